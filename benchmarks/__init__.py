@@ -1,0 +1,1 @@
+"""Side-by-side measurements of gpubridge and Triton on one machine, in one run."""

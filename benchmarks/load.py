@@ -1,0 +1,175 @@
+"""Load generators behind one call: wrk, else Triton's perf_analyzer, else plain Python."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.failure import BenchmarkError
+from benchmarks.payloads import Payload
+from benchmarks.peer import Peer
+from benchmarks.plain_load import send_requests
+
+_SCRIPT = Path(__file__).resolve().parent / "infer.lua"
+# wrk keeps a latency table as long as this timeout; no single request comes near it.
+_REQUEST_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """One generator run; ``failed`` counts socket errors and answers other than success."""
+
+    requests: int
+    requests_per_second: float
+    p50_us: float
+    p99_us: float
+    mean_us: float
+    failed: int
+
+
+class LoadGenerator(Protocol):
+    """Sends one payload over and over on a number of connections."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, payload: Payload, port: int, connections: int, seconds: int) -> LoadFigures: ...
+
+
+class Wrk:
+    """wrk with one thread; the body goes to it by file."""
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+        shown = subprocess.run([program, "-v"], capture_output=True, text=True, check=False).stdout
+        self.name = shown.split(" Copyright")[0].strip()
+
+    def run(self, payload: Payload, port: int, connections: int, seconds: int) -> LoadFigures:
+        with tempfile.NamedTemporaryFile(prefix="gpubridge-bench-") as body:
+            body.write(payload.body())
+            body.flush()
+            command = [self._program, "-t1", f"-c{connections}", f"-d{seconds}s"]
+            command += ["--timeout", f"{_REQUEST_SECONDS}s", "-s", str(_SCRIPT)]
+            command += [f"http://127.0.0.1:{port}{payload.path}"]
+            command += ["--", body.name, str(len(payload.header()))]
+            output = _output_of(command, dict(os.environ), seconds)
+        result = json.loads(output.rpartition("RESULT ")[2])
+        return LoadFigures(
+            requests=result["requests"],
+            requests_per_second=result["requests"] / result["duration_us"] * 1e6,
+            p50_us=result["p50_us"],
+            p99_us=result["p99_us"],
+            mean_us=result["mean_us"],
+            failed=result["failed"],
+        )
+
+
+class PerfAnalyzer:
+    """Triton's perf_analyzer; it fills tensors of the payload's shape itself."""
+
+    name = "perf_analyzer"
+    _WINDOWS = 3
+
+    def __init__(self, program: Path, libraries: Path) -> None:
+        self._program = program
+        self._environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+
+    def run(self, payload: Payload, port: int, connections: int, seconds: int) -> LoadFigures:
+        window_ms = max(seconds * 1000 // self._WINDOWS, 200)
+        command = [str(self._program), "-m", payload.model, "-i", "http"]
+        command += ["-u", f"127.0.0.1:{port}", "--concurrency-range", str(connections)]
+        command += ["--measurement-interval", str(window_ms), "--max-trials", str(self._WINDOWS)]
+        # Every window counts: the rounds of the benchmark are what shows instability.
+        command += ["--stability-percentage", "999"]
+        for tensor in payload.inputs:
+            command += ["--shape", f"{tensor.name}:{','.join(map(str, tensor.shape))}"]
+            if tensor.datatype == "BYTES":
+                mean = len(tensor.data) // tensor.shape[0] - 4
+                command += ["--string-length", str(mean)]
+        with tempfile.TemporaryDirectory(prefix="gpubridge-bench-") as folder:
+            report = Path(folder) / "report.csv"
+            _output_of([*command, "-f", str(report)], self._environment, seconds)
+            with report.open() as lines:
+                row = next(csv.DictReader(lines))
+        rate = float(row["Inferences/Second"])
+        return LoadFigures(
+            requests=round(rate * window_ms * self._WINDOWS / 1000),
+            requests_per_second=rate,
+            p50_us=float(row["p50 latency"]),
+            p99_us=float(row["p99 latency"]),
+            mean_us=float(row["Avg latency"]) if "Avg latency" in row else float("nan"),
+            failed=0,  # perf_analyzer ends with an error at the first failed request
+        )
+
+
+class PlainPython:
+    """Threads of this process: slower than a fast server, so ratios come out too small."""
+
+    name = "plain Python threads (limits small requests)"
+
+    def run(self, payload: Payload, port: int, connections: int, seconds: int) -> LoadFigures:
+        latencies, failed, elapsed = send_requests(payload, port, connections, seconds)
+        if not latencies:
+            message = f"no request to {payload.path} succeeded in {seconds} s"
+            raise BenchmarkError(message)
+        latencies.sort()
+        count = len(latencies)
+        return LoadFigures(
+            requests=count,
+            requests_per_second=count / elapsed,
+            p50_us=latencies[count // 2] * 1e6,
+            p99_us=latencies[min(count - 1, count * 99 // 100)] * 1e6,
+            mean_us=sum(latencies) / count * 1e6,
+            failed=failed,
+        )
+
+
+def choose_generator(peer: Peer | None, wanted: str = "auto") -> LoadGenerator:
+    """Return the best generator there is, or the wanted one.
+
+    Raises
+    ------
+    BenchmarkError
+        If the wanted one is not installed.
+    """
+    program = shutil.which("wrk")
+    analyzer = peer.perf_analyzer if peer else None
+    if program and wanted in ("auto", "wrk"):
+        return Wrk(program)
+    if peer and analyzer and wanted in ("auto", "perf_analyzer"):
+        return PerfAnalyzer(analyzer, peer.perf_analyzer_libraries)
+    if wanted in ("auto", "plain"):
+        return PlainPython()
+    message = (
+        f"load generator {wanted}: not found (wrk on PATH, perf_analyzer in the peer's folder)"
+    )
+    raise BenchmarkError(message)
+
+
+def _output_of(command: list[str], environment: dict[str, str], seconds: int) -> str:
+    """Run a generator to its end and return what it printed."""
+    program = Path(command[0]).name
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=4 * seconds + 60,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        message = f"{program}: did not end within {error.timeout} s; is the server hanging?"
+        raise BenchmarkError(message) from error
+    if done.returncode != 0:
+        text = (done.stderr or done.stdout).strip()[-600:]
+        message = f"{program}: exit code {done.returncode}: {text}"
+        raise BenchmarkError(message)
+    return done.stdout

@@ -1,0 +1,76 @@
+"""What the kernel tells about a tree of processes: memory, descriptors, threads, CPU time."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Totals over a process and its descendants at one moment."""
+
+    rss_mib: float
+    pss_mib: float
+    descriptors: int
+    threads: int
+    processes: int
+
+
+def tree(root: int) -> list[int]:
+    """Return ``root`` and its living descendants' process ids."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and (fields := _stat_fields(int(entry.name))):
+            children[int(fields[1])].append(int(entry.name))
+    found, waiting = [], [root]
+    while waiting:
+        pid = waiting.pop()
+        found.append(pid)
+        waiting.extend(children[pid])
+    return found
+
+
+def usage(root: int) -> Usage:
+    """Return what ``root`` and its descendants hold; a process that just ended counts as nothing.
+
+    PSS shares out pages between the processes that map them, so its sum counts each page once:
+    it is the figure to compare. The RSS sum counts shared pages once per process.
+    """
+    rss = pss = descriptors = threads = processes = 0
+    for pid in tree(root):
+        try:
+            rollup = (_PROC / str(pid) / "smaps_rollup").read_text()
+            descriptors += len(os.listdir(_PROC / str(pid) / "fd"))
+            threads += len(os.listdir(_PROC / str(pid) / "task"))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        sizes = dict(line.split(":", 1) for line in rollup.splitlines()[1:])
+        rss += int(sizes["Rss"].split()[0])
+        pss += int(sizes["Pss"].split()[0])
+        processes += 1
+    return Usage(rss / 1024, pss / 1024, descriptors, threads, processes)
+
+
+def cpu_seconds(root: int) -> float:
+    """Return the user and system time that ``root`` and its living descendants have used."""
+    ticks = 0
+    for pid in tree(root):
+        if fields := _stat_fields(pid):
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / _TICKS
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; empty if the process is gone."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    # The command in parentheses may itself hold blanks and parentheses.
+    return text.rpartition(")")[2].split()

@@ -1,0 +1,134 @@
+"""What is measured: one entry per row of the result table, with its floor and its aim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(str, Enum):
+    """How a row is measured."""
+
+    LOAD = "load"
+    START = "start"
+    IDLE = "idle"
+    SOAK = "soak"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the result table.
+
+    ``floor`` and ``aim`` are ratios gpubridge / Triton of ``metric`` (docs/design.md, section 9);
+    None where the design names none. For a metric where less is better the ratio must stay below
+    them, else above.
+    """
+
+    name: str
+    title: str
+    kind: Kind
+    metric: str
+    unit: str
+    less_is_better: bool
+    floor: float | None = None
+    aim: float | None = None
+    payload: str = ""
+    connections: int = 0
+
+
+def _throughput(
+    payload: str, title: str, connections: int, floor: float | None, aim: float | None
+) -> Row:
+    return Row(
+        f"{payload}_http_{connections}",
+        f"{title}, HTTP, {_count(connections)}",
+        Kind.LOAD,
+        metric="requests_per_second",
+        unit="req/s",
+        less_is_better=False,
+        floor=floor,
+        aim=aim,
+        payload=payload,
+        connections=connections,
+    )
+
+
+def _latency(payload: str, title: str, floor: float | None, aim: float | None) -> Row:
+    return Row(
+        f"{payload}_http_1",
+        f"{title}, HTTP, {_count(1)}",
+        Kind.LOAD,
+        metric="p50_us",
+        unit="µs p50",
+        less_is_better=True,
+        floor=floor,
+        aim=aim,
+        payload=payload,
+        connections=1,
+    )
+
+
+def _count(connections: int) -> str:
+    return "1 connection" if connections == 1 else f"{connections} connections"
+
+
+_ADD_SUB = "add_sub FP32[16]"
+_600K = "600 KB FP32 in and out"
+_16M = "16 MiB FP32 in and out"
+_STRINGS = "10,000 strings in and out"
+
+ROWS: tuple[Row, ...] = (
+    _throughput("add_sub", _ADD_SUB, 16, floor=3.0, aim=4.0),
+    _latency("add_sub", _ADD_SUB, floor=1.0, aim=0.8),
+    _throughput("fp32_600k", _600K, 4, floor=2.0, aim=2.5),
+    _latency("fp32_600k", _600K, floor=None, aim=None),
+    _throughput("fp32_16m", _16M, 4, floor=None, aim=None),
+    _latency("fp32_16m", _16M, floor=None, aim=None),
+    _throughput("bytes_10k", _STRINGS, 4, floor=3.0, aim=10.0),
+    _latency("bytes_10k", _STRINGS, floor=1 / 3, aim=1 / 10),
+    Row(
+        "start_to_ready",
+        "start to ready, one model with auto-complete",
+        Kind.START,
+        metric="seconds",
+        unit="s",
+        less_is_better=True,
+        floor=0.5,
+        aim=0.25,
+    ),
+    Row(
+        "memory_idle",
+        "memory of server and stub, one idle model",
+        Kind.IDLE,
+        metric="pss_mib",
+        unit="MiB PSS",
+        less_is_better=True,
+    ),
+    Row(
+        "soak",
+        "memory kept by the server after the soak",
+        Kind.SOAK,
+        metric="pss_growth_mib",
+        unit="MiB PSS",
+        less_is_better=True,
+    ),
+)
+
+
+def select(names: str | None) -> tuple[Row, ...]:
+    """Return the rows named in a comma-separated list, in table order; all for None.
+
+    Raises
+    ------
+    ValueError
+        If a name is not that of a row; the message lists the names there are.
+    """
+    if names is None:
+        return ROWS
+    wanted = {name.strip() for name in names.split(",") if name.strip()}
+    known = {row.name for row in ROWS}
+    if not wanted or wanted - known:
+        unknown = ", ".join(sorted(wanted - known)) or "nothing"
+        message = f"no such row: {unknown}; expected some of {', '.join(row.name for row in ROWS)}"
+        raise ValueError(message)
+    return tuple(row for row in ROWS if row.name in wanted)

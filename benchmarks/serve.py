@@ -1,0 +1,29 @@
+"""gpubridge as a contender: run from this working tree with the interpreter of this process."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.server_process import Launch
+
+_PROJECT = Path(__file__).resolve().parent.parent
+
+
+class Gpubridge:
+    """The server of this repository."""
+
+    name = "gpubridge"
+    python = f"{platform.python_version()} with numpy {np.__version__}"
+
+    def launch(self, repository: Path, http_port: int, metrics_port: int) -> Launch:
+        """Return how to serve ``repository`` over HTTP on loopback."""
+        command = [sys.executable, "-m", "gpubridge", "serve"]
+        command += ["--model-repository", str(repository)]
+        command += ["--http-port", str(http_port), "--metrics-port", str(metrics_port)]
+        command += ["--allow-grpc", "false"]
+        return Launch(command, dict(os.environ), _PROJECT)

@@ -1,0 +1,153 @@
+#include "bytes_codec.h"
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "buffer_view.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge {
+namespace {
+
+constexpr std::size_t kLengthSize = sizeof(uint32_t);
+constexpr std::size_t kLongest = UINT32_MAX;
+
+// Walks a buffer that another process may be writing: a length is read once, checked, and only
+// that reading is used.
+class StringReader {
+ public:
+  explicit StringReader(const BufferView& view)
+      : at_(static_cast<const unsigned char*>(view.data())), left_(view.size()) {}
+
+  [[nodiscard]] bool done() const { return left_ == 0; }
+
+  std::string_view next() {
+    if (left_ < kLengthSize) {
+      throw nb::value_error("Invalid bytes tensor data: incomplete length field");
+    }
+    std::array<unsigned char, kLengthSize> raw{};
+    std::memcpy(raw.data(), at_, kLengthSize);
+    const std::size_t length =
+        static_cast<std::size_t>(raw[0]) | static_cast<std::size_t>(raw[1]) << 8U |
+        static_cast<std::size_t>(raw[2]) << 16U | static_cast<std::size_t>(raw[3]) << 24U;
+    if (length > left_ - kLengthSize) {
+      throw nb::value_error("Invalid bytes tensor data: string extends beyond buffer");
+    }
+    const std::string_view text(reinterpret_cast<const char*>(at_ + kLengthSize), length);
+    at_ += kLengthSize + length;
+    left_ -= kLengthSize + length;
+    return text;
+  }
+
+ private:
+  const unsigned char* at_;
+  std::size_t left_;
+};
+
+// The slots of a NumPy object array, which may hold null for None.
+class ObjectSlots {
+ public:
+  ObjectSlots(nb::handle array, int flags) : view_(array, flags | PyBUF_FORMAT | PyBUF_ND) {
+    if (view_.format() == nullptr || std::strcmp(view_.format(), "O") != 0) {
+      throw nb::type_error("expected a C-contiguous array of dtype object");
+    }
+  }
+  [[nodiscard]] PyObject** begin() const { return static_cast<PyObject**>(view_.data()); }
+  [[nodiscard]] std::size_t count() const { return view_.size() / sizeof(PyObject*); }
+
+ private:
+  BufferView view_;
+};
+
+// The element's own bytes, or those of str(element) in UTF-8. The result holds what was viewed.
+struct Element {
+  nb::object holder;
+  std::string_view text;
+};
+
+Element element_of(PyObject* item) {
+  item = item == nullptr ? Py_None : item;
+  char* data = nullptr;
+  Py_ssize_t size = 0;
+  nb::object holder = nb::borrow(item);
+  if (PyBytes_Check(item)) {
+    if (PyBytes_AsStringAndSize(item, &data, &size) != 0) throw nb::python_error();
+    return {std::move(holder), {data, static_cast<std::size_t>(size)}};
+  }
+  if (!PyUnicode_Check(item)) {
+    holder = nb::steal(PyObject_Str(item));
+    if (!holder.is_valid()) throw nb::python_error();
+  }
+  const char* utf8 = PyUnicode_AsUTF8AndSize(holder.ptr(), &size);
+  if (utf8 == nullptr) throw nb::python_error();
+  return {std::move(holder), {utf8, static_cast<std::size_t>(size)}};
+}
+
+char* put_string(char* at, std::string_view text) {
+  for (std::size_t byte = 0; byte < kLengthSize; ++byte) {
+    *at++ = static_cast<char>((text.size() >> (8U * byte)) & 0xFFU);
+  }
+  // An empty string_view may point nowhere, which memcpy does not allow.
+  if (!text.empty()) std::memcpy(at, text.data(), text.size());
+  return at + text.size();
+}
+
+}  // namespace
+
+std::size_t count_strings(nb::handle buffer) {
+  const BufferView view(buffer, PyBUF_SIMPLE);
+  StringReader reader(view);
+  std::size_t count = 0;
+  for (; !reader.done(); ++count) reader.next();
+  return count;
+}
+
+nb::object encode_strings(nb::handle items) {
+  const ObjectSlots slots(items, 0);
+  // Elements are held while they are viewed: str() of a later one may run any code, even code that
+  // replaces an earlier one in the array.
+  std::vector<Element> elements;
+  elements.reserve(slots.count());
+  std::size_t total = 0;
+  for (std::size_t index = 0; index < slots.count(); ++index) {
+    elements.push_back(element_of(slots.begin()[index]));
+    const std::size_t size = elements.back().text.size();
+    if (size > kLongest) {
+      PyErr_SetString(PyExc_OverflowError,
+                      ("expected strings of at most " + std::to_string(kLongest) +
+                       " bytes in a BYTES tensor, got one of " + std::to_string(size) + " bytes")
+                          .c_str());
+      throw nb::python_error();
+    }
+    total += kLengthSize + size;
+  }
+  nb::object encoded =
+      nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(total)));
+  if (!encoded.is_valid()) throw nb::python_error();
+  char* at = PyBytes_AsString(encoded.ptr());
+  for (const Element& element : elements) at = put_string(at, element.text);
+  return encoded;
+}
+
+void decode_strings(nb::handle buffer, nb::handle items) {
+  const BufferView view(buffer, PyBUF_SIMPLE);
+  const ObjectSlots slots(items, PyBUF_WRITABLE);
+  StringReader reader(view);
+  for (std::size_t index = 0; index < slots.count(); ++index) {
+    if (reader.done()) throw nb::value_error("Invalid bytes tensor data: too few strings");
+    const std::string_view text = reader.next();
+    PyObject* string = PyBytes_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
+    if (string == nullptr) throw nb::python_error();
+    PyObject* previous = std::exchange(slots.begin()[index], string);
+    Py_XDECREF(previous);
+  }
+  if (!reader.done()) throw nb::value_error("Invalid bytes tensor data: too many strings");
+}
+
+}  // namespace gpubridge

@@ -1,0 +1,199 @@
+"""The command line: flags to settings; the names are tritonserver's wherever it has one."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+import gpubridge
+from gpubridge.config import ServerSettings
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.server import serve
+from gpubridge.telemetry.logs import configure_logging
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except BridgeError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpubridge", description="Serve Triton Python backend models.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=gpubridge.__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser(
+        "serve",
+        help="serve the models of a repository",
+        description="Serve the models of a repository. Flags are named as tritonserver's.",
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    _add_serve_flags(command)
+    command.set_defaults(run=_serve)
+    return parser
+
+
+def _add_serve_flags(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    defaults = ServerSettings(model_repositories=(Path(),))
+    add(
+        "--model-repository",
+        "--model-store",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="DIR",
+        help="a directory with one directory per model; may be given several times",
+    )
+    for door in ("http", "metrics"):
+        add(f"--allow-{door}", type=_flag, default=True, metavar="BOOL", help=f"open the {door} door")
+        add(f"--{door}-address", default=getattr(defaults, f"{door}_address"), help="to listen on")
+        add(
+            f"--{door}-port",
+            type=int,
+            default=getattr(defaults, f"{door}_port"),
+            help="to listen on; 0 for any free one",
+        )
+    add("--allow-grpc", type=_flag, default=False, metavar="BOOL", help="not served yet")
+    add(
+        "--http-max-input-size",
+        type=int,
+        default=defaults.http_max_input_size,
+        help="bytes of the largest request body",
+    )
+    add(
+        "--model-control-mode",
+        default="none",
+        choices=["none"],
+        help="none: every model is loaded at the start",
+    )
+    add(
+        "--exit-on-error",
+        type=_flag,
+        default=True,
+        metavar="BOOL",
+        help="exit when a model fails to load at the start",
+    )
+    add(
+        "--strict-readiness",
+        type=_flag,
+        default=True,
+        metavar="BOOL",
+        help="the server is ready only when every model is",
+    )
+    add(
+        "--exit-timeout-secs",
+        type=int,
+        default=defaults.exit_timeout_secs,
+        help="seconds that requests in flight and finalize get at the end",
+    )
+    add(
+        "--backend-config",
+        action="append",
+        default=[],
+        metavar="python,KEY=VALUE",
+        help="a setting of the Python backend, e.g. python,stub-timeout-seconds=30",
+    )
+    add(
+        "--gpu-fallback",
+        choices=["none", "host"],
+        default="none",
+        help="what becomes of KIND_GPU instances without a GPU: an error, or the host",
+    )
+    add(
+        "--request-arena-limit",
+        type=int,
+        default=defaults.request_arena_limit,
+        help="bytes of shared memory for requests",
+    )
+    add(
+        "--output-arena-limit",
+        type=int,
+        default=defaults.output_arena_limit,
+        help="bytes of shared memory for the outputs of one instance",
+    )
+    add("--log-verbose", type=int, default=0, help="verbose level; 0 for none")
+    add("--log-info", type=_flag, default=True, metavar="BOOL", help="log informational lines")
+    add("--log-warning", type=_flag, default=True, metavar="BOOL", help="log warnings")
+    add("--log-error", type=_flag, default=True, metavar="BOOL", help="log errors")
+    add("--log-file", type=Path, default=None, help="where log lines go instead of the console")
+
+
+def _serve(options: argparse.Namespace) -> int:
+    if options.allow_grpc:
+        raise BridgeError(
+            "--allow-grpc=true: gRPC is not served yet; use HTTP", ErrorCode.UNSUPPORTED
+        )
+    settings = ServerSettings(
+        model_repositories=tuple(options.model_repository),
+        allow_http=options.allow_http,
+        http_address=options.http_address,
+        http_port=options.http_port,
+        http_max_input_size=options.http_max_input_size,
+        allow_metrics=options.allow_metrics,
+        metrics_address=options.metrics_address,
+        metrics_port=options.metrics_port,
+        exit_on_error=options.exit_on_error,
+        strict_readiness=options.strict_readiness,
+        exit_timeout_secs=options.exit_timeout_secs,
+        backend_config=_backend_config(options.backend_config),
+        gpu_fallback=options.gpu_fallback,
+        request_arena_limit=options.request_arena_limit,
+        output_arena_limit=options.output_arena_limit,
+        log_verbose=options.log_verbose,
+        log_info=options.log_info,
+        log_warning=options.log_warning,
+        log_error=options.log_error,
+        log_file=options.log_file,
+    )
+    configure_logging(
+        settings.log_file,
+        settings.log_verbose,
+        info=settings.log_info,
+        warning=settings.log_warning,
+        error=settings.log_error,
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(settings))
+
+
+def _flag(text: str) -> bool:
+    value = text.lower()
+    if value in ("true", "1", "on"):
+        return True
+    if value in ("false", "0", "off"):
+        return False
+    raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}")
+
+
+def _backend_config(entries: Sequence[str]) -> dict[str, dict[str, str]]:
+    config: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        backend, comma, pair = entry.partition(",")
+        key, equals, value = pair.partition("=")
+        if not comma or not equals:
+            raise BridgeError(
+                f"--backend-config expects BACKEND,KEY=VALUE, got {entry!r}", ErrorCode.INVALID_ARG
+            )
+        if backend != "python":
+            raise BridgeError(
+                f"--backend-config: expected the backend python, got {backend!r} in {entry!r}",
+                ErrorCode.INVALID_ARG,
+            )
+        config.setdefault(backend, {})[key] = value
+    return config

@@ -1,0 +1,43 @@
+"""Configuration: a model's ``config.pbtxt`` and versions, the server's settings."""
+
+from gpubridge.config.load import complete_model_config, load_model_config, parse_model_config
+from gpubridge.config.model_config import (
+    KSERVE_DATATYPES,
+    InstanceGroup,
+    InstanceKind,
+    ModelConfig,
+    TensorSpec,
+)
+from gpubridge.config.normalise import GpuFallback
+from gpubridge.config.python_backend import InputPlacement, PythonBackendSettings
+from gpubridge.config.schema import model_config_schema
+from gpubridge.config.settings import ModelControlMode, ServerSettings
+from gpubridge.config.unsupported import unsupported_features
+from gpubridge.config.versions import (
+    VersionPolicy,
+    available_versions,
+    select_versions,
+    served_versions,
+)
+
+__all__ = [
+    "KSERVE_DATATYPES",
+    "GpuFallback",
+    "InputPlacement",
+    "InstanceGroup",
+    "InstanceKind",
+    "ModelConfig",
+    "ModelControlMode",
+    "PythonBackendSettings",
+    "ServerSettings",
+    "TensorSpec",
+    "VersionPolicy",
+    "available_versions",
+    "complete_model_config",
+    "load_model_config",
+    "model_config_schema",
+    "parse_model_config",
+    "select_versions",
+    "served_versions",
+    "unsupported_features",
+]

@@ -1,0 +1,142 @@
+"""From a model's directory to its configuration: read, fill in, check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from google.protobuf import text_format  # type: ignore[import-untyped]
+
+from gpubridge.config.model_config import ModelConfig, model_config_from_message
+from gpubridge.config.normalise import GpuFallback, normalise_instance_groups, normalise_model
+from gpubridge.config.schema import ProtoMessage, model_config_schema
+from gpubridge.config.validate import refuse, validate_model
+from gpubridge.config.versions import available_versions
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["complete_model_config", "load_model_config", "parse_model_config"]
+
+CONFIG_FILENAME = "config.pbtxt"
+
+
+def load_model_config(
+    model_dir: Path, *, gpu_count: int, gpu_fallback: GpuFallback = "none"
+) -> ModelConfig:
+    """Read, complete and validate the ``config.pbtxt`` of a model.
+
+    Parameters
+    ----------
+    model_dir : Path
+        The model's directory; its name is the model's name.
+    gpu_count : int
+        GPUs that instances may use; 0 on a machine without.
+    gpu_fallback : {"none", "host"}
+        What becomes of a KIND_GPU instance group where `gpu_count` is 0: an error, or KIND_CPU.
+
+    Returns
+    -------
+    ModelConfig
+        With every default of Triton's filled in.
+
+    Raises
+    ------
+    BridgeError
+        ``NOT_FOUND`` without the directory; ``INVALID_ARG`` for a file that is missing, cannot be
+        parsed (with file, line and column), or asks for what cannot be.
+    """
+    if not model_dir.is_dir():
+        raise BridgeError(f"the model directory {model_dir} does not exist", ErrorCode.NOT_FOUND)
+    path = model_dir / CONFIG_FILENAME
+    message = parse_model_config(_read_text(path), str(path))
+    return complete_model_config(message, model_dir, gpu_count=gpu_count, gpu_fallback=gpu_fallback)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise refuse(
+            f"failed to open text file for read {path}: No such file or directory; write there at "
+            'least: backend: "python", max_batch_size, and every input and output with name, '
+            "data_type and dims"
+        ) from error
+    except OSError as error:
+        raise refuse(f"failed to open text file for read {path}: {error.strerror}") from error
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        column = error.start - content.rfind(b"\n", 0, error.start)
+        raise refuse(
+            f"failed to read text proto from {path}: {line}:{column}: expected UTF-8, got the byte "
+            f"0x{content[error.start]:02x}"
+        ) from error
+
+
+def parse_model_config(text: str, source: str) -> ProtoMessage:
+    """Return the ``inference.ModelConfig`` that `text` spells in protobuf's text format.
+
+    Nothing is filled in or checked beyond the syntax and the schema.
+
+    Raises
+    ------
+    BridgeError
+        ``INVALID_ARG``: names `source`, line and column, and what was expected.
+    """
+    message = model_config_schema().ModelConfig()
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        raise refuse(f"failed to read text proto from {source}: {error}") from error
+    return message
+
+
+def complete_model_config(
+    message: ProtoMessage, model_dir: Path, *, gpu_count: int, gpu_fallback: GpuFallback = "none"
+) -> ModelConfig:
+    """Return the configuration that `message` means for the model in `model_dir`.
+
+    `message` itself is left as it is; the parameters and errors are those of `load_model_config`.
+    """
+    config = model_config_schema().ModelConfig()
+    config.CopyFrom(message)
+    config.name = config.name or model_dir.name
+    if config.name != model_dir.name:
+        raise refuse(
+            f"unexpected directory name '{model_dir.name}' for model '{config.name}', "
+            "directory name must equal model name"
+        )
+    _settle_backend(config, model_dir)
+    notices = normalise_model(config)
+    if config.platform != "ensemble":
+        notices += normalise_instance_groups(config, gpu_count, gpu_fallback)
+    validate_model(config, model_dir, gpu_count)
+    return model_config_from_message(config, tuple(notices))
+
+
+def _settle_backend(config: ProtoMessage, model_dir: Path) -> None:
+    """Leave ``backend`` "python", or "" for an ensemble; refuse everything else by its name."""
+    if config.platform == "ensemble" or config.HasField("ensemble_scheduling"):
+        return
+    only_python = f'expected backend: "python" in {model_dir / CONFIG_FILENAME}'
+    if config.backend == "python":
+        return
+    if config.backend:
+        raise refuse(
+            f"unable to find backend library for backend '{config.backend}' of model "
+            f"'{config.name}': this server runs Python models only, {only_python}"
+        )
+    if config.platform:
+        raise refuse(
+            f"unexpected platform type '{config.platform}' for {config.name}: {only_python}"
+        )
+    # Triton takes a model for a Python model if it has a model.py, and nothing says otherwise.
+    if config.default_model_filename in ("", "model.py") and any(
+        (model_dir / str(version) / "model.py").is_file()
+        for version in available_versions(model_dir)
+    ):
+        config.backend = "python"
+        return
+    raise refuse(
+        f"Could not determine backend for model '{config.name}' with no backend in model "
+        f"configuration: {only_python}"
+    )

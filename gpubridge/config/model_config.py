@@ -1,0 +1,200 @@
+"""What a model is, as its ``config.pbtxt`` says: plain values that every room may read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, cast
+
+import orjson
+
+from gpubridge.config.schema import ProtoMessage, model_config_schema
+from gpubridge.config.triton_json import JsonValue, message_to_triton_json
+from gpubridge.config.versions import VersionPolicy
+
+__all__ = [
+    "KSERVE_DATATYPES",
+    "InstanceGroup",
+    "InstanceKind",
+    "ModelConfig",
+    "TensorSpec",
+    "model_config_from_message",
+]
+
+InstanceKind = Literal["KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"]
+
+KSERVE_DATATYPES = MappingProxyType(
+    {
+        "TYPE_BOOL": "BOOL",
+        "TYPE_UINT8": "UINT8",
+        "TYPE_UINT16": "UINT16",
+        "TYPE_UINT32": "UINT32",
+        "TYPE_UINT64": "UINT64",
+        "TYPE_INT8": "INT8",
+        "TYPE_INT16": "INT16",
+        "TYPE_INT32": "INT32",
+        "TYPE_INT64": "INT64",
+        "TYPE_FP16": "FP16",
+        "TYPE_FP32": "FP32",
+        "TYPE_FP64": "FP64",
+        "TYPE_STRING": "BYTES",
+        "TYPE_BF16": "BF16",
+    }
+)
+"""Names of ``data_type`` in config.pbtxt and the KServe v2 names of the same datatypes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a model.
+
+    Attributes
+    ----------
+    name : str
+    datatype : str
+        The KServe v2 name: ``"FP32"``, ``"BYTES"``, ``"BF16"``, ...
+    dims : tuple of int
+        As clients see it, without the batch dimension; -1 is variable.
+    optional : bool
+        A request may leave the input out.
+    reshape : tuple of int or None
+        The shape the model sees instead of `dims`; None where it sees `dims`.
+    is_shape_tensor : bool
+        Always False: only TensorRT models have them.
+    allow_ragged_batch : bool
+        Requests of different shapes may share a batch.
+    label_filename : str
+        The file in the model's directory that names the classes of an output, or "".
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+    reshape: tuple[int, ...] | None = None
+    is_shape_tensor: bool = False
+    allow_ragged_batch: bool = False
+    label_filename: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """`count` instances of a model on the host, or on *each* GPU of `gpus`.
+
+    `kind` is never ``"KIND_AUTO"`` once a configuration is loaded, and `gpus` is empty unless it
+    is ``"KIND_GPU"``.
+    """
+
+    name: str
+    count: int
+    kind: InstanceKind
+    gpus: tuple[int, ...] = ()
+    passive: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelConfig:
+    """The complete, validated configuration of one model, with all defaults filled in.
+
+    Attributes
+    ----------
+    backend : str
+        ``"python"``, or ``""`` for an ensemble.
+    max_batch_size : int
+        0 when the model has no batch dimension.
+    parameters : dict of str to str
+        The ``string_value`` of each parameter.
+    decoupled : bool
+        The model sends any number of responses per request.
+    message : inference.ModelConfig
+        The protobuf all of this came from. Shared: nobody changes it.
+    notices : tuple of str
+        Sentences for the log: what the configuration asks for that has no effect here.
+    """
+
+    name: str
+    backend: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    instance_groups: tuple[InstanceGroup, ...]
+    default_model_filename: str
+    version_policy: VersionPolicy
+    parameters: dict[str, str]
+    decoupled: bool
+    message: ProtoMessage
+    notices: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """Return the JSON object of ``GET /v2/models/{name}/config``, made anew by each call."""
+        return message_to_triton_json(self.message)
+
+    def to_json(self) -> str:
+        """Return the text that a model gets as ``args["model_config"]``."""
+        return orjson.dumps(self.to_dict()).decode()
+
+
+def model_config_from_message(message: ProtoMessage, notices: tuple[str, ...]) -> ModelConfig:
+    """Return the values of a message that was normalised and validated before."""
+    return ModelConfig(
+        name=message.name,
+        backend=message.backend,
+        max_batch_size=message.max_batch_size,
+        inputs=tuple(_input_spec(tensor) for tensor in message.input),
+        outputs=tuple(_output_spec(tensor) for tensor in message.output),
+        instance_groups=tuple(_instance_group(group) for group in message.instance_group),
+        default_model_filename=message.default_model_filename,
+        version_policy=_version_policy(message.version_policy),
+        parameters={key: value.string_value for key, value in message.parameters.items()},
+        decoupled=message.model_transaction_policy.decoupled,
+        message=message,
+        notices=notices,
+    )
+
+
+def _input_spec(tensor: ProtoMessage) -> TensorSpec:
+    return TensorSpec(
+        name=tensor.name,
+        datatype=_datatype(tensor.data_type),
+        dims=tuple(tensor.dims),
+        optional=tensor.optional,
+        reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+        is_shape_tensor=tensor.is_shape_tensor,
+        allow_ragged_batch=tensor.allow_ragged_batch,
+    )
+
+
+def _output_spec(tensor: ProtoMessage) -> TensorSpec:
+    return TensorSpec(
+        name=tensor.name,
+        datatype=_datatype(tensor.data_type),
+        dims=tuple(tensor.dims),
+        reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+        is_shape_tensor=tensor.is_shape_tensor,
+        label_filename=tensor.label_filename,
+    )
+
+
+def _datatype(number: int) -> str:
+    return KSERVE_DATATYPES[model_config_schema().DataType.Name(number)]
+
+
+def _instance_group(group: ProtoMessage) -> InstanceGroup:
+    kind = model_config_schema().ModelInstanceGroup.Kind.Name(group.kind)
+    return InstanceGroup(
+        name=group.name,
+        count=group.count,
+        kind=cast("InstanceKind", kind),
+        gpus=tuple(group.gpus),
+        passive=group.passive,
+    )
+
+
+def _version_policy(policy: ProtoMessage) -> VersionPolicy:
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "latest":
+        return VersionPolicy("latest", latest=policy.latest.num_versions)
+    if choice == "specific":
+        return VersionPolicy("specific", versions=tuple(policy.specific.versions))
+    # `version_policy { }` without a choice serves every version, as in Triton.
+    return VersionPolicy("all")

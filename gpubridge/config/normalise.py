@@ -1,0 +1,104 @@
+"""The defaults that Triton writes into a configuration before anyone sees it.
+
+Every function edits the message it is given. Observed on Triton 2.51 by comparing what was written
+with what ``GET /v2/models/{name}/config`` answers.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpubridge.config.schema import ProtoMessage, model_config_schema
+
+__all__ = ["GpuFallback", "normalise_instance_groups", "normalise_model"]
+
+GpuFallback = Literal["none", "host"]
+
+_DEFAULT_SEQUENCE_IDLE_MICROSECONDS = 1_000_000
+
+
+def normalise_model(config: ProtoMessage) -> list[str]:
+    """Fill in everything but the instance groups; return notices about fields without effect."""
+    if not config.HasField("version_policy"):
+        config.version_policy.latest.num_versions = 1
+    if config.HasField("ensemble_scheduling"):
+        return []
+    notices = _optimization_notices(config)
+    if not config.default_model_filename:
+        config.default_model_filename = "model.py"
+    for buffer in ("input_pinned_memory", "output_pinned_memory"):
+        if not config.optimization.HasField(buffer):
+            getattr(config.optimization, buffer).enable = True
+    _normalise_scheduling(config)
+    return notices
+
+
+def _optimization_notices(config: ProtoMessage) -> list[str]:
+    fields = [f"optimization.{field.name}" for field, _ in config.optimization.ListFields()]
+    if config.platform:
+        fields.insert(0, "platform")
+    return [
+        f"model '{config.name}': the field '{field}' has no effect on a Python model"
+        for field in fields
+    ]
+
+
+def _normalise_scheduling(config: ProtoMessage) -> None:
+    scheduling = config.WhichOneof("scheduling_choice")
+    batcher = None
+    if scheduling == "dynamic_batching":
+        batcher = config.dynamic_batching
+    elif scheduling == "sequence_batching":
+        sequence = config.sequence_batching
+        if sequence.max_sequence_idle_microseconds == 0:
+            sequence.max_sequence_idle_microseconds = _DEFAULT_SEQUENCE_IDLE_MICROSECONDS
+        if sequence.HasField("oldest"):
+            batcher = sequence.oldest
+    if batcher is not None and config.max_batch_size > 0 and not batcher.preferred_batch_size:
+        batcher.preferred_batch_size.append(config.max_batch_size)
+
+
+def normalise_instance_groups(
+    config: ProtoMessage, gpu_count: int, gpu_fallback: GpuFallback
+) -> list[str]:
+    """Name every group, give it a count, a kind and its GPUs; return notices.
+
+    A model without groups gets one that carries the model's own name; the others are named
+    ``{model}_{index}``. What cannot be right is left as it is, for validation to refuse.
+    """
+    kinds = model_config_schema().ModelInstanceGroup
+    if not config.instance_group:
+        kind = kinds.KIND_GPU if gpu_count > 0 else kinds.KIND_CPU
+        config.instance_group.add(name=config.name, kind=kind)
+    notices: list[str] = []
+    for index, group in enumerate(config.instance_group):
+        group.name = group.name or f"{config.name}_{index}"
+        group.count = group.count or 1
+        where = f"model '{config.name}', instance group '{group.name}'"
+        if group.kind == kinds.KIND_AUTO:
+            notices += _resolve_auto(group, gpu_count, where)
+        elif group.kind == kinds.KIND_GPU and gpu_count == 0 and gpu_fallback == "host":
+            group.kind = kinds.KIND_CPU
+            del group.gpus[:]
+            notices.append(f"{where}: KIND_GPU runs on the host, because there is no GPU")
+        if group.kind == kinds.KIND_GPU and not group.gpus:
+            group.gpus.extend(range(gpu_count))
+        notices += [
+            f"{where}: the field '{field}' has no effect here"
+            for field in ("host_policy", "secondary_devices")
+            if getattr(group, field)
+        ]
+    return notices
+
+
+def _resolve_auto(group: ProtoMessage, gpu_count: int, where: str) -> list[str]:
+    """Take the GPUs if all that are asked for exist, as the schema promises, else the host."""
+    if gpu_count > 0 and all(0 <= gpu < gpu_count for gpu in group.gpus):
+        group.kind = group.KIND_GPU
+        return []
+    asked = list(group.gpus)
+    group.kind = group.KIND_CPU
+    del group.gpus[:]
+    if not asked:
+        return []
+    return [f"{where}: KIND_AUTO runs on the host, because not all of the GPUs {asked} exist"]

@@ -1,0 +1,130 @@
+"""The settings of ``--backend-config=python,KEY=VALUE``."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["InputPlacement", "PythonBackendSettings"]
+
+InputPlacement = Literal["source", "device", "host"]
+
+_INPUT_PLACEMENTS = ("source", "device", "host")
+_LEAST_SHM_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PythonBackendSettings:
+    """What the command line says to all Python models.
+
+    Attributes
+    ----------
+    stub_timeout_seconds : float or None
+        How long a stub may work on one batch before it is taken for hung; None never ends it.
+    input_placement : {"source", "device", "host"} or None
+        Where models get their inputs if they do not say; None leaves it to the instance's kind.
+    notices : tuple of str
+        Sentences for the log: Triton's keys that were given and have no effect here.
+    """
+
+    stub_timeout_seconds: float | None = None
+    input_placement: InputPlacement | None = None
+    notices: tuple[str, ...] = ()
+
+    @classmethod
+    def from_backend_config(cls, pairs: Mapping[str, str]) -> PythonBackendSettings:
+        """Return the settings that `pairs`, key to text, spell.
+
+        Raises
+        ------
+        BridgeError
+            ``INVALID_ARG`` for an unknown key (with the likeliest known one) or a value that
+            Triton, or gpubridge, does not take.
+        """
+        timeout = placement = None
+        notices = []
+        for key, value in pairs.items():
+            if key == "stub-timeout-seconds":
+                timeout = _timeout(key, value)
+            elif key == "input-placement":
+                placement = _placement(key, value)
+            elif key in _WITHOUT_EFFECT:
+                _WITHOUT_EFFECT[key](key, value)
+                notices.append(
+                    f"--backend-config=python,{key}={value} has no effect: gpubridge has no "
+                    "counterpart of this Triton setting"
+                )
+            else:
+                raise _unknown(key)
+        return cls(timeout, placement, tuple(notices))
+
+
+def _refuse(message: str) -> BridgeError:
+    return BridgeError(message, ErrorCode.INVALID_ARG)
+
+
+def _unknown(key: str) -> BridgeError:
+    known = ["stub-timeout-seconds", "input-placement", *_WITHOUT_EFFECT]
+    likely = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean '{likely[0]}'?" if likely else f"known keys are {', '.join(known)}"
+    return _refuse(f"unknown key '{key}' in --backend-config=python,{key}=...; {hint}")
+
+
+def _timeout(key: str, value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise _refuse(f"{key} expects a number of seconds, got '{value}'")
+    if seconds <= 0:
+        raise _refuse(f"{key} can't be smaller than or equal to zero.")
+    return seconds
+
+
+def _placement(key: str, value: str) -> InputPlacement:
+    if value not in _INPUT_PLACEMENTS:
+        raise _refuse(f"{key} expects one of {', '.join(_INPUT_PLACEMENTS)}, got '{value}'")
+    return cast("InputPlacement", value)
+
+
+def _integer(key: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise _refuse(f"{key} expects an integer, got '{value}'") from None
+
+
+def _check_default_size(key: str, value: str) -> None:
+    if _integer(key, value) < _LEAST_SHM_BYTES:
+        # Triton enforces 1 MiB and says 4; clients know the text.
+        raise _refuse(f"{key} can't be smaller than 4 MiBs")
+
+
+def _check_growth_size(key: str, value: str) -> None:
+    if _integer(key, value) <= 0:
+        raise _refuse(f"{key} can't be smaller than or equal to zero.")
+
+
+def _check_prefix(key: str, value: str) -> None:
+    if not value:
+        raise _refuse(f"{key} must at least contain one character.")
+
+
+def _check_count(key: str, value: str) -> None:
+    if _integer(key, value) < 1:
+        raise _refuse(f"{key} can't be less than 1.")
+
+
+_WITHOUT_EFFECT: Mapping[str, Callable[[str, str], None]] = {
+    "shm-default-byte-size": _check_default_size,
+    "shm-growth-byte-size": _check_growth_size,
+    "shm-region-prefix-name": _check_prefix,
+    "shm_message_queue_size": _check_count,
+    "thread-pool-size": _check_count,
+}

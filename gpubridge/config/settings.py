@@ -1,0 +1,143 @@
+"""What the command line decides, as validated values.
+
+Field names follow tritonserver's flags (``--http-port`` is ``http_port``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from gpubridge.config.normalise import GpuFallback
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["ModelControlMode", "ServerSettings"]
+
+ModelControlMode = Literal["none", "poll", "explicit"]
+
+_MIB = 1024 * 1024
+_MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Everything that is fixed when the server starts.
+
+    Sizes are bytes, times are seconds. Port 0 lets the system choose a free one.
+
+    Attributes
+    ----------
+    model_repositories : tuple of Path
+        At least one.
+    load_models : tuple of str
+        Loaded at the start in ``"explicit"`` mode; ``"*"`` stands for all.
+    backend_config : dict
+        ``--backend-config=BACKEND,KEY=VALUE`` as ``{BACKEND: {KEY: VALUE}}``.
+    gpu_fallback : {"none", "host"}
+        What becomes of KIND_GPU instances on a machine without a GPU.
+    http_max_input_size : int
+        The largest body of an HTTP request.
+    log_verbose : int
+        0 logs nothing verbose; each level above includes the lower ones.
+    log_file : Path or None
+        None logs to the console.
+    auto_complete : bool
+        Models may complete their own configuration.
+    stub_python : Path
+        The interpreter that runs models which do not name one.
+    request_arena_limit : int
+        The most host memory that waiting and running requests may hold, for the whole server.
+    output_arena_limit : int
+        The most host memory that unsent outputs may hold, for each stub.
+
+    Raises
+    ------
+    BridgeError
+        ``INVALID_ARG``: names the flag, what it expects and what it got.
+    """
+
+    model_repositories: tuple[Path, ...]
+    allow_http: bool = True
+    http_address: str = "127.0.0.1"
+    http_port: int = 8000
+    http_max_input_size: int = 64 * _MIB
+    allow_grpc: bool = False
+    grpc_address: str = "127.0.0.1"
+    grpc_port: int = 8001
+    allow_metrics: bool = True
+    metrics_address: str = "127.0.0.1"
+    metrics_port: int = 8002
+    model_control_mode: ModelControlMode = "none"
+    load_models: tuple[str, ...] = ()
+    exit_on_error: bool = True
+    strict_readiness: bool = True
+    exit_timeout_secs: int = 30
+    auto_complete: bool = True
+    backend_directory: Path | None = None
+    backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    gpu_fallback: GpuFallback = "none"
+    stub_python: Path = field(default_factory=lambda: Path(sys.executable))
+    request_arena_limit: int = 1024 * _MIB
+    output_arena_limit: int = 1024 * _MIB
+    log_verbose: int = 0
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
+    log_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers()
+        self._check_ports()
+        if not self.model_repositories:
+            raise _invalid("--model-repository", "at least one directory", "none")
+        if self.load_models and self.model_control_mode != "explicit":
+            raise BridgeError(
+                "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' "
+                "as well.",
+                ErrorCode.INVALID_ARG,
+            )
+
+    def _check_choices(self) -> None:
+        for name, choices in (
+            ("model_control_mode", get_args(ModelControlMode)),
+            ("gpu_fallback", get_args(GpuFallback)),
+        ):
+            value = getattr(self, name)
+            if value not in choices:
+                raise _invalid(_flag(name), f"one of {', '.join(choices)}", repr(value))
+
+    def _check_numbers(self) -> None:
+        for name, least in (
+            ("http_max_input_size", 1),
+            ("exit_timeout_secs", 0),
+            ("log_verbose", 0),
+            ("request_arena_limit", 1),
+            ("output_arena_limit", 1),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                raise _invalid(_flag(name), f"an integer of at least {least}", str(value))
+
+    def _check_ports(self) -> None:
+        taken: dict[tuple[str, int], str] = {}
+        for door in ("http", "grpc", "metrics"):
+            port, flag = getattr(self, f"{door}_port"), f"--{door}-port"
+            if not 0 <= port <= _MAX_PORT:
+                raise _invalid(flag, f"a port from 0 to {_MAX_PORT}", str(port))
+            if not getattr(self, f"allow_{door}") or port == 0:
+                continue
+            other = taken.setdefault((getattr(self, f"{door}_address"), port), flag)
+            if other != flag:
+                raise _invalid(flag, f"a port that {other} does not use", str(port))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _invalid(flag: str, expected: str, got: str) -> BridgeError:
+    return BridgeError(f"{flag} expects {expected}, got {got}", ErrorCode.INVALID_ARG)

@@ -1,0 +1,68 @@
+"""What a valid configuration asks for that this version does not do yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpubridge.config.model_config import ModelConfig
+from gpubridge.config.schema import ProtoMessage
+
+__all__ = ["unsupported_features"]
+
+# Top-level fields that are served nowhere: a field counts when it is present and not empty.
+_FIELDS = {
+    "ensemble_scheduling": "ensembles are not served",
+    "sequence_batching": "requests of a sequence are not kept together",
+    "dynamic_batching": "requests are not gathered into batches",
+    "model_warmup": "no warm-up requests are run",
+    "batch_input": "no batch inputs are made",
+    "batch_output": "outputs are not scattered",
+    "model_operations": "no operation libraries are loaded",
+    "cc_model_filenames": "one model file is used on every GPU",
+    "metric_tags": "metrics carry no tags of their own",
+    "model_metrics": "metrics have their default buckets",
+}
+_PARAMETERS = {
+    "EXECUTION_ENV_PATH": "the model runs in the server's default Python environment",
+}
+
+
+def unsupported_features(config: ModelConfig) -> list[str]:
+    """Return one sentence for each thing `config` asks for that this version does not do.
+
+    Each names the model and the field, and says what happens instead. An empty list means that
+    the configuration is served in full; whether the others refuse the model or warn is the
+    caller's decision.
+    """
+    return [
+        f"model '{config.name}': the field '{field}' is not supported yet: {instead}"
+        for field, instead in _unsupported_fields(config.message)
+    ]
+
+
+def _unsupported_fields(message: ProtoMessage) -> Iterator[tuple[str, str]]:
+    present = {field.name for field, _ in message.ListFields()}
+    for name, instead in _FIELDS.items():
+        if name in present:
+            yield name, instead
+    if message.model_transaction_policy.decoupled:
+        yield "model_transaction_policy.decoupled", "a request gets exactly one response"
+    if message.response_cache.enable:
+        yield "response_cache.enable", "every request is executed"
+    if message.model_repository_agents.agents:
+        yield "model_repository_agents", "no agents are run"
+    yield from _unsupported_parts(message)
+    for key, instead in _PARAMETERS.items():
+        if key in message.parameters:
+            yield f"parameters '{key}'", instead
+
+
+def _unsupported_parts(message: ProtoMessage) -> Iterator[tuple[str, str]]:
+    for group in message.instance_group:
+        if group.HasField("rate_limiter"):
+            yield f"instance_group '{group.name}' rate_limiter", "instances run without limits"
+        if group.passive:
+            yield f"instance_group '{group.name}' passive", "its instances take requests too"
+    for output in message.output:
+        if output.label_filename:
+            yield f"output '{output.name}' label_filename", "classes are returned without labels"

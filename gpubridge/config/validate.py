@@ -1,0 +1,239 @@
+"""What a configuration must satisfy, once its defaults are filled in.
+
+Where Triton refuses the same thing, the message is Triton's (2.51); what it lets through although
+it cannot work is refused here with a message of our own.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path, PurePosixPath
+
+from gpubridge.config.model_config import KSERVE_DATATYPES
+from gpubridge.config.schema import ProtoMessage, model_config_schema
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["refuse", "validate_model"]
+
+_PARAMETER_VALUES = {
+    "INPUT_PLACEMENT": ("source", "device", "host"),
+    "INPUT_SHARING": ("copy", "share"),
+}
+_OWN_RUNTIMES = ("", "libtriton_python.so")
+
+
+def refuse(message: str) -> BridgeError:
+    """Return the error for a configuration that cannot be served."""
+    return BridgeError(message, ErrorCode.INVALID_ARG)
+
+
+def validate_model(config: ProtoMessage, model_dir: Path, gpu_count: int) -> None:
+    """Raise ``BridgeError(INVALID_ARG)`` for the first thing that is wrong with `config`."""
+    if config.max_batch_size < 0:
+        raise refuse(f"'max_batch_size' must be non-negative value for {config.name}")
+    for direction, tensors in (("input", config.input), ("output", config.output)):
+        _validate_tensors(config, direction, tensors)
+    for tensor in config.output:
+        _validate_labels(tensor, model_dir)
+    _validate_scheduling(config)
+    if config.platform != "ensemble":
+        _validate_execution(config)
+        for group in config.instance_group:
+            _validate_instance_group(config, group, gpu_count)
+
+
+def _validate_tensors(config: ProtoMessage, direction: str, tensors: ProtoMessage) -> None:
+    names: set[str] = set()
+    for tensor in tensors:
+        _validate_tensor(config, direction, tensor)
+        if tensor.name in names:
+            raise refuse(
+                f"model {direction} '{tensor.name}' is declared more than once for {config.name}; "
+                f"every {direction} needs a name of its own"
+            )
+        names.add(tensor.name)
+
+
+def _validate_tensor(config: ProtoMessage, direction: str, tensor: ProtoMessage) -> None:
+    what, model = f"model {direction} '{tensor.name}'", config.name
+    if not tensor.name:
+        raise refuse(f"model {direction} must specify 'name' for {model}")
+    datatype = model_config_schema().DataType
+    if tensor.data_type == datatype.TYPE_INVALID:
+        raise refuse(f"{what} must specify 'data_type' for {model}")
+    if tensor.data_type not in datatype.values() or (
+        datatype.Name(tensor.data_type) not in KSERVE_DATATYPES
+    ):
+        raise refuse(f"{what} has unknown 'data_type' {tensor.data_type} for {model}")
+    if not tensor.dims:
+        raise refuse(f"{what} must specify 'dims' for {model}")
+    if not all(dim >= 1 or dim == -1 for dim in tensor.dims):
+        raise refuse(
+            f"{what} dimension must be integer >= 1, or -1 to indicate a variable-size dimension "
+            f"for {model}"
+        )
+    if tensor.HasField("reshape"):
+        _validate_reshape(config, what, tensor)
+    if tensor.is_shape_tensor:
+        raise refuse(f"shape tensors are only supported for TensorRT platform for {model}")
+    if tensor.is_non_linear_format_io:
+        raise refuse(
+            f"Non-linear IO format is only supported for the TensorRT platform for {model}"
+        )
+    if direction == "input" and tensor.format != tensor.FORMAT_NONE and len(tensor.dims) != 3:
+        raise refuse(f"model input NHWC/NCHW require 3 dims for {model}")
+
+
+def _validate_reshape(config: ProtoMessage, what: str, tensor: ProtoMessage) -> None:
+    shape = tensor.reshape.shape
+    if config.max_batch_size == 0 and not shape:
+        raise refuse(
+            f"{what} cannot have empty reshape for non-batching model as scalar tensors are not "
+            f"supported for {config.name}"
+        )
+    if not all(dim >= 1 or dim == -1 for dim in shape):
+        raise refuse(
+            f"{what} reshape dimensions must be integer >= 1, or -1 to indicate a variable-size "
+            f"dimension for {config.name}"
+        )
+    if _fixed_sizes(tensor.dims) != _fixed_sizes(shape):
+        raise refuse(f"{what} has different size for dims and reshape for {config.name}")
+
+
+def _fixed_sizes(dims: ProtoMessage) -> list[int]:
+    """Return the element counts before, between and after the variable dimensions.
+
+    A variable dimension keeps its size through a reshape, so these must stay equal one by one.
+    """
+    runs: list[list[int]] = [[]]
+    for dim in dims:
+        if dim == -1:
+            runs.append([])
+        else:
+            runs[-1].append(dim)
+    return [prod(run) for run in runs]
+
+
+def _validate_labels(tensor: ProtoMessage, model_dir: Path) -> None:
+    if tensor.label_filename and not (model_dir / tensor.label_filename).is_file():
+        raise refuse(
+            f"failed to open text file for read {model_dir / tensor.label_filename}: "
+            "No such file or directory"
+        )
+
+
+def _validate_scheduling(config: ProtoMessage) -> None:
+    scheduling = config.WhichOneof("scheduling_choice")
+    if scheduling == "ensemble_scheduling":
+        _validate_ensemble(config)
+    elif config.platform == "ensemble":
+        raise refuse(
+            f"ensemble scheduling must be set for ensemble {config.name} whose platform is ensemble"
+        )
+    elif scheduling == "dynamic_batching":
+        _validate_preferred_sizes(config, "dynamic", config.dynamic_batching)
+        _validate_priorities(config)
+    elif scheduling == "sequence_batching" and config.sequence_batching.HasField("oldest"):
+        _validate_preferred_sizes(config, "sequence", config.sequence_batching.oldest)
+    if config.response_cache.enable and config.model_transaction_policy.decoupled:
+        raise refuse(
+            f"Response Cache does not currently support model {config.name} with 'decoupled' "
+            "transaction policy. Please disable the response cache."
+        )
+
+
+def _validate_ensemble(config: ProtoMessage) -> None:
+    name = config.name
+    if config.platform != "ensemble":
+        raise refuse(
+            f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble"
+        )
+    if config.backend:
+        raise refuse(
+            f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type"
+        )
+    if config.instance_group:
+        raise refuse(f"instance group should not be specified for ensemble '{name}'")
+    if config.HasField("optimization"):
+        raise refuse(f"optimization should not be specified for ensemble '{name}'")
+    if not config.ensemble_scheduling.step:
+        raise refuse(f"must specify 'step' for ensemble '{name}'")
+
+
+def _validate_preferred_sizes(config: ProtoMessage, batcher: str, settings: ProtoMessage) -> None:
+    for size in settings.preferred_batch_size:
+        if size <= 0:
+            raise refuse(f"{batcher} batching preferred size must be positive for {config.name}")
+        if size > config.max_batch_size:
+            # Triton says "preferred batch size" of a sequence batcher, but only here.
+            subject = "preferred batch size" if batcher == "sequence" else "preferred size"
+            raise refuse(
+                f"{batcher} batching {subject} must be <= max batch size for {config.name}"
+            )
+
+
+def _validate_priorities(config: ProtoMessage) -> None:
+    batching = config.dynamic_batching
+    levels = batching.priority_levels
+    if levels == 0:
+        return
+    if not 1 <= batching.default_priority_level <= levels:
+        raise refuse(f"default priority level must be in range [1, {levels}] for {config.name}")
+    if not all(1 <= level <= levels for level in batching.priority_queue_policy):
+        raise refuse(
+            f"priority queue policy must have priority level in range [1, {levels}] "
+            f"for {config.name}"
+        )
+
+
+def _validate_execution(config: ProtoMessage) -> None:
+    filename = PurePosixPath(config.default_model_filename)
+    if filename.is_absolute() or ".." in filename.parts:
+        raise refuse(
+            f"default_model_filename '{filename}' of model '{config.name}' leads out of the "
+            "version directory; give a path inside it, such as model.py"
+        )
+    if config.runtime not in _OWN_RUNTIMES:
+        raise refuse(
+            f"unable to find backend library '{config.runtime}' for model '{config.name}': "
+            "this server runs Python models itself; remove the field 'runtime'"
+        )
+    if "FORCE_CPU_ONLY_INPUT_TENSORS" in config.parameters:
+        value = config.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value
+        if value not in ("yes", "no"):
+            raise refuse(f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {value}'")
+    for key, allowed in _PARAMETER_VALUES.items():
+        if key in config.parameters and config.parameters[key].string_value not in allowed:
+            raise refuse(
+                f"Incorrect value for {key}: '{config.parameters[key].string_value}' in model "
+                f"'{config.name}', expected one of {', '.join(allowed)}"
+            )
+
+
+def _validate_instance_group(config: ProtoMessage, group: ProtoMessage, gpu_count: int) -> None:
+    kinds = model_config_schema().ModelInstanceGroup.Kind
+    where = f"instance group {group.name} of model {config.name}"
+    if group.kind not in kinds.values():
+        raise refuse(f"{where} has unexpected kind {group.kind}")
+    if group.count < 1:
+        raise refuse(f"{where} has count {group.count}; expected at least 1")
+    if group.profile:
+        raise refuse(
+            f"{where} and platform specifies profile field which is only supported for TensorRT "
+            "models"
+        )
+    if kinds.Name(group.kind) != "KIND_GPU":
+        if group.gpus:
+            raise refuse(
+                f"{where} has kind {kinds.Name(group.kind)} but specifies one or more GPUs"
+            )
+        return
+    if not group.gpus:
+        raise refuse(f"{where} has kind KIND_GPU but no GPUs are available")
+    for gpu in group.gpus:
+        if not 0 <= gpu < gpu_count:
+            existing = ", ".join(map(str, range(gpu_count))) or "none"
+            raise refuse(
+                f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs of this machine are: "
+                f"{existing}"
+            )

@@ -1,0 +1,348 @@
+"""One model instance: keeps a stub running for it, and hands it requests within a window.
+
+States::
+
+    STOPPED ──start──► STARTING ──ready──► READY ──died──► RESTARTING ──ready──► READY
+                          │ failed                            │ failed: back-off, again
+                          ▼                                   ▼
+                       STOPPED (the load fails)            FAILING (requests are refused)
+
+A stub that dies takes the requests it had started with it; the others are sent again. It is started
+anew at once the first time, then after a back-off that doubles while it keeps dying.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpubridge.engine.environment import StubEnvironment
+from gpubridge.engine.link import LinkEvents, StubLink
+from gpubridge.engine.stub_process import StubProcess
+from gpubridge.errors import BridgeError, ErrorCode, StubDied
+from gpubridge.host_shm import HostArena
+from gpubridge.request import InferRequest
+from gpubridge.telemetry.logs import log_from_stub
+from gpubridge.transport.channel import pair
+from gpubridge.transport.messages import Batch
+
+__all__ = ["Instance", "InstanceSettings", "InstanceState"]
+
+_logger = logging.getLogger(__name__)
+
+_AHEAD_NS = 1_000_000
+"""Work that a stub is fed ahead: about this much, so that it never waits and little is lost."""
+_WINDOW_LIMIT = 64
+_BACKOFF_FIRST = 0.1
+_BACKOFF_LIMIT = 30.0
+_HEALTHY_AFTER = 10.0
+_REAP_SECONDS = 5.0
+_IDLE_SECONDS = 30.0
+
+
+class InstanceState(enum.Enum):
+    """Where an instance is in its life."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILING = "failing"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSettings:
+    """What an instance needs to know to run its stub.
+
+    Attributes
+    ----------
+    name : str
+        Triton's form, ``{model}_{group}_{index}``.
+    stub : dict
+        The fields of the INITIALIZE message: model path, version, ``initialize`` arguments.
+    environment : StubEnvironment
+        The interpreter.
+    output_limit : int
+        Bytes of output memory that the stub may make.
+    timeout : float or None
+        Seconds that one ``execute`` may take.
+    """
+
+    name: str
+    stub: dict[str, Any]
+    environment: StubEnvironment
+    output_limit: int
+    timeout: float | None
+
+
+class Instance:
+    """A model instance; owns its stub process and the link to it.
+
+    Parameters
+    ----------
+    arena : HostArena
+        Where requests lie.
+    owners : callable
+        Gives a number that no other stub process of this server has or had.
+    on_room : callable
+        Called when requests can be submitted again.
+    on_orphans : callable
+        Gets the requests that a dead stub had not started, in order.
+    on_batch : callable
+        Gets each result batch, for statistics.
+    """
+
+    def __init__(
+        self,
+        settings: InstanceSettings,
+        arena: HostArena,
+        owners: Callable[[], int],
+        on_room: Callable[[], None],
+        on_orphans: Callable[[list[InferRequest]], None],
+        on_batch: Callable[[Batch], None],
+    ) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.state = InstanceState.STOPPED
+        self.in_flight = 0
+        self.restarts = 0
+        self._arena = arena
+        self._owners = owners
+        self._on_room = on_room
+        self._on_orphans = on_orphans
+        self._on_batch = on_batch
+        self._loop = asyncio.get_running_loop()
+        self._link: StubLink | None = None
+        self._process: StubProcess | None = None
+        self._started: asyncio.Future[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._window = 1
+        self._execute_ns = 0.0
+        self._last_error = ""
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the stub and wait until its model is initialized.
+
+        Raises
+        ------
+        BridgeError
+            With the model's own error when ``initialize`` fails, or how the stub died.
+        """
+        self.state = InstanceState.STARTING
+        try:
+            await self._launch()
+        except BridgeError:
+            self.state = InstanceState.STOPPED
+            raise
+        self._keeper = self._loop.create_task(self._keep_running(), name=f"keep {self.name}")
+
+    async def stop(self, seconds: float) -> None:
+        """Have the model finalized and end the stub; it is killed after ``seconds``."""
+        self._stopping = True
+        process, link = self._process, self._link
+        if process is not None and link is not None and not process.exited.done():
+            link.finalize()
+            _, pending = await asyncio.wait([process.exited], timeout=seconds)
+            if pending:
+                _logger.warning(
+                    "instance '%s' did not finalize within %g s: killed", self.name, seconds
+                )
+                process.kill()
+        if self._keeper is not None:
+            await self._keeper
+            self._keeper = None
+        self.state = InstanceState.STOPPED
+
+    async def _launch(self) -> None:
+        """Start one stub process; returns when it is ready, raises when it is not going to be."""
+        ours, theirs = pair()
+        self._started = self._loop.create_future()
+        events = LinkEvents(
+            on_ready=self._on_ready,
+            on_failed=self._on_failed,
+            on_broken=self._on_broken,
+            on_results=self._on_results,
+            on_log=lambda fields: log_from_stub(self.name, fields),
+        )
+        self._link = StubLink(
+            ours, self._arena, self._owners(), self.settings.output_limit, events
+        )
+        try:
+            self._process = StubProcess(self.settings.environment, self.name, theirs)
+        except BridgeError:
+            self._link.close()
+            self._link = None
+            raise
+        self._process.exited.add_done_callback(self._on_exit)
+        self._link.initialize(self.settings.stub)
+        try:
+            await self._started
+        except BridgeError:
+            # What the model raised is known; the process has nothing left to do.
+            self._process.kill()
+            await self._process.exited
+            self._collect()
+            raise
+        except asyncio.CancelledError:
+            self._process.kill("was stopped")
+            await self._process.exited
+            self._collect()
+            raise
+        self._window = 1
+        self._execute_ns = 0.0
+
+    async def _keep_running(self) -> None:
+        """Wait for the stub's death, settle its debts, start the next; until told to stop."""
+        backoff = 0.0
+        while True:
+            process = self._process
+            assert process is not None
+            self.state = InstanceState.READY
+            since = time.monotonic()
+            self._on_room()
+            how = await asyncio.shield(process.exited)
+            self._bury(how)
+            if self._stopping:
+                return
+            if time.monotonic() - since > _HEALTHY_AFTER:
+                backoff = 0.0
+            if not await self._restart(backoff):
+                return
+            backoff = min(max(2 * backoff, _BACKOFF_FIRST), _BACKOFF_LIMIT)
+
+    async def _restart(self, backoff: float) -> bool:
+        """Start a new stub until one is ready; returns False when told to stop meanwhile."""
+        while not self._stopping:
+            self.state = InstanceState.FAILING if backoff else InstanceState.RESTARTING
+            if backoff:
+                # Nobody shall wait for a stub that keeps dying.
+                self._on_room()
+                _logger.warning("instance '%s' starts again in %.1f s", self.name, backoff)
+                await asyncio.sleep(backoff)
+            try:
+                self.restarts += 1
+                await self._launch()
+            except BridgeError as error:
+                self._last_error = error.message
+                _logger.error("instance '%s' failed to start: %s", self.name, error.message)
+                backoff = min(max(2 * backoff, _BACKOFF_FIRST), _BACKOFF_LIMIT)
+                continue
+            _logger.info("instance '%s' runs again", self.name)
+            return True
+        return False
+
+    def _bury(self, how: str) -> None:
+        """Settle what a dead stub leaves: started requests fail, the others are orphans."""
+        text = self._unhealthy(how)
+        self._last_error = text
+        if not self._stopping:
+            _logger.error("%s", text)
+            self.state = InstanceState.RESTARTING
+        orphans = self._collect(StubDied(text))
+        if orphans:
+            self._on_orphans(orphans)
+
+    def _collect(self, error: BridgeError | None = None) -> list[InferRequest]:
+        """Close the link of a dead stub; returns the requests that it had not started."""
+        link, self._link = self._link, None
+        self._process = None
+        if link is None:
+            return []
+        started, unstarted = link.close()
+        self.in_flight = 0
+        for request in started:
+            request.finish(error or StubDied(self._unhealthy("ended")))
+        return unstarted
+
+    def _unhealthy(self, how: str) -> str:
+        return f"Stub process '{self.name}' is not healthy. It {how}."
+
+    # -- work ----------------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request can be submitted now."""
+        return (
+            self.state is InstanceState.READY
+            and self.in_flight < self._window
+            and self._link is not None
+            and self._link.has_ticket()
+        )
+
+    @property
+    def last_error(self) -> str:
+        """Why the last stub died or did not start."""
+        return self._last_error
+
+    def submit(self, requests: Sequence[InferRequest]) -> None:
+        """Send one batch to the stub; only while :attr:`has_room`."""
+        assert self._link is not None
+        self.in_flight += len(requests)
+        self._link.submit(requests)
+
+    def cancel(self, request: InferRequest) -> None:
+        """Spare the stub a request that it has not started."""
+        if self._link is not None and request.instance is self._link:
+            self._link.cancel(request)
+
+    def drop_region(self, region: int) -> None:
+        """Have the stub unmap a region of the server's arena."""
+        if self._link is not None:
+            self._link.drop_region(region)
+
+    def housekeep(self) -> None:
+        """Called now and then: settle kept memory, and end an execute that takes too long."""
+        if self._link is None or self.state is not InstanceState.READY:
+            return
+        self._link.housekeep(_IDLE_SECONDS)
+
+    def check_time_limit(self) -> None:
+        """Kill the stub when its ``execute`` has run longer than allowed."""
+        timeout = self.settings.timeout
+        if timeout is None or self._link is None or self._process is None:
+            return
+        since = self._link.running_since
+        if since is not None and time.monotonic_ns() - since > timeout * 1e9:
+            self._process.kill(
+                f"was killed: execute ran longer than stub-timeout-seconds={timeout:g}"
+            )
+
+    # -- what the link and the process tell ------------------------------------------------------
+
+    def _on_ready(self) -> None:
+        if self._started is not None and not self._started.done():
+            self._started.set_result(None)
+
+    def _on_failed(self, text: str) -> None:
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(BridgeError(text, ErrorCode.INTERNAL))
+
+    def _on_broken(self, what: str) -> None:
+        # A dying process closes its channel a moment before it is gone: let it tell its own end.
+        process = self._process
+        if process is not None:
+            self._loop.call_later(
+                0.5 if what.startswith("closed") else 0.0, process.kill, f"{what} and was killed"
+            )
+
+    def _on_exit(self, future: asyncio.Future[str]) -> None:
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(StubDied(self._unhealthy(future.result())))
+
+    def _on_results(self, batch: Batch) -> None:
+        count = len(batch.records)
+        self.in_flight -= count
+        self._on_batch(batch)
+        spent = (batch.ended - batch.started) / max(count, 1)
+        average = self._execute_ns
+        self._execute_ns = spent if average == 0.0 else average + 0.125 * (spent - average)
+        self._window = max(1, min(_WINDOW_LIMIT, int(_AHEAD_NS / (self._execute_ns + 1.0))))
+        self._on_room()

@@ -1,0 +1,401 @@
+"""The server's side of one stub: sends it batches, takes its results, keeps the ledger of both.
+
+A link lives as long as one stub process. When the process dies, the link says which requests it had
+started (they fail) and which it had not (they are sent elsewhere); each request leaves the ledger
+exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import HostArena, Segment
+from gpubridge.request import InferRequest, InferResponse, Outcome
+from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, Message
+from gpubridge.transport.control import ControlPage
+from gpubridge.transport.leases import BorrowedMemory, LentSlots
+from gpubridge.transport.messages import (
+    Batch,
+    Kind,
+    Record,
+    ResponseFlag,
+    SignatureCache,
+    control_message,
+    decode_control,
+    decode_results,
+    encode_batch,
+    encode_frame,
+    encode_record,
+)
+
+__all__ = ["LinkEvents", "StubLink"]
+
+_FRAME_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class LinkEvents:
+    """What a link tells its owner; called on the event loop."""
+
+    on_ready: Callable[[], None]
+    on_failed: Callable[[str], None]
+    on_broken: Callable[[str], None]
+    on_results: Callable[[Batch], None]
+    on_log: Callable[[dict[str, Any]], None]
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A batch at the stub: its requests by ticket."""
+
+    sequence: int
+    requests: dict[int, InferRequest] = field(default_factory=dict)
+
+
+class StubLink:
+    """Speaks with one stub process; owns the channel, the control page and the views of its memory.
+
+    Parameters
+    ----------
+    sock : socket.socket
+        The server's end of the channel; owned from now on.
+    arena : HostArena
+        Where requests lie; their slots go back to it.
+    owner : int
+        Upper half of the ids of the stub's own regions.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        arena: HostArena,
+        owner: int,
+        output_limit: int,
+        events: LinkEvents,
+    ) -> None:
+        sock.setblocking(False)
+        self._channel = Channel(sock)
+        self._arena = arena
+        self._owner = owner
+        self._output_limit = output_limit
+        self._output_bytes: dict[int, int] = {}
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._control = ControlPage(Segment.create(0, ControlPage.SIZE))
+        self._lent = LentSlots(self._control.lent, arena)
+        self._borrowed = BorrowedMemory(self._control.outputs)
+        self._announced: set[int] = set()
+        self._kept: set[int] = set()
+        self._signatures = SignatureCache()
+        self._sequence = 0
+        self._flights: dict[int, _Flight] = {}
+        self._batches: list[bytes] = []
+        self._batch_bytes = 0
+        self._flush_due = False
+        self._backlog: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._open = True
+        self._loop.add_reader(self._channel.fileno(), self._on_readable)
+
+    # -- what the owner asks -------------------------------------------------------------------
+
+    def initialize(self, settings: dict[str, Any]) -> None:
+        """Send the stub its settings and the control page."""
+        message = control_message(
+            Kind.INITIALIZE, owner=self._owner, output_limit=self._output_limit, **settings
+        )
+        self._send(message, (self._control.segment.fd,))
+
+    def has_ticket(self) -> bool:
+        """Whether one more request can be at the stub."""
+        return not self._lent.exhausted
+
+    def submit(self, requests: Sequence[InferRequest]) -> None:
+        """Send one batch; batches submitted in one turn of the event loop travel in one message."""
+        self._sequence += 1
+        flight = _Flight(self._sequence)
+        records = []
+        for request in requests:
+            slot = request.slot
+            ticket = self._lent.lend(slot)
+            self._control.cancelled[ticket] = 0
+            request.ticket = ticket
+            request.instance = self
+            flight.requests[ticket] = request
+            refs: list[int] = []
+            if slot is not None:
+                region = slot.segment.region
+                if region not in self._announced:
+                    self._announce(slot.segment)
+                base = slot.offset + request.start
+                for offset, nbytes in request.places:
+                    refs += (region, base + offset, nbytes, ticket)
+            records.append(
+                encode_record(
+                    ticket,
+                    request.signature,
+                    refs,
+                    identifier=request.identifier.encode(),
+                    extras=request.extras,
+                )
+            )
+        self._flights[self._sequence] = flight
+        batch = encode_batch(self._sequence, records)
+        self._batches.append(batch)
+        self._batch_bytes += len(batch)
+        if self._batch_bytes > _FRAME_BYTES:
+            self._flush()
+        elif not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def cancel(self, request: InferRequest) -> None:
+        """Tell the stub that nobody waits for this request; it is skipped if it has not started."""
+        self._control.cancelled[request.ticket] = 1
+
+    def drop_region(self, region: int) -> None:
+        """Tell the stub to unmap a region of the server's arena."""
+        if region in self._announced:
+            self._announced.discard(region)
+            self._send(control_message(Kind.DROP_REGION, region=region))
+
+    def housekeep(self, idle_seconds: float) -> None:
+        """Settle memory that models kept, and have the stub give idle memory back."""
+        for ticket in [t for t in self._kept if self._lent.settle(t)]:
+            self._kept.discard(ticket)
+        if not self._flights:
+            self._send(control_message(Kind.TRIM, idle_seconds=idle_seconds))
+
+    def finalize(self) -> None:
+        """Ask the stub to finalize its model and exit."""
+        self._send(control_message(Kind.FINALIZE))
+
+    @property
+    def running_since(self) -> int | None:
+        """CLOCK_MONOTONIC ns since when the stub is in ``execute``, or None."""
+        if self._control.started in self._flights:
+            return self._control.started_at
+        return None
+
+    def close(self) -> tuple[list[InferRequest], list[InferRequest]]:
+        """Give everything back, the stub being dead.
+
+        Results that it sent before it died are still delivered.
+
+        Returns
+        -------
+        started, unstarted : list of InferRequest
+            Requests without an outcome: those whose batch had started, and the others, in order.
+            The slots of the unstarted are theirs again; all other memory has been taken back.
+        """
+        if self._open:
+            self._drain()
+        self._shut()
+        started_last = self._control.started
+        started: list[InferRequest] = []
+        unstarted: list[InferRequest] = []
+        for flight in self._flights.values():
+            for ticket, request in flight.requests.items():
+                if flight.sequence <= started_last:
+                    self._lent.recall(ticket)
+                    started.append(request)
+                else:
+                    self._lent.withdraw(ticket)
+                    unstarted.append(request)
+        self._flights.clear()
+        for ticket in self._kept:
+            self._lent.recall(ticket)
+        self._kept.clear()
+        self._borrowed.close()
+        self._control.close()
+        return started, unstarted
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._batches:
+            message = encode_frame(Kind.EXECUTE, self._batches)
+            self._batches = []
+            self._batch_bytes = 0
+            self._send(message)
+
+    def _announce(self, segment: Segment) -> None:
+        self._flush()
+        self._announced.add(segment.region)
+        self._send(
+            control_message(Kind.REGION, region=segment.region, size=segment.size), (segment.fd,)
+        )
+
+    def _send(self, message: bytes, fds: tuple[int, ...] = ()) -> None:
+        if not self._open:
+            return
+        if self._backlog:
+            self._backlog.append(_keep(message, fds))
+            return
+        try:
+            if not self._channel.send(message, fds):
+                self._backlog.append(_keep(message, fds))
+                self._loop.add_writer(self._channel.fileno(), self._on_writable)
+        except ChannelClosed:
+            self._break("closed its channel")
+
+    def _on_writable(self) -> None:
+        try:
+            while self._backlog:
+                message, fds = self._backlog[0]
+                if not self._channel.send(message, fds):
+                    return
+                self._backlog.popleft()
+                _close(fds)
+        except ChannelClosed:
+            self._break("closed its channel")
+            return
+        self._loop.remove_writer(self._channel.fileno())
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        try:
+            message, fds = self._channel.receive()
+            self._take(message, fds)
+        except BlockingIOError:
+            pass
+        except ChannelClosed:
+            self._break("closed its channel")
+        except MalformedMessage as error:
+            self._break(f"sent a malformed message ({error.message})")
+
+    def _drain(self) -> None:
+        """Take what the stub had sent before it died."""
+        try:
+            while self._open:
+                message, fds = self._channel.receive()
+                self._take(message, fds)
+        except (BlockingIOError, ChannelClosed, MalformedMessage):
+            pass
+
+    def _take(self, message: Message, fds: list[int]) -> None:
+        try:
+            kind = message[0]
+            if kind == Kind.RESULTS:
+                for batch in decode_results(message, self._signatures):
+                    self._land(batch)
+                    self._events.on_results(batch)
+            elif kind == Kind.REGION:
+                self._map_region(decode_control(message), fds)
+            elif kind == Kind.DROP_REGION:
+                region = _number(decode_control(message), "region")
+                self._borrowed.drop(region)
+                self._output_bytes.pop(region, None)
+            elif kind == Kind.LOG:
+                self._events.on_log(decode_control(message))
+            elif kind == Kind.READY:
+                self._events.on_ready()
+            elif kind == Kind.FAILED:
+                self._events.on_failed(str(decode_control(message).get("error")))
+            elif kind != Kind.FINALIZED:
+                raise MalformedMessage(f"unknown kind {kind}")
+        finally:
+            _close(fds)
+
+    def _map_region(self, fields: dict[str, Any], fds: list[int]) -> None:
+        region = _number(fields, "region")
+        size = _number(fields, "size")
+        total = sum(self._output_bytes.values()) + size
+        if region >> 32 != self._owner or region in self._output_bytes or not fds:
+            raise MalformedMessage(f"region {region:#x} is not the stub's to announce")
+        if total > self._output_limit:
+            raise MalformedMessage(f"{total} bytes of output memory (limit {self._output_limit})")
+        try:
+            self._borrowed.announce(region, fds.pop(), size)
+        except BridgeError as error:
+            raise MalformedMessage(error.message) from error
+        self._output_bytes[region] = size
+
+    def _land(self, batch: Batch) -> None:
+        """Give each request of an answered batch its outcome."""
+        flight = self._flights.get(batch.sequence)
+        if flight is None or len(flight.requests) != len(batch.records):
+            raise MalformedMessage(f"results of batch {batch.sequence}, which is not at the stub")
+        for record in batch.records:
+            request = flight.requests.get(record.ticket)
+            if request is None:
+                raise MalformedMessage(f"a result for ticket {record.ticket}, which is not running")
+            outcome = self._outcome(record)
+            del flight.requests[record.ticket]
+            if not self._lent.settle(record.ticket):
+                self._kept.add(record.ticket)
+            request.slot = None
+            request.finish(outcome)
+        del self._flights[batch.sequence]
+
+    def _outcome(self, record: Record) -> Outcome:
+        flags = record.word
+        extras = record.extras
+        if flags & ResponseFlag.CANCELLED:
+            return BridgeError("the request was cancelled", ErrorCode.CANCELLED)
+        if flags & ResponseFlag.ERROR:
+            return _error(extras or {})
+        view = self._borrowed.view
+        buffers = []
+        for spec, ref in zip(record.signature.tensors, record.refs, strict=True):
+            if spec.nbytes is not None and spec.nbytes != ref[2]:
+                raise MalformedMessage(
+                    f"output '{spec.name}' of {ref[2]} bytes, its shape needs {spec.nbytes}"
+                )
+            buffers.append(view(ref[0], ref[1], ref[2], ref[3]))
+        parameters = extras.get("parameters") if extras else None
+        return InferResponse(record.signature, buffers, parameters)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _break(self, what: str) -> None:
+        if self._open:
+            self._shut()
+            self._events.on_broken(what)
+
+    def _shut(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        fd = self._channel.fileno()
+        self._loop.remove_reader(fd)
+        self._loop.remove_writer(fd)
+        self._channel.close()
+        for _, fds in self._backlog:
+            _close(fds)
+        self._backlog.clear()
+
+
+def _keep(message: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
+    """Hold a message back; its descriptors are duplicated, since their owner may close them."""
+    return message, tuple(os.dup(fd) for fd in fds)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _number(fields: dict[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if type(value) is not int or value < 0:
+        raise MalformedMessage(f"field {name!r}: expected a number, got {value!r}")
+    return value
+
+
+def _error(extras: dict[str, Any]) -> BridgeError:
+    try:
+        code = ErrorCode(extras.get("code", ErrorCode.INTERNAL))
+    except ValueError:
+        code = ErrorCode.UNKNOWN
+    return BridgeError(str(extras.get("error", "")), code)
+
+

@@ -1,0 +1,278 @@
+"""One version of a model: its instances, and the queue of requests before them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpubridge.config import InstanceGroup, ModelConfig
+from gpubridge.engine.environment import StubEnvironment, stub_environment
+from gpubridge.engine.instance import Instance, InstanceSettings, InstanceState
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import HostArena
+from gpubridge.request import InferRequest
+from gpubridge.telemetry.counters import ModelCounters
+from gpubridge.transport.messages import Batch
+
+__all__ = ["EngineLimits", "Model"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Bounds that hold for every model.
+
+    Attributes
+    ----------
+    output_limit : int
+        Bytes of output memory of one stub.
+    stub_timeout : float or None
+        Seconds that one ``execute`` may take; None for ever.
+    """
+
+    output_limit: int
+    stub_timeout: float | None
+
+
+class Model:
+    """A loaded (or loading) model version; owns its instances and its queued requests.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        The validated configuration.
+    version : int
+        Its version.
+    directory : Path
+        The model's directory; the version's lies in it.
+    arena : HostArena
+        Where requests lie.
+    owners : callable
+        Gives numbers for stub processes, each once.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: int,
+        directory: Path,
+        arena: HostArena,
+        owners: Callable[[], int],
+        limits: EngineLimits,
+    ) -> None:
+        self.config = config
+        self.name = config.name
+        self.version = version
+        self.counters = ModelCounters(config.name, version)
+        self._directory = directory
+        self._arena = arena
+        self._owners = owners
+        self._limits = limits
+        self._queue: deque[InferRequest] = deque()
+        self._instances: list[Instance] = []
+        self._stopping = False
+        self._idle: asyncio.Event = asyncio.Event()
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Start every instance; when one fails, none is left.
+
+        Raises
+        ------
+        BridgeError
+            With the first instance's reason.
+        """
+        environment = stub_environment(self._directory, self.config.parameters)
+        settings = []
+        for group in self.config.instance_groups:
+            settings += self._placed(group, environment)
+        self._instances = [
+            Instance(
+                entry,
+                self._arena,
+                self._owners,
+                on_room=self._dispatch,
+                on_orphans=self._requeue,
+                on_batch=self._count,
+            )
+            for entry in settings
+        ]
+        results = await asyncio.gather(
+            *(instance.start() for instance in self._instances), return_exceptions=True
+        )
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if failures:
+            await self.unload(0.0)
+            raise failures[0]
+
+    async def unload(self, seconds: float) -> None:
+        """Answer what is queued, within ``seconds``, then finalize and stop every instance."""
+        self._stopping = True
+        if self.pending:
+            try:
+                await asyncio.wait_for(self._idle.wait(), seconds)
+            except asyncio.TimeoutError:
+                _logger.warning(
+                    "model '%s' still has %d requests after %g s", self.name, self.pending, seconds
+                )
+        self._refuse_queued(f"model '{self.name}' is being unloaded")
+        await asyncio.gather(*(instance.stop(max(seconds, 1.0)) for instance in self._instances))
+        self._refuse_queued(f"model '{self.name}' is unloaded")
+
+    def _placed(self, group: InstanceGroup, environment: StubEnvironment) -> list[InstanceSettings]:
+        """Give each instance of a group its name, its device and its ``initialize`` arguments."""
+        kind = group.kind.removeprefix("KIND_")
+        devices = group.gpus or (0,)
+        settings = []
+        path = (
+            self._directory / str(self.version) / (self.config.default_model_filename or "model.py")
+        )
+        for device in devices:
+            for _ in range(group.count):
+                index = len(settings)
+                name = f"{group.name}_{index}"
+                stub = {
+                    "path": str(path),
+                    "name": self.name,
+                    "version": self.version,
+                    "instance": name,
+                    "outputs": [output.name for output in self.config.outputs],
+                    "args": {
+                        "model_config": json.dumps(self.config.to_dict()),
+                        "model_instance_kind": kind,
+                        "model_instance_name": name,
+                        "model_instance_device_id": str(device),
+                        "model_repository": str(self._directory),
+                        "model_version": str(self.version),
+                        "model_name": self.name,
+                    },
+                }
+                settings.append(
+                    InstanceSettings(
+                        name,
+                        stub,
+                        environment,
+                        self._limits.output_limit,
+                        self._limits.stub_timeout,
+                    )
+                )
+        return settings
+
+    # -- state ---------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be executed now: some instance is up."""
+        return not self._stopping and any(
+            instance.state is InstanceState.READY for instance in self._instances
+        )
+
+    @property
+    def pending(self) -> int:
+        """Requests that are queued or at a stub."""
+        return len(self._queue) + sum(instance.in_flight for instance in self._instances)
+
+    @property
+    def instances(self) -> list[Instance]:
+        """Its instances."""
+        return self._instances
+
+    # -- work ----------------------------------------------------------------------------------
+
+    def submit(self, request: InferRequest) -> None:
+        """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
+        if self._stopping or not self._may_come_up():
+            self._refuse(request, self._why_not())
+            return
+        request.cancelled = self._cancel
+        if request.copied:
+            self.counters.copied(request.copied)
+        self._queue.append(request)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Send queued requests to the instances that have room, the least loaded first."""
+        queue = self._queue
+        while queue:
+            instance = self._free_instance()
+            if instance is None:
+                break
+            request = queue.popleft()
+            if request.on_done is None:
+                self._free(request)
+                continue
+            instance.submit((request,))
+        if queue and not self._may_come_up():
+            self._refuse_queued(self._why_not())
+        if self._stopping and not self.pending:
+            self._idle.set()
+
+    def _free_instance(self) -> Instance | None:
+        best: Instance | None = None
+        for instance in self._instances:
+            if instance.has_room and (best is None or instance.in_flight < best.in_flight):
+                best = instance
+        return best
+
+    def _may_come_up(self) -> bool:
+        return any(
+            instance.state in (InstanceState.READY, InstanceState.RESTARTING)
+            for instance in self._instances
+        )
+
+    def _why_not(self) -> str:
+        reason = next((i.last_error for i in self._instances if i.last_error), "")
+        return f"Request for model '{self.name}' cannot be served: {reason or 'it is not ready'}"
+
+    def _requeue(self, orphans: list[InferRequest]) -> None:
+        """Put requests of a dead stub that it had not started back to the queue's front."""
+        for request in orphans:
+            request.instance = None
+        self._queue.extendleft(reversed(orphans))
+        self._dispatch()
+
+    def _cancel(self, request: InferRequest) -> None:
+        for instance in self._instances:
+            instance.cancel(request)
+
+    def _count(self, batch: Batch) -> None:
+        self.counters.copied(batch.copied)
+        self.counters.executed(len(batch.records), batch.ended - batch.started)
+
+    def _refuse_queued(self, text: str) -> None:
+        queue, self._queue = self._queue, deque()
+        for request in queue:
+            self._refuse(request, text)
+
+    def _refuse(self, request: InferRequest, text: str) -> None:
+        self._free(request)
+        request.finish(BridgeError(text, ErrorCode.UNAVAILABLE))
+
+    def _free(self, request: InferRequest) -> None:
+        slot, request.slot = request.slot, None
+        if slot is not None:
+            self._arena.free(slot)
+
+    # -- housekeeping --------------------------------------------------------------------------
+
+    def drop_region(self, region: int) -> None:
+        """Have every stub unmap a region of the server's arena."""
+        for instance in self._instances:
+            instance.drop_region(region)
+
+    def housekeep(self) -> None:
+        """Called every few seconds."""
+        for instance in self._instances:
+            instance.housekeep()
+
+    def check_time_limit(self) -> None:
+        """Called often when executes have a time limit."""
+        for instance in self._instances:
+            instance.check_time_limit()

@@ -1,0 +1,218 @@
+"""The model repository: which models and versions there are, and what state each is in."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gpubridge.config import load_model_config, served_versions, unsupported_features
+from gpubridge.engine.model import EngineLimits, Model
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import HostArena, Segment
+
+__all__ = ["ModelRepository", "VersionStatus"]
+
+_logger = logging.getLogger(__name__)
+
+_SERVER_OWNER = 0
+_TICK_SECONDS = 5.0
+_IDLE_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class VersionStatus:
+    """A row of the repository index.
+
+    Attributes
+    ----------
+    version : int
+        0 when not even the versions could be determined.
+    state : str
+        "LOADING", "READY" or "UNAVAILABLE".
+    reason : str
+        Why it is unavailable.
+    """
+
+    name: str
+    version: int
+    state: Literal["LOADING", "READY", "UNAVAILABLE"]
+    reason: str = ""
+
+
+class ModelRepository:
+    """Loads and holds the models of some directories; owns them and the arena of their requests.
+
+    Parameters
+    ----------
+    directories : sequence of Path
+        Each holds one directory per model.
+    arena_limit : int
+        Bytes of memory for requests.
+    """
+
+    def __init__(
+        self,
+        directories: Sequence[Path],
+        arena_limit: int,
+        limits: EngineLimits,
+        gpu_count: int,
+        gpu_fallback: Literal["none", "host"],
+    ) -> None:
+        self._directories = directories
+        self._limits = limits
+        self._gpu_count = gpu_count
+        self._gpu_fallback = gpu_fallback
+        self._models: dict[str, dict[int, Model]] = {}
+        self._statuses: dict[tuple[str, int], VersionStatus] = {}
+        self._owners = itertools.count(_SERVER_OWNER + 1)
+        self._housekeeper: asyncio.Task[None] | None = None
+        self._closing = False
+        self.arena = HostArena(_SERVER_OWNER, arena_limit, on_drop=self._on_drop)
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def load_all(self) -> None:
+        """Load every model of the directories; a model that fails leaves its reason in the index."""
+        self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house())
+        found: dict[str, Path] = {}
+        for directory in self._directories:
+            for path in _model_directories(directory):
+                if path.name in found:
+                    self._fail(path.name, 0, f"model is defined in both {found[path.name].parent} "
+                               f"and {directory}: every model must have one directory")
+                else:
+                    found[path.name] = path
+        twice = {name for name, version in self._statuses if version == 0}
+        await asyncio.gather(
+            *(self._load(path) for name, path in sorted(found.items()) if name not in twice)
+        )
+
+    async def close(self, seconds: float) -> None:
+        """Drain and unload every model, then give the arena back."""
+        self._closing = True
+        await asyncio.gather(*(model.unload(seconds) for model in self.loaded()))
+        self._models.clear()
+        if self._housekeeper is not None:
+            self._housekeeper.cancel()
+            await asyncio.gather(self._housekeeper, return_exceptions=True)
+        self.arena.close()
+
+    async def _load(self, path: Path) -> None:
+        name = path.name
+        try:
+            config = load_model_config(
+                path, gpu_count=self._gpu_count, gpu_fallback=self._gpu_fallback
+            )
+            refused = unsupported_features(config)
+            if refused:
+                raise BridgeError("; ".join(refused), ErrorCode.UNSUPPORTED)
+            versions = served_versions(path, name, config.version_policy)
+        except BridgeError as error:
+            self._fail(name, 0, error.message)
+            return
+        for notice in config.notices:
+            _logger.info("model '%s': %s", name, notice)
+        models = [
+            Model(config, v, path, self.arena, self._owners.__next__, self._limits) for v in versions
+        ]
+        await asyncio.gather(*(self._load_version(model) for model in models))
+
+    async def _load_version(self, model: Model) -> None:
+        key = (model.name, model.version)
+        self._statuses[key] = VersionStatus(*key, "LOADING")
+        _logger.info("loading: %s:%d", *key)
+        try:
+            await model.load()
+        except BridgeError as error:
+            self._fail(*key, error.message)
+            return
+        self._models.setdefault(model.name, {})[model.version] = model
+        self._statuses[key] = VersionStatus(*key, "READY")
+        _logger.info("successfully loaded '%s' version %d", *key)
+
+    def _fail(self, name: str, version: int, reason: str) -> None:
+        self._statuses[name, version] = VersionStatus(name, version, "UNAVAILABLE", reason)
+        where = f" version {version}" if version else ""
+        _logger.error("failed to load '%s'%s: %s", name, where, reason)
+
+    # -- look-ups ------------------------------------------------------------------------------
+
+    def find(self, name: str, version: int | None) -> Model:
+        """Return a loaded model; its highest version when none is asked for.
+
+        Raises
+        ------
+        BridgeError
+            NOT_FOUND in Triton's words.
+        """
+        versions = self._models.get(name)
+        if not versions:
+            raise BridgeError(
+                f"Request for unknown model: '{name}' is not found", ErrorCode.NOT_FOUND
+            )
+        if version is None:
+            return versions[max(versions)]
+        model = versions.get(version)
+        if model is None:
+            raise BridgeError(
+                f"Request for unknown model: '{name}' version {version} is not found",
+                ErrorCode.NOT_FOUND,
+            )
+        return model
+
+    def versions(self, name: str) -> list[int]:
+        """Return the loaded versions of a model, ascending."""
+        return sorted(self._models.get(name, {}))
+
+    def loaded(self) -> Iterator[Model]:
+        """Every loaded model version."""
+        for versions in list(self._models.values()):
+            yield from list(versions.values())
+
+    def index(self) -> list[VersionStatus]:
+        """The repository index, by name and version."""
+        return [self._statuses[key] for key in sorted(self._statuses)]
+
+    @property
+    def failures(self) -> list[VersionStatus]:
+        """The models that did not load."""
+        return [status for status in self.index() if status.state == "UNAVAILABLE"]
+
+    # -- housekeeping --------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        """Enforce time limits and give idle memory back, for as long as the server runs."""
+        limit = self._limits.stub_timeout
+        tick = _TICK_SECONDS if limit is None else min(_TICK_SECONDS, max(limit / 8, 0.02))
+        clock = asyncio.get_running_loop().time
+        due = clock() + _TICK_SECONDS
+        while True:
+            await asyncio.sleep(tick)
+            models = list(self.loaded())
+            if limit is not None:
+                for model in models:
+                    model.check_time_limit()
+            if clock() >= due:
+                due = clock() + _TICK_SECONDS
+                for model in models:
+                    model.housekeep()
+                self.arena.trim(_IDLE_SECONDS)
+
+    def _on_drop(self, segment: Segment) -> None:
+        for model in self.loaded():
+            model.drop_region(segment.region)
+
+
+def _model_directories(directory: Path) -> list[Path]:
+    try:
+        entries = sorted(directory.iterdir())
+    except OSError as error:
+        raise BridgeError(
+            f"failed to stat model repository {directory}: {error.strerror}", ErrorCode.INVALID_ARG
+        ) from error
+    return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]

@@ -1,0 +1,97 @@
+"""A stub as a process of the operating system: started, watched, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import gpubridge
+from gpubridge.engine.environment import StubEnvironment
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["StubProcess"]
+
+_BOOTSTRAP = Path(gpubridge.__file__).parent / "stub" / "bootstrap.py"
+
+
+class StubProcess:
+    """A running stub; owns the process, its group, and its pidfd.
+
+    Start it on the main thread: the kernel kills a stub when the *thread* that started it ends.
+
+    Parameters
+    ----------
+    instance : str
+        The instance's name, shown in process lists.
+    sock : socket.socket
+        The stub's end of its channel; closed here once the stub has it.
+
+    Attributes
+    ----------
+    exited : asyncio.Future of str
+        Resolves to how it ended ("exited with code 3", "was killed by signal 9 (SIGKILL)").
+    """
+
+    def __init__(self, environment: StubEnvironment, instance: str, sock: socket.socket) -> None:
+        fd = sock.fileno()
+        command = [environment.python, str(_BOOTSTRAP), str(fd), str(os.getpid()), instance]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=environment.variables,
+                pass_fds=(fd,),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise BridgeError(
+                f"cannot start the stub of '{instance}' with {environment.python}: {error}",
+                ErrorCode.UNAVAILABLE,
+            ) from error
+        finally:
+            sock.close()
+        self.pid = self._process.pid
+        self._loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[str] = self._loop.create_future()
+        self._expected: str | None = None
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    def kill(self, why: str | None = None) -> None:
+        """Kill the whole process group; ``why`` is told instead of the signal."""
+        if not self.exited.done():
+            self._expected = self._expected or why
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        # Children that the model left behind go with it; the group lives on while one of them does.
+        self._kill_group()
+        code = self._process.wait()
+        if not self.exited.done():
+            self.exited.set_result(self._expected or _describe(code))
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    number = -code
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = "unknown"
+    text = f"was killed by signal {number} ({name})"
+    if number == signal.SIGKILL:
+        text += ", sent from outside: by an operator or by the kernel when memory ran out"
+    return text

@@ -1,0 +1,1 @@
+"""The doors: sockets and the routes behind them."""

@@ -1,0 +1,215 @@
+"""The inference route: a body into shared memory, a request to the model, its answer back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpubridge.engine.model import Model
+from gpubridge.errors import BridgeError
+from gpubridge.frontend.http.message import Exchange, RequestHead
+from gpubridge.host_shm import HostArena, Slot
+from gpubridge.protocol.body import (
+    ALIGNMENT,
+    align_inputs,
+    body_room,
+    check_strings,
+    pack_inputs,
+)
+from gpubridge.protocol.fields import invalid
+from gpubridge.protocol.infer_request import FormCache, RequestForm, raw_request
+from gpubridge.protocol.infer_response import encode_response
+from gpubridge.request import InferRequest, InferResponse, Outcome
+
+__all__ = ["InferDoor"]
+
+_HEADER_LENGTH = b"inference-header-content-length"
+_JSON = b"Content-Type: application/json\r\n"
+
+
+class InferDoor:
+    """Makes inference requests for one model version.
+
+    Parameters
+    ----------
+    arena : HostArena
+        Where bodies are received.
+    """
+
+    def __init__(self, model: Model, arena: HostArena) -> None:
+        self.model = model
+        self.arena = arena
+        self.forms = FormCache(model.config)
+        self.version = model.version
+        self.inputs = len(model.config.inputs)
+
+    def request(self, head: RequestHead) -> _InferHandler:
+        """Return the handler of one request."""
+        return _InferHandler(self, head.headers.get(_HEADER_LENGTH))
+
+
+class _InferHandler:
+    """One inference request; owns the slot of its body until the model takes it over."""
+
+    __slots__ = (
+        "_door",
+        "_exchange",
+        "_form",
+        "_header_length",
+        "_length",
+        "_request",
+        "_slot",
+        "_start",
+    )
+
+    def __init__(self, door: InferDoor, header_length: bytes | None) -> None:
+        self._door = door
+        self._header_length = header_length
+        self._slot: Slot | None = None
+        self._start = 0
+        self._length = 0
+        self._request: InferRequest | None = None
+        self._exchange: Exchange | None = None
+        self._form: RequestForm | None = None
+
+    def body_memory(self, nbytes: int) -> memoryview:
+        """Return memory of the arena, placed so that the first tensor's data will be aligned."""
+        header = _header_size(self._header_length, nbytes)
+        self._length = nbytes
+        slot = self._slot = self._door.arena.allocate(body_room(nbytes, self._door.inputs))
+        start = self._start = -header % ALIGNMENT
+        return slot.memory[start : start + nbytes]
+
+    def complete(self, exchange: Exchange, copied: int) -> None:
+        """Read the header and give the request to the model.
+
+        Raises
+        ------
+        BridgeError
+            When it is no valid request.
+        """
+        door = self._door
+        header_size = _header_size(self._header_length, self._length)
+        slot = self._slot
+        begin = self._start
+        data = begin + header_size
+        if slot is not None and header_size:
+            form = door.forms.parse(bytes(slot.memory[begin:data]))
+        else:
+            form = raw_request(door.model.config, self._length)
+        following = self._length - header_size
+        if following != form.binary_bytes:
+            raise _wrong_length(form, following, door.model.name)
+        self._form = form
+        self._exchange = exchange
+        if form.packed:
+            request = self._packed(form, data)
+        else:
+            request = self._in_place(form, data, max(0, copied - header_size))
+        self._request = request
+        door.model.submit(request)
+
+    def abort(self) -> None:
+        """Give the memory back, or tell the model that nobody waits."""
+        if self._request is not None:
+            self._request.cancel()
+        elif self._slot is not None:
+            self._door.arena.free(self._slot)
+            self._slot = None
+
+    def _in_place(self, form: RequestForm, data: int, copied: int) -> InferRequest:
+        """Make the request of inputs that stay where they arrived."""
+        slot = self._slot
+        places: Sequence[tuple[int, int]] = form.places
+        if slot is not None:
+            if form.strings:
+                views = [slot.memory[data + at : data + at + n] for at, n in form.places]
+                check_strings(form, self._door.model.name, views)
+            places, moved = align_inputs(form, slot.memory, data)
+            copied += moved
+        self._slot = None
+        return InferRequest(
+            form.signature,
+            slot,
+            data,
+            places,
+            self._done,
+            form.identifier,
+            form.extras,
+            copied,
+        )
+
+    def _packed(self, form: RequestForm, data: int) -> InferRequest:
+        """Make the request of inputs of which some came as JSON."""
+        door = self._door
+        body = self._slot
+        assert body is not None
+        binary = body.memory[data : data + form.binary_bytes]
+        slot, places, copied = pack_inputs(form, binary, door.arena)
+        try:
+            if form.strings:
+                check_strings(
+                    form, door.model.name, [slot.memory[at : at + n] for at, n in places]
+                )
+        except BridgeError:
+            door.arena.free(slot)
+            raise
+        door.arena.free(body)
+        self._slot = None
+        return InferRequest(
+            form.signature, slot, 0, places, self._done, form.identifier, form.extras, copied
+        )
+
+    def _done(self, outcome: Outcome) -> None:
+        """Send what the model answered."""
+        exchange, form, door = self._exchange, self._form, self._door
+        assert exchange is not None and form is not None
+        try:
+            if not isinstance(outcome, InferResponse):
+                raise outcome
+            encoded = encode_response(form, outcome, door.model.name, door.version)
+        except BridgeError as error:
+            exchange.fail(error)
+            return
+        if encoded.nbytes < 0:
+            exchange.respond(200, _JSON, encoded.header)
+            return
+        fields = (
+            b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
+            % len(encoded.header)
+        )
+        exchange.respond(200, fields, encoded.header, encoded.buffers)
+
+
+def _header_size(value: bytes | None, body: int) -> int:
+    """Return how many bytes of the body are its JSON header.
+
+    Raises
+    ------
+    BridgeError
+        When the client's number lies outside the body.
+    """
+    if value is None:
+        return body
+    try:
+        size = int(value)
+    except ValueError:
+        size = 0
+    if not 0 <= size <= body:
+        raise invalid(f"inference header size should be in range (0, {body}), got: {size}")
+    return size
+
+
+def _wrong_length(form: RequestForm, following: int, model: str) -> BridgeError:
+    """Say that the bytes after the header are not those that it announces."""
+    if following > form.binary_bytes:
+        return invalid(f"unexpected additional input data for model '{model}'")
+    at = 0
+    for entry in form.inputs:
+        if entry.data is None:
+            at += entry.nbytes
+            if at > following:
+                return invalid(
+                    f"unexpected size for input '{entry.name}', expecting {at - following} "
+                    f"additional bytes for model '{model}'"
+                )
+    raise AssertionError("the sizes of the inputs add up")

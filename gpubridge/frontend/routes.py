@@ -1,0 +1,229 @@
+"""The v2 protocol's paths, and who takes each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from gpubridge.engine.repository import ModelRepository
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.http.message import Exchange, RequestHandler, RequestHead
+from gpubridge.frontend.infer import InferDoor
+from gpubridge.protocol import metadata
+from gpubridge.protocol.status import error_body, http_status
+from gpubridge.telemetry.counters import METRICS_CONTENT_TYPE, ModelState, metrics_page
+
+__all__ = ["MetricsRouter", "V2Router"]
+
+_JSON = b"Content-Type: application/json\r\n"
+_PLAIN = b"Content-Type: text/plain\r\n"
+
+_MODEL = re.compile(
+    rb"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?(?P<rest>|/infer|/ready|/config)",
+    re.ASCII,
+)
+_LONGEST_BODY = 1 << 20
+_ROUTES_KEPT = 1024
+
+Answer = Callable[[Exchange], None]
+
+
+class _Simple:
+    """Takes a request whose body does not matter; ``answer`` responds."""
+
+    __slots__ = ("_answer",)
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def body_memory(self, nbytes: int) -> memoryview:
+        """Give the body a place to be forgotten in."""
+        if nbytes > _LONGEST_BODY:
+            raise BridgeError(
+                f"this path takes no body of {nbytes} bytes (at most {_LONGEST_BODY})",
+                ErrorCode.INVALID_ARG,
+            )
+        return memoryview(bytearray(nbytes))
+
+    def complete(self, exchange: Exchange, copied: int) -> None:
+        """Answer."""
+        self._answer(exchange)
+
+    def abort(self) -> None:
+        """Nothing is held."""
+
+
+class _Failures:
+    """How a router's errors look."""
+
+    def failure(self, error: BridgeError, status: int | None) -> tuple[int, bytes]:
+        """Return status and JSON body of an error."""
+        return status or http_status(error.code), error_body(error)
+
+
+class V2Router(_Failures):
+    """Routes of the inference door.
+
+    Parameters
+    ----------
+    repository : ModelRepository
+        The models.
+    strict_readiness : bool
+        Whether the server is ready only when every model is.
+    """
+
+    def __init__(self, repository: ModelRepository, *, strict_readiness: bool) -> None:
+        self._repository = repository
+        self._strict = strict_readiness
+        self._infer: dict[bytes, InferDoor] = {}
+        self.serving = False
+        self._fixed: dict[bytes, tuple[bytes, Answer]] = {
+            b"/v2": (b"GET", lambda exchange: exchange.respond(200, _JSON, self._about)),
+            b"/v2/health/live": (b"GET", _healthy(lambda: True)),
+            b"/v2/health/ready": (b"GET", _healthy(self.ready)),
+            b"/v2/repository/index": (b"POST", self._index),
+        }
+        self._about = metadata.server_metadata()
+
+    def ready(self) -> bool:
+        """Whether the server takes requests and, if that is asked for, every model is up."""
+        if not self.serving:
+            return False
+        if not self._strict:
+            return True
+        return not self._repository.failures and all(
+            model.ready for model in self._repository.loaded()
+        )
+
+    def forget_models(self) -> None:
+        """Models have changed: look each up again."""
+        self._infer.clear()
+
+    def route(self, head: RequestHead) -> RequestHandler:
+        """Return who takes a request.
+
+        Raises
+        ------
+        BridgeError
+            For a path, method or model that is not there.
+        """
+        target = head.target
+        door = self._infer.get(target)
+        if door is not None and head.method == b"POST":
+            return door.request(head)
+        path = target.partition(b"?")[0]
+        if not path.startswith(b"/"):
+            path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+        fixed = self._fixed.get(path)
+        if fixed is not None:
+            method, answer = fixed
+            if head.method != method:
+                raise _MethodNotAllowed
+            return _Simple(answer)
+        match = _MODEL.fullmatch(path)
+        if match is None:
+            raise BridgeError("Not Found", ErrorCode.NOT_FOUND)
+        return self._model_route(head, match)
+
+    def failure(self, error: BridgeError, status: int | None) -> tuple[int, bytes]:
+        """Return status and JSON body of an error."""
+        if isinstance(error, _MethodNotAllowed):
+            status = 405
+        return super().failure(error, status)
+
+    def _model_route(self, head: RequestHead, match: re.Match[bytes]) -> RequestHandler:
+        name = match["model"].decode("utf-8", "surrogateescape")
+        rest = match["rest"]
+        if head.method != (b"POST" if rest == b"/infer" else b"GET"):
+            raise _MethodNotAllowed
+        version = _version(match["version"])
+        if rest == b"/ready":
+            return _Simple(_model_ready(self._repository, name, version))
+        model = self._repository.find(name, version)
+        if rest == b"/infer":
+            door = InferDoor(model, self._repository.arena)
+            if len(self._infer) >= _ROUTES_KEPT:
+                self._infer.clear()
+            self._infer[head.target] = door
+            return door.request(head)
+        if rest == b"/config":
+            body = metadata.model_config(model.config)
+        else:
+            versions = self._repository.versions(name) if version is None else [version]
+            body = metadata.model_metadata(model.config, versions)
+        return _Simple(lambda exchange: exchange.respond(200, _JSON, body))
+
+    def _index(self, exchange: Exchange) -> None:
+        exchange.respond(200, _JSON, metadata.repository_index(self._repository.index()))
+
+
+class MetricsRouter(_Failures):
+    """The one route of the metrics door."""
+
+    def __init__(self, repository: ModelRepository) -> None:
+        self._repository = repository
+
+    def route(self, head: RequestHead) -> RequestHandler:
+        """Return who takes a request.
+
+        Raises
+        ------
+        BridgeError
+            For anything but GET /metrics.
+        """
+        if head.target.partition(b"?")[0] != b"/metrics" or head.method != b"GET":
+            raise BridgeError("Not Found: the metrics are at /metrics", ErrorCode.NOT_FOUND)
+        return _Simple(self._page)
+
+    def _page(self, exchange: Exchange) -> None:
+        fields = b"Content-Type: %b\r\n" % METRICS_CONTENT_TYPE.encode()
+        exchange.respond(200, fields, metrics_page(self._states))
+
+    def _states(self) -> list[ModelState]:
+        return [
+            ModelState(
+                model.counters,
+                model.pending,
+                sum(instance.restarts for instance in model.instances),
+            )
+            for model in self._repository.loaded()
+        ]
+
+
+class _MethodNotAllowed(BridgeError):
+    def __init__(self) -> None:
+        super().__init__("Method Not Allowed", ErrorCode.INVALID_ARG)
+
+
+def _healthy(check: Callable[[], bool]) -> Answer:
+    def answer(exchange: Exchange) -> None:
+        exchange.respond(200 if check() else 400, _PLAIN, b"")
+
+    return answer
+
+
+def _model_ready(repository: ModelRepository, name: str, version: int | None) -> Answer:
+    def answer(exchange: Exchange) -> None:
+        try:
+            ready = repository.find(name, version).ready
+        except BridgeError:
+            ready = False
+        if ready:
+            exchange.respond(200, _PLAIN, b"")
+        else:
+            exchange.fail(BridgeError("Model version not ready", ErrorCode.INVALID_ARG))
+
+    return answer
+
+
+def _version(text: bytes | None) -> int | None:
+    if text is None:
+        return None
+    version = int(text) if len(text) < 25 else 1 << 64
+    if version >= 1 << 63:
+        raise BridgeError(
+            f"failed to get model version from specified version string '{text.decode()}' (details: "
+            "stol), version should be an integral value > 0",
+            ErrorCode.INVALID_ARG,
+        )
+    return version

@@ -1,0 +1,184 @@
+"""Slots of shared memory, cut from segments of one slot size each.
+
+A slot is taken and given back in constant time: free slots of a size wait on a stack, so that the
+one used last (warm in the cache, its pages present) is used next. The arena grows by segments up to
+a limit and gives unused segments back.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Dict, List, Optional, Tuple
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm.segment import Segment
+
+__all__ = ["HostArena", "Slot"]
+
+_SMALLEST = 4096
+_SMALL_SEGMENT = 1 << 20
+_POWERS_UP_TO = 1 << 16
+
+
+class Slot:
+    """A piece of a segment, lent to one user at a time.
+
+    Attributes
+    ----------
+    segment : Segment
+        Where it lies.
+    offset, size : int
+        Bytes from the segment's start; bytes.
+    memory : memoryview
+        Its bytes, writable.
+    """
+
+    __slots__ = ("bucket", "memory", "offset", "segment", "size")
+
+    def __init__(self, bucket: _Bucket, offset: int, size: int) -> None:
+        self.bucket = bucket
+        self.segment = bucket.segment
+        self.offset = offset
+        self.size = size
+        self.memory = bucket.segment.view[offset : offset + size]
+
+
+class _Bucket:
+    """A segment and what is known of its slots."""
+
+    __slots__ = ("free", "idle_since", "segment", "slot_size", "slots")
+
+    def __init__(self, segment: Segment, slot_size: int) -> None:
+        self.segment = segment
+        self.slot_size = slot_size
+        self.slots = segment.size // slot_size
+        self.free = 0
+        self.idle_since = 0.0
+
+
+class HostArena:
+    """An allocator of shared slots; owns its segments. Used by one thread at a time.
+
+    Parameters
+    ----------
+    owner : int
+        Upper half of the region ids that this arena gives to its segments.
+    limit : int
+        Bytes that all its segments together may have.
+    on_create, on_drop : callable, optional
+        Told of each segment that comes, and of each that is about to go.
+    """
+
+    def __init__(
+        self,
+        owner: int,
+        limit: int,
+        on_create: Optional[Callable[[Segment], None]] = None,
+        on_drop: Optional[Callable[[Segment], None]] = None,
+    ) -> None:
+        self.limit = limit
+        self.capacity = 0
+        self._owner = owner
+        self._made = 0
+        self._on_create = on_create
+        self._on_drop = on_drop
+        self._stacks: Dict[int, List[Slot]] = {}
+        self._buckets: Dict[int, _Bucket] = {}
+
+    def allocate(self, nbytes: int) -> Slot:
+        """Lend a slot of at least ``nbytes`` bytes (contents undefined); give back with :meth:`free`.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when the arena is at its limit.
+        """
+        size = slot_size(nbytes)
+        stack = self._stacks.get(size)
+        if not stack:
+            stack = self._grow(size)
+        slot = stack.pop()
+        slot.bucket.free -= 1
+        return slot
+
+    def free(self, slot: Slot) -> None:
+        """Take a slot back; its memory may be lent again at once."""
+        bucket = slot.bucket
+        bucket.free += 1
+        if bucket.free == bucket.slots:
+            bucket.idle_since = time.monotonic()
+        self._stacks[slot.size].append(slot)
+
+    def segments(self) -> List[Segment]:
+        """All segments that exist now."""
+        return [bucket.segment for bucket in self._buckets.values()]
+
+    def lent(self) -> Tuple[int, int]:
+        """Number of slots lent now, and their bytes."""
+        used = [(b.slots - b.free, b.slot_size) for b in self._buckets.values()]
+        return sum(n for n, _ in used), sum(n * size for n, size in used)
+
+    def trim(self, idle_seconds: float) -> int:
+        """Drop the segments of which no slot was used for ``idle_seconds``; returns bytes given back."""
+        before = self.capacity
+        oldest = time.monotonic() - idle_seconds
+        for bucket in list(self._buckets.values()):
+            if bucket.free == bucket.slots and bucket.idle_since <= oldest:
+                self._drop(bucket)
+        return before - self.capacity
+
+    def close(self) -> None:
+        """Give every segment back, whoever still looks at it."""
+        for bucket in list(self._buckets.values()):
+            self._drop(bucket)
+
+    def _grow(self, size: int) -> List[Slot]:
+        if size <= _POWERS_UP_TO:
+            count = _SMALL_SEGMENT // size
+        else:
+            count = max(1, min(4, _SMALL_SEGMENT // size))
+        if self.capacity + size * count > self.limit:
+            self.trim(0.0)
+            count = min(count, (self.limit - self.capacity) // size)
+        if count <= 0:
+            raise BridgeError(
+                f"shared memory arena is full: {size} bytes asked for, {self.capacity} of "
+                f"{self.limit} bytes are in use; send fewer or smaller requests at once, or raise "
+                "the limit",
+                ErrorCode.UNAVAILABLE,
+            )
+        self._made += 1
+        segment = Segment.create(self._owner << 32 | self._made, size * count)
+        bucket = _Bucket(segment, size)
+        bucket.free = count
+        self.capacity += segment.size
+        self._buckets[segment.region] = bucket
+        if self._on_create is not None:
+            self._on_create(segment)
+        stack = self._stacks.setdefault(size, [])
+        # The lowest offset ends on top of the stack.
+        stack.extend(Slot(bucket, i * size, size) for i in reversed(range(count)))
+        return stack
+
+    def _drop(self, bucket: _Bucket) -> None:
+        stack = self._stacks[bucket.slot_size]
+        stack[:] = [slot for slot in stack if slot.bucket is not bucket]
+        del self._buckets[bucket.segment.region]
+        self.capacity -= bucket.segment.size
+        if self._on_drop is not None:
+            self._on_drop(bucket.segment)
+        bucket.segment.close()
+
+
+def slot_size(nbytes: int) -> int:
+    """Bytes of the slot that ``nbytes`` are put in: powers of two, above 64 KiB quarter steps.
+
+    Quarter steps keep the waste of a large slot under a quarter of it.
+    """
+    if nbytes <= _SMALLEST:
+        return _SMALLEST
+    bits = (nbytes - 1).bit_length()
+    if nbytes <= _POWERS_UP_TO:
+        return 1 << bits
+    shift = bits - 3
+    return (((nbytes - 1) >> shift) + 1) << shift

@@ -1,0 +1,115 @@
+"""A segment: one sealed memfd and this process's mapping of it.
+
+A memfd has no name, so nothing can be left in /dev/shm, and it is gone with the last process that
+holds it. Its size is sealed before anyone else sees it: a peer that could shrink it would kill every
+other process that reads it (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["Segment"]
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Segment:
+    """A mapped memfd.
+
+    Use :meth:`create` or :meth:`open`. The object owns ``fd`` and the mapping; :meth:`close` gives
+    back both, except that memory which views still refer to stays mapped until the last view dies.
+
+    Attributes
+    ----------
+    region : int
+        The region id by which every process knows this memory.
+    size : int
+        Bytes.
+    view : memoryview
+        All of it, writable.
+    """
+
+    __slots__ = ("_map", "fd", "region", "size", "view")
+
+    def __init__(self, region: int, fd: int, size: int) -> None:
+        self.region = region
+        self.fd = fd
+        self.size = size
+        self._map = mmap.mmap(fd, size)
+        self.view = memoryview(self._map)
+
+    @classmethod
+    def create(cls, region: int, size: int) -> Segment:
+        """Make a new sealed segment of ``size`` bytes (zeroed; pages are taken when touched).
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when the kernel gives no descriptor or memory.
+        """
+        try:
+            fd = os.memfd_create("gpubridge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise _unavailable(size, error) from error
+        try:
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            return cls(region, fd, size)
+        except (OSError, ValueError) as error:
+            os.close(fd)
+            raise _unavailable(size, error) from error
+
+    @classmethod
+    def open(cls, region: int, fd: int, size: int) -> Segment:
+        """Map a segment that another process made; takes over ``fd`` (closed on failure).
+
+        Raises
+        ------
+        BridgeError
+            INVALID_ARG when the descriptor is no memfd sealed against resizing, or smaller than
+            announced.
+        """
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            actual = os.fstat(fd).st_size
+            if seals & fcntl.F_SEAL_SHRINK == 0 or actual != size or size <= 0:
+                raise BridgeError(
+                    f"region {region}: expected a memfd of {size} bytes sealed against shrinking, "
+                    f"got {actual} bytes with seals {seals:#x}",
+                    ErrorCode.INVALID_ARG,
+                )
+            return cls(region, fd, size)
+        except BridgeError:
+            os.close(fd)
+            raise
+        except (OSError, ValueError) as error:
+            os.close(fd)
+            raise BridgeError(
+                f"region {region}: cannot map {size} bytes: {error}", ErrorCode.INVALID_ARG
+            ) from error
+
+    def close(self) -> None:
+        """Give the segment back; idempotent."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        self.view.release()
+        try:
+            self._map.close()
+        except BufferError:
+            # Someone still looks at this memory: the mapping goes with their last view.
+            pass
+
+
+def _unavailable(size: int, error: Exception) -> BridgeError:
+    return BridgeError(
+        f"cannot create a shared memory segment of {size} bytes: {error}; "
+        "free memory or raise the limits of this process",
+        ErrorCode.UNAVAILABLE,
+    )

@@ -1,0 +1,76 @@
+"""What a model author imports; ``triton_python_backend_utils`` is another name of this package.
+
+Works inside a server and outside: a model can be unit-tested by building requests with the public
+constructors and calling its ``execute``.
+"""
+
+from __future__ import annotations
+
+from gpubridge.pb_utils.c_module import TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU
+from gpubridge.pb_utils.constants import (
+    TRITON_STRING_TO_NUMPY,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    deserialize_bytes_tensor,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
+from gpubridge.pb_utils.exceptions import TritonError, TritonModelException
+from gpubridge.pb_utils.logger import Logger
+from gpubridge.pb_utils.lookup import (
+    get_input_config_by_name,
+    get_input_tensor_by_name,
+    get_model_dir,
+    get_output_config_by_name,
+    get_output_tensor_by_name,
+    using_decoupled_model_transaction_policy,
+)
+from gpubridge.pb_utils.model_config import ModelConfig
+from gpubridge.pb_utils.request import InferenceRequest, PreferredMemory
+from gpubridge.pb_utils.response import InferenceResponse
+from gpubridge.pb_utils.tensor import Tensor
+from gpubridge.pb_utils.unavailable import (
+    MetricFamily,
+    is_model_ready,
+    load_model,
+    unload_model,
+)
+
+__all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
+    "InferenceRequest",
+    "InferenceResponse",
+    "Logger",
+    "MetricFamily",
+    "ModelConfig",
+    "PreferredMemory",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
+]

@@ -1,0 +1,88 @@
+"""Which Python values the public surface takes for text, numbers and lists.
+
+Models may rely on a TypeError where Triton raises one, so None, floats for integers or a str for a
+list of names are refused here, before anything else looks at them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpubridge.pb_utils.exceptions import TritonModelException
+
+__all__ = ["integer", "json_parameters", "sequence", "text", "wrong_type"]
+
+
+def wrong_type(what: str, expected: str, got: object) -> TypeError:
+    """Make the TypeError for an argument of a type that is not taken."""
+    return TypeError(
+        f"expected {expected} for {what}, got {got!r} of type {type(got).__name__}"
+    )
+
+
+def text(value: Any, what: str) -> str:
+    """Take a str, or bytes that are UTF-8.
+
+    Raises
+    ------
+    TypeError
+        For anything else.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode()
+    raise wrong_type(what, "str", value)
+
+
+def integer(value: Any, what: str, least: int | None = None) -> int:
+    """Take an int (bool included) that is not smaller than `least`.
+
+    Raises
+    ------
+    TypeError
+        For anything else, a number out of range included.
+    """
+    if not isinstance(value, int) or (least is not None and value < least):
+        expected = "int" if least is None else f"int of {least} or more"
+        raise wrong_type(what, expected, value)
+    return int(value)
+
+
+def sequence(value: Any, what: str) -> list[Any]:
+    """Take a list or tuple as a new list.
+
+    Raises
+    ------
+    TypeError
+        For anything else; a str, a set or a generator is not a list of things.
+    """
+    if not isinstance(value, (list, tuple)):
+        raise wrong_type(what, "list", value)
+    return list(value)
+
+
+def json_parameters(parameters: Any) -> str:
+    """Write request or response parameters as the JSON text that ``parameters()`` returns.
+
+    Raises
+    ------
+    TritonModelException
+        If `parameters` is neither None nor a dict of str to bool, int or str.
+    """
+    if parameters is None:
+        return "{}"
+    if not isinstance(parameters, dict):
+        # The mangled C++ name is what Triton's text has here, and what models may match on.
+        raise TritonModelException(f"Expect N8pybind114dictE, got {type(parameters)}")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(
+                f"Expect parameters keys to have type str, found type {type(key)}"
+            )
+        if not isinstance(value, (bool, int, str)):
+            raise TritonModelException(
+                f"Expect parameters values to have type bool/int/str, found type {type(value)}"
+            )
+    return json.dumps(parameters)

@@ -1,0 +1,62 @@
+"""What the process around a model gives to the model's side of the bridge.
+
+The stub attaches one `Host` before it imports the model. Outside of a server there is none: logs go
+to stderr, and what only a server can do says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+__all__ = ["Host", "attach", "current", "detach", "register_aliases"]
+
+
+class Host(NamedTuple):
+    """What a server injects.
+
+    Attributes
+    ----------
+    model_dir : str
+        The version directory, or a Python-based backend's model directory.
+    log : callable
+        Takes level (a ``Logger.LogLevel`` number), message, file name and line; must not raise.
+    """
+
+    model_dir: str
+    log: Callable[[int, str, str, int], None]
+
+
+_host: Host | None = None
+
+
+def attach(host: Host) -> None:
+    """Set the process's host; done once, by the stub, before a model is imported."""
+    global _host
+    _host = host
+
+
+def detach() -> None:
+    """Forget the host; what needs one then behaves as outside of a server."""
+    global _host
+    _host = None
+
+
+def current() -> Host | None:
+    """Give the host, or None outside of a server."""
+    return _host
+
+
+def register_aliases() -> None:
+    """Let models import this room under the names they know.
+
+    A foreign interpreter has only the gpubridge package on its path, not the modules beside it that
+    a ``pip install`` puts there; so the stub registers ``triton_python_backend_utils`` and
+    ``c_python_backend_utils`` itself, as the very same modules.
+    """
+    from gpubridge import pb_utils
+    from gpubridge.pb_utils import c_module
+
+    sys.modules["triton_python_backend_utils"] = pb_utils
+    sys.modules["c_python_backend_utils"] = c_module

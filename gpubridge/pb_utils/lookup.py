@@ -1,0 +1,88 @@
+"""Finding things by name: tensors, configuration entries, the model's directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpubridge.pb_utils import host
+from gpubridge.pb_utils.exceptions import TritonModelException
+
+if TYPE_CHECKING:
+    from gpubridge.pb_utils.request import InferenceRequest
+    from gpubridge.pb_utils.response import InferenceResponse
+    from gpubridge.pb_utils.tensor import Tensor
+
+__all__ = [
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "using_decoupled_model_transaction_policy",
+]
+
+
+def get_input_tensor_by_name(
+    inference_request: InferenceRequest, name: str
+) -> Tensor | None:
+    """Give the request's input of that name, or None."""
+    for tensor in inference_request._inputs:
+        if tensor._name == name:
+            return tensor
+    return None
+
+
+def get_output_tensor_by_name(
+    inference_response: InferenceResponse, name: str
+) -> Tensor | None:
+    """Give the response's output of that name, or None."""
+    for tensor in inference_response._tensors:
+        if tensor._name == name:
+            return tensor
+    return None
+
+
+def get_input_config_by_name(
+    model_config: dict[str, Any], name: str
+) -> dict[str, Any] | None:
+    """Give the entry of an input in a parsed model configuration, or None."""
+    return _entry(model_config.get("input", ()), name)
+
+
+def get_output_config_by_name(
+    model_config: dict[str, Any], name: str
+) -> dict[str, Any] | None:
+    """Give the entry of an output in a parsed model configuration, or None."""
+    return _entry(model_config.get("output", ()), name)
+
+
+def _entry(entries: Any, name: str) -> dict[str, Any] | None:
+    for entry in entries:
+        if entry["name"] == name:
+            found: dict[str, Any] = entry
+            return found
+    return None
+
+
+def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
+    """Tell whether a parsed model configuration is that of a decoupled model."""
+    return bool(
+        model_config.get("model_transaction_policy", {}).get("decoupled", False)
+    )
+
+
+def get_model_dir() -> str:
+    """Give the directory of the model's version.
+
+    Raises
+    ------
+    TritonModelException
+        Outside of a server.
+    """
+    server = host.current()
+    if server is None:
+        raise TritonModelException(
+            "get_model_dir() expected to run inside a gpubridge server, got no server around; in "
+            "a test, replace it: monkeypatch.setattr(pb_utils, 'get_model_dir', lambda: path)"
+        )
+    return server.model_dir

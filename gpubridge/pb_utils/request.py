@@ -1,0 +1,318 @@
+"""Requests as models see them, and make them for calls of other models."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from gpubridge.pb_utils.arguments import (
+    integer,
+    json_parameters,
+    sequence,
+    text,
+    wrong_type,
+)
+from gpubridge.pb_utils.exceptions import TritonModelException
+from gpubridge.pb_utils.tensor import Tensor
+from gpubridge.pb_utils.unavailable import refuse, refuse_bls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["InferenceRequest", "InferenceTrace", "MemoryType", "PreferredMemory"]
+
+
+class MemoryType(enum.IntEnum):
+    """Where a caller wants the outputs of a model it calls."""
+
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
+
+
+MemoryType.__module__ = "c_python_backend_utils"
+
+
+class PreferredMemory:
+    """Where a caller wants the outputs of a model it calls.
+
+    Parameters
+    ----------
+    preferred_memory_type : MemoryType
+        ``TRITONSERVER_MEMORY_GPU`` or ``TRITONSERVER_MEMORY_CPU``.
+    preferred_device_id : int, optional
+        The GPU's ordinal.
+    """
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("_device_id", "_memory_type")
+
+    def __init__(
+        self, preferred_memory_type: MemoryType, preferred_device_id: int = 0
+    ) -> None:
+        if not isinstance(preferred_memory_type, MemoryType):
+            raise wrong_type(
+                "preferred_memory_type", "a MemoryType", preferred_memory_type
+            )
+        self._memory_type = preferred_memory_type
+        self._device_id = integer(preferred_device_id, "preferred_device_id")
+
+
+class InferenceTrace:
+    """The trace a request belongs to; passed on to the requests that it causes."""
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("_context",)
+
+    def __init__(self, context: str | None = None, /) -> None:
+        self._context = context
+
+    def get_context(self) -> str | None:
+        """Give the OpenTelemetry context as JSON, or None where there is no trace."""
+        return self._context
+
+
+class _Required(enum.Enum):
+    """Stands for the arguments that must be given although some before them need not."""
+
+    REQUIRED = enum.auto()
+
+
+_REQUIRED: Any = _Required.REQUIRED
+_NO_TRACE = InferenceTrace()
+
+
+def _never_cancelled() -> bool:
+    return False
+
+
+class InferenceRequest:
+    """One request: what ``execute`` gets, or what a model sends to another.
+
+    Parameters
+    ----------
+    request_id : str, optional
+    correlation_id : int or str, optional
+        The sequence the request belongs to; 0 is none.
+    inputs : list of Tensor
+    requested_output_names : list of str
+    model_name : str
+    model_version : int, optional
+        -1 lets the server choose.
+    flags : int, optional
+        ``TRITONSERVER_REQUEST_FLAG_...``.
+    timeout : int, optional
+        Microseconds; 0 is none.
+    preferred_memory : PreferredMemory, optional
+    trace : InferenceTrace, optional
+    parameters : dict of str to bool, int or str, optional
+
+    Raises
+    ------
+    TypeError
+        If an argument is missing, None (`parameters` excepted) or of another type.
+    TritonModelException
+        If an element is None or an empty name, or the correlation id or a parameter is of a type
+        that has no counterpart.
+    """
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = (
+        "_cancelled",
+        "_correlation_id",
+        "_flags",
+        "_inputs",
+        "_model_name",
+        "_model_version",
+        "_parameters",
+        "_preferred_memory",
+        "_release_flags",
+        "_request_id",
+        "_requested_output_names",
+        "_timeout",
+        "_trace",
+    )
+
+    _cancelled: Callable[[], bool]
+    _correlation_id: int | str
+    _flags: int
+    _inputs: list[Tensor]
+    _model_name: str
+    _model_version: int
+    _parameters: str
+    _preferred_memory: PreferredMemory | None
+    _release_flags: int
+    _request_id: str
+    _requested_output_names: Iterable[str]
+    _timeout: int
+    _trace: InferenceTrace
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: list[Tensor] = _REQUIRED,
+        requested_output_names: list[str] = _REQUIRED,
+        model_name: str = _REQUIRED,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory = _REQUIRED,
+        trace: InferenceTrace = _NO_TRACE,
+        parameters: dict[str, bool | int | str] | None = None,
+    ) -> None:
+        self._request_id = text(request_id, "request_id")
+        self._model_name = text(model_name, "model_name")
+        self._model_version = integer(model_version, "model_version")
+        self._flags = integer(flags, "flags", least=0)
+        self._timeout = integer(timeout, "timeout", least=0)
+        if preferred_memory is not _REQUIRED and not isinstance(
+            preferred_memory, PreferredMemory
+        ):
+            raise wrong_type("preferred_memory", "PreferredMemory", preferred_memory)
+        # None is "wherever the called model puts it", which has no public name.
+        self._preferred_memory = (
+            None if preferred_memory is _REQUIRED else preferred_memory
+        )
+        if not isinstance(trace, InferenceTrace):
+            raise wrong_type("trace", "InferenceTrace", trace)
+        self._trace = trace
+        self._correlation_id = _correlation_id(correlation_id)
+        self._inputs = self._checked_inputs(inputs)
+        self._requested_output_names = self._checked_names(requested_output_names)
+        self._parameters = json_parameters(parameters)
+        self._release_flags = 0
+        self._cancelled = _never_cancelled
+
+    def _checked_inputs(self, inputs: Any) -> list[Tensor]:
+        tensors = sequence(inputs, "inputs")
+        for tensor in tensors:
+            if tensor is not None and not isinstance(tensor, Tensor):
+                raise wrong_type("an element of inputs", "Tensor", tensor)
+        if None in tensors:
+            raise TritonModelException(
+                f"Input tensor for {self._described()} should not be empty."
+            )
+        return tensors
+
+    def _checked_names(self, names: Any) -> frozenset[str]:
+        # A set has no duplicates to lose: what requested_output_names() gives can be passed on.
+        given = list(names) if isinstance(names, (set, frozenset)) else names
+        checked = [
+            text(name, "an element of requested_output_names")
+            for name in sequence(given, "requested_output_names")
+        ]
+        if "" in checked:
+            raise TritonModelException(
+                f"Requested output name for {self._described()} should not be empty."
+            )
+        return frozenset(checked)
+
+    def _described(self) -> str:
+        return (
+            f"request with id '{self._request_id}' and model name '{self._model_name}'"
+        )
+
+    @classmethod
+    def _received(
+        cls,
+        inputs: list[Tensor],
+        request_id: str,
+        correlation_id: int | str,
+        requested_output_names: Iterable[str],
+        flags: int,
+        timeout: int,
+        parameters_json: str,
+        model_name: str,
+        model_version: int,
+        cancelled: Callable[[], bool],
+        trace: InferenceTrace = _NO_TRACE,
+    ) -> InferenceRequest:
+        """Wrap a request that arrived; its list of inputs becomes the request's own."""
+        request = object.__new__(cls)
+        request._inputs = inputs
+        request._request_id = request_id
+        request._correlation_id = correlation_id
+        request._requested_output_names = requested_output_names
+        request._flags = flags
+        request._timeout = timeout
+        request._parameters = parameters_json
+        request._model_name = model_name
+        request._model_version = model_version
+        request._cancelled = cancelled
+        request._trace = trace
+        request._preferred_memory = None
+        request._release_flags = 0
+        return request
+
+    def inputs(self) -> list[Tensor]:
+        """Give the input tensors as a new list."""
+        return list(self._inputs)
+
+    def request_id(self) -> str:
+        """Give the id the client chose, or an empty str."""
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        """Give the sequence's id; 0 is none."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """Give the ``TRITONSERVER_REQUEST_FLAG_...`` bits."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        """Set the ``TRITONSERVER_REQUEST_FLAG_...`` bits of a request to send."""
+        self._flags = integer(flags, "flags", least=0)
+
+    def timeout(self) -> int:
+        """Give the time limit in microseconds; 0 is none."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """Give the parameters as JSON text."""
+        return self._parameters
+
+    def trace(self) -> InferenceTrace:
+        """Give the trace, for the requests that this one causes."""
+        return self._trace
+
+    def requested_output_names(self) -> set[str]:
+        """Give the names of the outputs asked for, as a new set."""
+        return set(self._requested_output_names)
+
+    def is_cancelled(self) -> bool:
+        """Tell whether the client no longer waits; always False for a request a model made."""
+        return self._cancelled()
+
+    def set_release_flags(self, flags: int, /) -> None:
+        """Say what happens to the request after ``execute``: ``TRITONSERVER_REQUEST_RELEASE_...``.
+
+        Raises
+        ------
+        TypeError
+            If `flags` is not such an int.
+        """
+        self._release_flags = integer(flags, "flags", least=0)
+
+    def get_response_sender(self) -> NoReturn:
+        """Raise: response senders are not there yet."""
+        refuse("InferenceRequest.get_response_sender()")
+
+    def exec(self, decoupled: bool = False) -> NoReturn:
+        """Raise: calls of other models are not there yet."""
+        refuse_bls("InferenceRequest.exec()")
+
+    def async_exec(self, decoupled: bool = False) -> NoReturn:
+        """Raise: calls of other models are not there yet."""
+        refuse_bls("InferenceRequest.async_exec()")
+
+
+def _correlation_id(value: Any) -> int | str:
+    if value is None:
+        raise wrong_type("correlation_id", "int or str", value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and value >= 0:
+        return int(value)
+    raise TritonModelException("Correlation ID must be integer or string")

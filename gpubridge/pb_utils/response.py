@@ -1,0 +1,79 @@
+"""Responses as models make them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpubridge.pb_utils.arguments import json_parameters, sequence, wrong_type
+from gpubridge.pb_utils.exceptions import TritonError, TritonModelException
+from gpubridge.pb_utils.tensor import Tensor
+
+__all__ = ["InferenceResponse"]
+
+_NO_TENSORS: Any = ()
+
+
+class InferenceResponse:
+    """The answer to one request: output tensors, or an error in their place.
+
+    Parameters
+    ----------
+    output_tensors : list of Tensor, optional
+    error : TritonError, optional
+        If given, the tensors are not sent.
+    parameters : dict of str to bool, int or str, optional
+
+    Raises
+    ------
+    TypeError
+        If an argument or an element is of another type.
+    TritonModelException
+        If an element is None, or a parameter of a type that has no counterpart.
+    """
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("_error", "_parameters", "_tensors")
+
+    _error: TritonError | None
+    _parameters: str
+    _tensors: list[Tensor]
+
+    def __init__(
+        self,
+        output_tensors: list[Tensor] = _NO_TENSORS,
+        error: TritonError | None = None,
+        parameters: dict[str, bool | int | str] | None = None,
+    ) -> None:
+        tensors = sequence(output_tensors, "output_tensors")
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                _refuse_element(tensor)
+        if error is not None and not isinstance(error, TritonError):
+            raise wrong_type("error", "TritonError", error)
+        self._tensors = tensors
+        self._error = error
+        self._parameters = "{}" if parameters is None else json_parameters(parameters)
+
+    def output_tensors(self) -> list[Tensor]:
+        """Give the output tensors as a new list."""
+        return list(self._tensors)
+
+    def has_error(self) -> bool:
+        """Tell whether the response is an error."""
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        """Give the error, or None."""
+        return self._error
+
+    def parameters(self) -> str:
+        """Give the parameters as JSON text."""
+        return self._parameters
+
+
+def _refuse_element(element: object) -> None:
+    if element is None:
+        raise TritonModelException(
+            "Output tensor for inference response should not be empty."
+        )
+    raise wrong_type("an element of output_tensors", "Tensor", element)

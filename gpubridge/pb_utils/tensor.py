@@ -1,0 +1,270 @@
+"""Tensors as models see them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpubridge.errors import BridgeError
+from gpubridge.pb_utils.arguments import text, wrong_type
+from gpubridge.pb_utils.exceptions import TritonModelException
+from gpubridge.tensor import bytes_codec, dlpack
+from gpubridge.tensor.dtypes import (
+    DATATYPE_OF_DTYPE,
+    DATATYPES,
+    datatype_from_numpy,
+    element_count,
+    numpy_dtype,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Tensor"]
+
+_EMPTY_NAME = "Tensor name cannot be an empty string."
+_BF16_TO_NUMPY = (
+    "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() "
+    "instead."
+)
+# The run of blanks is in Triton's own text.
+_NOT_DLPACK = (
+    "Provided tensor is not supported. Tensor must be a DLPack capsule         or have "
+    "`__dlpack__` and `__dlpack_device__` attributes"
+)
+
+
+class Tensor:
+    """A named tensor; its data is a NumPy array's, another library's, or the bridge's.
+
+    Parameters
+    ----------
+    name : str
+        Not empty. Positional only, like the array.
+    array : numpy.ndarray
+        Any shape; bool, integer, float or bfloat16 (ml_dtypes), or object or ``S`` for strings. It
+        is referred to, not copied, unless it is not C-contiguous: do not change it once the
+        tensor was sent.
+
+    Raises
+    ------
+    TypeError
+        If `name` is not a str or `array` not an array.
+    TritonModelException
+        If the name is empty or the dtype has no counterpart.
+    """
+
+    __module__ = "c_python_backend_utils"
+    # Exactly one of _array and _source is the data; _array is also the cache of as_numpy().
+    __slots__ = ("_array", "_datatype", "_name", "_shape", "_source")
+
+    _array: NDArray[Any] | None
+    _datatype: str
+    _name: str
+    _shape: tuple[int, ...]
+    _source: memoryview | None
+
+    def __init__(self, name: str, array: NDArray[Any], /) -> None:
+        if not isinstance(name, str):
+            name = text(name, "the tensor's name")
+        if not isinstance(array, np.ndarray):
+            raise wrong_type("the tensor's data", "numpy.ndarray", array)
+        if not name:
+            raise TritonModelException(_EMPTY_NAME)
+        datatype = DATATYPE_OF_DTYPE.get(array.dtype) or datatype_from_numpy(
+            array.dtype
+        )
+        if datatype is None:
+            raise TritonModelException("NumPy dtype is not supported.")
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        self._name = name
+        self._datatype = datatype
+        self._shape = array.shape
+        self._array = array
+        self._source = None
+
+    @classmethod
+    def _received(
+        cls, name: str, datatype: str, shape: tuple[int, ...], buffer: memoryview
+    ) -> Tensor:
+        """Wrap a tensor that arrived: nothing is checked, copied or decoded here.
+
+        The buffer is C-contiguous bytes of exactly the tensor. Views of it are the only
+        references, so its lease ends with the last of them.
+        """
+        tensor = _new(cls)
+        tensor._name = name
+        tensor._datatype = datatype
+        tensor._shape = shape
+        tensor._source = buffer
+        tensor._array = None
+        return tensor
+
+    def name(self) -> str:
+        """Give the name."""
+        return self._name
+
+    def shape(self) -> list[int]:
+        """Give the dimensions as a new list."""
+        return list(self._shape)
+
+    def triton_dtype(self) -> int:
+        """Give the datatype as a number of ``TRITONSERVER_DataType``."""
+        return DATATYPES[self._datatype].number
+
+    def is_cpu(self) -> bool:
+        """Tell whether the data is in host memory."""
+        return True
+
+    def as_numpy(self) -> NDArray[Any]:
+        """Give the data as an array, the same one at each call.
+
+        Returns
+        -------
+        numpy.ndarray
+            For a numeric tensor that arrived, a view of the memory it arrived in, which the array
+            keeps alive; read-only where that memory is. For strings, dtype object, of ``bytes``.
+
+        Raises
+        ------
+        TritonModelException
+            For BF16 where ml_dtypes is not installed, or strings that are malformed.
+        """
+        array = self._array
+        if array is None:
+            array = self._array = self._view()
+        return array
+
+    def _view(self) -> NDArray[Any]:
+        if self._datatype == "BYTES":
+            try:
+                return bytes_codec.decode(
+                    self._source, element_count(self._shape)
+                ).reshape(self._shape)
+            except BridgeError as error:
+                raise TritonModelException(error.message) from None
+        dtype = numpy_dtype(self._datatype)
+        if dtype is None:
+            raise TritonModelException(_BF16_TO_NUMPY)
+        source = self._source
+        # NumPy makes no array of a buffer without bytes.
+        if not source:
+            return np.empty(self._shape, dtype)
+        return np.frombuffer(source, dtype).reshape(self._shape)
+
+    def _payload(self) -> memoryview | bytes:
+        """Give the data as flat bytes for sending, without a copy where there need be none.
+
+        Strings are serialised, unless they arrived serialised and nobody has looked at them since:
+        an array once handed out may have been edited.
+        """
+        array = self._array
+        if self._datatype == "BYTES" and array is not None:
+            try:
+                return bytes_codec.encode(array)
+            except BridgeError as error:
+                raise TritonModelException(error.message) from None
+        if self._source is not None:
+            return self._source
+        assert array is not None  # one of the two is always there
+        return _flat_bytes(array)
+
+    def to_dlpack(self) -> Any:
+        """Give an unversioned DLPack capsule of the data; no copy.
+
+        The capsule holds the tensor until its consumer lets go or, never consumed, until it is
+        deleted. It cannot say that memory is read-only; ``from_dlpack(tensor)`` can.
+
+        Raises
+        ------
+        TritonModelException
+            For strings.
+        """
+        return self._export(None)
+
+    def __dlpack__(
+        self,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Give a DLPack capsule; `stream` means nothing for host memory.
+
+        Raises
+        ------
+        BufferError
+            If the data is asked for on another device.
+        TritonModelException
+            For strings.
+        """
+        if dl_device is not None and tuple(dl_device) != (dlpack.CPU, 0):
+            raise BufferError(
+                f"expected dl_device to be the host, {(dlpack.CPU, 0)}, got {tuple(dl_device)}"
+            )
+        return self._export(max_version, bool(copy))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Give DLPack's device type and id of the data."""
+        return (dlpack.CPU, 0)
+
+    def _export(self, max_version: tuple[int, int] | None, copied: bool = False) -> Any:
+        owner: object = self
+        # Strings are refused below; there is no point in serialising them first.
+        memory = b"" if self._datatype == "BYTES" else self._payload()
+        if copied:
+            owner = memory = bytearray(memory)  # type: ignore[assignment]
+        try:
+            return dlpack.export_host(
+                owner, memory, self._datatype, self._shape, max_version, copied
+            )
+        except BridgeError as error:
+            raise TritonModelException(error.message) from None
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any, /) -> Tensor:
+        """Make a tensor of another library's, without a copy.
+
+        Parameters
+        ----------
+        name : str
+            Not empty.
+        tensor : object
+            A DLPack capsule, or an object with ``__dlpack__`` and ``__dlpack_device__``. In host
+            memory and C-contiguous. Its memory lives as long as this tensor or a view of it.
+
+        Raises
+        ------
+        TypeError
+            If `name` is not a str.
+        TritonModelException
+            If the tensor cannot be taken.
+        """
+        name = text(name, "the tensor's name")
+        if not name:
+            raise TritonModelException(_EMPTY_NAME)
+        try:
+            if dlpack.is_capsule(tensor):
+                imported = dlpack.import_capsule(tensor)
+            elif hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
+                imported = dlpack.import_object(tensor)
+            else:
+                raise TritonModelException(_NOT_DLPACK)
+        except BridgeError as error:
+            raise TritonModelException(error.message) from None
+        return Tensor._received(name, *imported)
+
+
+_new = object.__new__
+
+
+def _flat_bytes(array: NDArray[Any]) -> memoryview | bytes:
+    if not array.size:
+        return b""
+    try:
+        return array.data.cast("B")
+    except (ValueError, TypeError):
+        # ml_dtypes' bfloat16 has no buffer format; its bytes have.
+        return array.reshape(-1).view(np.uint8).data

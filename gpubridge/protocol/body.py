@@ -1,0 +1,146 @@
+"""Lays a request's inputs out in shared memory: where they arrived whenever that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpubridge.errors import BridgeError
+from gpubridge.host_shm import HostArena, Slot
+from gpubridge.protocol.fields import invalid
+from gpubridge.protocol.infer_request import RequestForm
+from gpubridge.tensor import bytes_codec
+from gpubridge.tensor.dtypes import item_size
+
+__all__ = ["ALIGNMENT", "align_inputs", "body_room", "check_strings", "pack_inputs"]
+
+ALIGNMENT = 64
+"""The first tensor after a header starts at a multiple of this."""
+
+_WIDEST = 8
+
+
+def body_room(nbytes: int, inputs: int) -> int:
+    """Return the bytes of the slot that a body needs: with room to align every later tensor."""
+    return ALIGNMENT + nbytes + _WIDEST * inputs
+
+
+def align_inputs(
+    form: RequestForm, memory: memoryview, start: int
+) -> tuple[Sequence[tuple[int, int]], int]:
+    """Make every input that follows the header start at a multiple of its item size.
+
+    Parameters
+    ----------
+    memory : memoryview
+        The slot; changed in place where an input must move.
+    start : int
+        Offset of the first byte after the header.
+
+    Returns
+    -------
+    places : sequence of (int, int)
+        Offset from ``start`` and size of each input.
+    copied : int
+        Bytes that had to be moved.
+    """
+    if form.aligned:
+        return form.places, 0
+    places: list[tuple[int, int]] = []
+    moves: list[tuple[int, int, int]] = []
+    end = 0
+    for entry, (at, nbytes) in zip(form.inputs, form.places, strict=True):
+        here = start + at
+        size = item_size(entry.datatype) or 1
+        there = -(-max(here, end) // size) * size
+        if there != here and nbytes:
+            moves.append((here, there, nbytes))
+        places.append((there - start, nbytes))
+        end = there + nbytes
+    # From the last on: each moves up, into room that the one after it has left.
+    for here, there, nbytes in reversed(moves):
+        memory[there : there + nbytes] = memory[here : here + nbytes]
+    return places, sum(nbytes for _, _, nbytes in moves)
+
+
+def pack_inputs(
+    form: RequestForm, binary: memoryview, arena: HostArena
+) -> tuple[Slot | None, list[tuple[int, int]], int]:
+    """Put inputs of both kinds, JSON values and binary data, together in a new slot.
+
+    Returns
+    -------
+    slot : Slot or None
+        The caller's to free; None when there are no bytes at all.
+    places : list of (int, int)
+        Offset in the slot and size of each input.
+    copied : int
+        Bytes copied.
+    """
+    places = []
+    end = 0
+    for entry in form.inputs:
+        places.append((end, entry.nbytes))
+        end = -(-(end + entry.nbytes) // ALIGNMENT) * ALIGNMENT
+    slot = arena.allocate(max(end, 1))
+    at = 0
+    for entry, (there, nbytes) in zip(form.inputs, places, strict=True):
+        if entry.data is not None:
+            slot.memory[there : there + nbytes] = entry.data
+        else:
+            slot.memory[there : there + nbytes] = binary[at : at + nbytes]
+            at += nbytes
+    return slot, places, sum(nbytes for _, nbytes in places)
+
+
+def check_strings(form: RequestForm, model: str, data: Sequence[memoryview]) -> None:
+    """Check that the BYTES inputs are the strings that their shapes announce.
+
+    Parameters
+    ----------
+    data : sequence of memoryview
+        The bytes of every input.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG in Triton's words.
+    """
+    prefix = f"[request id: {form.identifier or '<id_unknown>'}] "
+    for index, count in form.strings:
+        buffer = data[index]
+        try:
+            bytes_codec.validate(buffer, count)
+        except BridgeError as error:
+            name = form.inputs[index].name
+            raise invalid(prefix + _string_fault(name, model, buffer, count)) from error
+
+
+def _string_fault(name: str, model: str, buffer: memoryview, count: int) -> str:
+    """Say what is wrong with a BYTES input that has been found to be wrong."""
+    found = at = 0
+    while found < count:
+        left = len(buffer) - at
+        if 0 < left < 4:
+            return (
+                f"incomplete string length indicator for inference input '{name}' for model "
+                f"'{model}', expecting 4 bytes but only {left} bytes available. Please make sure the "
+                "string length indicator is in one buffer."
+            )
+        if left == 0:
+            break
+        at += 4 + int.from_bytes(buffer[at : at + 4], "little")
+        if at > len(buffer):
+            break
+        found += 1
+    if found < count:
+        return (
+            f"expected {count} string elements for inference input '{name}' for model '{model}', "
+            f"got {found}"
+        )
+    while at < len(buffer):
+        at += 4 + int.from_bytes(buffer[at : at + 4], "little")
+        found += 1
+    return (
+        f"unexpected number of string elements {found} for inference input '{name}' for model "
+        f"'{model}', expecting {count}"
+    )

@@ -1,0 +1,81 @@
+"""Reading fields of a request's JSON, with Triton's words for what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["array", "boolean", "internal", "invalid", "parse_json", "string", "unsigned"]
+
+JsonObject = dict[str, Any]
+
+
+def invalid(message: str) -> BridgeError:
+    """Make an error of what the client sent."""
+    return BridgeError(message, ErrorCode.INVALID_ARG)
+
+
+def internal(message: str) -> BridgeError:
+    """Make an error of the kind that Triton's JSON reader reports (HTTP 500)."""
+    return BridgeError(message, ErrorCode.INTERNAL)
+
+
+def parse_json(body: bytes) -> Any:
+    """Parse a request's JSON; ``NaN`` and ``Infinity`` literals are taken as Triton takes them."""
+    try:
+        return orjson.loads(body.removeprefix(b"\xef\xbb\xbf"))
+    except orjson.JSONDecodeError as error:
+        if b"NaN" in body or b"Infinity" in body:
+            try:
+                return json.loads(body)
+            except (ValueError, RecursionError):
+                pass
+        raise internal(
+            f"failed to parse the request JSON buffer: {error.msg} at {error.pos}"
+        ) from error
+
+
+def _member(owner: JsonObject, name: str) -> Any:
+    try:
+        return owner[name]
+    except (KeyError, TypeError, IndexError):
+        raise internal(
+            f"Unable to parse '{name}': attempt to access non-existing object member '{name}'"
+        ) from None
+
+
+def string(owner: JsonObject, name: str) -> str:
+    """Return a member that must be a string."""
+    value = _member(owner, name)
+    if type(value) is not str:
+        raise internal(f"Unable to parse '{name}': attempt to access JSON non-string as string")
+    return value
+
+
+def array(owner: JsonObject, name: str) -> list[Any]:
+    """Return a member that must be an array."""
+    value = _member(owner, name)
+    if type(value) is not list:
+        raise internal(f"Unable to parse '{name}': attempt to access JSON non-array as array")
+    return value
+
+
+def unsigned(value: Any, name: str) -> int:
+    """Return a value that must be a number of 0 or more."""
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise internal(
+            f"Unable to parse '{name}': attempt to access JSON non-unsigned-integer as "
+            "unsigned-integer"
+        )
+    return value
+
+
+def boolean(value: Any, name: str) -> bool:
+    """Return a value that must be true or false."""
+    if type(value) is not bool:
+        raise internal(f"Unable to parse '{name}': attempt to access JSON non-boolean as boolean")
+    return value

@@ -1,0 +1,362 @@
+"""A v2 inference request: from its JSON header to what the engine needs.
+
+The header of a client's requests is mostly the same bytes again and again. What it means is a
+:class:`RequestForm`, which knows no data and is kept by those bytes; reading a request again costs
+one look-up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from gpubridge.config import ModelConfig
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.protocol.fields import (
+    JsonObject,
+    array,
+    boolean,
+    internal,
+    invalid,
+    parse_json,
+    string,
+    unsigned,
+)
+from gpubridge.protocol.input_check import check_inputs
+from gpubridge.protocol.json_tensor import data_from_json
+from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
+from gpubridge.transport.messages import encode_signature
+
+__all__ = ["FormCache", "InputForm", "OutputForm", "RequestForm", "parse_request", "raw_request"]
+
+
+@dataclass(slots=True)
+class InputForm:
+    """One input: its declared tensor, and where its bytes come from.
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes of the tensor, as sent.
+    data : bytes or None
+        The bytes when they came as JSON; None when they follow the header.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    data: bytes | None = None
+
+
+@dataclass(slots=True)
+class OutputForm:
+    """How one output is wanted: as binary data after the header, or as JSON values in it."""
+
+    binary: bool
+
+
+@dataclass(slots=True)
+class RequestForm:
+    """Everything that a request's header says.
+
+    Attributes
+    ----------
+    binary_bytes : int
+        Bytes that must follow the header.
+    signature, extras : bytes
+        As they go to the stub.
+    outputs : dict or None
+        The outputs asked for, by name; None for all of them.
+    binary_default : bool
+        Whether outputs that were not named go out as binary data.
+    places : tuple of (int, int)
+        Offset from the first byte after the header, and size, of each input that follows it.
+    strings : tuple of (int, int)
+        Index and element count of the BYTES inputs, whose layout only the data can prove.
+    aligned : bool
+        Whether all of those are aligned when the first is.
+    packed : bool
+        Whether some input came as JSON values, so that the inputs must be put together.
+    answer_for, answer
+        What the response encoder remembers of the last answer to this form.
+    """
+
+    identifier: str
+    inputs: list[InputForm]
+    outputs: dict[str, OutputForm] | None
+    binary_default: bool
+    signature: bytes
+    extras: bytes
+    binary_bytes: int
+    places: tuple[tuple[int, int], ...]
+    strings: tuple[tuple[int, int], ...]
+    aligned: bool
+    packed: bool
+    answer_for: Any = field(default=None, compare=False)
+    answer: Any = field(default=None, compare=False)
+
+
+_HEADER_KEPT = 8192
+_FORMS_KEPT = 512
+
+
+class FormCache:
+    """Remembers what headers meant; one per model version, bounded."""
+
+    __slots__ = ("_config", "_forms")
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._forms: dict[bytes, RequestForm] = {}
+
+    def parse(self, header: bytes) -> RequestForm:
+        """Return what a header means.
+
+        Raises
+        ------
+        BridgeError
+            When it is no valid request for the model.
+        """
+        form = self._forms.get(header)
+        if form is None:
+            form = parse_request(header, self._config)
+            if len(header) <= _HEADER_KEPT and not form.packed and not form.identifier:
+                if len(self._forms) >= _FORMS_KEPT:
+                    self._forms.clear()
+                self._forms[header] = form
+        return form
+
+
+def parse_request(header: bytes, config: ModelConfig) -> RequestForm:
+    """Parse and check the JSON header of an inference request.
+
+    Raises
+    ------
+    BridgeError
+        In Triton's words.
+    """
+    document = parse_json(header)
+    identifier = string(document, "id") if _has(document, "id") else ""
+    extras, binary_default = _parameters(document)
+    inputs = [_input(entry) for entry in array(document, "inputs")]
+    outputs = _outputs(document, config, binary_default)
+    check_inputs(identifier, inputs, config)
+    at = 0
+    places = []
+    for entry in inputs:
+        places.append((at, entry.nbytes))
+        if entry.data is None:
+            at += entry.nbytes
+    return RequestForm(
+        identifier=identifier,
+        inputs=inputs,
+        outputs=outputs,
+        binary_default=binary_default,
+        signature=encode_signature(
+            [(entry.name, entry.datatype, _model_shape(entry, config)) for entry in inputs],
+            tuple(outputs or ()),
+        ),
+        extras=extras,
+        binary_bytes=at,
+        places=tuple(places),
+        strings=tuple(
+            (i, element_count(entry.shape))
+            for i, entry in enumerate(inputs)
+            if entry.datatype == "BYTES" and entry.data is None
+        ),
+        aligned=all(
+            place[0] % (item_size(entry.datatype) or 1) == 0
+            for entry, place in zip(inputs, places, strict=True)
+        ),
+        packed=any(entry.data is not None for entry in inputs),
+    )
+
+
+def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
+    """Return the form of a request without a header: the body is the model's one input.
+
+    Raises
+    ------
+    BridgeError
+        When the model has more than one input, or one whose shape the size cannot tell.
+    """
+    if len(config.inputs) != 1:
+        raise invalid(
+            "[request id: <id_unknown>] Raw request must only have 1 input (found 1) to be deduced "
+            f"but got {len(config.inputs)} inputs in '{config.name}' model configuration"
+        )
+    spec = config.inputs[0]
+    unknown = [i for i, dim in enumerate(spec.dims) if dim < 0]
+    shape = [1, *spec.dims] if config.max_batch_size else list(spec.dims)
+    if unknown:
+        raise invalid(
+            "[request id: <id_unknown>] The shape of the raw input "
+            f"'{spec.name}' can not be deduced: its dims {list(spec.dims)} in the configuration of "
+            f"'{config.name}' are variable; send a JSON header with its shape"
+        )
+    entry = InputForm(spec.name, spec.datatype, tuple(shape), nbytes)
+    if spec.datatype != "BYTES":
+        check_inputs("", [entry], config, raw=True)
+    return RequestForm(
+        identifier="",
+        inputs=[entry],
+        outputs=None,
+        binary_default=True,
+        signature=encode_signature([(entry.name, entry.datatype, _model_shape(entry, config))]),
+        extras=b"",
+        binary_bytes=nbytes,
+        places=((0, nbytes),),
+        strings=(),
+        aligned=True,
+        packed=False,
+    )
+
+
+def _has(document: Any, name: str) -> bool:
+    return type(document) is dict and name in document
+
+
+def _model_shape(entry: InputForm, config: ModelConfig) -> tuple[int, ...]:
+    """Return the shape that the model sees: the configured reshape applied."""
+    spec = next(spec for spec in config.inputs if spec.name == entry.name)
+    if spec.reshape is None:
+        return entry.shape
+    batch = entry.shape[:1] if config.max_batch_size else ()
+    variable = [
+        dim for dim, wanted in zip(entry.shape[len(batch) :], spec.dims, strict=True) if wanted < 0
+    ]
+    return batch + tuple(variable.pop(0) if dim < 0 else dim for dim in spec.reshape)
+
+
+def _input(entry: Any) -> InputForm:
+    if type(entry) is not dict:
+        raise _no_data("But no field is set")
+    name = string(entry, "name")
+    shape = tuple([unsigned(dim, "shape") for dim in array(entry, "shape")])
+    datatype = string(entry, "datatype")
+    if datatype not in DATATYPES:
+        raise invalid(f"invalid datatype for input {name}")
+    parameters = entry.get("parameters", _NONE)
+    if type(parameters) is not dict:
+        raise internal("failed to get request params.: attempt to get members for non-object")
+    size = parameters.get("binary_data_size")
+    region = parameters.get("shared_memory_region")
+    given = [
+        word
+        for word, there in (
+            ("'data'", "data" in entry),
+            ("'binary_data_size'", "binary_data_size" in parameters),
+            ("'shared_memory_region'", region is not None),
+        )
+        if there
+    ]
+    if len(given) != 1:
+        raise _no_data("But set " + " ".join(given) if given else "But no field is set")
+    if region is not None:
+        raise BridgeError(
+            f"Unable to find shared memory region: '{region}'", ErrorCode.NOT_FOUND
+        )
+    if "data" in entry:
+        data = data_from_json(name, datatype, _count(shape), array(entry, "data"))
+        return InputForm(name, datatype, shape, len(data), data)
+    return InputForm(name, datatype, shape, unsigned(size, "binary_data_size"))
+
+
+_NONE: JsonObject = {}
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = element_count(shape)
+    if count >= 1 << 63:
+        raise invalid(f"the shape {list(shape)} has {count} elements, more than any tensor can")
+    return count
+
+
+def _no_data(found: str) -> BridgeError:
+    return invalid(
+        "Input must set only one of the following fields: 'data', 'binary_data_size' in "
+        f"'parameters', 'shared_memory_region' in 'parameters'. {found}"
+    )
+
+
+def _outputs(
+    document: JsonObject, config: ModelConfig, binary_default: bool
+) -> dict[str, OutputForm] | None:
+    if not _has(document, "outputs"):
+        return None
+    known = {spec.name for spec in config.outputs}
+    outputs = {}
+    for entry in array(document, "outputs"):
+        name = string(entry, "name")
+        if name not in known:
+            raise invalid(f"unexpected inference output '{name}' for model '{config.name}'")
+        parameters = entry.get("parameters", _NONE)
+        binary = binary_default
+        if "binary_data" in parameters:
+            binary = boolean(parameters["binary_data"], "binary_data")
+        if "classification" in parameters:
+            raise BridgeError(
+                f"output '{name}': the classification extension is not served yet; ask for the "
+                "output itself",
+                ErrorCode.UNSUPPORTED,
+            )
+        if "shared_memory_region" in parameters:
+            region = parameters["shared_memory_region"]
+            raise BridgeError(
+                f"Unable to find shared memory region: '{region}'", ErrorCode.NOT_FOUND
+            )
+        outputs[name] = OutputForm(binary)
+    return outputs or None
+
+
+def _parameters(document: JsonObject) -> tuple[bytes, bool]:
+    """Return the extras that go to the stub, and whether outputs are binary by default."""
+    if not _has(document, "parameters"):
+        return b"", False
+    given = document["parameters"]
+    if type(given) is not dict:
+        raise internal("failed to get request params.: attempt to get members for non-object")
+    extras: JsonObject = {}
+    parameters: JsonObject = {}
+    binary_default = False
+    for name, value in given.items():
+        if name == "binary_data_output":
+            binary_default = boolean(value, name)
+        elif name == "sequence_id":
+            if type(value) is not str:
+                value = unsigned(value, name) if type(value) is int else _non_string(name)
+            extras["correlation_id"] = value
+        elif name == "sequence_start":
+            extras["flags"] = extras.get("flags", 0) | boolean(value, name)
+        elif name == "sequence_end":
+            extras["flags"] = extras.get("flags", 0) | boolean(value, name) << 1
+        elif name == "priority":
+            unsigned(value, name)
+        elif name == "timeout":
+            extras["timeout"] = unsigned(value, name)
+        else:
+            parameters[name] = _parameter(name, value)
+    if parameters:
+        extras["parameters"] = orjson.dumps(parameters).decode()
+    return (orjson.dumps(extras) if extras else b""), binary_default
+
+
+def _non_string(name: str) -> Any:
+    raise internal(f"Unable to parse '{name}': attempt to access JSON non-string as string")
+
+
+def _parameter(name: str, value: Any) -> Any:
+    if name.startswith("triton_"):
+        raise invalid(
+            "parameter keys starting with 'triton_' are reserved for Triton usage and should not be "
+            "specified."
+        )
+    if type(value) not in (bool, int, str, float):
+        raise invalid(
+            f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
+        )
+    return value
+

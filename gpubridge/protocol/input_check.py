@@ -1,0 +1,135 @@
+"""Whether a request's inputs are those that the model's configuration asks for; Triton's words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpubridge.config import ModelConfig, TensorSpec
+from gpubridge.errors import BridgeError
+from gpubridge.protocol.fields import invalid
+from gpubridge.tensor.dtypes import byte_size
+
+if TYPE_CHECKING:
+    from gpubridge.protocol.infer_request import InputForm
+
+__all__ = ["check_inputs"]
+
+_BATCH_NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
+    "prepended to each input shape. If you want to specify the full shape including the batch dim "
+    "in your input dims config, try setting max_batch_size to zero. See the model configuration "
+    "docs for more info on max_batch_size."
+)
+
+
+def check_inputs(
+    identifier: str, inputs: Sequence[InputForm], config: ModelConfig, *, raw: bool = False
+) -> None:
+    """Check names, datatypes, shapes and sizes against the configuration.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG, naming the request, the input, what was expected and what came.
+    """
+    check = _Check(identifier, config, raw)
+    check.names([entry.name for entry in inputs])
+    batch: int | None = None
+    for entry in inputs:
+        spec = check.specs[entry.name]
+        check.tensor(entry, spec)
+        if config.max_batch_size:
+            size = entry.shape[0]
+            if batch is not None and size != batch:
+                raise check.error(
+                    f"input '{entry.name}' batch size does not match other inputs for "
+                    f"'{config.name}'"
+                )
+            batch = size
+    if batch is not None and batch > config.max_batch_size:
+        raise check.error(
+            f"inference request batch-size must be <= {config.max_batch_size} for '{config.name}'"
+        )
+
+
+class _Check:
+    def __init__(self, identifier: str, config: ModelConfig, raw: bool) -> None:
+        self.specs = {spec.name: spec for spec in config.inputs}
+        self._config = config
+        self._prefix = f"[request id: {identifier or '<id_unknown>'}] "
+        self._raw = raw
+
+    def error(self, text: str) -> BridgeError:
+        return invalid(self._prefix + text)
+
+    def names(self, given: Sequence[str]) -> None:
+        name = self._config.name
+        required = [spec.name for spec in self._config.inputs if not spec.optional]
+        most = len(self.specs)
+        if len(set(given)) != len(given):
+            twice = next(entry for entry in given if given.count(entry) > 1)
+            raise self.error(f"input '{twice}' already exists in request")
+        missing = [entry for entry in required if entry not in given]
+        if not len(required) <= len(given) <= most:
+            if len(required) == most:
+                expected = f"expected {most} inputs but got {len(given)} inputs"
+            else:
+                expected = (
+                    f"expected number of inputs between {len(required)} and {most} but got "
+                    f"{len(given)} inputs"
+                )
+            raise self.error(
+                f"{expected} for model '{name}'. Got input(s) {_listed(given)}, but missing required "
+                f"input(s) {_listed(missing)}. Please provide all required input(s)."
+            )
+        for entry in given:
+            if entry not in self.specs:
+                raise invalid(f"unexpected inference input '{entry}' for model '{name}'")
+        if missing:
+            raise self.error(
+                f"expected {len(required)} required inputs for model '{name}'. Got input(s) "
+                f"{_listed(given)}, but missing required input(s) {_listed(missing)}. Please provide "
+                "all required input(s)."
+            )
+
+    def tensor(self, entry: InputForm, spec: TensorSpec) -> None:
+        name = self._config.name
+        if entry.datatype != spec.datatype:
+            raise self.error(
+                f"inference input '{entry.name}' data-type is '{entry.datatype}', but model "
+                f"'{name}' expects '{spec.datatype}'"
+            )
+        batched = self._config.max_batch_size > 0
+        expected = (-1, *spec.dims) if batched else spec.dims
+        shape = entry.shape
+        fits = len(shape) == len(expected) and all(
+            want in (-1, got) for want, got in zip(expected, shape, strict=True)
+        )
+        if not fits:
+            raise self.error(
+                f"unexpected shape for input '{entry.name}' for model '{name}'. Expected "
+                f"{_dims(expected)}, got {_dims(shape)}. {_BATCH_NOTE if batched else ''}"
+            )
+        if batched and shape[0] == 0:
+            raise self.error(
+                f"input '{entry.name}' of model '{name}' has batch size 0, expected 1 to "
+                f"{self._config.max_batch_size}: leave the request out or send at least one element"
+            )
+        if entry.datatype == "BYTES":
+            return
+        needed = byte_size(entry.datatype, shape)
+        if entry.nbytes != needed:
+            shown = "raw_input" if self._raw else entry.name
+            raise self.error(
+                f"input byte size mismatch for input '{shown}' for model '{name}'. Expected "
+                f"{needed}, got {entry.nbytes}"
+            )
+
+
+def _dims(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"

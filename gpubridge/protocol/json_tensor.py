@@ -1,0 +1,132 @@
+"""Tensor data as JSON values: to bytes for a request, from bytes for a response."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import orjson
+
+from gpubridge.errors import BridgeError
+from gpubridge.protocol.fields import internal, invalid
+from gpubridge.tensor import bytes_codec
+from gpubridge.tensor.dtypes import numpy_dtype
+
+__all__ = ["data_from_json", "data_to_json"]
+
+_BINARY_ONLY = ("FP16", "BF16")
+_INT64 = range(-(1 << 63), 1 << 63)
+_UINT64 = range(1 << 64)
+
+
+def data_from_json(name: str, datatype: str, count: int, data: list[Any]) -> bytes:
+    """Return the bytes of a tensor whose values came as (possibly nested) JSON arrays.
+
+    Parameters
+    ----------
+    count : int
+        Elements that the shape asks for.
+
+    Raises
+    ------
+    BridgeError
+        In Triton's words, for values of a wrong type or number.
+    """
+    if datatype in _BINARY_ONLY:
+        raise invalid(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data "
+            f"format for input {name}"
+        )
+    values = list(_flat(data))
+    _check_values(datatype, values)
+    if len(values) != count:
+        raise internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
+    if datatype == "BYTES":
+        return bytes_codec.encode(np.array(values, dtype=object))
+    dtype = numpy_dtype(datatype)
+    assert dtype is not None
+    if dtype.kind == "u":
+        return np.array(values, dtype=np.uint64).astype(dtype).tobytes()
+    if dtype.kind == "i":
+        # Values beyond the type wrap, as Triton's do.
+        return np.array(values, dtype=np.int64).astype(dtype).tobytes()
+    with np.errstate(over="ignore"):
+        return np.array(values, dtype=np.float64 if dtype.kind == "f" else dtype).astype(
+            dtype
+        ).tobytes()
+
+
+def _flat(data: list[Any]) -> Iterator[Any]:
+    """Yield the leaves of nested lists; an explicit stack, since clients choose the depth."""
+    stack = [iter(data)]
+    while stack:
+        for value in stack[-1]:
+            if type(value) is list:
+                stack.append(iter(value))
+                break
+            yield value
+        else:
+            stack.pop()
+
+
+def _check_values(datatype: str, values: list[Any]) -> None:
+    kinds = set(map(type, values))
+    wrong: str | None = None
+    if datatype == "BYTES":
+        if kinds - {str}:
+            raise internal(
+                "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
+            )
+    elif datatype == "BOOL":
+        wrong = "non-boolean as boolean" if kinds - {bool} else None
+    elif datatype.startswith("FP"):
+        wrong = "non-number as double" if kinds - {int, float} else None
+    elif datatype.startswith("UINT"):
+        fits = not kinds - {int} and all(value in _UINT64 for value in values)
+        wrong = None if fits else "non-unsigned-integer as unsigned-integer"
+    else:
+        fits = not kinds - {int} and all(value in _INT64 for value in values)
+        wrong = None if fits else "non-signed-integer as signed-integer"
+    if wrong is not None:
+        raise internal(f"Unable to parse 'data': attempt to access JSON {wrong}")
+
+
+def data_to_json(name: str, datatype: str, count: int, buffer: memoryview) -> bytes:
+    """Return the JSON array of a tensor's values, flat.
+
+    Raises
+    ------
+    BridgeError
+        For a datatype that JSON cannot carry, or bytes that are no such tensor.
+    """
+    if datatype in _BINARY_ONLY:
+        raise invalid(
+            f"sending {datatype} data via JSON is not supported. Please use the binary data "
+            f"format for output {name}"
+        )
+    if datatype == "BYTES":
+        return _strings_to_json(name, count, buffer)
+    dtype = numpy_dtype(datatype)
+    assert dtype is not None
+    values = np.frombuffer(buffer, dtype, count).tolist()
+    if dtype.kind == "f" and not all(map(math.isfinite, values)):
+        return json.dumps(values, separators=(",", ":")).encode()
+    return orjson.dumps(values)
+
+
+def _strings_to_json(name: str, count: int, buffer: memoryview) -> bytes:
+    try:
+        items = bytes_codec.decode(buffer, count).tolist()
+    except BridgeError as error:
+        raise internal(f"output '{name}': {error.message}") from error
+    try:
+        return orjson.dumps([item.decode() for item in items])
+    except UnicodeDecodeError:
+        # Bytes that are no UTF-8 go out as they are, as Triton sends them.
+        texts = [item.decode(errors="surrogateescape") for item in items]
+        return json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode(
+            errors="surrogateescape"
+        )

@@ -1,0 +1,159 @@
+"""The composition root: builds the rooms from the settings, opens the doors, drains, stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from dataclasses import dataclass
+
+import gpubridge
+from gpubridge.config import PythonBackendSettings, ServerSettings
+from gpubridge.cuda_ipc import probe_devices
+from gpubridge.engine.model import EngineLimits
+from gpubridge.engine.repository import ModelRepository
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
+from gpubridge.frontend.http.message import Router
+from gpubridge.frontend.routes import MetricsRouter, V2Router
+
+__all__ = ["serve"]
+
+_logger = logging.getLogger(__name__)
+
+_RECEIVE_BYTES = 16 * 1024
+
+
+@dataclass(slots=True)
+class _Door:
+    """A listening socket and its open connections."""
+
+    name: str
+    address: str
+    server: asyncio.Server
+    connections: set[HttpConnection]
+
+
+async def serve(settings: ServerSettings) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code of the process.
+
+    On a signal the doors close, requests in flight are answered, models are finalized.
+
+    Raises
+    ------
+    BridgeError
+        When the server cannot start: a port is taken, a setting is wrong.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    repository = _build_repository(settings)
+    router = V2Router(repository, strict_readiness=settings.strict_readiness)
+    doors: list[_Door] = []
+    try:
+        await _open_doors(settings, repository, router, doors)
+        loading = loop.create_task(repository.load_all())
+        stopping = loop.create_task(stop.wait())
+        await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            loading.cancel()
+        await asyncio.gather(loading, return_exceptions=False)
+        _log_models(repository)
+        if repository.failures and settings.exit_on_error and not stop.is_set():
+            _logger.error("error: creating server: Internal - failed to load all models")
+            return 1
+        router.forget_models()
+        router.serving = True
+        _logger.info("ready")
+        await stopping
+        return 0
+    except asyncio.CancelledError:
+        return 0
+    finally:
+        router.serving = False
+        await _close(doors, repository, settings.exit_timeout_secs)
+
+
+def _build_repository(settings: ServerSettings) -> ModelRepository:
+    backend = PythonBackendSettings.from_backend_config(settings.backend_config.get("python", {}))
+    for notice in backend.notices:
+        _logger.info("%s", notice)
+    probe = probe_devices()
+    if probe.count:
+        _logger.info("%d GPUs found", probe.count)
+    else:
+        _logger.info("no GPU is used: %s", probe.reason)
+    limits = EngineLimits(settings.output_arena_limit, backend.stub_timeout_seconds)
+    return ModelRepository(
+        settings.model_repositories,
+        settings.request_arena_limit,
+        limits,
+        probe.count,
+        settings.gpu_fallback,
+    )
+
+
+async def _open_doors(
+    settings: ServerSettings, repository: ModelRepository, router: V2Router, doors: list[_Door]
+) -> None:
+    receive = bytearray(_RECEIVE_BYTES)
+    http = HttpSettings(settings.http_max_input_size)
+    wanted: list[tuple[str, str, int, Router]] = []
+    if settings.allow_http:
+        wanted.append(("HTTPService", settings.http_address, settings.http_port, router))
+    if settings.allow_metrics:
+        metrics = MetricsRouter(repository)
+        wanted.append(
+            ("Metrics Service", settings.metrics_address, settings.metrics_port, metrics)
+        )
+    for name, address, port, handlers in wanted:
+        doors.append(await _open_door(name, address, port, handlers, http, receive))
+
+
+async def _open_door(
+    name: str, address: str, port: int, router: Router, settings: HttpSettings, receive: bytearray
+) -> _Door:
+    connections: set[HttpConnection] = set()
+    try:
+        server = await asyncio.get_running_loop().create_server(
+            lambda: HttpConnection(router, settings, receive, connections),
+            address,
+            port,
+            backlog=1024,
+            family=socket.AF_UNSPEC,
+        )
+    except OSError as error:
+        raise BridgeError(
+            f"cannot listen on {address}:{port} for {name}: {error.strerror or error}; choose "
+            "another port",
+            ErrorCode.UNAVAILABLE,
+        ) from error
+    host, bound = server.sockets[0].getsockname()[:2]
+    _logger.info("Started %s at %s:%d", name, host, bound)
+    return _Door(name, f"{host}:{bound}", server, connections)
+
+
+def _log_models(repository: ModelRepository) -> None:
+    rows = [("Model", "Version", "Status")]
+    for status in repository.index():
+        text = f"UNAVAILABLE: {status.reason}" if status.reason else status.state
+        rows.append((status.name, str(status.version or "-"), text))
+    widths = [max(len(row[i].splitlines()[0]) for row in rows) for i in (0, 1)]
+    lines = [f"| {row[0]:<{widths[0]}} | {row[1]:<{widths[1]}} | {row[2]}" for row in rows]
+    _logger.info("gpubridge %s, process %d\n%s", gpubridge.__version__, os.getpid(), "\n".join(lines))
+
+
+async def _close(doors: list[_Door], repository: ModelRepository, seconds: float) -> None:
+    """Close the doors, answer what is in flight, finalize the models."""
+    for door in doors:
+        door.server.close()
+        for connection in list(door.connections):
+            connection.drain()
+    await repository.close(seconds)
+    for door in doors:
+        for connection in list(door.connections):
+            connection.abort()
+    _logger.info("stopped")

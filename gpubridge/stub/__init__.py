@@ -1,0 +1,1 @@
+"""The process that runs one model instance: loads ``model.py`` and answers the server's messages."""

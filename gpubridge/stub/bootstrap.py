@@ -1,0 +1,59 @@
+"""The first file that a stub's interpreter runs; started by path, never imported.
+
+The interpreter may be the model's own. It gets the gpubridge package, and nothing else of what is
+installed beside it: the package is loaded from where it lies, its parent never comes onto sys.path.
+This file must run on any Python 3, so that a wrong one gets told what is wrong.
+"""
+
+import importlib.util
+import json
+import os
+import socket
+import sys
+
+_FAILED = 17
+
+
+def main():  # type: ignore[no-untyped-def]
+    """Load the package and become a stub; returns the exit code."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
+    fd = int(sys.argv[1])
+    problem = _problem()
+    if problem is not None:
+        message = bytes((_FAILED,)) + json.dumps({"error": problem}).encode()
+        socket.socket(fileno=fd).send(message)
+        return 1
+    root = os.path.dirname(here)
+    spec = importlib.util.spec_from_file_location(
+        "gpubridge", os.path.join(root, "__init__.py"), submodule_search_locations=[root]
+    )
+    package = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    sys.modules["gpubridge"] = package
+    spec.loader.exec_module(package)  # type: ignore[union-attr]
+
+    from gpubridge.stub.process import run
+
+    return run(fd, int(sys.argv[2]))
+
+
+def _problem():  # type: ignore[no-untyped-def]
+    """Return why this interpreter cannot run a stub, or None."""
+    version = "%d.%d" % sys.version_info[:2]
+    if sys.version_info < (3, 9):
+        return (
+            "the model's interpreter %s is Python %s; a stub needs Python 3.9 or newer: make the "
+            "environment that EXECUTION_ENV_PATH names with a newer one" % (sys.executable, version)
+        )
+    try:
+        import numpy  # noqa: F401
+    except ImportError as error:
+        return (
+            "the model's interpreter %s (Python %s) cannot import numpy: %s; install numpy into "
+            "that environment" % (sys.executable, version, error)
+        )
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

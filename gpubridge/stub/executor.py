@@ -1,0 +1,222 @@
+"""Runs batches: builds requests over borrowed memory, calls ``execute``, places the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+import time
+from typing import Any, Coroutine, Dict, FrozenSet, List, Optional, Sequence
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
+from gpubridge.stub.loader import model_error_text
+from gpubridge.stub.outputs import OutputMemory
+from gpubridge.transport.control import ControlPage
+from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.messages import (
+    Batch,
+    Record,
+    ResponseFlag,
+    encode_record,
+    encode_result_batch,
+    encode_signature,
+)
+
+__all__ = ["Executor", "ModelIdentity"]
+
+
+class ModelIdentity:
+    """Which model and instance this process runs, for requests and error texts."""
+
+    __slots__ = ("instance", "name", "outputs", "path", "version")
+
+    def __init__(
+        self, name: str, version: int, instance: str, path: str, outputs: FrozenSet[str]
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.instance = instance
+        self.path = path
+        self.outputs = outputs
+
+
+class Executor:
+    """Turns a batch that came into the result that goes back.
+
+    Parameters
+    ----------
+    model : object
+        The initialized ``TritonPythonModel``.
+
+    Attributes
+    ----------
+    ended_at : int
+        CLOCK_MONOTONIC nanoseconds at which the last ``execute`` ended.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        identity: ModelIdentity,
+        borrowed: BorrowedMemory,
+        outputs: OutputMemory,
+        control: ControlPage,
+    ) -> None:
+        self._execute = getattr(model, "execute", None)
+        self._identity = identity
+        self._borrowed = borrowed
+        self._outputs = outputs
+        self._control = control
+        self._signatures: Dict[Any, bytes] = {}
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self.ended_at = 0
+
+    def run(self, batch: Batch) -> bytes:
+        """Execute one batch; returns its encoded result. Never raises for what the model does."""
+        cancelled = self._control.cancelled
+        live = [record for record in batch.records if not cancelled[record.ticket]]
+        copied = self._outputs.copied
+        started = self._control.start(batch.sequence)
+        answers: List[bytes] = []
+        try:
+            responses = self._call([self._request(record) for record in live]) if live else []
+        except BaseException as error:
+            refusal = _failure(self._batch_error(error))
+            # The frames of a traceback hold the requests, and so their memory.
+            error.__traceback__ = None
+            responses = [refusal] * len(live)
+        self.ended_at = time.monotonic_ns()
+        for i, record in enumerate(live):
+            answers.append(self._answer(record, responses[i]))
+            # Memory of the request that only its response still looked at goes back here.
+            responses[i] = None
+        if len(live) != len(batch.records):
+            answers += self._skip(batch.records, live)
+        copied = self._outputs.copied - copied
+        return encode_result_batch(batch.sequence, started, self.ended_at, copied, answers)
+
+    def close(self) -> None:
+        """Stop the loop that coroutines ran on, if there is one."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _request(self, record: Record) -> InferenceRequest:
+        view = self._borrowed.view
+        signature = record.signature
+        inputs = [
+            Tensor._received(
+                spec.name, spec.datatype, spec.shape, view(ref[0], ref[1], ref[2], ref[3])
+            )
+            for spec, ref in zip(signature.tensors, record.refs)
+        ]
+        extras = record.extras or _NO_EXTRAS
+        ticket = record.ticket
+        cancelled = self._control.cancelled
+        return InferenceRequest._received(
+            inputs,
+            record.identifier,
+            extras.get("correlation_id", 0),
+            signature.requested,
+            extras.get("flags", 0),
+            extras.get("timeout", 0),
+            extras.get("parameters", "{}"),
+            self._identity.name,
+            self._identity.version,
+            lambda: cancelled[ticket] != 0,
+        )
+
+    def _call(self, requests: List[InferenceRequest]) -> List[Any]:
+        """Call the model and check the form of what it returns."""
+        execute = self._execute
+        if execute is None:
+            raise _ContractError(
+                f"Python model {self._identity.path} does not implement `execute` method."
+            )
+        count = len(requests)
+        responses = execute(requests)
+        if inspect.iscoroutine(responses):
+            responses = self._await(responses)
+        if type(responses) is not list and not isinstance(responses, list):
+            raise _ContractError(
+                f"Expected a list in the execute return, found type '{type(responses)}'."
+            )
+        if len(responses) != count:
+            raise _ContractError(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest "
+                f"objects. InferenceRequest(s) size is:{count}, and InferenceResponse(s) size "
+                f"is:{len(responses)}\n"
+            )
+        for response in responses:
+            if not isinstance(response, InferenceResponse):
+                raise _ContractError(
+                    "Expected an 'InferenceResponse' object in the execute function return list, "
+                    f"found type '{type(response)}'."
+                )
+        return list(responses)
+
+    def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on the loop that this model's coroutines share, and wait for it."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="model-loop", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _answer(self, record: Record, response: Any) -> bytes:
+        """Encode a response, its tensors placed in output memory; an error instead of it if need be."""
+        if type(response) is not bytes:
+            try:
+                return self._encode(record, response)
+            except BridgeError as error:
+                response = _failure(error)
+            except Exception as error:
+                response = _failure(self._batch_error(error))
+        return encode_record(record.ticket, _NOTHING, (), ResponseFlag.ERROR, extras=response)
+
+    def _encode(self, record: Record, response: InferenceResponse) -> bytes:
+        error = response._error
+        if error is not None:
+            raise BridgeError(error.message(), ErrorCode(int(error.code())))
+        tensors: Sequence[Tensor] = response._tensors
+        # Outputs that nobody asked for, or that the configuration does not know, are dropped.
+        wanted = record.signature.requested or self._identity.outputs
+        tensors = [tensor for tensor in tensors if tensor._name in wanted]
+        key = tuple([(tensor._name, tensor._datatype, tensor._shape) for tensor in tensors])
+        signature = self._signatures.get(key)
+        if signature is None:
+            if len(self._signatures) >= _SIGNATURES:
+                self._signatures.clear()
+            signature = self._signatures[key] = encode_signature(key)
+        parameters = response._parameters
+        extras = json.dumps({"parameters": parameters}).encode() if parameters else b""
+        refs = self._outputs.place([tensor._payload() for tensor in tensors])
+        return encode_record(record.ticket, signature, refs, extras=extras)
+
+    def _skip(self, records: Sequence[Record], live: Sequence[Record]) -> List[bytes]:
+        """Answer for the requests that nobody waits for any more; their memory goes back."""
+        run = {record.ticket for record in live}
+        skipped = [record.ticket for record in records if record.ticket not in run]
+        for ticket in skipped:
+            self._control.lent[ticket] = 0
+        return [encode_record(t, _NOTHING, (), ResponseFlag.CANCELLED) for t in skipped]
+
+    def _batch_error(self, error: BaseException) -> BridgeError:
+        text = str(error) if isinstance(error, _ContractError) else model_error_text(error)
+        return BridgeError(
+            f"Failed to process the request(s) for model '{self._identity.instance}', "
+            f"message: {text}"
+        )
+
+
+class _ContractError(Exception):
+    """The model broke a rule of ``execute``; its text is the answer."""
+
+
+_NO_EXTRAS: Dict[str, Any] = {}
+_SIGNATURES = 4096
+_NOTHING = encode_signature(())
+
+
+def _failure(error: BridgeError) -> bytes:
+    return json.dumps({"error": error.message, "code": int(error.code)}).encode()

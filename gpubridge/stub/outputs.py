@@ -1,0 +1,109 @@
+"""The stub's output memory: slots that are lent to the server until it has sent them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Sequence
+
+import numpy as np
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import HostArena, Segment, Slot
+from gpubridge.transport.control import NO_LEASE
+from gpubridge.transport.leases import LentSlots
+
+__all__ = ["OutputMemory"]
+
+_ALIGNMENT = 64
+_LARGE = 1 << 18
+_MANY = 64
+
+
+class OutputMemory:
+    """Places a response's tensors in one slot each time, and takes slots back when they were sent.
+
+    Parameters
+    ----------
+    owner : int
+        Upper half of the ids of the regions made here.
+    limit : int
+        Bytes of output memory at the most.
+    table : memoryview
+        The lease bytes by which the server says that it is done with a slot.
+    on_create, on_drop : callable
+        Told of regions that come and go, before the server hears of anything in them.
+
+    Attributes
+    ----------
+    copied : int
+        Bytes of tensor data copied so far.
+    """
+
+    def __init__(
+        self,
+        owner: int,
+        limit: int,
+        table: memoryview,
+        on_create: Callable[[Segment], None],
+        on_drop: Callable[[Segment], None],
+    ) -> None:
+        self.copied = 0
+        self._arena = HostArena(owner, limit, on_create, on_drop)
+        self._lent = LentSlots(table, self._arena)
+
+    def place(self, payloads: Sequence[Any]) -> List[int]:
+        """Copy the payloads (flat buffers) into a slot; returns the fields of their references.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when the output memory is full.
+        """
+        sizes = [len(payload) for payload in payloads]
+        total = sum([(size + 63) & -_ALIGNMENT for size in sizes])
+        if total == 0:
+            return [0, 0, 0, NO_LEASE] * len(payloads)
+        slot = self._allocate(total)
+        memory = slot.memory
+        offset = slot.offset
+        region = slot.segment.region
+        lease = self._lent.lend(slot)
+        fields: List[int] = []
+        at = 0
+        for payload, size in zip(payloads, sizes):
+            if size > _LARGE:
+                # NumPy copies without the GIL: the model's other threads go on.
+                np.copyto(
+                    np.frombuffer(memory, np.uint8, size, at), np.frombuffer(payload, np.uint8)
+                )
+            elif size:
+                memory[at : at + size] = payload
+            fields += (region, offset + at, size, lease)
+            at += (size + 63) & -_ALIGNMENT
+        self.copied += sum(sizes)
+        return fields
+
+    def reclaim(self) -> None:
+        """Take back the slots that the server is done with."""
+        self._lent.sweep_oldest()
+        if len(self._lent) > _MANY:
+            self._lent.sweep()
+
+    def trim(self, idle_seconds: float) -> None:
+        """Give memory back that was not used for some time."""
+        self._lent.sweep()
+        self._arena.trim(idle_seconds)
+
+    def _allocate(self, nbytes: int) -> Slot:
+        if self._lent.exhausted:
+            self._lent.sweep()
+        if self._lent.exhausted:
+            raise BridgeError(
+                f"all {len(self._lent)} output slots are waiting to be sent; read answers faster "
+                "or send fewer requests at once",
+                ErrorCode.UNAVAILABLE,
+            )
+        try:
+            return self._arena.allocate(nbytes)
+        except BridgeError:
+            self._lent.sweep()
+            return self._arena.allocate(nbytes)

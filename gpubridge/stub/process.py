@@ -1,0 +1,182 @@
+"""A stub's life: initialize on the server's word, execute until told to finalize, exit."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+from typing import Any, Dict, List, Optional, Sequence
+
+from gpubridge.errors import BridgeError
+from gpubridge.host_shm import Segment
+from gpubridge.pb_utils import host
+from gpubridge.stub.executor import Executor, ModelIdentity
+from gpubridge.stub.loader import load_model, model_error_text
+from gpubridge.stub.outputs import OutputMemory
+from gpubridge.transport.channel import FRAME_LIMIT, Channel, ChannelClosed, MalformedMessage, Message
+from gpubridge.transport.control import ControlPage
+from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.messages import (
+    Kind,
+    SignatureCache,
+    control_message,
+    decode_control,
+    decode_execute,
+    encode_frame,
+)
+
+__all__ = ["run"]
+
+_PR_SET_PDEATHSIG = 1
+_ANSWER_AFTER_NS = 200_000
+"""Results wait at most this long for those of the next batches of the same message."""
+
+
+def run(fd: int, server_pid: int) -> int:
+    """Serve the channel on descriptor ``fd`` until it closes; returns the exit code."""
+    _die_with(server_pid)
+    channel = Channel(socket.socket(fileno=fd))
+    os.register_at_fork(after_in_child=channel.close)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    try:
+        message, fds = channel.receive()
+        stub = _Stub(channel, decode_control(message), fds)
+        return stub.serve() if stub.initialize() else 1
+    except ChannelClosed:
+        return 0
+
+
+def _die_with(server_pid: int) -> None:
+    """Have the kernel kill this process when the server dies: a hung model reads no end of file."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != server_pid:
+        sys.exit(0)
+
+
+class _Stub:
+    """Wires a stub's rooms together and answers the server's messages."""
+
+    def __init__(self, channel: Channel, settings: Dict[str, Any], fds: Sequence[int]) -> None:
+        self._channel = channel
+        self._settings = settings
+        segment = Segment.open(0, fds[0], ControlPage.SIZE)
+        self._control = ControlPage(segment)
+        self._borrowed = BorrowedMemory(self._control.lent)
+        self._outputs = OutputMemory(
+            settings["owner"],
+            settings["output_limit"],
+            self._control.outputs,
+            self._announce,
+            self._withdraw,
+        )
+        os.register_at_fork(after_in_child=self._detach)
+        self._signatures = SignatureCache()
+        self._model: Any = None
+        self._executor: Optional[Executor] = None
+
+    def initialize(self) -> bool:
+        """Load the model and call its ``initialize``; tells the server how it went."""
+        settings = self._settings
+        host.attach(host.Host(os.path.dirname(settings["path"]), self._log))
+        try:
+            kind = load_model(settings["path"], str(settings["version"]))
+            model = kind()
+            if hasattr(model, "initialize"):
+                model.initialize(dict(settings["args"]))
+        except BaseException as error:
+            text = str(error) if isinstance(error, FileNotFoundError) else model_error_text(error)
+            self._channel.send(control_message(Kind.FAILED, error=text))
+            return False
+        identity = ModelIdentity(
+            settings["name"],
+            settings["version"],
+            settings["instance"],
+            settings["path"],
+            frozenset(settings["outputs"]),
+        )
+        self._model = model
+        self._executor = Executor(model, identity, self._borrowed, self._outputs, self._control)
+        # What exists now lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        self._channel.send(control_message(Kind.READY))
+        return True
+
+    def serve(self) -> int:
+        """Answer messages until told to finalize or the server is gone; returns the exit code."""
+        channel = self._channel
+        while True:
+            message, fds = channel.receive()
+            kind = message[0]
+            if kind == Kind.EXECUTE:
+                self._run_batches(message)
+            elif kind == Kind.REGION:
+                fields = decode_control(message)
+                self._borrowed.announce(fields["region"], fds.pop(), fields["size"])
+            elif kind == Kind.DROP_REGION:
+                self._borrowed.drop(decode_control(message)["region"])
+            elif kind == Kind.TRIM:
+                self._outputs.trim(decode_control(message)["idle_seconds"])
+            elif kind == Kind.FINALIZE:
+                return self._finalize()
+            else:
+                raise MalformedMessage(f"message of unknown kind {kind} from the server")
+
+    def _run_batches(self, message: Message) -> None:
+        """Execute the batches of a message; answers go out together unless they would wait long."""
+        executor = self._executor
+        assert executor is not None
+        self._outputs.reclaim()
+        batches = decode_execute(message, self._signatures)
+        results: List[bytes] = []
+        size = 0
+        waiting_since = 0
+        last = len(batches) - 1
+        for i, batch in enumerate(batches):
+            result = executor.run(batch)
+            results.append(result)
+            size += len(result)
+            waiting_since = waiting_since or self._control.started_at
+            waited = executor.ended_at - waiting_since
+            if i == last or waited > _ANSWER_AFTER_NS or size > FRAME_LIMIT // 2:
+                self._channel.send(encode_frame(Kind.RESULTS, results))
+                results = []
+                size = 0
+                waiting_since = 0
+
+    def _finalize(self) -> int:
+        executor = self._executor
+        if hasattr(self._model, "finalize"):
+            try:
+                self._model.finalize()
+            except BaseException as error:
+                self._log(2, model_error_text(error), "finalize", 0)
+        if executor is not None:
+            executor.close()
+        self._channel.send(control_message(Kind.FINALIZED))
+        return 0
+
+    def _detach(self) -> None:
+        """In a child that the model forked: leave what is shared with the server alone."""
+        self._control.detach()
+        self._borrowed.forget(self._control.lent)
+
+    def _announce(self, segment: Segment) -> None:
+        self._channel.send(
+            control_message(Kind.REGION, region=segment.region, size=segment.size), (segment.fd,)
+        )
+
+    def _withdraw(self, segment: Segment) -> None:
+        self._channel.send(control_message(Kind.DROP_REGION, region=segment.region))
+
+    def _log(self, level: int, text: str, file: str, line: int) -> None:
+        try:
+            self._channel.send(
+                control_message(Kind.LOG, level=level, text=text, file=file, line=line)
+            )
+        except BridgeError:
+            sys.stderr.write(text + "\n")

@@ -1,0 +1,188 @@
+"""BYTES tensors: each element is a little-endian ``uint32`` length followed by its bytes."""
+
+from __future__ import annotations
+
+import struct
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.tensor.native import native
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["INCOMPLETE_LENGTH", "STRING_BEYOND_BUFFER", "decode", "encode", "validate"]
+
+INCOMPLETE_LENGTH = "Invalid bytes tensor data: incomplete length field"
+STRING_BEYOND_BUFFER = "Invalid bytes tensor data: string extends beyond buffer"
+
+_LENGTH = struct.Struct("<I")
+_LONGEST = 0xFFFFFFFF
+
+
+def encode(array: NDArray[Any]) -> bytes:
+    """Serialise an array of strings in C order.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        Of dtype object, ``S`` or ``U``, any shape. Elements that are not bytes are passed through
+        ``str`` and encoded as UTF-8. As ever with ``S`` and ``U``, trailing NULs are not data.
+
+    Returns
+    -------
+    bytes
+        Empty for an array without elements.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG for an array of another dtype, or an element of 4 GiB and more.
+    UnicodeEncodeError
+        If a string has no UTF-8 form (a lone surrogate).
+    """
+    if array.size == 0:
+        return b""
+    kind = array.dtype.kind
+    if kind == "U":
+        array, kind = np.char.encode(array, "utf-8"), "S"
+    if kind == "S":
+        return _encode_fixed_width(np.ascontiguousarray(array))
+    if kind != "O":
+        raise BridgeError(
+            f"expected an array of dtype object, S or U for a BYTES tensor, got {array.dtype}",
+            ErrorCode.INVALID_ARG,
+        )
+    module = native()
+    if module is None:
+        return _encode_objects(array.ravel().tolist())
+    try:
+        return module.bytes_encode(np.ascontiguousarray(array))
+    except OverflowError as error:
+        raise BridgeError(str(error), ErrorCode.INVALID_ARG) from None
+
+
+def _encode_objects(items: list[Any]) -> bytes:
+    if set(map(type, items)) != {bytes}:
+        items = [
+            item if isinstance(item, bytes) else str(item).encode() for item in items
+        ]
+    lengths = list(map(len, items))
+    if max(lengths) > _LONGEST:
+        raise BridgeError(
+            f"expected strings of at most {_LONGEST} bytes in a BYTES tensor, got one of "
+            f"{max(lengths)} bytes",
+            ErrorCode.INVALID_ARG,
+        )
+    return b"".join(chain.from_iterable(zip(map(_LENGTH.pack, lengths), items)))
+
+
+def _encode_fixed_width(array: NDArray[np.bytes_]) -> bytes:
+    width = array.dtype.itemsize
+    lengths = np.char.str_len(array).ravel().astype("<u4")
+    records = np.empty((array.size, _LENGTH.size + width), np.uint8)
+    records[:, : _LENGTH.size] = lengths.view(np.uint8).reshape(-1, _LENGTH.size)
+    records[:, _LENGTH.size :] = np.frombuffer(array, np.uint8).reshape(-1, width)
+    if (lengths == width).all():
+        return records.tobytes()
+    used = np.arange(records.shape[1]) < (lengths[:, np.newaxis] + _LENGTH.size)
+    return records[used].tobytes()
+
+
+def decode(buffer: Any, count: int | None = None) -> NDArray[np.object_]:
+    """Deserialise a BYTES tensor.
+
+    The buffer may be memory that another process writes: every length is checked where it is used,
+    so a change halfway gives an error or other strings, never a read past the end.
+
+    Parameters
+    ----------
+    buffer : buffer
+        One-dimensional, contiguous bytes.
+    count : int, optional
+        The number of strings the tensor's shape asks for.
+
+    Returns
+    -------
+    numpy.ndarray
+        One-dimensional, dtype object, of ``bytes``; it owns all of its data.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG if the buffer is malformed or does not hold exactly `count` strings.
+    """
+    module = native()
+    if module is None:
+        strings = _decode_strings(bytes(buffer))
+        _check_count(len(strings), count)
+        decoded = np.empty(len(strings), np.object_)
+        decoded[:] = strings
+        return decoded
+    try:
+        decoded = np.empty(module.bytes_count(buffer), np.object_)
+        _check_count(decoded.size, count)
+        module.bytes_decode(buffer, decoded)
+    except ValueError as error:
+        raise BridgeError(str(error), ErrorCode.INVALID_ARG) from None
+    return decoded
+
+
+def _decode_strings(data: bytes) -> list[bytes]:
+    strings: list[bytes] = []
+    append = strings.append
+    length_at = _LENGTH.unpack_from
+    start, end = 0, len(data)
+    while start < end:
+        if end - start < 4:
+            raise BridgeError(INCOMPLETE_LENGTH, ErrorCode.INVALID_ARG)
+        stop = start + 4 + length_at(data, start)[0]
+        if stop > end:
+            raise BridgeError(STRING_BEYOND_BUFFER, ErrorCode.INVALID_ARG)
+        append(data[start + 4 : stop])
+        start = stop
+    return strings
+
+
+def validate(buffer: Any, count: int) -> None:
+    """Check that a buffer is a well-formed BYTES tensor of `count` strings.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG if it is not.
+    """
+    module = native()
+    if module is None:
+        _check_count(_count_strings(bytes(buffer)), count)
+        return
+    try:
+        found = module.bytes_count(buffer)
+    except ValueError as error:
+        raise BridgeError(str(error), ErrorCode.INVALID_ARG) from None
+    _check_count(found, count)
+
+
+def _count_strings(data: bytes) -> int:
+    length_at = _LENGTH.unpack_from
+    found, start, end = 0, 0, len(data)
+    while start < end:
+        if end - start < 4:
+            raise BridgeError(INCOMPLETE_LENGTH, ErrorCode.INVALID_ARG)
+        start += 4 + length_at(data, start)[0]
+        found += 1
+    if start > end:
+        raise BridgeError(STRING_BEYOND_BUFFER, ErrorCode.INVALID_ARG)
+    return found
+
+
+def _check_count(found: int, expected: int | None) -> None:
+    if expected is not None and found != expected:
+        raise BridgeError(
+            f"Invalid bytes tensor data: expected {expected} strings for the tensor's shape, got "
+            f"{found}",
+            ErrorCode.INVALID_ARG,
+        )

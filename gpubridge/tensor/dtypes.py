@@ -1,0 +1,215 @@
+"""The datatypes of KServe v2 in every notation they appear in.
+
+One table relates the names on the wire (``FP32``), in ``config.pbtxt`` (``TYPE_FP32``), the numbers
+of ``TRITONSERVER_DataType`` and NumPy's dtypes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gpubridge.errors import BridgeError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "DATATYPES",
+    "DATATYPE_OF_DTYPE",
+    "Datatype",
+    "bfloat16",
+    "byte_size",
+    "config_name",
+    "datatype_from_config",
+    "datatype_from_number",
+    "datatype_from_numpy",
+    "element_count",
+    "item_size",
+    "numpy_dtype",
+]
+
+
+class Datatype(NamedTuple):
+    """One datatype in all its notations.
+
+    Attributes
+    ----------
+    name : str
+        The KServe v2 name, such as ``"FP32"``.
+    config_name : str
+        The name in a model configuration, such as ``"TYPE_FP32"``; BYTES is ``"TYPE_STRING"``.
+    number : int
+        The value of ``TRITONSERVER_DataType``.
+    item_size : int or None
+        Bytes of one element; None for BYTES, whose elements have a length of their own.
+    dtype : numpy.dtype or None
+        NumPy's dtype; None for BF16, which NumPy has only through ml_dtypes (`bfloat16`).
+    """
+
+    name: str
+    config_name: str
+    number: int
+    item_size: int | None
+    dtype: np.dtype[Any] | None
+
+
+_TABLE = (
+    Datatype("BOOL", "TYPE_BOOL", 1, 1, np.dtype(np.bool_)),
+    Datatype("UINT8", "TYPE_UINT8", 2, 1, np.dtype(np.uint8)),
+    Datatype("UINT16", "TYPE_UINT16", 3, 2, np.dtype(np.uint16)),
+    Datatype("UINT32", "TYPE_UINT32", 4, 4, np.dtype(np.uint32)),
+    Datatype("UINT64", "TYPE_UINT64", 5, 8, np.dtype(np.uint64)),
+    Datatype("INT8", "TYPE_INT8", 6, 1, np.dtype(np.int8)),
+    Datatype("INT16", "TYPE_INT16", 7, 2, np.dtype(np.int16)),
+    Datatype("INT32", "TYPE_INT32", 8, 4, np.dtype(np.int32)),
+    Datatype("INT64", "TYPE_INT64", 9, 8, np.dtype(np.int64)),
+    Datatype("FP16", "TYPE_FP16", 10, 2, np.dtype(np.float16)),
+    Datatype("FP32", "TYPE_FP32", 11, 4, np.dtype(np.float32)),
+    Datatype("FP64", "TYPE_FP64", 12, 8, np.dtype(np.float64)),
+    Datatype("BYTES", "TYPE_STRING", 13, None, np.dtype(np.object_)),
+    Datatype("BF16", "TYPE_BF16", 14, 2, None),
+)
+
+#: KServe name -> `Datatype`.
+DATATYPES: dict[str, Datatype] = {entry.name: entry for entry in _TABLE}
+
+#: NumPy dtype -> KServe name, for dtypes that name a datatype by equality alone. A model's hot
+#: path looks here first; `datatype_from_numpy` knows the rest (``S`` dtypes, ml_dtypes' bfloat16).
+DATATYPE_OF_DTYPE: dict[np.dtype[Any], str] = {
+    entry.dtype: entry.name for entry in _TABLE if entry.dtype is not None
+}
+
+_BY_CONFIG_NAME = {entry.config_name: entry.name for entry in _TABLE}
+_BY_NUMBER = {entry.number: entry.name for entry in _TABLE}
+
+
+def _entry(datatype: str) -> Datatype:
+    entry = DATATYPES.get(datatype)
+    if entry is None:
+        raise BridgeError(
+            f"expected one of the datatypes {', '.join(DATATYPES)}, got '{datatype}'",
+            ErrorCode.INVALID_ARG,
+        )
+    return entry
+
+
+def config_name(datatype: str) -> str:
+    """Give the model-configuration name of a KServe datatype (``FP32`` -> ``TYPE_FP32``)."""
+    return _entry(datatype).config_name
+
+
+def datatype_from_config(name: str) -> str:
+    """Give the KServe datatype of a model-configuration name (``TYPE_STRING`` -> ``BYTES``).
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG if the name is not a datatype, ``TYPE_INVALID`` included.
+    """
+    datatype = _BY_CONFIG_NAME.get(name)
+    if datatype is None:
+        raise BridgeError(
+            f"expected one of the data types {', '.join(_BY_CONFIG_NAME)}, got '{name}'",
+            ErrorCode.INVALID_ARG,
+        )
+    return datatype
+
+
+def datatype_from_number(number: int) -> str:
+    """Give the KServe datatype of a ``TRITONSERVER_DataType`` number.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG if no datatype has that number.
+    """
+    datatype = _BY_NUMBER.get(number)
+    if datatype is None:
+        raise BridgeError(
+            f"expected a datatype number from 1 to {len(_TABLE)}, got {number}",
+            ErrorCode.INVALID_ARG,
+        )
+    return datatype
+
+
+def datatype_from_numpy(dtype: np.dtype[Any]) -> str | None:
+    """Give the KServe datatype of a NumPy dtype.
+
+    Returns
+    -------
+    str or None
+        None if no datatype corresponds (complex, str, structured, foreign byte order, ...).
+    """
+    datatype = DATATYPE_OF_DTYPE.get(dtype)
+    if datatype is not None:
+        return datatype
+    if dtype.kind == "S":
+        return "BYTES"
+    # By name, so that ml_dtypes need not be imported to find out that an array is not its own.
+    if dtype.name == "bfloat16" and dtype.itemsize == 2:
+        return "BF16"
+    return None
+
+
+def numpy_dtype(datatype: str) -> np.dtype[Any] | None:
+    """Give the NumPy dtype of a KServe datatype.
+
+    Returns
+    -------
+    numpy.dtype or None
+        None for BF16 where ml_dtypes cannot be imported.
+    """
+    entry = _entry(datatype)
+    return bfloat16() if entry.dtype is None else entry.dtype
+
+
+def bfloat16() -> np.dtype[Any] | None:
+    """Give ml_dtypes' bfloat16 dtype, or None where that package is not importable."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        return None
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
+
+
+def item_size(datatype: str) -> int | None:
+    """Give the bytes of one element, or None for BYTES."""
+    return _entry(datatype).item_size
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """Count the elements of a fully known shape; a shape without dimensions has one.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG if a dimension is negative.
+    """
+    for dim in shape:
+        if dim < 0:
+            raise BridgeError(
+                f"expected dimensions of 0 or more, got {dim} in shape {list(shape)}",
+                ErrorCode.INVALID_ARG,
+            )
+    return math.prod(shape)
+
+
+def byte_size(datatype: str, shape: Sequence[int]) -> int:
+    """Count the bytes of a tensor of fixed-size elements.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG for BYTES, whose size is in its data, or for a negative dimension.
+    """
+    size = _entry(datatype).item_size
+    if size is None:
+        raise BridgeError(
+            "expected a datatype with elements of a fixed size, got BYTES",
+            ErrorCode.INVALID_ARG,
+        )
+    return size * element_count(shape)

@@ -1,0 +1,109 @@
+"""Finds ``gpubridge._native``, the optional compiled module, or says why it is absent.
+
+Everything the module does has a Python path; a build without a compiler, a foreign interpreter or
+``GPUBRIDGE_NO_NATIVE=1`` cost speed, never behaviour.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "DISABLE_VARIABLE",
+    "Capsule",
+    "CapsuleFields",
+    "NativeModule",
+    "absence",
+    "native",
+]
+
+#: Environment variable that turns the compiled module off when set to ``1``.
+DISABLE_VARIABLE = "GPUBRIDGE_NO_NATIVE"
+
+#: A ``PyCapsule``; Python has no name for the type.
+Capsule = Any
+
+
+class CapsuleFields(NamedTuple):
+    """What a DLPack capsule says of its tensor, as found: nothing here has been checked."""
+
+    address: int
+    device_type: int
+    device_id: int
+    code: int
+    bits: int
+    lanes: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    byte_offset: int
+    flags: int
+
+
+class NativeModule(Protocol):
+    """The functions of ``gpubridge._native``."""
+
+    def bytes_count(self, buffer: Any, /) -> int:
+        """Count the strings of a serialised BYTES tensor; ValueError where it is malformed."""
+
+    def bytes_encode(self, items: Any, /) -> bytes:
+        """Serialise a C-contiguous object array."""
+
+    def bytes_decode(self, buffer: Any, items: Any, /) -> None:
+        """Fill a C-contiguous object array; ValueError if malformed or of another count."""
+
+    def copy(self, destination: Any, source: Any, /) -> None:
+        """Copy between buffers of one size, without the GIL; ValueError if the sizes differ."""
+
+    def capsule_read(self, capsule: Capsule, /) -> tuple[Any, ...]:
+        """Read the fields of an unconsumed capsule, in the order of `CapsuleFields`."""
+
+    def capsule_take(self, capsule: Capsule, /) -> object:
+        """Consume a capsule; the result calls the producer's deleter when it dies."""
+
+    def capsule_make(
+        self,
+        owner: object,
+        address: int,
+        shape: Sequence[int],
+        dtype: tuple[int, int],
+        device: tuple[int, int],
+        flags: int,
+        versioned: bool,
+        /,
+    ) -> Capsule:
+        """Make a capsule that holds `owner` until it is deleted or its consumer lets go."""
+
+
+class _Absent(NamedTuple):
+    reason: str
+
+
+@functools.cache
+def _load() -> NativeModule | _Absent:
+    if os.environ.get(DISABLE_VARIABLE) == "1":
+        return _Absent(f"turned off by {DISABLE_VARIABLE}=1")
+    try:
+        module = importlib.import_module("gpubridge._native")
+    # A binary built for another interpreter fails in the dynamic linker (ImportError) or in the
+    # module's own version check (SystemError in some releases of the interpreter).
+    except (ImportError, SystemError) as error:
+        return _Absent(f"gpubridge._native cannot be imported: {error}")
+    return cast("NativeModule", module)
+
+
+def native() -> NativeModule | None:
+    """Give the compiled module, or None where it is absent (see `absence`)."""
+    found = _load()
+    return None if isinstance(found, _Absent) else found
+
+
+def absence() -> str | None:
+    """Say why the compiled module is absent; None where it is there."""
+    found = _load()
+    return found.reason if isinstance(found, _Absent) else None

@@ -1,0 +1,79 @@
+"""The control page: one small segment that a server and one stub share for as long as both live.
+
+Map (bytes)::
+
+    0   u64  started   sequence number of the batch whose execute runs or ran last   stub writes
+    8   u64  started_at  CLOCK_MONOTONIC nanoseconds of that start                  stub writes
+    64  u8[TICKETS]  lent       1 while the stub may look at the ticket's memory      server 1, stub 0
+    ..  u8[TICKETS]  cancelled  1 when nobody waits for the ticket's request          server writes
+    ..  u8[LEASES]   outputs    1 while the server may look at an output slot         stub 1, server 0
+
+A *ticket* names a request at the stub, and the memory that the stub borrows for it; a *lease* names
+a slot of the stub's output memory that the server borrows. The lender sets the byte before it sends
+the message that names it and the borrower clears it when its last view is gone, so each byte has
+one writer at a time and handing memory back costs no message. When the borrower died, the lender
+takes everything back.
+"""
+
+from __future__ import annotations
+
+import time
+
+from gpubridge.host_shm import Segment
+
+__all__ = ["LEASES", "NO_LEASE", "TICKETS", "ControlPage"]
+
+TICKETS = 4096
+LEASES = 4096
+NO_LEASE = 0xFFFF_FFFF
+
+_LENT_AT = 64
+_CANCELLED_AT = _LENT_AT + TICKETS
+_OUTPUTS_AT = _CANCELLED_AT + TICKETS
+_SIZE = _OUTPUTS_AT + LEASES
+
+
+class ControlPage:
+    """Views of the control page's parts; owns the segment."""
+
+    __slots__ = ("_clock", "_words", "cancelled", "lent", "outputs", "segment")
+
+    SIZE = _SIZE
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self._attach(segment.view)
+
+    def _attach(self, view: memoryview) -> None:
+        self._words = view[:16].cast("Q")
+        self.lent = view[_LENT_AT:_CANCELLED_AT]
+        self.cancelled = view[_CANCELLED_AT:_OUTPUTS_AT]
+        self.outputs = view[_OUTPUTS_AT:_SIZE]
+        self._clock = time.monotonic_ns
+
+    def start(self, sequence: int) -> int:
+        """Stub: say that ``execute`` starts with this batch; returns the time, in ns."""
+        now = self._clock()
+        # The time first: who sees the new number must not see the old time.
+        self._words[1] = now
+        self._words[0] = sequence
+        return now
+
+    @property
+    def started(self) -> int:
+        """Sequence number of the batch that started last; 0 before the first."""
+        return self._words[0]
+
+    @property
+    def started_at(self) -> int:
+        """CLOCK_MONOTONIC nanoseconds at which it started."""
+        return self._words[1]
+
+    def detach(self) -> None:
+        """Look at a private copy from now on: for a forked child, which must not write here."""
+        self._attach(memoryview(bytearray(self.segment.view[:_SIZE])))
+
+    def close(self) -> None:
+        """Let go of the views and the segment."""
+        self._attach(memoryview(bytearray(_SIZE)))
+        self.segment.close()

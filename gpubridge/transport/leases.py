@@ -1,0 +1,172 @@
+"""Memory lent across the wall: the lender's slots and the borrower's views.
+
+Both directions work alike. The lender gives each slot it lends a lease, sets the lease's byte in the
+control page and names it in the tensor references; the borrower clears the byte when its last view
+of that memory is gone. A lease thus lasts as long as somebody really looks, not as long as a request:
+a model may keep an input, a client may be slow to read an answer.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Dict, List, Optional
+
+from gpubridge.host_shm import HostArena, Segment, Slot
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.control import NO_LEASE
+
+__all__ = ["BorrowedMemory", "LentSlots"]
+
+
+class LentSlots:
+    """The lender's side: numbered leases, each with the slot that is lent under it.
+
+    Parameters
+    ----------
+    table : memoryview
+        The part of the control page with a byte for each lease.
+    arena : HostArena
+        Where slots go when they come back.
+    """
+
+    __slots__ = ("_arena", "_free", "_slots", "_table")
+
+    def __init__(self, table: memoryview, arena: HostArena) -> None:
+        self._table = table
+        self._arena = arena
+        self._free = list(range(len(table) - 1, -1, -1))
+        self._slots: Dict[int, Slot] = {}
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no lease is left."""
+        return not self._free
+
+    def lend(self, slot: Optional[Slot]) -> int:
+        """Lend a slot (or nothing: then only the number is taken); returns the lease."""
+        lease = self._free.pop()
+        if slot is not None:
+            self._table[lease] = 1
+            self._slots[lease] = slot
+        return lease
+
+    def settle(self, lease: int) -> bool:
+        """Take the slot back if its borrower is done with it; returns whether that was so."""
+        if self._table[lease]:
+            return False
+        slot = self._slots.pop(lease, None)
+        if slot is not None:
+            self._arena.free(slot)
+        self._free.append(lease)
+        return True
+
+    def sweep(self) -> None:
+        """Settle every lease, oldest first."""
+        for lease in list(self._slots):
+            self.settle(lease)
+
+    def sweep_oldest(self) -> None:
+        """Settle leases from the oldest on, up to the first that is still out.
+
+        Leases end nearly in order, so this finds most of them at no cost for those still out.
+        """
+        while self._slots:
+            if not self.settle(next(iter(self._slots))):
+                break
+
+    def withdraw(self, lease: int) -> None:
+        """End a lease that its borrower never used; the slot stays with whoever had it lent."""
+        self._table[lease] = 0
+        self._slots.pop(lease, None)
+        self._free.append(lease)
+
+    def recall(self, lease: int) -> None:
+        """Take a slot back whatever its byte says: for a borrower that is dead, or was never told."""
+        self._table[lease] = 0
+        self.settle(lease)
+
+
+class _View(weakref.ref):  # type: ignore[type-arg]
+    """Watches one view of lent memory; knows its lease."""
+
+    __slots__ = ("lease",)
+    lease: int
+
+
+class BorrowedMemory:
+    """The borrower's side: maps regions, and hands out views whose end ends their lease.
+
+    Parameters
+    ----------
+    table : memoryview
+        The part of the control page with a byte for each lease.
+    """
+
+    __slots__ = ("_leases", "_segments", "_table")
+
+    def __init__(self, table: memoryview) -> None:
+        self._table = table
+        self._segments: Dict[int, Segment] = {}
+        self._leases: Dict[int, List[_View]] = {}
+
+    def announce(self, region: int, fd: int, size: int) -> None:
+        """Map a region from now on; takes over ``fd``.
+
+        Raises
+        ------
+        BridgeError
+            INVALID_ARG when the descriptor is not what was announced.
+        """
+        self._segments[region] = Segment.open(region, fd, size)
+
+    def drop(self, region: int) -> None:
+        """Unmap a region; views that still exist keep their memory."""
+        segment = self._segments.pop(region, None)
+        if segment is not None:
+            segment.close()
+
+    def view(self, region: int, offset: int, nbytes: int, lease: int) -> memoryview:
+        """Return the bytes at a place; the lease lasts until the last view under it is gone.
+
+        Raises
+        ------
+        MalformedMessage
+            When the region was never announced, the place is not inside it, or the lease is none.
+        """
+        if lease == NO_LEASE and nbytes == 0:
+            return memoryview(b"")
+        segment = self._segments.get(region)
+        if segment is None or offset + nbytes > segment.size or lease >= len(self._table):
+            raise MalformedMessage(
+                f"{nbytes} bytes at {offset} of region {region:#x} under lease {lease} do not exist"
+            )
+        view = segment.view[offset : offset + nbytes]
+        watch = _View(view, self._ended)
+        watch.lease = lease
+        watches = self._leases.get(lease)
+        if watches is None:
+            self._leases[lease] = [watch]
+        else:
+            watches.append(watch)
+        return view
+
+    def forget(self, table: memoryview) -> None:
+        """Write to ``table`` from now on: this process no longer speaks for the borrower (a fork)."""
+        self._table = table
+
+    def close(self) -> None:
+        """Unmap every region."""
+        for region in list(self._segments):
+            self.drop(region)
+
+    def _ended(self, watch: weakref.ref[memoryview]) -> None:
+        # Any thread may drop the last view: each step here is one that the GIL makes whole.
+        lease = watch.lease  # type: ignore[attr-defined]
+        watches = self._leases[lease]
+        watches.remove(watch)  # type: ignore[arg-type]
+        if not watches:
+            del self._leases[lease]
+            self._table[lease] = 0

@@ -1,0 +1,122 @@
+"""Turns an exchange into a record that is the same on every run and every machine, and compares records."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Any
+
+from http_case import Case
+from http_exchange import Exchange, Response, exchange
+
+Record = dict[str, Any]
+
+RELEVANT = {
+    "content-type",
+    "content-length",
+    "content-encoding",
+    "inference-header-content-length",
+    "accept-encoding",
+    "transfer-encoding",
+    "connection",
+    "allow",
+    "location",
+    "retry-after",
+}
+# What changes from run to run: where the repository lies, object addresses, clocks and counters.
+VARIABLE = (
+    (re.compile(r"(?:/[^\s\"'/:]+)*(/[\w.-]+/\d+/model\.py)"), r"<repository>\1"),
+    (re.compile(r"at 0x[0-9a-f]+"), "at 0x*"),
+    (re.compile(r'"(ns|count|last_inference|inference_count|execution_count)":\d+'), r'"\1":0'),
+    (re.compile(r'"batch_stats":\[[^\]]*\]'), '"batch_stats":[]'),
+)
+
+
+def steady(text: str) -> str:
+    """``text`` without what changes from run to run."""
+    for pattern, replacement in VARIABLE:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _body(body: bytes) -> Record:
+    try:
+        return {"text": steady(body.decode())} if body else {}
+    except UnicodeDecodeError:
+        return {"hex": body.hex()}
+
+
+def record_response(response: Response) -> Record:
+    """One response as plain data: text stays text (key order shows), binary becomes hex."""
+    headers = [(k, v) for k, v in response.headers if k.lower() in RELEVANT]
+    record: Record = {"status": response.status, "reason": response.reason}
+    if response.version != "HTTP/1.1":
+        record["version"] = response.version
+    try:
+        plain = response.plain_body()
+    except (OSError, EOFError, zlib.error):
+        plain = response.body
+        record["undecodable"] = True
+    split = response.header("Inference-Header-Content-Length")
+    document = plain
+    if split is not None and split.isdigit():
+        document = plain[: int(split)]
+        record["binary"] = plain[int(split) :].hex()
+    record.update(_body(document))
+    if plain is not response.body or ("text" in record and record["text"].encode() != document):
+        # the length then depends on the compressor, or on what `steady` replaced
+        headers = [(k, "*" if k.lower() == "content-length" else v) for k, v in headers]
+    record["headers"] = [list(pair) for pair in headers]
+    return record
+
+
+def record_exchange(case: Case, result: Exchange) -> Record:
+    """All responses of a case and how the connection ended (where the case watches it)."""
+    record: Record = {"responses": [record_response(response) for response in result.responses]}
+    if "connection" in case.compare or result.connection != "open":
+        record["connection"] = result.connection
+    if result.junk:
+        record["after"] = result.junk.decode("latin-1")
+    return record
+
+
+def ask(case: Case, address: tuple[str, int]) -> Record:
+    """Run one case against one server; a refused connection or a broken answer is a record too."""
+    try:
+        result = exchange(
+            address,
+            case.parts(),
+            expected=case.responses,
+            half_close=case.half_close,
+            method=case.method,
+            watch_end="connection" in case.compare or case.method == "HEAD",
+            read_timeout=case.patience,
+        )
+    except (OSError, ValueError) as error:
+        return {"responses": [], "connection": f"failed: {type(error).__name__}: {error}"}
+    return record_exchange(case, result)
+
+
+def _aspect(record: Record, name: str) -> Any:
+    answers = record["responses"]
+    if name == "connection":
+        return record.get("connection", "open")
+    if name == "headers":
+        return [sorted((k.lower(), v) for k, v in answer["headers"]) for answer in answers]
+    if name == "body":
+        return [[answer.get(key) for key in ("text", "hex", "binary")] for answer in answers]
+    return [answer["status"] for answer in answers]
+
+
+def differences(case: Case, ours: Record, theirs: Record) -> dict[str, tuple[Any, Any]]:
+    """The compared aspects that differ, each with both values; Content-Length is left to the body."""
+    found = {}
+    for name in case.compare:
+        left, right = _aspect(ours, name), _aspect(theirs, name)
+        if name == "headers":
+            left, right = (
+                [[p for p in a if p[0] != "content-length"] for a in s] for s in (left, right)
+            )
+        if left != right:
+            found[name] = (left, right)
+    return found

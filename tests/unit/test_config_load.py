@@ -1,0 +1,213 @@
+"""config.pbtxt to ModelConfig: what is accepted, and what is filled in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from gpubridge.config import (
+    InstanceGroup,
+    ModelConfig,
+    TensorSpec,
+    VersionPolicy,
+    complete_model_config,
+    load_model_config,
+    parse_model_config,
+    unsupported_features,
+)
+from gpubridge.errors import BridgeError, ErrorCode
+
+PYTHON = 'backend: "python"\n'
+INPUT = 'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }\n'
+OUTPUT = 'output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }\n'
+MINIMAL = PYTHON + INPUT + OUTPUT
+
+
+def write_model(repository: Path, config: str | bytes | None, name: str = "m") -> Path:
+    model_dir = repository / name
+    (model_dir / "1").mkdir(parents=True)
+    (model_dir / "1" / "model.py").touch()
+    if config is not None:
+        content = config.encode() if isinstance(config, str) else config
+        (model_dir / "config.pbtxt").write_bytes(content)
+    return model_dir
+
+
+def load(repository: Path, config: str | bytes | None, gpu_count: int = 0) -> ModelConfig:
+    return load_model_config(write_model(repository, config), gpu_count=gpu_count)
+
+
+class TestAccepted:
+    def test_every_field_of_a_full_configuration_is_read(self, tmp_path: Path) -> None:
+        config = load(
+            tmp_path,
+            PYTHON
+            + """
+            max_batch_size: 8
+            input [
+              { name: "A" data_type: TYPE_STRING dims: [ -1, 3 ] optional: true },
+              { name: "B" data_type: TYPE_BF16 dims: [ 1 ] reshape { shape: [ ] } },
+              { name: "C" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true }
+            ]
+            output { name: "A" data_type: TYPE_BOOL dims: [ 2 ] reshape { shape: [ 1, 2 ] } }
+            instance_group [ { count: 2 kind: KIND_CPU }, { name: "g" kind: KIND_MODEL } ]
+            parameters { key: "k" value { string_value: "v" } }
+            default_model_filename: "other.py"
+            version_policy { specific { versions: [ 3, 1 ] } }
+            model_transaction_policy { decoupled: true }
+            """,
+        )
+        assert config.name == "m"
+        assert config.backend == "python"
+        assert config.max_batch_size == 8
+        assert config.inputs == (
+            TensorSpec("A", "BYTES", (-1, 3), optional=True),
+            TensorSpec("B", "BF16", (1,), reshape=()),
+            TensorSpec("C", "INT64", (-1,), allow_ragged_batch=True),
+        )
+        assert config.outputs == (TensorSpec("A", "BOOL", (2,), reshape=(1, 2)),)
+        assert config.instance_groups == (
+            InstanceGroup("m_0", 2, "KIND_CPU"),
+            InstanceGroup("g", 1, "KIND_MODEL"),
+        )
+        assert config.parameters == {"k": "v"}
+        assert config.default_model_filename == "other.py"
+        assert config.version_policy == VersionPolicy("specific", versions=(3, 1))
+        assert config.decoupled
+
+    def test_defaults_of_a_minimal_configuration(self, tmp_path: Path) -> None:
+        config = load(tmp_path, MINIMAL)
+        assert config.max_batch_size == 0
+        assert config.default_model_filename == "model.py"
+        assert config.version_policy == VersionPolicy("latest", latest=1)
+        assert config.instance_groups == (InstanceGroup("m", 1, "KIND_CPU"),)
+        assert not config.decoupled
+        assert config.notices == ()
+        assert unsupported_features(config) == []
+
+    @pytest.mark.parametrize(
+        ("policy", "expected"),
+        [
+            ("version_policy { all { } }", VersionPolicy("all")),
+            ("version_policy { }", VersionPolicy("all")),
+            ("version_policy { latest { num_versions: 3 } }", VersionPolicy("latest", latest=3)),
+            ("version_policy { latest { } }", VersionPolicy("latest", latest=0)),
+        ],
+    )
+    def test_version_policy(self, tmp_path: Path, policy: str, expected: VersionPolicy) -> None:
+        assert load(tmp_path, MINIMAL + policy).version_policy == expected
+
+    @pytest.mark.parametrize("rest", ["", "default_model_filename: 'model.py'"])
+    def test_backend_is_python_where_only_a_model_py_speaks(
+        self, tmp_path: Path, rest: str
+    ) -> None:
+        assert load(tmp_path, INPUT + OUTPUT + rest).backend == "python"
+
+    @pytest.mark.parametrize(
+        ("dims", "shape"),
+        [
+            ("[ 4 ]", "[ 2, 2 ]"),
+            ("[ -1, 4 ]", "[ -1, 2, 2 ]"),
+            ("[ 2, -1, 4, -1, 6 ]", "[ 2, -1, 2, 2, -1, 3, 2 ]"),
+            ("[ -1, 1 ]", "[ -1 ]"),
+        ],
+    )
+    def test_reshape_that_keeps_the_size(self, tmp_path: Path, dims: str, shape: str) -> None:
+        tensor = (
+            f'input {{ name: "X" data_type: TYPE_FP32 dims: {dims} reshape {{ shape: {shape} }} }}'
+        )
+        assert load(tmp_path, PYTHON + tensor).inputs[0].reshape is not None
+
+    def test_text_format_in_all_its_spellings(self, tmp_path: Path) -> None:
+        config = load(
+            tmp_path,
+            "backend: 'py' \"thon\", max_batch_size: 0x10; # comment\n"
+            'input < name: "X" data_type: 11 dims: 4 dims: 5 >',
+        )
+        assert config.max_batch_size == 16
+        assert config.inputs == (TensorSpec("X", "FP32", (4, 5)),)
+
+    def test_the_message_given_is_not_changed(self, tmp_path: Path) -> None:
+        message = parse_model_config(MINIMAL, "text")
+        before = message.SerializeToString(deterministic=True)
+        completed = complete_model_config(message, write_model(tmp_path, None), gpu_count=1)
+        assert message.SerializeToString(deterministic=True) == before
+        assert completed.message.name == "m"
+
+
+class TestInstanceGroups:
+    @pytest.mark.parametrize(
+        ("text", "gpu_count", "expected"),
+        [
+            ("", 2, InstanceGroup("m", 1, "KIND_GPU", (0, 1))),
+            ("{ kind: KIND_GPU }", 2, InstanceGroup("m_0", 1, "KIND_GPU", (0, 1))),
+            ("{ kind: KIND_GPU gpus: [ 1 ] }", 2, InstanceGroup("m_0", 1, "KIND_GPU", (1,))),
+            ("{ count: 3 }", 0, InstanceGroup("m_0", 3, "KIND_CPU")),
+            ("{ count: 3 }", 1, InstanceGroup("m_0", 3, "KIND_GPU", (0,))),
+            ("{ gpus: [ 1 ] }", 2, InstanceGroup("m_0", 1, "KIND_GPU", (1,))),
+            ("{ kind: KIND_CPU }", 2, InstanceGroup("m_0", 1, "KIND_CPU")),
+            ("{ kind: KIND_MODEL }", 2, InstanceGroup("m_0", 1, "KIND_MODEL")),
+            ("{ count: 0 passive: true kind: KIND_CPU }", 0,
+             InstanceGroup("m_0", 1, "KIND_CPU", passive=True)),
+        ],
+    )  # fmt: skip
+    def test_resolved(
+        self, tmp_path: Path, text: str, gpu_count: int, expected: InstanceGroup
+    ) -> None:
+        config = load(tmp_path, MINIMAL + (f"instance_group [ {text} ]" if text else ""), gpu_count)
+        assert config.instance_groups == (expected,)
+        assert config.notices == ()
+
+    def test_auto_with_a_missing_gpu_runs_on_the_host_and_says_so(self, tmp_path: Path) -> None:
+        config = load(tmp_path, MINIMAL + "instance_group [ { gpus: [ 0, 3 ] } ]", gpu_count=1)
+        assert config.instance_groups == (InstanceGroup("m_0", 1, "KIND_CPU"),)
+        assert config.notices == (
+            (
+                "model 'm', instance group 'm_0': KIND_AUTO runs on the host, because not all of the "
+                "GPUs [0, 3] exist"
+            ),
+        )
+
+    def test_fallback_to_the_host_is_asked_for_and_noticed(self, tmp_path: Path) -> None:
+        model_dir = write_model(tmp_path, MINIMAL + "instance_group [ { kind: KIND_GPU gpus: 0 } ]")
+        config = load_model_config(model_dir, gpu_count=0, gpu_fallback="host")
+        assert config.instance_groups == (InstanceGroup("m_0", 1, "KIND_CPU"),)
+        assert config.notices == (
+            "model 'm', instance group 'm_0': KIND_GPU runs on the host, because there is no GPU",
+        )
+
+    def test_fallback_does_not_hide_a_wrong_gpu_id(self, tmp_path: Path) -> None:
+        model_dir = write_model(tmp_path, MINIMAL + "instance_group [ { kind: KIND_GPU gpus: 7 } ]")
+        with pytest.raises(BridgeError, match="unsupported gpu id 7"):
+            load_model_config(model_dir, gpu_count=1, gpu_fallback="host")
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=40))
+def test_any_text_survives_as_a_parameter(value: str) -> None:
+    escaped = "".join(f"\\{byte:03o}" for byte in value.encode())
+    text = f'{PYTHON}parameters {{ key: "k" value {{ string_value: "{escaped}" }} }}'
+    message = parse_model_config(text, "text")
+    assert complete_model_config(message, Path("m"), gpu_count=0).parameters == {"k": value}
+
+
+TOKENS = ["input", "name", "dims", "max_batch_size", ":", "{", "}", "[", "]", ",", '"', "'", "X"]
+ODDITIES = ["-1", "4", "1e9", " ", "\n", "#", "\\", "\x00", "\u00e9", "TYPE_FP32"]
+
+
+@given(
+    st.lists(st.sampled_from([*TOKENS, *ODDITIES]), max_size=30).map("".join) | st.text(max_size=60)
+)
+def test_arbitrary_text_parses_or_is_refused(text: str) -> None:
+    try:
+        message = parse_model_config(text, "somewhere")
+    except BridgeError as error:
+        message = None
+        refusal = error
+    if message is None:
+        assert refusal.code is ErrorCode.INVALID_ARG
+        assert refusal.message.startswith("failed to read text proto from somewhere: ")
+    else:
+        assert parse_model_config(str(message), "its own text") == message

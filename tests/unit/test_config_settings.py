@@ -1,0 +1,190 @@
+"""The server's settings and the Python backend's, as the command line gives them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubridge.config import PythonBackendSettings, ServerSettings
+from gpubridge.errors import BridgeError, ErrorCode
+
+REPOSITORY = (Path("models"),)
+
+
+def test_defaults_are_tritons_and_loopback() -> None:
+    settings = ServerSettings(model_repositories=REPOSITORY)
+    assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (8000, 8001, 8002)
+    assert settings.http_address == settings.grpc_address == settings.metrics_address == "127.0.0.1"
+    assert settings.http_max_input_size == 67108864
+    assert settings.model_control_mode == "none"
+    assert settings.exit_timeout_secs == 30
+    assert settings.exit_on_error
+    assert settings.strict_readiness
+    assert settings.stub_python == Path(sys.executable)
+
+
+def test_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ServerSettings(model_repositories=REPOSITORY).http_port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model_repositories": ()},
+            "--model-repository expects at least one directory, got none",
+        ),
+        ({"http_port": 65536}, "--http-port expects a port from 0 to 65535, got 65536"),
+        ({"metrics_port": -1}, "--metrics-port expects a port from 0 to 65535, got -1"),
+        (
+            {"metrics_port": 8000},
+            "--metrics-port expects a port that --http-port does not use, got 8000",
+        ),
+        (
+            {"model_control_mode": "auto"},
+            "--model-control-mode expects one of none, poll, explicit, got 'auto'",
+        ),
+        ({"gpu_fallback": "cpu"}, "--gpu-fallback expects one of none, host, got 'cpu'"),
+        ({"exit_timeout_secs": -1}, "--exit-timeout-secs expects an integer of at least 0, got -1"),
+        ({"log_verbose": -1}, "--log-verbose expects an integer of at least 0, got -1"),
+        (
+            {"http_max_input_size": 0},
+            "--http-max-input-size expects an integer of at least 1, got 0",
+        ),
+        (
+            {"request_arena_limit": 0},
+            "--request-arena-limit expects an integer of at least 1, got 0",
+        ),
+        (
+            {"output_arena_limit": 0},
+            "--output-arena-limit expects an integer of at least 1, got 0",
+        ),
+        (
+            {"load_models": ("m",)},
+            (
+                "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as "
+                "well."
+            ),
+        ),
+    ],
+)
+def test_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BridgeError) as caught:
+        ServerSettings(**{"model_repositories": REPOSITORY, **changes})
+    assert caught.value.code is ErrorCode.INVALID_ARG
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metrics_port": 8000, "allow_metrics": False},
+        {"metrics_port": 8000, "metrics_address": "127.0.0.2"},
+        {"http_port": 0, "metrics_port": 0},
+        {"grpc_port": 8000},
+        {"load_models": ("m",), "model_control_mode": "explicit"},
+    ],
+)
+def test_accepted(changes: dict[str, Any]) -> None:
+    ServerSettings(model_repositories=REPOSITORY, **changes)
+
+
+class TestPythonBackend:
+    def test_nothing_given(self) -> None:
+        settings = PythonBackendSettings.from_backend_config({})
+        assert settings == PythonBackendSettings(None, None, ())
+
+    def test_own_keys(self) -> None:
+        settings = PythonBackendSettings.from_backend_config(
+            {"stub-timeout-seconds": "2.5", "input-placement": "host"}
+        )
+        assert settings == PythonBackendSettings(2.5, "host", ())
+
+    def test_tritons_keys_are_taken_and_said_to_do_nothing(self) -> None:
+        given = {
+            "shm-default-byte-size": "1048576",
+            "shm-growth-byte-size": "1",
+            "shm-region-prefix-name": "p",
+            "shm_message_queue_size": "1000",
+            "thread-pool-size": "1",
+        }
+        notices = PythonBackendSettings.from_backend_config(given).notices
+        assert [notice.split(" has no effect")[0] for notice in notices] == [
+            f"--backend-config=python,{key}={value}" for key, value in given.items()
+        ]
+
+    @pytest.mark.parametrize(
+        ("key", "value", "message"),
+        [
+            (
+                "shm-default-byte-size",
+                "1048575",
+                "shm-default-byte-size can't be smaller than 4 MiBs",
+            ),
+            (
+                "shm-growth-byte-size",
+                "0",
+                "shm-growth-byte-size can't be smaller than or equal to zero.",
+            ),
+            (
+                "shm-region-prefix-name",
+                "",
+                "shm-region-prefix-name must at least contain one character.",
+            ),
+            ("thread-pool-size", "0", "thread-pool-size can't be less than 1."),
+            (
+                "stub-timeout-seconds",
+                "0",
+                "stub-timeout-seconds can't be smaller than or equal to zero.",
+            ),
+            (
+                "stub-timeout-seconds",
+                "-1",
+                "stub-timeout-seconds can't be smaller than or equal to zero.",
+            ),
+            (
+                "stub-timeout-seconds",
+                "inf",
+                "stub-timeout-seconds expects a number of seconds, got 'inf'",
+            ),
+            (
+                "stub-timeout-seconds",
+                "soon",
+                "stub-timeout-seconds expects a number of seconds, got 'soon'",
+            ),
+            ("thread-pool-size", "12ab", "thread-pool-size expects an integer, got '12ab'"),
+            (
+                "input-placement",
+                "gpu",
+                "input-placement expects one of source, device, host, got 'gpu'",
+            ),
+            (
+                "stub-timeout-second",
+                "1",
+                (
+                    "unknown key 'stub-timeout-second' in --backend-config=python,"
+                    "stub-timeout-second=...; did you mean 'stub-timeout-seconds'?"
+                ),
+            ),
+            (
+                "zzz",
+                "1",
+                (
+                    "unknown key 'zzz' in --backend-config=python,zzz=...; known keys are "
+                    "stub-timeout-seconds, input-placement, shm-default-byte-size, "
+                    "shm-growth-byte-size, shm-region-prefix-name, shm_message_queue_size, "
+                    "thread-pool-size"
+                ),
+            ),
+        ],
+    )
+    def test_refused(self, key: str, value: str, message: str) -> None:
+        with pytest.raises(BridgeError) as caught:
+            PythonBackendSettings.from_backend_config({key: value})
+        assert caught.value.code is ErrorCode.INVALID_ARG
+        assert caught.value.message == message

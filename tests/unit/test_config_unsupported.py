@@ -1,0 +1,109 @@
+"""What a configuration asks for and does not get is said, never swallowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpubridge.config import ModelConfig, load_model_config, unsupported_features
+
+PYTHON = 'backend: "python"\n'
+INPUT = 'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }\n'
+OUTPUT = 'output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }\n'
+MINIMAL = PYTHON + INPUT + OUTPUT
+
+
+def write_model(repository: Path, config: str, name: str = "m") -> Path:
+    model_dir = repository / name
+    (model_dir / "1").mkdir(parents=True)
+    (model_dir / "1" / "model.py").touch()
+    (model_dir / "config.pbtxt").write_text(config)
+    return model_dir
+
+
+def load(repository: Path, config: str, gpu_count: int = 0) -> ModelConfig:
+    return load_model_config(write_model(repository, config), gpu_count=gpu_count)
+
+
+class TestNotServedYet:
+    @pytest.mark.parametrize(
+        ("rest", "field"),
+        [
+            ("sequence_batching { }", "sequence_batching"),
+            ("dynamic_batching { }", "dynamic_batching"),
+            ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled"),
+            ('model_warmup [ { name: "w" } ]', "model_warmup"),
+            ("response_cache { enable: true }", "response_cache.enable"),
+            ("instance_group [ { rate_limiter { } } ]", "instance_group 'm_0' rate_limiter"),
+            ("instance_group [ { passive: true } ]", "instance_group 'm_0' passive"),
+            ('metric_tags { key: "a" value: "b" }', "metric_tags"),
+            ("model_repository_agents { agents { } }", "model_repository_agents"),
+            ('cc_model_filenames { key: "9.0" value: "f" }', "cc_model_filenames"),
+            ("batch_input { }", "batch_input"),
+            ("batch_output { }", "batch_output"),
+            ("model_operations { }", "model_operations"),
+            (
+                'parameters { key: "EXECUTION_ENV_PATH" value { } }',
+                "parameters 'EXECUTION_ENV_PATH'",
+            ),
+        ],
+    )
+    def test_is_reported_by_field_and_model(self, tmp_path: Path, rest: str, field: str) -> None:
+        (sentence,) = unsupported_features(load(tmp_path, MINIMAL + rest))
+        assert sentence.startswith(f"model 'm': the field '{field}' is not supported yet: ")
+
+    def test_labels(self, tmp_path: Path) -> None:
+        model_dir = write_model(
+            tmp_path,
+            PYTHON
+            + 'output { name: "X" data_type: TYPE_FP32 dims: [ 2 ] label_filename: "l.txt" }',
+        )
+        (model_dir / "l.txt").write_text("cat\ndog\n")
+        config = load_model_config(model_dir, gpu_count=0)
+        assert config.outputs[0].label_filename == "l.txt"
+        assert "output 'X' label_filename" in unsupported_features(config)[0]
+
+    def test_ensemble(self, tmp_path: Path) -> None:
+        config = load(
+            tmp_path,
+            'platform: "ensemble" ensemble_scheduling { step { model_name: "a" } }'
+            + INPUT
+            + OUTPUT,
+        )
+        assert config.backend == ""
+        assert config.instance_groups == ()
+        assert "'ensemble_scheduling'" in unsupported_features(config)[0]
+
+    @pytest.mark.parametrize(
+        "rest",
+        [
+            "response_cache { enable: false }",
+            "model_transaction_policy { decoupled: false }",
+            "model_repository_agents { }",
+        ],
+    )
+    def test_switched_off_is_not_reported(self, tmp_path: Path, rest: str) -> None:
+        assert unsupported_features(load(tmp_path, MINIMAL + rest)) == []
+
+    @pytest.mark.parametrize(
+        ("rest", "notice"),
+        [
+            ('platform: "x"', "model 'm': the field 'platform' has no effect on a Python model"),
+            (
+                "optimization { eager_batching: true }",
+                (
+                    "model 'm': the field 'optimization.eager_batching' has no effect on a Python "
+                    "model"
+                ),
+            ),
+            (
+                'instance_group { host_policy: "h" }',
+                "model 'm', instance group 'm_0': the field 'host_policy' has no effect here",
+            ),
+        ],
+    )
+    def test_without_effect_is_noticed(self, tmp_path: Path, rest: str, notice: str) -> None:
+        config = load(tmp_path, MINIMAL + rest)
+        assert config.notices == (notice,)
+        assert unsupported_features(config) == []

@@ -1,0 +1,298 @@
+"""The names models import, the logger, the host, and a model tested outside of a server."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from gpubridge import pb_utils
+from gpubridge.pb_utils import c_module, host
+
+Failure = pb_utils.TritonModelException
+
+# Recorded from a running Triton 2.51, plus InferenceResponse.parameters of later releases.
+PB_UTILS = [
+    "InferenceRequest",
+    "InferenceResponse",
+    "Logger",
+    "MetricFamily",
+    "ModelConfig",
+    "PreferredMemory",
+    "Tensor",
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
+    "TritonError",
+    "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
+]
+EMBEDDED = [
+    "COUNTER",
+    "GAUGE",
+    "HISTOGRAM",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceResponseSender",
+    "InferenceTrace",
+    "Logger",
+    "MemoryType",
+    "Metric",
+    "MetricFamily",
+    "MetricKind",
+    "PreferredMemory",
+    "ResponseIterator",
+    "SharedMemory",
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "is_model_ready",
+    "load_model",
+    "shared_memory",
+    "unload_model",
+]
+METHODS = {
+    "Tensor": "as_numpy from_dlpack is_cpu name shape to_dlpack triton_dtype",
+    "InferenceRequest": "async_exec correlation_id exec flags get_response_sender inputs "
+    "is_cancelled parameters request_id requested_output_names set_flags set_release_flags timeout "
+    "trace",
+    "InferenceResponse": "error has_error output_tensors parameters",
+    "Logger": "ERROR INFO LogLevel VERBOSE WARNING log log_error log_info log_verbose log_warn",
+    "MetricFamily": "COUNTER GAUGE HISTOGRAM Metric",
+    "InferenceTrace": "get_context",
+}
+
+
+@pytest.fixture
+def server():
+    log = []
+    host.attach(host.Host("/models/m/1", lambda *record: log.append(record)))
+    yield log
+    host.detach()
+
+
+def test_every_name_is_there_and_listed():
+    assert sorted(pb_utils.__all__) == sorted(PB_UTILS)
+    assert sorted(c_module.__all__) == sorted(EMBEDDED)
+    for name in PB_UTILS:
+        assert hasattr(pb_utils, name)
+    for name in EMBEDDED:
+        assert hasattr(c_module, name)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_there_and_no_other(name):
+    public = {method for method in dir(getattr(c_module, name)) if not method.startswith("_")}
+    assert public == set(METHODS[name].split())
+
+
+def test_classes_show_the_module_models_know():
+    for name in EMBEDDED:
+        thing = getattr(c_module, name)
+        if isinstance(thing, type):
+            assert thing.__module__ == "c_python_backend_utils", name
+    with pytest.raises(Failure) as caught:
+        pb_utils.Tensor("", np.zeros(1))
+    shown = f"{caught.type.__module__}.{caught.type.__qualname__}"
+    assert shown == "c_python_backend_utils.TritonModelException"
+
+
+def test_shims_are_the_same_names():
+    import c_python_backend_utils
+    import triton_python_backend_utils
+
+    for name in PB_UTILS:
+        assert getattr(triton_python_backend_utils, name) is getattr(pb_utils, name)
+    for name in EMBEDDED:
+        assert getattr(c_python_backend_utils, name) is getattr(c_module, name)
+
+
+def test_aliases_in_a_process_that_has_no_shims(monkeypatch):
+    monkeypatch.delitem(sys.modules, "triton_python_backend_utils", raising=False)
+    monkeypatch.delitem(sys.modules, "c_python_backend_utils", raising=False)
+    host.register_aliases()
+    try:
+        import c_python_backend_utils
+        import triton_python_backend_utils
+
+        assert triton_python_backend_utils is pb_utils
+        assert c_python_backend_utils is c_module
+    finally:
+        sys.modules.pop("triton_python_backend_utils")
+        sys.modules.pop("c_python_backend_utils")
+
+
+def test_what_is_not_there_yet_says_so():
+    calls = [
+        lambda: pb_utils.load_model(model_name="m"),
+        lambda: pb_utils.unload_model("m", unload_dependents=True),
+        lambda: pb_utils.is_model_ready("m", model_version="1"),
+        lambda: pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER),
+        lambda: c_module.Metric(),
+        lambda: c_module.shared_memory.free_memory(),
+    ]
+    for call in calls:
+        with pytest.raises(Failure, match="is not supported by this version of gpubridge yet"):
+            call()
+    for name in ("InferenceResponseSender", "ResponseIterator", "Logger"):
+        with pytest.raises(TypeError, match="No constructor defined!"):
+            getattr(c_module, name)()
+
+
+# Logger
+
+
+def test_logs_go_to_the_server_with_the_callers_line(server):
+    pb_utils.Logger.log_info("one")
+    pb_utils.Logger.log_warn("two")
+    pb_utils.Logger.log_error("three")
+    pb_utils.Logger.log_verbose(b"four")
+    pb_utils.Logger.log("five")
+    pb_utils.Logger.log(message="six", level=pb_utils.Logger.ERROR)
+    assert [(level, message) for level, message, _, _ in server] == [
+        (0, "one"),
+        (1, "two"),
+        (2, "three"),
+        (3, "four"),
+        (0, "five"),
+        (2, "six"),
+    ]
+    assert {filename for _, _, filename, _ in server} == {__file__}
+    first = server[0][3]
+    assert [line - first for _, _, _, line in server] == list(range(6))
+
+
+def test_logs_go_to_stderr_without_a_server(capsys):
+    pb_utils.Logger.log_warn("careful")
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("W ")
+    assert shown.err.endswith("] careful\n")
+    assert __file__ in shown.err
+
+
+def test_logger_type_errors(server):
+    logger = pb_utils.Logger
+    calls = [
+        lambda: logger.log_info(None),
+        lambda: logger.log_info(3),
+        lambda: logger.log("x", 1),
+        lambda: logger.log("x", None),
+        lambda: logger.log(None),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError):
+            call()
+    assert server == []
+
+
+# The host
+
+
+def test_model_dir(server):
+    assert pb_utils.get_model_dir() == "/models/m/1"
+    assert host.current().model_dir == "/models/m/1"
+
+
+def test_model_dir_outside_of_a_server_says_what_to_do():
+    with pytest.raises(Failure, match="got no server around; in a test, replace it"):
+        pb_utils.get_model_dir()
+
+
+# Datatypes and configuration
+
+
+def test_datatype_functions():
+    assert pb_utils.triton_string_to_numpy("TYPE_FP16") is np.float16
+    assert pb_utils.triton_string_to_numpy("TYPE_STRING") is np.object_
+    assert pb_utils.TRITON_STRING_TO_NUMPY["TYPE_BOOL"] is bool
+    assert len(pb_utils.TRITON_STRING_TO_NUMPY) == 13
+    with pytest.raises(KeyError):
+        pb_utils.triton_string_to_numpy("TYPE_BF16")
+    for number, numpy_type in ((1, np.bool_), (2, np.uint8), (12, np.float64), (13, np.object_)):
+        assert pb_utils.triton_to_numpy_type(number) is numpy_type
+        assert pb_utils.numpy_to_triton_type(numpy_type) == number
+        assert pb_utils.numpy_to_triton_type(np.dtype(numpy_type)) == number
+    assert pb_utils.triton_to_numpy_type(14) is None
+    assert pb_utils.numpy_to_triton_type(np.bytes_) == 13
+    for unknown in (np.dtype("c8"), np.dtype("S3"), np.dtype(">f4"), bool, np.str_):
+        assert pb_utils.numpy_to_triton_type(unknown) is None
+
+
+def test_string_serialisation_functions():
+    encoded = b"\1\0\0\0a\2\0\0\0bc\1\0\0\x003"
+    assert pb_utils.serialize_byte_tensor(np.array([b"a", "bc", 3], object)) == encoded
+    assert pb_utils.serialize_byte_tensor(np.array([b"a", b"bc"])) == encoded[:11]
+    assert pb_utils.serialize_byte_tensor(np.array([], object)) == ()
+    assert pb_utils.serialize_byte_tensor(np.zeros(3)) is None
+    assert pb_utils.serialize_byte_tensor(np.array(["a"])) is None
+    assert pb_utils.deserialize_bytes_tensor(encoded).tolist() == [b"a", b"bc", b"3"]
+
+
+def test_configuration_lookup():
+    config = {
+        "input": [{"name": "a", "x": 1}],
+        "output": [{"name": "b"}],
+        "model_transaction_policy": {"decoupled": True},
+    }
+    assert pb_utils.get_input_config_by_name(config, "a") is config["input"][0]
+    assert pb_utils.get_input_config_by_name(config, "b") is None
+    assert pb_utils.get_output_config_by_name(config, "b") is config["output"][0]
+    assert pb_utils.get_output_config_by_name({}, "b") is None
+    assert pb_utils.using_decoupled_model_transaction_policy(config) is True
+    assert pb_utils.using_decoupled_model_transaction_policy({}) is False
+
+
+# A model, tested outside of a server
+
+MODEL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            first = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            second = pb_utils.get_input_tensor_by_name(request, "INPUT1").as_numpy()
+            pb_utils.Logger.log_verbose("adding")
+            responses.append(
+                pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", first + second)])
+            )
+        return responses
+"""
+
+
+def test_a_model_is_testable_without_a_server():
+    module = types.ModuleType("model")
+    exec(MODEL, module.__dict__)
+    array = np.arange(4, dtype=np.float32)
+    request = pb_utils.InferenceRequest(
+        inputs=[pb_utils.Tensor("INPUT0", array), pb_utils.Tensor("INPUT1", array)],
+        requested_output_names=["OUTPUT0"],
+        model_name="add",
+    )
+    [response] = module.TritonPythonModel().execute([request])
+    output = pb_utils.get_output_tensor_by_name(response, "OUTPUT0")
+    assert output.as_numpy().tolist() == [0, 2, 4, 6]

@@ -1,0 +1,173 @@
+"""The BYTES codec: one behaviour, with the compiled module and without."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import numpy as np
+import pytest
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.tensor import bytes_codec, native
+
+
+@pytest.fixture(params=["native", "python"], autouse=True)
+def implementation(request, monkeypatch):
+    if request.param == "python":
+        monkeypatch.setattr(bytes_codec, "native", lambda: None)
+    elif native.native() is None:
+        pytest.skip(f"no compiled module: {native.absence()}")
+    return request.param
+
+
+def serialised(*strings):
+    return b"".join(struct.pack("<I", len(string)) + string for string in strings)
+
+
+def objects(*items):
+    array = np.empty(len(items), np.object_)
+    array[:] = items
+    return array
+
+
+STRINGS = [b"", b"a", b"\0\0", b"trailing\0", bytes(range(256)), b"x" * 70000]
+
+
+def test_bytes_survive_both_ways():
+    encoded = bytes_codec.encode(objects(*STRINGS))
+    assert encoded == serialised(*STRINGS)
+    decoded = bytes_codec.decode(encoded, len(STRINGS))
+    assert decoded.dtype == np.object_
+    assert decoded.shape == (len(STRINGS),)
+    assert decoded.tolist() == STRINGS
+    assert {type(item) for item in decoded} == {bytes}
+
+
+def test_random_strings_survive_both_ways():
+    dice = random.Random(7)
+    strings = [dice.randbytes(dice.choice([0, 1, 5, 300])) for _ in range(500)]
+    assert bytes_codec.decode(bytes_codec.encode(objects(*strings))).tolist() == strings
+
+
+def test_other_elements_go_through_str_and_utf8():
+    items = ["grün", "日本", 7, 2.5, None, True, np.bytes_(b"nb"), np.str_("ns"), bytearray(b"x")]
+    expected = [b"nb" if isinstance(i, bytes) else str(i).encode() for i in items]
+    assert bytes_codec.encode(objects(*items)) == serialised(*expected)
+
+
+def test_an_array_of_text_only():
+    assert bytes_codec.encode(objects("a", "bc", "")) == serialised(b"a", b"bc", b"")
+
+
+def test_lone_surrogate_has_no_utf8_form():
+    with pytest.raises(UnicodeEncodeError):
+        bytes_codec.encode(objects("ok", "\ud800"))
+
+
+def test_an_element_whose_str_fails_fails_the_call():
+    class Sour:
+        def __str__(self):
+            raise RuntimeError("sour")
+
+    with pytest.raises(RuntimeError, match="sour"):
+        bytes_codec.encode(objects(b"ok", Sour()))
+
+
+def test_an_element_may_replace_others_while_it_is_encoded():
+    array = objects(b"first" * 10, None, b"last")
+
+    class Meddler:
+        def __str__(self):
+            array[0] = array[2] = b"replaced"
+            return "meddler"
+
+    array[1] = Meddler()
+    decoded = bytes_codec.decode(bytes_codec.encode(array))
+    assert decoded[0] == b"first" * 10
+    assert decoded[1] == b"meddler"
+
+
+def test_fixed_width_bytes():
+    assert bytes_codec.encode(np.array([b"ab", b"c", b""])) == serialised(b"ab", b"c", b"")
+    assert bytes_codec.encode(np.array([b"ab", b"cd"])) == serialised(b"ab", b"cd")
+
+
+def test_fixed_width_text():
+    assert bytes_codec.encode(np.array(["ä", "bc", ""])) == serialised("ä".encode(), b"bc", b"")
+
+
+@pytest.mark.parametrize("dtype", ["O", "S2", "U2"])
+def test_shape_is_flattened_in_c_order(dtype):
+    array = np.array([[b"a", b"bb", b"c"], [b"d", b"e", b"ff"]]).astype(dtype)
+    expected = [item if isinstance(item, bytes) else item.encode() for item in array.ravel()]
+    assert bytes_codec.encode(array) == serialised(*expected)
+    assert bytes_codec.encode(np.asfortranarray(array)) == serialised(*expected)
+    assert bytes_codec.encode(array[:, ::2]) == serialised(*[expected[i] for i in (0, 2, 3, 5)])
+    assert bytes_codec.encode(array[0, 0:1].reshape(())) == serialised(expected[0])
+
+
+def test_no_elements_no_bytes():
+    for dtype in ("O", "S3", "U3"):
+        assert bytes_codec.encode(np.empty((0, 4), dtype)) == b""
+    assert bytes_codec.decode(b"", 0).shape == (0,)
+    assert bytes_codec.decode(b"").dtype == np.object_
+    bytes_codec.validate(b"", 0)
+
+
+def test_numbers_are_not_strings():
+    with pytest.raises(BridgeError, match="expected an array of dtype object, S or U.*float64"):
+        bytes_codec.encode(np.zeros(3))
+
+
+MALFORMED = [
+    (b"\1", bytes_codec.INCOMPLETE_LENGTH),
+    (serialised(b"ab") + b"\0\0\0", bytes_codec.INCOMPLETE_LENGTH),
+    (b"\1\0\0\0", bytes_codec.STRING_BEYOND_BUFFER),
+    (serialised(b"ab", b"cde")[:-1], bytes_codec.STRING_BEYOND_BUFFER),
+    (b"\xff\xff\xff\xff" + b"x" * 10, bytes_codec.STRING_BEYOND_BUFFER),
+]
+
+
+@pytest.mark.parametrize(("data", "text"), MALFORMED)
+def test_malformed_data(data, text):
+    for call in (bytes_codec.decode, bytes_codec.validate):
+        with pytest.raises(BridgeError) as caught:
+            call(data, 2)
+        assert caught.value.message == text
+        assert caught.value.code is ErrorCode.INVALID_ARG
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_another_count_than_the_shape_asks_for(count):
+    data = serialised(b"a", b"bc")
+    for call in (bytes_codec.decode, bytes_codec.validate):
+        with pytest.raises(BridgeError, match=f"expected {count} strings .* got 2"):
+            call(data, count)
+    bytes_codec.validate(data, 2)
+
+
+def test_views_of_foreign_memory_are_copied_out():
+    memory = bytearray(serialised(b"abc", b"de"))
+    decoded = bytes_codec.decode(memoryview(memory), 2)
+    memory[:] = b"\xff" * len(memory)
+    assert decoded.tolist() == [b"abc", b"de"]
+
+
+def test_decoded_strings_are_freed(implementation):
+    import sys
+
+    decoded = bytes_codec.decode(serialised(b"unique string 1", b"unique string 2"))
+    # One reference in the array, one in `item`, one in the call.
+    item = decoded[0]
+    assert sys.getrefcount(item) == 3
+
+
+def test_encoding_keeps_no_reference():
+    import sys
+
+    item = b"held by the array and by this name"
+    array = objects(item, "text")
+    before = sys.getrefcount(item)
+    bytes_codec.encode(array)
+    assert sys.getrefcount(item) == before

@@ -1,0 +1,102 @@
+"""Datatypes in all their notations."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.tensor import dtypes
+
+
+@pytest.mark.parametrize("name", dtypes.DATATYPES)
+def test_every_notation_leads_back_to_the_same_datatype(name):
+    entry = dtypes.DATATYPES[name]
+    assert dtypes.datatype_from_config(dtypes.config_name(name)) == name
+    assert dtypes.datatype_from_number(entry.number) == name
+    if entry.dtype is not None:
+        assert dtypes.datatype_from_numpy(entry.dtype) == name
+        assert dtypes.numpy_dtype(name) == entry.dtype
+
+
+def test_numbers_and_config_names_are_tritons():
+    numbers = {name: entry.number for name, entry in dtypes.DATATYPES.items()}
+    assert list(numbers) == (
+        [
+            "BOOL",
+            "UINT8",
+            "UINT16",
+            "UINT32",
+            "UINT64",
+            "INT8",
+            "INT16",
+            "INT32",
+            "INT64",
+            "FP16",
+            "FP32",
+            "FP64",
+            "BYTES",
+            "BF16",
+        ]
+    )
+    assert list(numbers.values()) == list(range(1, 15))
+    assert dtypes.config_name("BYTES") == "TYPE_STRING"
+    assert dtypes.config_name("FP32") == "TYPE_FP32"
+
+
+def test_item_sizes():
+    for name, entry in dtypes.DATATYPES.items():
+        if name not in ("BYTES", "BF16"):
+            assert dtypes.item_size(name) == entry.dtype.itemsize
+    assert dtypes.item_size("BF16") == 2
+    assert dtypes.item_size("BYTES") is None
+
+
+@pytest.mark.parametrize("dtype", ["c8", ">f4", "U3", "M8[s]", "V4", [("a", "i4")]])
+def test_dtypes_without_a_counterpart_are_none(dtype):
+    assert dtypes.datatype_from_numpy(np.dtype(dtype)) is None
+
+
+def test_s_dtypes_are_bytes():
+    assert dtypes.datatype_from_numpy(np.dtype("S7")) == "BYTES"
+
+
+def test_platform_aliases_of_integers_are_known():
+    assert dtypes.datatype_from_numpy(np.dtype(np.longlong)) == "INT64"
+    assert dtypes.datatype_from_numpy(np.dtype(np.intc)) == "INT32"
+
+
+def test_bfloat16_comes_from_ml_dtypes():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    assert dtypes.numpy_dtype("BF16") == np.dtype(ml_dtypes.bfloat16)
+    assert dtypes.datatype_from_numpy(np.dtype(ml_dtypes.bfloat16)) == "BF16"
+
+
+def test_bfloat16_is_absent_without_ml_dtypes(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    assert dtypes.bfloat16() is None
+    assert dtypes.numpy_dtype("BF16") is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"), [((), 1), ((3,), 3), ((2, 3), 6), ((4, 0, 9), 0), ([2**40, 2**40], 2**80)]
+)
+def test_element_count(shape, count):
+    assert dtypes.element_count(shape) == count
+    assert dtypes.byte_size("FP64", shape) == 8 * count
+
+
+def test_unknown_names_numbers_and_dimensions_are_invalid_arguments():
+    calls = [
+        lambda: dtypes.config_name("FP8"),
+        lambda: dtypes.datatype_from_config("TYPE_INVALID"),
+        lambda: dtypes.datatype_from_number(0),
+        lambda: dtypes.element_count((2, -1)),
+        lambda: dtypes.byte_size("BYTES", (2,)),
+    ]
+    for call in calls:
+        with pytest.raises(BridgeError, match="expected .* got") as caught:
+            call()
+        assert caught.value.code is ErrorCode.INVALID_ARG
