@@ -117,9 +117,8 @@ nb::tuple fields(const DLTensor& tensor, uint64_t flags) {
 template <typename Managed>
 void release_producer(PyObject* holder) {
   auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(holder, nullptr));
-  if (managed->deleter == nullptr) return;
-  nb::gil_scoped_release without_gil;
-  managed->deleter(managed);
+  // With the GIL: deleters of NumPy before 1.24 rely on it, and no other minds.
+  if (managed->deleter != nullptr) managed->deleter(managed);
 }
 
 template <typename Managed>

@@ -11,6 +11,7 @@ from pathlib import Path
 import uvloop
 
 import gpubridge
+from gpubridge import doctor
 from gpubridge.config import ServerSettings
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.server import serve
@@ -45,6 +46,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_serve_flags(command)
     command.set_defaults(run=_serve)
+    command = commands.add_parser(
+        "doctor",
+        help="say what works on this machine, what does not, and what to do",
+        description="Say what works on this machine, what does not and why, and what to do. The "
+        "exit code is 1 when models cannot be served here.",
+    )
+    command.set_defaults(run=_doctor)
     return parser
 
 
@@ -170,6 +178,12 @@ def _serve(options: argparse.Namespace) -> int:
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings))
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    findings = doctor.examine()
+    sys.stdout.write(doctor.report(findings) + "\n")
+    return doctor.exit_code(findings)
 
 
 def _flag(text: str) -> bool:

@@ -24,6 +24,7 @@ __all__ = ["serve"]
 _logger = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 16 * 1024
+_FLUSH_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -148,11 +149,17 @@ def _log_models(repository: ModelRepository) -> None:
 
 async def _close(doors: list[_Door], repository: ModelRepository, seconds: float) -> None:
     """Close the doors, answer what is in flight, finalize the models."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + seconds
     for door in doors:
         door.server.close()
         for connection in list(door.connections):
             connection.drain()
     await repository.close(seconds)
+    # Answers may still be on their way to clients that read slowly.
+    deadline = max(deadline, clock() + _FLUSH_SECONDS)
+    while any(door.connections for door in doors) and clock() < deadline:
+        await asyncio.sleep(0.01)
     for door in doors:
         for connection in list(door.connections):
             connection.abort()

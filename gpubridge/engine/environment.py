@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from dataclasses import dataclass
@@ -11,7 +12,10 @@ from gpubridge.errors import BridgeError, ErrorCode
 
 __all__ = ["StubEnvironment", "stub_environment"]
 
+_logger = logging.getLogger(__name__)
+
 _PARAMETER = "EXECUTION_ENV_PATH"
+_TRITON_STUB = "triton_python_backend_stub"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 
 
@@ -37,6 +41,14 @@ def stub_environment(model_dir: Path, parameters: dict[str, str]) -> StubEnviron
     variables = dict(os.environ)
     variables.pop("PYTHONHOME", None)
     value = parameters.get(_PARAMETER)
+    stub = model_dir / _TRITON_STUB
+    if stub.exists():
+        _logger.warning(
+            "%s is ignored: stubs here run on any Python from 3.9 on; name the model's environment "
+            "with the parameter %s",
+            stub,
+            _PARAMETER,
+        )
     if not value:
         return StubEnvironment(sys.executable, variables)
     root = Path(value.replace(_MODEL_DIRECTORY, str(model_dir.resolve())))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import Any
 
 from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.link import LinkEvents, StubLink
-from gpubridge.engine.stub_process import StubProcess
+from gpubridge.engine.stub_process import StubProcess, cannot_start
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.host_shm import HostArena
 from gpubridge.request import InferRequest
@@ -110,6 +111,7 @@ class Instance:
         self.name = settings.name
         self.state = InstanceState.STOPPED
         self.in_flight = 0
+        self.window = 0
         self.restarts = 0
         self._arena = arena
         self._owners = owners
@@ -122,7 +124,6 @@ class Instance:
         self._started: asyncio.Future[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._stopping = False
-        self._window = 1
         self._execute_ns = 0.0
         self._last_error = ""
 
@@ -139,42 +140,44 @@ class Instance:
         self.state = InstanceState.STARTING
         try:
             await self._launch()
-        except BridgeError:
+        except (BridgeError, asyncio.CancelledError):
             self.state = InstanceState.STOPPED
             raise
         self._keeper = self._loop.create_task(self._keep_running(), name=f"keep {self.name}")
 
     async def stop(self, seconds: float) -> None:
-        """Have the model finalized and end the stub; it is killed after ``seconds``."""
+        """Have the model finalized and end the stub; it is killed after ``seconds``.
+
+        A stub that is not ready (it is being restarted) is killed at once: there is no initialized
+        model to finalize.
+        """
         self._stopping = True
-        process, link = self._process, self._link
-        if process is not None and link is not None and not process.exited.done():
-            link.finalize()
-            _, pending = await asyncio.wait([process.exited], timeout=seconds)
-            if pending:
-                _logger.warning(
-                    "instance '%s' did not finalize within %g s: killed", self.name, seconds
-                )
-                process.kill()
-        if self._keeper is not None:
-            await self._keeper
-            self._keeper = None
+        keeper, self._keeper = self._keeper, None
+        if self.state is InstanceState.READY:
+            await self._finalize(seconds)
+        elif keeper is not None:
+            keeper.cancel()
+        if keeper is not None:
+            # Not longer: a process that waits for a driver may outlive even SIGKILL.
+            await asyncio.wait([keeper], timeout=_REAP_SECONDS)
         self.state = InstanceState.STOPPED
+
+    async def _finalize(self, seconds: float) -> None:
+        """Have the stub end by itself within ``seconds``, else kill it."""
+        process, link = self._process, self._link
+        if process is None or link is None or process.exited.done():
+            return
+        link.finalize()
+        _, pending = await asyncio.wait([process.exited], timeout=seconds)
+        if pending:
+            how = f"was killed: it had not ended {seconds:g} s after it was told to finalize"
+            _logger.warning("%s", self._unhealthy(how))
+            process.kill(how)
 
     async def _launch(self) -> None:
         """Start one stub process; returns when it is ready, raises when it is not going to be."""
-        ours, theirs = pair()
+        self._link, theirs = self._connect()
         self._started = self._loop.create_future()
-        events = LinkEvents(
-            on_ready=self._on_ready,
-            on_failed=self._on_failed,
-            on_broken=self._on_broken,
-            on_results=self._on_results,
-            on_log=lambda fields: log_from_stub(self.name, fields),
-        )
-        self._link = StubLink(
-            ours, self._arena, self._owners(), self.settings.output_limit, events
-        )
         try:
             self._process = StubProcess(self.settings.environment, self.name, theirs)
         except BridgeError:
@@ -185,19 +188,34 @@ class Instance:
         self._link.initialize(self.settings.stub)
         try:
             await self._started
-        except BridgeError:
-            # What the model raised is known; the process has nothing left to do.
+        except (BridgeError, asyncio.CancelledError):
+            # What the model raised is known, or nobody wants this stub any more.
             self._process.kill()
             await self._process.exited
             self._collect()
             raise
-        except asyncio.CancelledError:
-            self._process.kill("was stopped")
-            await self._process.exited
-            self._collect()
-            raise
-        self._window = 1
         self._execute_ns = 0.0
+
+    def _connect(self) -> tuple[StubLink, socket.socket]:
+        """Make the link to a new stub; returns it and the stub's end of the channel."""
+        try:
+            ours, theirs = pair()
+        except OSError as error:
+            raise cannot_start(self.name, error) from error
+        events = LinkEvents(
+            on_ready=self._on_ready,
+            on_failed=self._on_failed,
+            on_broken=self._on_broken,
+            on_results=self._on_results,
+            on_log=lambda fields: log_from_stub(self.name, fields),
+        )
+        try:
+            link = StubLink(ours, self._arena, self._owners(), self.settings.output_limit, events)
+        except BridgeError:
+            ours.close()
+            theirs.close()
+            raise
+        return link, theirs
 
     async def _keep_running(self) -> None:
         """Wait for the stub's death, settle its debts, start the next; until told to stop."""
@@ -206,6 +224,7 @@ class Instance:
             process = self._process
             assert process is not None
             self.state = InstanceState.READY
+            self.window = 1
             since = time.monotonic()
             self._on_room()
             how = await asyncio.shield(process.exited)
@@ -257,7 +276,7 @@ class Instance:
         if link is None:
             return []
         started, unstarted = link.close()
-        self.in_flight = 0
+        self.in_flight = self.window = 0
         for request in started:
             request.finish(error or StubDied(self._unhealthy("ended")))
         return unstarted
@@ -268,22 +287,12 @@ class Instance:
     # -- work ----------------------------------------------------------------------------------
 
     @property
-    def has_room(self) -> bool:
-        """Whether a request can be submitted now."""
-        return (
-            self.state is InstanceState.READY
-            and self.in_flight < self._window
-            and self._link is not None
-            and self._link.has_ticket()
-        )
-
-    @property
     def last_error(self) -> str:
         """Why the last stub died or did not start."""
         return self._last_error
 
     def submit(self, requests: Sequence[InferRequest]) -> None:
-        """Send one batch to the stub; only while :attr:`has_room`."""
+        """Send one batch to the stub; only while fewer than ``window`` requests are in flight."""
         assert self._link is not None
         self.in_flight += len(requests)
         self._link.submit(requests)
@@ -334,15 +343,22 @@ class Instance:
             )
 
     def _on_exit(self, future: asyncio.Future[str]) -> None:
+        if self._link is not None:
+            # Its end may be known before what it said last: why its model does not load.
+            self._link.hear_out()
         if self._started is not None and not self._started.done():
             self._started.set_exception(StubDied(self._unhealthy(future.result())))
 
-    def _on_results(self, batch: Batch) -> None:
-        count = len(batch.records)
-        self.in_flight -= count
-        self._on_batch(batch)
-        spent = (batch.ended - batch.started) / max(count, 1)
+    def _on_results(self, batches: list[Batch]) -> None:
         average = self._execute_ns
-        self._execute_ns = spent if average == 0.0 else average + 0.125 * (spent - average)
-        self._window = max(1, min(_WINDOW_LIMIT, int(_AHEAD_NS / (self._execute_ns + 1.0))))
+        for batch in batches:
+            count = len(batch.records)
+            self.in_flight -= count
+            self._on_batch(batch)
+            spent = (batch.ended - batch.started) / max(count, 1)
+            average = spent if average == 0.0 else average + 0.125 * (spent - average)
+        self._execute_ns = average
+        if self._link is not None and self.state is InstanceState.READY:
+            fed = max(1, min(_WINDOW_LIMIT, int(_AHEAD_NS / (average + 1.0))))
+            self.window = min(fed, self.in_flight + self._link.free_tickets)
         self._on_room()

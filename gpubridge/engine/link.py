@@ -12,7 +12,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode
@@ -38,6 +38,8 @@ from gpubridge.transport.messages import (
 __all__ = ["LinkEvents", "StubLink"]
 
 _FRAME_BYTES = 64 * 1024
+_FRAME_BATCHES = 4
+"""A message is sent with so many batches at the latest: the stub starts while the server goes on."""
 
 
 @dataclass(slots=True)
@@ -47,16 +49,8 @@ class LinkEvents:
     on_ready: Callable[[], None]
     on_failed: Callable[[str], None]
     on_broken: Callable[[str], None]
-    on_results: Callable[[Batch], None]
+    on_results: Callable[[list[Batch]], None]
     on_log: Callable[[dict[str, Any]], None]
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A batch at the stub: its requests by ticket."""
-
-    sequence: int
-    requests: dict[int, InferRequest] = field(default_factory=dict)
 
 
 class StubLink:
@@ -95,12 +89,14 @@ class StubLink:
         self._kept: set[int] = set()
         self._signatures = SignatureCache()
         self._sequence = 0
-        self._flights: dict[int, _Flight] = {}
+        # The batches at the stub: by sequence number, each its requests by ticket.
+        self._flights: dict[int, dict[int, InferRequest]] = {}
         self._batches: list[bytes] = []
         self._batch_bytes = 0
         self._flush_due = False
         self._backlog: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._open = True
+        self._trusted = True
         self._loop.add_reader(self._channel.fileno(), self._on_readable)
 
     # -- what the owner asks -------------------------------------------------------------------
@@ -112,14 +108,15 @@ class StubLink:
         )
         self._send(message, (self._control.segment.fd,))
 
-    def has_ticket(self) -> bool:
-        """Whether one more request can be at the stub."""
-        return not self._lent.exhausted
+    @property
+    def free_tickets(self) -> int:
+        """How many more requests can be at the stub."""
+        return self._lent.free
 
     def submit(self, requests: Sequence[InferRequest]) -> None:
         """Send one batch; batches submitted in one turn of the event loop travel in one message."""
         self._sequence += 1
-        flight = _Flight(self._sequence)
+        flight: dict[int, InferRequest] = {}
         records = []
         for request in requests:
             slot = request.slot
@@ -127,7 +124,7 @@ class StubLink:
             self._control.cancelled[ticket] = 0
             request.ticket = ticket
             request.instance = self
-            flight.requests[ticket] = request
+            flight[ticket] = request
             refs: list[int] = []
             if slot is not None:
                 region = slot.segment.region
@@ -149,7 +146,7 @@ class StubLink:
         batch = encode_batch(self._sequence, records)
         self._batches.append(batch)
         self._batch_bytes += len(batch)
-        if self._batch_bytes > _FRAME_BYTES:
+        if len(self._batches) >= _FRAME_BATCHES or self._batch_bytes > _FRAME_BYTES:
             self._flush()
         elif not self._flush_due:
             self._flush_due = True
@@ -183,6 +180,21 @@ class StubLink:
             return self._control.started_at
         return None
 
+    def hear_out(self) -> None:
+        """Take what the stub, now dead, had sent: why it failed, answers."""
+        self._mute()
+        # Twice: when the stub left messages unread, the kernel first reports a reset connection, and
+        # only then hands out what is there.
+        for _ in range(2 if self._trusted else 0):
+            try:
+                while True:
+                    message, fds = self._channel.receive()
+                    self._take(message, fds)
+            except ChannelClosed:
+                continue
+            except (BlockingIOError, MalformedMessage):
+                return
+
     def close(self) -> tuple[list[InferRequest], list[InferRequest]]:
         """Give everything back, the stub being dead.
 
@@ -194,15 +206,14 @@ class StubLink:
             Requests without an outcome: those whose batch had started, and the others, in order.
             The slots of the unstarted are theirs again; all other memory has been taken back.
         """
-        if self._open:
-            self._drain()
-        self._shut()
+        self.hear_out()
+        self._channel.close()
         started_last = self._control.started
         started: list[InferRequest] = []
         unstarted: list[InferRequest] = []
-        for flight in self._flights.values():
-            for ticket, request in flight.requests.items():
-                if flight.sequence <= started_last:
+        for sequence, flight in self._flights.items():
+            for ticket, request in flight.items():
+                if sequence <= started_last:
                     self._lent.recall(ticket)
                     started.append(request)
                 else:
@@ -270,24 +281,17 @@ class StubLink:
         except ChannelClosed:
             self._break("closed its channel")
         except MalformedMessage as error:
+            self._trusted = False
             self._break(f"sent a malformed message ({error.message})")
-
-    def _drain(self) -> None:
-        """Take what the stub had sent before it died."""
-        try:
-            while self._open:
-                message, fds = self._channel.receive()
-                self._take(message, fds)
-        except (BlockingIOError, ChannelClosed, MalformedMessage):
-            pass
 
     def _take(self, message: Message, fds: list[int]) -> None:
         try:
             kind = message[0]
             if kind == Kind.RESULTS:
-                for batch in decode_results(message, self._signatures):
+                batches = decode_results(message, self._signatures)
+                for batch in batches:
                     self._land(batch)
-                    self._events.on_results(batch)
+                self._events.on_results(batches)
             elif kind == Kind.REGION:
                 self._map_region(decode_control(message), fds)
             elif kind == Kind.DROP_REGION:
@@ -295,7 +299,7 @@ class StubLink:
                 self._borrowed.drop(region)
                 self._output_bytes.pop(region, None)
             elif kind == Kind.LOG:
-                self._events.on_log(decode_control(message))
+                self._events.on_log(_log_fields(decode_control(message)))
             elif kind == Kind.READY:
                 self._events.on_ready()
             elif kind == Kind.FAILED:
@@ -322,14 +326,16 @@ class StubLink:
     def _land(self, batch: Batch) -> None:
         """Give each request of an answered batch its outcome."""
         flight = self._flights.get(batch.sequence)
-        if flight is None or len(flight.requests) != len(batch.records):
+        if flight is None or len(flight) != len(batch.records):
             raise MalformedMessage(f"results of batch {batch.sequence}, which is not at the stub")
+        if batch.started > batch.ended:
+            raise MalformedMessage(f"results of batch {batch.sequence}, which ended before it began")
         for record in batch.records:
-            request = flight.requests.get(record.ticket)
+            request = flight.get(record.ticket)
             if request is None:
                 raise MalformedMessage(f"a result for ticket {record.ticket}, which is not running")
             outcome = self._outcome(record)
-            del flight.requests[record.ticket]
+            del flight[record.ticket]
             if not self._lent.settle(record.ticket):
                 self._kept.add(record.ticket)
             request.slot = None
@@ -358,17 +364,17 @@ class StubLink:
 
     def _break(self, what: str) -> None:
         if self._open:
-            self._shut()
+            self._mute()
             self._events.on_broken(what)
 
-    def _shut(self) -> None:
+    def _mute(self) -> None:
+        """Neither listen nor speak any more; the channel stays, for what is still in it."""
         if not self._open:
             return
         self._open = False
         fd = self._channel.fileno()
         self._loop.remove_reader(fd)
         self._loop.remove_writer(fd)
-        self._channel.close()
         for _, fds in self._backlog:
             _close(fds)
         self._backlog.clear()
@@ -389,6 +395,15 @@ def _number(fields: dict[str, Any], name: str) -> int:
     if type(value) is not int or value < 0:
         raise MalformedMessage(f"field {name!r}: expected a number, got {value!r}")
     return value
+
+
+def _log_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    for name in ("level", "line"):
+        _number(fields, name)
+    for name in ("text", "file"):
+        if not isinstance(fields.get(name), str):
+            raise MalformedMessage(f"field {name!r}: expected a string, got {fields.get(name)!r}")
+    return fields
 
 
 def _error(extras: dict[str, Any]) -> BridgeError:

@@ -23,6 +23,9 @@ __all__ = ["EngineLimits", "Model"]
 
 _logger = logging.getLogger(__name__)
 
+_FINALIZE_SECONDS = 1.0
+"""What ``finalize`` gets at the least, when answering requests has used up the time."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
@@ -104,17 +107,27 @@ class Model:
             )
             for entry in settings
         ]
-        results = await asyncio.gather(
-            *(instance.start() for instance in self._instances), return_exceptions=True
-        )
+        try:
+            results = await asyncio.gather(
+                *(instance.start() for instance in self._instances), return_exceptions=True
+            )
+        except asyncio.CancelledError:
+            # Some may be up already; nobody else knows of them.
+            await self.unload(0.0)
+            raise
         failures = [result for result in results if isinstance(result, BaseException)]
         if failures:
             await self.unload(0.0)
             raise failures[0]
 
     async def unload(self, seconds: float) -> None:
-        """Answer what is queued, within ``seconds``, then finalize and stop every instance."""
+        """Answer what is queued, then finalize and stop every instance; all of it within ``seconds``.
+
+        Only what is left of that time goes to the finalizing, but a moment in any case.
+        """
         self._stopping = True
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + seconds
         if self.pending:
             try:
                 await asyncio.wait_for(self._idle.wait(), seconds)
@@ -122,9 +135,10 @@ class Model:
                 _logger.warning(
                     "model '%s' still has %d requests after %g s", self.name, self.pending, seconds
                 )
-        self._refuse_queued(f"model '{self.name}' is being unloaded")
-        await asyncio.gather(*(instance.stop(max(seconds, 1.0)) for instance in self._instances))
-        self._refuse_queued(f"model '{self.name}' is unloaded")
+        self._refuse_queued(self._why_not())
+        left = max(deadline - clock(), _FINALIZE_SECONDS)
+        await asyncio.gather(*(instance.stop(left) for instance in self._instances))
+        self._refuse_queued(self._why_not())
 
     def _placed(self, group: InstanceGroup, environment: StubEnvironment) -> list[InstanceSettings]:
         """Give each instance of a group its name, its device and its ``initialize`` arguments."""
@@ -188,7 +202,7 @@ class Model:
 
     def submit(self, request: InferRequest) -> None:
         """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
-        if self._stopping or not self._may_come_up():
+        if self._stopping:
             self._refuse(request, self._why_not())
             return
         request.cancelled = self._cancel
@@ -203,21 +217,22 @@ class Model:
         while queue:
             instance = self._free_instance()
             if instance is None:
+                if not self._may_come_up():
+                    self._refuse_queued(self._why_not())
                 break
             request = queue.popleft()
             if request.on_done is None:
                 self._free(request)
                 continue
             instance.submit((request,))
-        if queue and not self._may_come_up():
-            self._refuse_queued(self._why_not())
         if self._stopping and not self.pending:
             self._idle.set()
 
     def _free_instance(self) -> Instance | None:
         best: Instance | None = None
         for instance in self._instances:
-            if instance.has_room and (best is None or instance.in_flight < best.in_flight):
+            load = instance.in_flight
+            if load < instance.window and (best is None or load < best.in_flight):
                 best = instance
         return best
 
@@ -228,8 +243,11 @@ class Model:
         )
 
     def _why_not(self) -> str:
-        reason = next((i.last_error for i in self._instances if i.last_error), "")
-        return f"Request for model '{self.name}' cannot be served: {reason or 'it is not ready'}"
+        if self._stopping:
+            reason = "it is being unloaded"
+        else:
+            reason = next((i.last_error for i in self._instances if i.last_error), "it is not ready")
+        return f"Request for model '{self.name}' cannot be served: {reason}"
 
     def _requeue(self, orphans: list[InferRequest]) -> None:
         """Put requests of a dead stub that it had not started back to the queue's front."""

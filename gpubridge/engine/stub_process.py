@@ -13,7 +13,7 @@ import gpubridge
 from gpubridge.engine.environment import StubEnvironment
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = ["StubProcess"]
+__all__ = ["StubProcess", "cannot_start"]
 
 _BOOTSTRAP = Path(gpubridge.__file__).parent / "stub" / "bootstrap.py"
 
@@ -48,17 +48,19 @@ class StubProcess:
                 start_new_session=True,
             )
         except OSError as error:
-            raise BridgeError(
-                f"cannot start the stub of '{instance}' with {environment.python}: {error}",
-                ErrorCode.UNAVAILABLE,
-            ) from error
+            raise cannot_start(instance, error) from error
         finally:
             sock.close()
         self.pid = self._process.pid
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError as error:
+            self._kill_group()
+            self._process.wait()
+            raise cannot_start(instance, error) from error
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[str] = self._loop.create_future()
         self._expected: str | None = None
-        self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._reap)
 
     def kill(self, why: str | None = None) -> None:
@@ -81,6 +83,11 @@ class StubProcess:
         code = self._process.wait()
         if not self.exited.done():
             self.exited.set_result(self._expected or _describe(code))
+
+
+def cannot_start(instance: str, error: OSError) -> BridgeError:
+    """Say that the system lacks what a stub process needs."""
+    return BridgeError(f"cannot start the stub of '{instance}': {error}", ErrorCode.UNAVAILABLE)
 
 
 def _describe(code: int) -> str:

@@ -101,10 +101,11 @@ class _InferHandler:
             raise _wrong_length(form, following, door.model.name)
         self._form = form
         self._exchange = exchange
+        copied = max(0, copied - header_size)
         if form.packed:
-            request = self._packed(form, data)
+            request = self._packed(form, data, copied)
         else:
-            request = self._in_place(form, data, max(0, copied - header_size))
+            request = self._in_place(form, data, copied)
         self._request = request
         door.model.submit(request)
 
@@ -138,13 +139,13 @@ class _InferHandler:
             copied,
         )
 
-    def _packed(self, form: RequestForm, data: int) -> InferRequest:
+    def _packed(self, form: RequestForm, data: int, copied: int) -> InferRequest:
         """Make the request of inputs of which some came as JSON."""
         door = self._door
         body = self._slot
         assert body is not None
         binary = body.memory[data : data + form.binary_bytes]
-        slot, places, copied = pack_inputs(form, binary, door.arena)
+        slot, places, packed = pack_inputs(form, binary, door.arena)
         try:
             if form.strings:
                 check_strings(
@@ -156,7 +157,7 @@ class _InferHandler:
         door.arena.free(body)
         self._slot = None
         return InferRequest(
-            form.signature, slot, 0, places, self._done, form.identifier, form.extras, copied
+            form.signature, slot, 0, places, self._done, form.identifier, form.extras, copied + packed
         )
 
     def _done(self, outcome: Outcome) -> None:
@@ -166,7 +167,7 @@ class _InferHandler:
         try:
             if not isinstance(outcome, InferResponse):
                 raise outcome
-            encoded = encode_response(form, outcome, door.model.name, door.version)
+            encoded = encode_response(form, outcome, door.model.config, door.version)
         except BridgeError as error:
             exchange.fail(error)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.message import Exchange, RequestHandler, RequestHead
@@ -76,6 +77,7 @@ class V2Router(_Failures):
         self._repository = repository
         self._strict = strict_readiness
         self._infer: dict[bytes, InferDoor] = {}
+        self._doors: dict[Model, InferDoor] = {}
         self.serving = False
         self._fixed: dict[bytes, tuple[bytes, Answer]] = {
             b"/v2": (b"GET", lambda exchange: exchange.respond(200, _JSON, self._about)),
@@ -98,6 +100,7 @@ class V2Router(_Failures):
     def forget_models(self) -> None:
         """Models have changed: look each up again."""
         self._infer.clear()
+        self._doors.clear()
 
     def route(self, head: RequestHead) -> RequestHandler:
         """Return who takes a request.
@@ -141,7 +144,10 @@ class V2Router(_Failures):
             return _Simple(_model_ready(self._repository, name, version))
         model = self._repository.find(name, version)
         if rest == b"/infer":
-            door = InferDoor(model, self._repository.arena)
+            # One door for all the ways to write its path: what it remembers is bounded for each.
+            door = self._doors.get(model)
+            if door is None:
+                door = self._doors[model] = InferDoor(model, self._repository.arena)
             if len(self._infer) >= _ROUTES_KEPT:
                 self._infer.clear()
             self._infer[head.target] = door

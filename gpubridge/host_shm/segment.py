@@ -40,7 +40,7 @@ class Segment:
         self.region = region
         self.fd = fd
         self.size = size
-        self._map = mmap.mmap(fd, size)
+        self._map: mmap.mmap | None = mmap.mmap(fd, size)
         self.view = memoryview(self._map)
 
     @classmethod
@@ -100,11 +100,8 @@ class Segment:
         os.close(self.fd)
         self.fd = -1
         self.view.release()
-        try:
-            self._map.close()
-        except BufferError:
-            # Someone still looks at this memory: the mapping goes with their last view.
-            pass
+        # Whoever still looks at this memory holds the mapping: it goes with their last view.
+        self._map = None
 
 
 def _unavailable(size: int, error: Exception) -> BridgeError:

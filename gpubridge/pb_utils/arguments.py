@@ -16,9 +16,7 @@ __all__ = ["integer", "json_parameters", "sequence", "text", "wrong_type"]
 
 def wrong_type(what: str, expected: str, got: object) -> TypeError:
     """Make the TypeError for an argument of a type that is not taken."""
-    return TypeError(
-        f"expected {expected} for {what}, got {got!r} of type {type(got).__name__}"
-    )
+    return TypeError(f"expected {expected} for {what}, got {got!r} of type {type(got).__name__}")
 
 
 def text(value: Any, what: str) -> str:

@@ -33,9 +33,7 @@ TRITONSERVER_REQUEST_RELEASE_ALL = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
 _TYPE_OF_NUMBER: dict[int, type] = {
-    entry.number: entry.dtype.type
-    for entry in DATATYPES.values()
-    if entry.dtype is not None
+    entry.number: entry.dtype.type for entry in DATATYPES.values() if entry.dtype is not None
 }
 _NUMBER_OF_TYPE = {numpy_type: number for number, numpy_type in _TYPE_OF_NUMBER.items()}
 

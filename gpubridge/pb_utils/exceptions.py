@@ -49,9 +49,7 @@ class TritonError:
         if not isinstance(message, str):
             raise TypeError(f"expected str for message, got {message!r}")
         if not isinstance(code, ErrorCode):
-            raise TypeError(
-                f"expected one of TritonError's codes for code, got {code!r}"
-            )
+            raise TypeError(f"expected one of TritonError's codes for code, got {code!r}")
         self._message = message
         self._code = code
 

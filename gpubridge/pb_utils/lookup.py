@@ -22,9 +22,7 @@ __all__ = [
 ]
 
 
-def get_input_tensor_by_name(
-    inference_request: InferenceRequest, name: str
-) -> Tensor | None:
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
     """Give the request's input of that name, or None."""
     for tensor in inference_request._inputs:
         if tensor._name == name:
@@ -32,9 +30,7 @@ def get_input_tensor_by_name(
     return None
 
 
-def get_output_tensor_by_name(
-    inference_response: InferenceResponse, name: str
-) -> Tensor | None:
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
     """Give the response's output of that name, or None."""
     for tensor in inference_response._tensors:
         if tensor._name == name:
@@ -42,16 +38,12 @@ def get_output_tensor_by_name(
     return None
 
 
-def get_input_config_by_name(
-    model_config: dict[str, Any], name: str
-) -> dict[str, Any] | None:
+def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
     """Give the entry of an input in a parsed model configuration, or None."""
     return _entry(model_config.get("input", ()), name)
 
 
-def get_output_config_by_name(
-    model_config: dict[str, Any], name: str
-) -> dict[str, Any] | None:
+def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
     """Give the entry of an output in a parsed model configuration, or None."""
     return _entry(model_config.get("output", ()), name)
 
@@ -66,9 +58,7 @@ def _entry(entries: Any, name: str) -> dict[str, Any] | None:
 
 def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
     """Tell whether a parsed model configuration is that of a decoupled model."""
-    return bool(
-        model_config.get("model_transaction_policy", {}).get("decoupled", False)
-    )
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 def get_model_dir() -> str:

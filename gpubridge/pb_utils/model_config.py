@@ -84,9 +84,7 @@ class ModelConfig:
             "'name', 'data_type' and 'dims'",
         )
 
-    def set_model_transaction_policy(
-        self, transaction_policy_dict: dict[str, Any]
-    ) -> None:
+    def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
         """Say whether the model is decoupled.
 
         Parameters
@@ -113,22 +111,16 @@ class ModelConfig:
     def _name(self) -> str:
         return str(self._model_config["name"])
 
-    def _add(
-        self, kind: str, entry: dict[str, Any], allowed: tuple[str, ...], listed: str
-    ) -> None:
+    def _add(self, kind: str, entry: dict[str, Any], allowed: tuple[str, ...], listed: str) -> None:
         where = f"in auto-complete-config function for model '{self._name()}'"
         if "name" not in entry:
             raise ValueError(f"{kind} {where} is missing 'name' property.")
         name = entry["name"]
         if any(key not in allowed for key in entry):
-            raise ValueError(
-                f"{kind} '{name}' {where} contains property other than {listed}."
-            )
+            raise ValueError(f"{kind} '{name}' {where} contains property other than {listed}.")
         for required in ("data_type", "dims"):
             if required not in entry:
-                raise ValueError(
-                    f"{kind} '{name}' {where} is missing '{required}' property."
-                )
+                raise ValueError(f"{kind} '{name}' {where} is missing '{required}' property.")
         configured = self._model_config.setdefault(kind, [])
         for present in configured:
             if present["name"] == name:
@@ -136,9 +128,7 @@ class ModelConfig:
                 return
         configured.append(dict(entry))
 
-    def _complete(
-        self, kind: str, present: dict[str, Any], entry: dict[str, Any]
-    ) -> None:
+    def _complete(self, kind: str, present: dict[str, Any], entry: dict[str, Any]) -> None:
         name, model = entry["name"], self._name()
         data_type = present.get("data_type", "TYPE_INVALID")
         if data_type not in ("TYPE_INVALID", entry["data_type"]):

@@ -47,13 +47,9 @@ class PreferredMemory:
     __module__ = "c_python_backend_utils"
     __slots__ = ("_device_id", "_memory_type")
 
-    def __init__(
-        self, preferred_memory_type: MemoryType, preferred_device_id: int = 0
-    ) -> None:
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
         if not isinstance(preferred_memory_type, MemoryType):
-            raise wrong_type(
-                "preferred_memory_type", "a MemoryType", preferred_memory_type
-            )
+            raise wrong_type("preferred_memory_type", "a MemoryType", preferred_memory_type)
         self._memory_type = preferred_memory_type
         self._device_id = integer(preferred_device_id, "preferred_device_id")
 
@@ -166,14 +162,10 @@ class InferenceRequest:
         self._model_version = integer(model_version, "model_version")
         self._flags = integer(flags, "flags", least=0)
         self._timeout = integer(timeout, "timeout", least=0)
-        if preferred_memory is not _REQUIRED and not isinstance(
-            preferred_memory, PreferredMemory
-        ):
+        if preferred_memory is not _REQUIRED and not isinstance(preferred_memory, PreferredMemory):
             raise wrong_type("preferred_memory", "PreferredMemory", preferred_memory)
         # None is "wherever the called model puts it", which has no public name.
-        self._preferred_memory = (
-            None if preferred_memory is _REQUIRED else preferred_memory
-        )
+        self._preferred_memory = None if preferred_memory is _REQUIRED else preferred_memory
         if not isinstance(trace, InferenceTrace):
             raise wrong_type("trace", "InferenceTrace", trace)
         self._trace = trace
@@ -190,9 +182,7 @@ class InferenceRequest:
             if tensor is not None and not isinstance(tensor, Tensor):
                 raise wrong_type("an element of inputs", "Tensor", tensor)
         if None in tensors:
-            raise TritonModelException(
-                f"Input tensor for {self._described()} should not be empty."
-            )
+            raise TritonModelException(f"Input tensor for {self._described()} should not be empty.")
         return tensors
 
     def _checked_names(self, names: Any) -> frozenset[str]:
@@ -209,9 +199,7 @@ class InferenceRequest:
         return frozenset(checked)
 
     def _described(self) -> str:
-        return (
-            f"request with id '{self._request_id}' and model name '{self._model_name}'"
-        )
+        return f"request with id '{self._request_id}' and model name '{self._model_name}'"
 
     @classmethod
     def _received(

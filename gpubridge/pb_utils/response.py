@@ -73,7 +73,5 @@ class InferenceResponse:
 
 def _refuse_element(element: object) -> None:
     if element is None:
-        raise TritonModelException(
-            "Output tensor for inference response should not be empty."
-        )
+        raise TritonModelException("Output tensor for inference response should not be empty.")
     raise wrong_type("an element of output_tensors", "Tensor", element)

@@ -72,9 +72,7 @@ class Tensor:
             raise wrong_type("the tensor's data", "numpy.ndarray", array)
         if not name:
             raise TritonModelException(_EMPTY_NAME)
-        datatype = DATATYPE_OF_DTYPE.get(array.dtype) or datatype_from_numpy(
-            array.dtype
-        )
+        datatype = DATATYPE_OF_DTYPE.get(array.dtype) or datatype_from_numpy(array.dtype)
         if datatype is None:
             raise TritonModelException("NumPy dtype is not supported.")
         if not array.flags.c_contiguous:
@@ -140,9 +138,9 @@ class Tensor:
     def _view(self) -> NDArray[Any]:
         if self._datatype == "BYTES":
             try:
-                return bytes_codec.decode(
-                    self._source, element_count(self._shape)
-                ).reshape(self._shape)
+                return bytes_codec.decode(self._source, element_count(self._shape)).reshape(
+                    self._shape
+                )
             except BridgeError as error:
                 raise TritonModelException(error.message) from None
         dtype = numpy_dtype(self._datatype)

@@ -83,9 +83,7 @@ class InferenceResponseSender:
     __module__ = "c_python_backend_utils"
 
     def __init__(self) -> None:
-        raise TypeError(
-            "c_python_backend_utils.InferenceResponseSender: No constructor defined!"
-        )
+        raise TypeError("c_python_backend_utils.InferenceResponseSender: No constructor defined!")
 
 
 class ResponseIterator:
@@ -94,9 +92,7 @@ class ResponseIterator:
     __module__ = "c_python_backend_utils"
 
     def __init__(self) -> None:
-        raise TypeError(
-            "c_python_backend_utils.ResponseIterator: No constructor defined!"
-        )
+        raise TypeError("c_python_backend_utils.ResponseIterator: No constructor defined!")
 
 
 class SharedMemory:
@@ -109,9 +105,7 @@ class SharedMemory:
         refuse("shared_memory.free_memory()")
 
 
-def load_model(
-    model_name: str, config: str = "", files: dict[str, bytes] | None = None
-) -> None:
+def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
     """Raise: model control from a model is not there yet."""
     refuse("load_model()")
 

@@ -64,13 +64,13 @@ def align_inputs(
 
 def pack_inputs(
     form: RequestForm, binary: memoryview, arena: HostArena
-) -> tuple[Slot | None, list[tuple[int, int]], int]:
+) -> tuple[Slot, list[tuple[int, int]], int]:
     """Put inputs of both kinds, JSON values and binary data, together in a new slot.
 
     Returns
     -------
-    slot : Slot or None
-        The caller's to free; None when there are no bytes at all.
+    slot : Slot
+        The caller's to free.
     places : list of (int, int)
         Offset in the slot and size of each input.
     copied : int

@@ -31,12 +31,25 @@ def parse_json(body: bytes) -> Any:
     except orjson.JSONDecodeError as error:
         if b"NaN" in body or b"Infinity" in body:
             try:
-                return json.loads(body)
+                document = json.loads(body, parse_int=_integer)
+                # Escapes of lone surrogates, which are no text: orjson refuses them, json does not.
+                json.dumps(document, ensure_ascii=False).encode()
             except (ValueError, RecursionError):
                 pass
+            else:
+                return document
         raise internal(
             f"failed to parse the request JSON buffer: {error.msg} at {error.pos}"
         ) from error
+
+
+def _integer(digits: str) -> int | float:
+    """Read an integer as orjson does: beyond 64 bits it is a float."""
+    if len(digits) <= len("-9223372036854775808"):
+        number = int(digits)
+        if -1 << 63 <= number < 1 << 64:
+            return number
+    return float(digits)
 
 
 def _member(owner: JsonObject, name: str) -> Any:

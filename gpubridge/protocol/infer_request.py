@@ -142,7 +142,7 @@ def parse_request(header: bytes, config: ModelConfig) -> RequestForm:
     identifier = string(document, "id") if _has(document, "id") else ""
     extras, binary_default = _parameters(document)
     inputs = [_input(entry) for entry in array(document, "inputs")]
-    outputs = _outputs(document, config, binary_default)
+    outputs = _outputs(document, config)
     check_inputs(identifier, inputs, config)
     at = 0
     places = []
@@ -239,9 +239,7 @@ def _input(entry: Any) -> InputForm:
     datatype = string(entry, "datatype")
     if datatype not in DATATYPES:
         raise invalid(f"invalid datatype for input {name}")
-    parameters = entry.get("parameters", _NONE)
-    if type(parameters) is not dict:
-        raise internal("failed to get request params.: attempt to get members for non-object")
+    parameters = _members(entry.get("parameters", _NONE))
     size = parameters.get("binary_data_size")
     region = parameters.get("shared_memory_region")
     given = [
@@ -268,6 +266,12 @@ def _input(entry: Any) -> InputForm:
 _NONE: JsonObject = {}
 
 
+def _members(parameters: Any) -> JsonObject:
+    if type(parameters) is not dict:
+        raise internal("failed to get request params.: attempt to get members for non-object")
+    return parameters
+
+
 def _count(shape: tuple[int, ...]) -> int:
     count = element_count(shape)
     if count >= 1 << 63:
@@ -282,9 +286,7 @@ def _no_data(found: str) -> BridgeError:
     )
 
 
-def _outputs(
-    document: JsonObject, config: ModelConfig, binary_default: bool
-) -> dict[str, OutputForm] | None:
+def _outputs(document: JsonObject, config: ModelConfig) -> dict[str, OutputForm] | None:
     if not _has(document, "outputs"):
         return None
     known = {spec.name for spec in config.outputs}
@@ -293,8 +295,8 @@ def _outputs(
         name = string(entry, "name")
         if name not in known:
             raise invalid(f"unexpected inference output '{name}' for model '{config.name}'")
-        parameters = entry.get("parameters", _NONE)
-        binary = binary_default
+        parameters = _members(entry.get("parameters", _NONE))
+        binary = False
         if "binary_data" in parameters:
             binary = boolean(parameters["binary_data"], "binary_data")
         if "classification" in parameters:
@@ -316,9 +318,7 @@ def _parameters(document: JsonObject) -> tuple[bytes, bool]:
     """Return the extras that go to the stub, and whether outputs are binary by default."""
     if not _has(document, "parameters"):
         return b"", False
-    given = document["parameters"]
-    if type(given) is not dict:
-        raise internal("failed to get request params.: attempt to get members for non-object")
+    given = _members(document["parameters"])
     extras: JsonObject = {}
     parameters: JsonObject = {}
     binary_default = False

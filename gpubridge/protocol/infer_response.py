@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import orjson
 
+from gpubridge.config import ModelConfig
 from gpubridge.protocol.infer_request import RequestForm
 from gpubridge.protocol.json_tensor import data_to_json
 from gpubridge.request import InferResponse
@@ -40,7 +42,7 @@ class EncodedResponse:
 
 
 def encode_response(
-    form: RequestForm, response: InferResponse, model: str, version: int
+    form: RequestForm, response: InferResponse, config: ModelConfig, version: int
 ) -> EncodedResponse:
     """Encode an answer in the form that its request asked for.
 
@@ -58,7 +60,8 @@ def encode_response(
     buffers = []
     constant = response.parameters is None
     any_binary = False
-    for spec, buffer in zip(signature.tensors, response.buffers, strict=True):
+    for tensor, buffer in zip(signature.tensors, response.buffers, strict=True):
+        spec = _as_configured(tensor, config)
         if _wants_binary(form, spec.name):
             any_binary = True
             outputs.append(_binary_output(spec, len(buffer)))
@@ -67,12 +70,31 @@ def encode_response(
         else:
             outputs.append(_json_output(spec, buffer))
             constant = False
-    header = _document(form.identifier, model, version, response.parameters, outputs)
+    header = _document(form.identifier, config.name, version, response.parameters, outputs)
     nbytes = sum(map(len, buffers)) if any_binary else -1
     if constant and any_binary:
         form.answer_for = signature
         form.answer = header, nbytes
     return EncodedResponse(header, buffers, nbytes)
+
+
+def _as_configured(tensor: TensorSpec, config: ModelConfig) -> TensorSpec:
+    """Give an output the dims that clients see where its configuration has a reshape."""
+    output = next((output for output in config.outputs if output.name == tensor.name), None)
+    if output is None or output.reshape is None:
+        return tensor
+    batched = 1 if config.max_batch_size else 0
+    batch, shape = tensor.shape[:batched], tensor.shape[batched:]
+    if len(shape) != len(output.reshape):
+        return tensor
+    variable = [dim for dim, known in zip(shape, output.reshape, strict=True) if known < 0]
+    if len(variable) != sum(dim < 0 for dim in output.dims):
+        return tensor
+    configured = batch + tuple(variable.pop(0) if dim < 0 else dim for dim in output.dims)
+    # A model that keeps to neither is let pass, like all other shapes that models return.
+    if element_count(configured) != element_count(tensor.shape):
+        return tensor
+    return tensor._replace(shape=configured)
 
 
 def _wants_binary(form: RequestForm, name: str) -> bool:
@@ -116,6 +138,15 @@ def _document(
     parts.append(b'"model_name":' + orjson.dumps(model))
     parts.append(b'"model_version":"%d"' % version)
     if parameters:
-        parts.append(b'"parameters":' + orjson.dumps(parameters))
+        parts.append(b'"parameters":' + _parameters(parameters))
     parts.append(b'"outputs":[' + b",".join(outputs) + b"]")
     return b"{" + b",".join(parts) + b"}"
+
+
+def _parameters(parameters: dict[str, object]) -> bytes:
+    try:
+        return orjson.dumps(parameters)
+    except orjson.JSONEncodeError:
+        # A model may set integers beyond 64 bits, and strings with lone surrogates: no Unicode text.
+        text = json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))
+        return text.encode(errors="replace")

@@ -189,7 +189,7 @@ class Executor:
                 self._signatures.clear()
             signature = self._signatures[key] = encode_signature(key)
         parameters = response._parameters
-        extras = json.dumps({"parameters": parameters}).encode() if parameters else b""
+        extras = b"" if parameters == "{}" else f'{{"parameters":{parameters}}}'.encode()
         refs = self._outputs.place([tensor._payload() for tensor in tensors])
         return encode_record(record.ticket, signature, refs, extras=extras)
 

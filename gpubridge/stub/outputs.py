@@ -8,6 +8,7 @@ import numpy as np
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena, Segment, Slot
+from gpubridge.transport.channel import ChannelClosed
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.leases import LentSlots
 
@@ -47,6 +48,7 @@ class OutputMemory:
         on_drop: Callable[[Segment], None],
     ) -> None:
         self.copied = 0
+        self._foreign = False
         self._arena = HostArena(owner, limit, on_create, on_drop)
         self._lent = LentSlots(table, self._arena)
 
@@ -88,12 +90,18 @@ class OutputMemory:
         if len(self._lent) > _MANY:
             self._lent.sweep()
 
+    def disown(self) -> None:
+        """Place nothing from now on: for a forked child, whose slots are its parent's."""
+        self._foreign = True
+
     def trim(self, idle_seconds: float) -> None:
         """Give memory back that was not used for some time."""
         self._lent.sweep()
         self._arena.trim(idle_seconds)
 
     def _allocate(self, nbytes: int) -> Slot:
+        if self._foreign:
+            raise ChannelClosed("this process was forked from a stub: it has no output memory")
         if self._lent.exhausted:
             self._lent.sweep()
         if self._lent.exhausted:

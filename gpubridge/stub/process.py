@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import os
 import signal
@@ -31,7 +32,7 @@ from gpubridge.transport.messages import (
 __all__ = ["run"]
 
 _PR_SET_PDEATHSIG = 1
-_ANSWER_AFTER_NS = 200_000
+_ANSWER_AFTER_NS = 100_000
 """Results wait at most this long for those of the next batches of the same message."""
 
 
@@ -45,8 +46,13 @@ def run(fd: int, server_pid: int) -> int:
         message, fds = channel.receive()
         stub = _Stub(channel, decode_control(message), fds)
         return stub.serve() if stub.initialize() else 1
-    except ChannelClosed:
-        return 0
+    except ChannelClosed as closed:
+        cause = closed.__cause__
+        if os.getppid() != server_pid or getattr(cause, "errno", 0) != errno.EBADF:
+            # The server is gone, or this is a child that the model forked.
+            return 0
+        sys.stderr.write("the model closed its stub's channel to the server: the stub ends\n")
+        return 1
 
 
 def _die_with(server_pid: int) -> None:
@@ -164,6 +170,7 @@ class _Stub:
         """In a child that the model forked: leave what is shared with the server alone."""
         self._control.detach()
         self._borrowed.forget(self._control.lent)
+        self._outputs.disown()
 
     def _announce(self, segment: Segment) -> None:
         self._channel.send(

@@ -67,9 +67,7 @@ def encode(array: NDArray[Any]) -> bytes:
 
 def _encode_objects(items: list[Any]) -> bytes:
     if set(map(type, items)) != {bytes}:
-        items = [
-            item if isinstance(item, bytes) else str(item).encode() for item in items
-        ]
+        items = [item if isinstance(item, bytes) else str(item).encode() for item in items]
     lengths = list(map(len, items))
     if max(lengths) > _LONGEST:
         raise BridgeError(

@@ -85,9 +85,7 @@ class _ArrayInterface:
 
     __slots__ = ("__array_interface__", "_owner")
 
-    def __init__(
-        self, owner: object, address: int, nbytes: int, read_only: bool
-    ) -> None:
+    def __init__(self, owner: object, address: int, nbytes: int, read_only: bool) -> None:
         self._owner = owner
         self.__array_interface__ = {
             "version": 3,
@@ -138,21 +136,13 @@ def export_host(
     """
     dtype = _DL_DTYPE.get(datatype)
     if dtype is None:
-        raise BridgeError(
-            "DLPack does not have support for string tensors.", ErrorCode.UNSUPPORTED
-        )
-    view = (
-        np.frombuffer(memory, np.uint8)
-        if memoryview(memory).nbytes
-        else np.empty(0, np.uint8)
-    )
+        raise BridgeError("DLPack does not have support for string tensors.", ErrorCode.UNSUPPORTED)
+    view = np.frombuffer(memory, np.uint8) if memoryview(memory).nbytes else np.empty(0, np.uint8)
     address = view.__array_interface__["data"][0]
     read_only = not view.flags.writeable
     flags = (_READ_ONLY if read_only else 0) | (_COPIED if copied else 0)
     versioned = max_version is not None and tuple(max_version) >= _PROTOCOL
-    return _engine().capsule_make(
-        owner, address, shape, dtype, (CPU, 0), flags, versioned
-    )
+    return _engine().capsule_make(owner, address, shape, dtype, (CPU, 0), flags, versioned)
 
 
 def import_object(producer: Any) -> HostTensor:

@@ -2,9 +2,10 @@
 
 Reading and consuming goes through ctypes. Making a capsule goes through NumPy's own ``__dlpack__``
 over the same memory: its deleter is compiled code, so a consumer may call it from a thread without
-the GIL or while the interpreter shuts down, which a ctypes callback does not survive. NumPy is
-given unsigned integers of the right width and the capsule's dtype is corrected afterwards, because
-older releases refuse bool, and all refuse bfloat16 and read-only memory.
+the GIL or while the interpreter shuts down, which a ctypes callback does not survive. (NumPy before
+1.24 forgot that; there a callback has to do.) NumPy is given unsigned integers of the right width
+and the capsule's dtype is corrected afterwards, because older releases refuse bool, and all refuse
+bfloat16 and read-only memory.
 """
 
 from __future__ import annotations
@@ -63,15 +64,11 @@ class _ArrayInterface:
 
     __slots__ = ("__array_interface__", "_owner")
 
-    def __init__(
-        self, owner: object, address: int, shape: tuple[int, ...], width: int
-    ) -> None:
+    def __init__(self, owner: object, address: int, shape: tuple[int, ...], width: int) -> None:
         self._owner = owner
         self.__array_interface__ = {
             "version": 3,
-            "typestr": "|u1"
-            if width == 1
-            else f"=u{width}".replace("=", _byte_order()),
+            "typestr": "|u1" if width == 1 else f"=u{width}".replace("=", _byte_order()),
             "shape": shape,
             "data": (address, False),
         }
@@ -100,18 +97,27 @@ class _CtypesEngine:
         from gpubridge.tensor import dlpack_abi
 
         api = ctypes.pythonapi
-        self._is_valid = ctypes.PYFUNCTYPE(
-            ctypes.c_int, ctypes.py_object, ctypes.c_char_p
-        )(("PyCapsule_IsValid", api))
-        self._pointer = ctypes.PYFUNCTYPE(
-            ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p
-        )(("PyCapsule_GetPointer", api))
-        self._rename = ctypes.PYFUNCTYPE(
-            ctypes.c_int, ctypes.py_object, ctypes.c_char_p
-        )(("PyCapsule_SetName", api))
-        # Without the GIL: a deleter may take it itself or wait for a device.
-        self._deleter_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        self._is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+            ("PyCapsule_IsValid", api)
+        )
+        self._pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+            ("PyCapsule_GetPointer", api)
+        )
+        self._rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+            ("PyCapsule_SetName", api)
+        )
+        # With the GIL: deleters of NumPy before 1.24 rely on it, and no other minds.
+        self._deleter_type = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
         self._abi = dlpack_abi
+        self._numpy_deleter: Any = None
+        # Such a deleter is guarded, for consumers that call it without the GIL: a CFUNCTYPE
+        # callback takes it.
+        self._guard = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._delete_with_gil)
+        self._guard_address = ctypes.cast(self._guard, ctypes.c_void_p).value
+        self._numpy_needs_gil = tuple(map(int, np.__version__.split(".")[:2])) < (1, 24)
+
+    def _delete_with_gil(self, address: int) -> None:
+        self._numpy_deleter(address)
 
     def _managed(self, capsule: Capsule) -> tuple[bytes, int, Any]:
         for name, layout in (
@@ -139,9 +145,7 @@ class _CtypesEngine:
         tensor = managed.dl_tensor
         ndim = tensor.ndim
         if ndim < 0 or (ndim > 0 and not tensor.shape):
-            raise ValueError(
-                f"expected a DLPack tensor with a shape, got {ndim} dimensions"
-            )
+            raise ValueError(f"expected a DLPack tensor with a shape, got {ndim} dimensions")
         return (
             tensor.data or 0,
             tensor.device.device_type,
@@ -178,11 +182,12 @@ class _CtypesEngine:
         capsule = self._numpy_capsule(array, versioned)
         name, _, managed = self._managed(capsule)
         managed.dl_tensor.dtype.code = code
-        managed.dl_tensor.device.device_type, managed.dl_tensor.device.device_id = (
-            device
-        )
+        managed.dl_tensor.device.device_type, managed.dl_tensor.device.device_id = device
         if name == _VERSIONED:
             managed.flags = flags
+        if self._numpy_needs_gil:
+            self._numpy_deleter = self._deleter_type(managed.deleter)
+            managed.deleter = self._guard_address
         return capsule
 
     def _numpy_capsule(self, array: Any, versioned: bool) -> Capsule:

@@ -156,6 +156,9 @@ def _read_spilled(notice: memoryview, fds: List[int]) -> bytes:
                 f"(limit {_SPILL_LIMIT})"
             )
         message = os.pread(spill, size, 0)
+    except OSError as error:
+        _close_all(fds)
+        raise MalformedMessage(f"a long message of {size} bytes cannot be read: {error}") from error
     except BaseException:
         _close_all(fds)
         raise

@@ -9,7 +9,9 @@ a model may keep an input, a client may be slow to read an answer.
 from __future__ import annotations
 
 import weakref
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional
+
+import numpy as np
 
 from gpubridge.host_shm import HostArena, Segment, Slot
 from gpubridge.transport.channel import MalformedMessage
@@ -39,6 +41,11 @@ class LentSlots:
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    @property
+    def free(self) -> int:
+        """How many leases are left."""
+        return len(self._free)
 
     @property
     def exhausted(self) -> bool:
@@ -90,7 +97,7 @@ class LentSlots:
 
 
 class _View(weakref.ref):  # type: ignore[type-arg]
-    """Watches one view of lent memory; knows its lease."""
+    """Watches the array under one view of lent memory; knows its lease."""
 
     __slots__ = ("lease",)
     lease: int
@@ -105,11 +112,12 @@ class BorrowedMemory:
         The part of the control page with a byte for each lease.
     """
 
-    __slots__ = ("_leases", "_segments", "_table")
+    __slots__ = ("_arrays", "_leases", "_segments", "_table")
 
     def __init__(self, table: memoryview) -> None:
         self._table = table
         self._segments: Dict[int, Segment] = {}
+        self._arrays: Dict[int, Any] = {}
         self._leases: Dict[int, List[_View]] = {}
 
     def announce(self, region: int, fd: int, size: int) -> None:
@@ -120,10 +128,13 @@ class BorrowedMemory:
         BridgeError
             INVALID_ARG when the descriptor is not what was announced.
         """
-        self._segments[region] = Segment.open(region, fd, size)
+        segment = Segment.open(region, fd, size)
+        self._segments[region] = segment
+        self._arrays[region] = np.frombuffer(segment.view, np.uint8)
 
     def drop(self, region: int) -> None:
         """Unmap a region; views that still exist keep their memory."""
+        self._arrays.pop(region, None)
         segment = self._segments.pop(region, None)
         if segment is not None:
             segment.close()
@@ -143,15 +154,17 @@ class BorrowedMemory:
             raise MalformedMessage(
                 f"{nbytes} bytes at {offset} of region {region:#x} under lease {lease} do not exist"
             )
-        view = segment.view[offset : offset + nbytes]
-        watch = _View(view, self._ended)
+        # What is watched is an array that exports the bytes. A memoryview would not do: a view of a
+        # view refers to the exporter only, and NumPy and uvloop both make their own at once.
+        array = self._arrays[region][offset : offset + nbytes]
+        watch = _View(array, self._ended)
         watch.lease = lease
         watches = self._leases.get(lease)
         if watches is None:
             self._leases[lease] = [watch]
         else:
             watches.append(watch)
-        return view
+        return memoryview(array)
 
     def forget(self, table: memoryview) -> None:
         """Write to ``table`` from now on: this process no longer speaks for the borrower (a fork)."""
@@ -162,7 +175,7 @@ class BorrowedMemory:
         for region in list(self._segments):
             self.drop(region)
 
-    def _ended(self, watch: weakref.ref[memoryview]) -> None:
+    def _ended(self, watch: weakref.ref[Any]) -> None:
         # Any thread may drop the last view: each step here is one that the GIL makes whole.
         lease = watch.lease  # type: ignore[attr-defined]
         watches = self._leases[lease]

@@ -142,12 +142,16 @@ def decode_control(message: Buffer) -> Dict[str, Any]:
     MalformedMessage
         When it holds no JSON object.
     """
+    return _json_object(bytes(message[1:]), f"message of kind {message[0]}")
+
+
+def _json_object(raw: bytes, what: str) -> Dict[str, Any]:
     try:
-        fields = json.loads(bytes(message[1:]))
+        fields = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise MalformedMessage(f"message of kind {message[0]}: no JSON: {error}") from error
+        raise MalformedMessage(f"{what}: no JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise MalformedMessage(f"message of kind {message[0]}: expected a JSON object")
+        raise MalformedMessage(f"{what}: expected a JSON object, got {type(fields).__name__}")
     return fields
 
 
@@ -292,7 +296,7 @@ def _decode_records(
         at += signed
         extras = None
         if extra:
-            extras = decode_control(message[at - 1 : at + extra])
+            extras = _json_object(bytes(message[at : at + extra]), "extras of a record")
             at += extra
         identifier = ""
         if named and word:
@@ -309,7 +313,7 @@ def _decode_records(
                 f"a record of {tensors} tensors came with a signature of {len(signature.tensors)}"
             )
         refs = [flat[i : i + 4] for i in range(0, 4 * tensors, 4)]
-        records.append(Record(ticket, signature, extras, word, identifier, refs))  # type: ignore[arg-type]
+        records.append(Record(ticket, signature, extras, word, identifier, refs))
     return records, at
 
 

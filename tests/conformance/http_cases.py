@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import http_cases_binary
-import http_cases_control
-import http_cases_framing
-import http_cases_json
-import http_cases_model
-from http_case import Case
+from tests.conformance import (
+    http_cases_binary,
+    http_cases_control,
+    http_cases_framing,
+    http_cases_json,
+    http_cases_model,
+)
+from tests.conformance.http_case import Case
 
 CASES: tuple[Case, ...] = (
     *http_cases_control.CASES,

@@ -5,7 +5,17 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from http_case import HASH_ORDER, INPUT0, INPUT1, Case, binary, encode, infer, strings, tensor
+from tests.conformance.http_case import (
+    HASH_ORDER,
+    INPUT0,
+    INPUT1,
+    Case,
+    binary,
+    encode,
+    infer,
+    strings,
+    tensor,
+)
 
 ZEROS = bytes(16)
 PAIR = {"inputs": [binary("INPUT0", "FP32", [4], 16), INPUT1]}

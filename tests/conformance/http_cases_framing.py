@@ -6,7 +6,7 @@ import gzip
 import zlib
 from typing import Any
 
-from http_case import ADD_SUB, Case, get, infer, with_connection
+from tests.conformance.http_case import ADD_SUB, Case, get, infer, with_connection
 
 INFER = "/v2/models/add_sub/infer"
 LENGTH = len(ADD_SUB)
@@ -162,7 +162,7 @@ CODINGS = [
         ADD_SUB[:-1] + b',"parameters":{"binary_data_output":true}}',
         headers=(("Accept-Encoding", "gzip"),),
     ),
-    get("accept: metadata", "/v2", headers=(("Accept-Encoding", "gzip"),)),
+    get("accept: metadata", "/v2/models/add_sub", headers=(("Accept-Encoding", "gzip"),)),
 ]
 
 WIRE = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from http_case import ADD_SUB, HASH_ORDER, INPUT0, INPUT1, Case, infer, tensor
+from tests.conformance.http_case import ADD_SUB, HASH_ORDER, INPUT0, INPUT1, Case, infer, tensor
 
 
 def document(name: str, body: object, **fields: Any) -> Case:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from http_case import Case, encode, infer, post, tensor
+from tests.conformance.http_case import Case, encode, infer, post, tensor
 
 LISTED_IN_MODEL = (
     "none raise_value_error raise_model_exception raise_not_ascii raise_quotes raise_empty"

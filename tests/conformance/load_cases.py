@@ -172,7 +172,6 @@ CONFIGS = [
         + 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/no/such/environment.tar.gz" } }\n',
     ),
     config("bad;name", CONFIG),
-    config("name with blanks", CONFIG, gets_request=True),
 ]
 
 DEATHS = [

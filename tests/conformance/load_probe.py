@@ -1,6 +1,6 @@
 """Record what a server says of models that do not load, and of stubs that die.
 
-    python tests/conformance/load_probe.py --json OUT --port 8000 -- COMMAND ... {repository} ...
+    python -m tests.conformance.load_probe --json OUT --port 8000 -- COMMAND ... {repository} ...
 
 COMMAND starts the server; ``{repository}`` in it becomes the directory of generated models, and the flags
 of each part (``--http-port``, ``--model-control-mode`` ...) are appended. Written for a server whose
@@ -25,13 +25,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from http_record import steady
-from load_cases import BROKEN, Broken
+from tests.conformance.http_record import steady
+from tests.conformance.load_cases import BROKEN, Broken
 
 REQUEST = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"INT32","data":[7]}]}'
 START = 60.0  # seconds in which a server must be live or gone
 ANSWER = 20.0  # seconds after which a server counts as silent
-UNLOAD = 1.5  # seconds given to finalize, which runs after the answer to unload
+SETTLE = 6.0  # seconds given to finalize, which runs after the answer to unload
+# Warnings that tell of the machine, not of the server
+MACHINE = ("CudaDriverHelper", "DCGM", "pinned", "CUDA driver")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STAMP = re.compile(r'^([IWE])\d{4} [\d:.]+ \d+ [\w.]+:\d+\] "?(.*?)"?$')
 Record = dict[str, Any]
@@ -52,6 +54,7 @@ class Server:
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
+                cwd=log.parent,  # a Python stub imports from where its server was started
             )
 
     def wait_until_live(self) -> bool:
@@ -79,20 +82,23 @@ class Server:
 
     def clean(self, text: str) -> str:
         """Text without what names this machine or this run."""
-        text = text.replace(str(self.repository), "<repository>")
+        text = steady(text).replace(str(self.repository), "<repository>")
         text = re.sub(r"(?:/[\w.+-]+)+/backends", "<backends>", text)
-        return steady(re.sub(r"shm_region_[\w-]+", "shm_region_*", text))
+        text = re.sub(r"(?<=^\[libprotobuf )(\w+) [^\]]*", r"\1", text)
+        return re.sub(r"shm_region_[\w-]+", "shm_region_*", text)
 
     def lines(self, start: int = 0) -> list[str]:
-        """Warnings and errors of the log from byte ``start`` on, without stamps; prints as they are."""
+        """Warnings and errors of the log from byte ``start`` on, without stamps; prints and protobuf's as they are."""
         text = self.log.read_bytes()[start:].decode("utf-8", "replace")
         found = []
         for line in text.splitlines():
             match = STAMP.match(COLOUR.sub("", line))
+            if any(word in line for word in MACHINE):
+                continue
             if match is not None and match[1] in "WE":
                 found.append(f"{match[1]} {self.clean(match[2])}")
-            elif match is None and line.startswith("planted"):
-                found.append(line)
+            elif match is None and line.startswith(("planted", "[libprotobuf")):
+                found.append(self.clean(line))
         return found
 
     def stubs(self) -> list[int]:
@@ -149,16 +155,22 @@ def write_repository(repository: Path, models: list[Broken]) -> None:
 
 
 def index_of(server: Server, name: str) -> Any:
-    """The entries of one model in the repository index."""
-    answer = server.ask("POST", "/v2/repository/index")
-    if answer["status"] != 200:
-        return answer["text"]
-    return [entry for entry in json.loads(answer["text"]) if entry["name"] == name]
+    """The entries of one model in the repository index, once it is neither loading nor unloading."""
+    deadline = time.monotonic() + SETTLE
+    while True:
+        answer = server.ask("POST", "/v2/repository/index")
+        if answer["status"] != 200:
+            return answer["text"]
+        found = [entry for entry in json.loads(answer["text"]) if entry["name"] == name]
+        states = {entry.get("state") for entry in found}
+        if not states & {"LOADING", "UNLOADING"} or time.monotonic() > deadline:
+            return found
+        time.sleep(0.2)
 
 
 def load_alone(server: Server, model: Broken) -> Record:
     """Load one model, look at it, ask it where it loaded, unload it."""
-    path = quote(model.name)
+    path = quote(model.name, safe=";")
     start = server.log.stat().st_size
     record: Record = {"load": server.ask("POST", f"/v2/repository/models/{path}/load")}
     if record["load"]["status"] == 0:
@@ -172,7 +184,7 @@ def load_alone(server: Server, model: Broken) -> Record:
             record["index after infer"] = index_of(server, model.name)
             record["ready after infer"] = server.ask("GET", f"/v2/models/{path}/ready")
         record["unload"] = server.ask("POST", f"/v2/repository/models/{path}/unload")
-        time.sleep(UNLOAD)
+        record["index after unload"] = index_of(server, model.name)
     record["log"] = server.lines(start)
     return record
 
@@ -191,7 +203,6 @@ def load_one_by_one(command: list[str], port: int) -> Record:
             while waiting and answered:
                 model = waiting.pop(0)
                 answers[model.name] = load_alone(server, model)
-                print(f"{model.name}: {answers[model.name]['load']}", file=sys.stderr)
                 answered = answers[model.name]["load"]["status"] != 0
             if not answered:
                 server.process.kill()

@@ -1,8 +1,8 @@
 """Run the HTTP cases against one server, or against two, and report where they differ.
 
-    python tests/conformance/run.py http://127.0.0.1:8000 --json answers.json
-    python tests/conformance/run.py http://127.0.0.1:8000 http://127.0.0.1:9000
-    python tests/conformance/run.py http://127.0.0.1:8000 tests/conformance/peer_http.json
+    python -m tests.conformance.run http://127.0.0.1:8000 --json answers.json
+    python -m tests.conformance.run http://127.0.0.1:8000 http://127.0.0.1:9000
+    python -m tests.conformance.run http://127.0.0.1:8000 tests/conformance/peer_http.json
 
 Each server serves ``tests/conformance/repository``. The exit status is 1 when a case differs that has no
 reason to (``Case.may_differ``), 0 otherwise.
@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from http_case import Case
-from http_cases import CASES
-from http_record import Record, ask, differences
+from tests.conformance.http_case import Case
+from tests.conformance.http_cases import CASES
+from tests.conformance.http_record import Record, ask, differences
 
 Answers = dict[str, Record]
 
@@ -28,7 +29,12 @@ def collect(url: str, cases: list[Case]) -> Answers:
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None:
         raise SystemExit(f"expected a URL like http://127.0.0.1:8000, got {url!r}")
-    return {case.name: ask(case, (parts.hostname, parts.port or 8000)) for case in cases}
+    address = (parts.hostname, parts.port or 8000)
+    try:
+        socket.create_connection(address, timeout=5).close()
+    except OSError as error:
+        raise SystemExit(f"no server to ask at {url}: {error}") from None
+    return {case.name: ask(case, address) for case in cases}
 
 
 def answers_from(source: str, cases: list[Case]) -> Answers:

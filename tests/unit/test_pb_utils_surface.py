@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -284,15 +284,16 @@ class TritonPythonModel:
 """
 
 
-def test_a_model_is_testable_without_a_server():
-    module = types.ModuleType("model")
-    exec(MODEL, module.__dict__)
+def test_a_model_is_testable_without_a_server(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    model = runpy.run_path(str(path))["TritonPythonModel"]()
     array = np.arange(4, dtype=np.float32)
     request = pb_utils.InferenceRequest(
         inputs=[pb_utils.Tensor("INPUT0", array), pb_utils.Tensor("INPUT1", array)],
         requested_output_names=["OUTPUT0"],
         model_name="add",
     )
-    [response] = module.TritonPythonModel().execute([request])
+    [response] = model.execute([request])
     output = pb_utils.get_output_tensor_by_name(response, "OUTPUT0")
     assert output.as_numpy().tolist() == [0, 2, 4, 6]

@@ -221,7 +221,9 @@ def test_to_dlpack_raises_the_reference_count_by_exactly_one():
 @pytest.mark.parametrize("datatype", NUMERIC)
 def test_numpy_takes_a_tensor(datatype):
     array = np.array([[0, 1], [1, 1]]).astype(DATATYPES[datatype].dtype)
-    if datatype == "BOOL" and np.__version__ < "1.25":
+    if not hasattr(np, "from_dlpack"):
+        pytest.skip("this NumPy has no from_dlpack")
+    if datatype == "BOOL" and tuple(map(int, np.__version__.split(".")[:2])) < (1, 25):
         pytest.skip("this NumPy has no bool in DLPack")
     taken = np.from_dlpack(Tensor("A", array))
     assert taken.dtype == array.dtype

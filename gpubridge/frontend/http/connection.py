@@ -18,20 +18,18 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import httptools
 
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.http.answer import Answer
 from gpubridge.frontend.http.message import (
     RequestHandler,
     RequestHead,
     Router,
     accepted_coding,
-    compress,
     decompress,
-    response_head,
 )
 
 __all__ = ["HttpConnection", "HttpSettings"]
@@ -55,55 +53,17 @@ class HttpSettings:
     body_limit: int
 
 
-class _Answer:
-    """An exchange: the place of one answer in the order of its connection."""
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """What a head says of its message."""
 
-    __slots__ = ("_coding", "_connection", "_version", "close", "handler", "parts")
-
-    def __init__(
-        self, connection: HttpConnection, version: bytes, close: bool, coding: str | None
-    ) -> None:
-        self._connection = connection
-        self._version = version
-        self._coding = coding
-        self.close = close
-        self.handler: RequestHandler | None = None
-        self.parts: list[bytes | memoryview] | None = None
-
-    def respond(
-        self, status: int, fields: bytes, body: bytes, buffers: Sequence[memoryview] = ()
-    ) -> None:
-        """Send the answer, or keep it until those before it are sent."""
-        length = len(body)
-        for buffer in buffers:
-            length += len(buffer)
-        if self._coding is not None and length:
-            body = compress(self._coding, [body, *buffers])
-            buffers = ()
-            length = len(body)
-            fields += b"Content-Encoding: %b\r\n" % self._coding.encode()
-        self._send(response_head(status, fields, length), body, buffers)
-
-    def fail(self, error: BridgeError) -> None:
-        """Send an error as the answer."""
-        self.fail_with(error, None)
-
-    def fail_with(self, error: BridgeError, status: int | None) -> None:
-        """Send an error as the answer, with a status of HTTP's own."""
-        code, body = self._connection.router.failure(error, status)
-        head = response_head(code, b"Content-Type: application/json\r\n", len(body))
-        self._send(head, body, ())
-
-    def _send(self, head: bytes, body: bytes, buffers: Sequence[memoryview]) -> None:
-        if self.close:
-            end = b"Connection: close\r\n\r\n"
-        elif self._version == b"1.0":
-            end = b"Connection: keep-alive\r\n\r\n"
-        else:
-            end = b"\r\n"
-        self.handler = None
-        self.parts = [b"".join((head, end, body)), *buffers]
-        self._connection.answered()
+    head: RequestHead
+    close: bool
+    version: str
+    coding: str | None
+    length: int
+    collected: bool
+    expects: bool
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -133,21 +93,28 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._receive_view = memoryview(receive)
         self._connections = connections
         self._transport: asyncio.Transport
-        self._answers: deque[_Answer] = deque()
+        self._answers: deque[Answer] = deque()
         self._closing = False
         self._draining = False
+        self._deaf = False
+        self._unread = False
         self._paused = False
         self._stalled = False
         self._head_bytes = 0
         self._parser = httptools.HttpRequestParser(self)
+        self._parsing = False
+        self._head = RequestHead()
+        # The last head that came in one piece, and what it said: a client's heads repeat.
+        self._known_head = b""
+        self._known: _Message | None = None
+        self._simple: _Message | None = None
         self._renew()
 
     def _renew(self) -> None:
         """Be ready for the next message."""
-        self._head = RequestHead()
         self._fresh = True
         self._headed = False
-        self._answer: _Answer | None = None
+        self._answer: Answer | None = None
         self._handler: RequestHandler | None = None
         self._collected: bytearray | None = None
         self._memory: memoryview | None = None
@@ -166,7 +133,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Give up what is not finished."""
         self._connections.discard(self)
-        self._closing = True
+        self._closing = self._deaf = True
         if self._handler is not None:
             self._handler.abort()
         for answer in self._answers:
@@ -193,8 +160,15 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """The client sends no more: answer what is asked, then close."""
-        self._draining = True
-        return bool(self._answers) and not self._missing
+        self._draining = self._deaf = True
+        if self._headed:
+            # The request that was on its way will never be whole.
+            if self._handler is not None:
+                self._handler.abort()
+            if self._answer is not None and self._answer.parts is None:
+                self._answers.pop()
+            self._renew()
+        return bool(self._answers) and not self._closing
 
     def pause_writing(self) -> None:
         """The client reads too slowly: read no more from it."""
@@ -221,20 +195,35 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _take(self, end: int) -> None:
         """Take the received bytes up to ``end``, through as many messages as they hold."""
         start = 0
-        while start < end and not self._closing:
+        while start < end and not self._deaf:
             if self._direct:
                 start = self._take_body(start, end)
             elif self._fresh:
-                cut = self._receive.find(b"\r\n\r\n", start, end)
-                cut = end if cut < 0 else cut + 4
-                self._feed(start, cut)
-                start = cut
+                start = self._take_head(start, end)
                 self._direct = self._missing > 0
             else:
                 # In the middle of a head, or of a body whose end only the parser can find.
-                self._feed(start, end)
+                start = self._feed(start, end)
                 self._direct = self._missing > 0
-                return
+
+    def _take_head(self, start: int, end: int) -> int:
+        """Take a head, or the first part of one; returns where it ends."""
+        known = self._known
+        if known is not None and self._receive.startswith(self._known_head, start, end):
+            self._begin(known)
+            if not known.length and not self._deaf:
+                self._complete()
+            return start + len(self._known_head)
+        cut = self._receive.find(b"\r\n\r\n", start, end)
+        if cut < 0:
+            return self._feed(start, end)
+        cut += 4
+        self._simple = None
+        stopped = self._feed(start, cut)
+        if self._simple is not None and stopped == cut:
+            self._known = self._simple
+            self._known_head = bytes(self._receive_view[start:cut])
+        return stopped
 
     def _take_body(self, start: int, end: int) -> int:
         """Take bytes of a body that came with its head; returns where they end."""
@@ -248,81 +237,123 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._body_complete()
         return start + taken
 
-    def _feed(self, start: int, end: int) -> None:
-        if not self._headed:
-            self._head_bytes += end - start
-            if self._head_bytes > _HEAD_LIMIT:
-                self._refuse(431, f"the request's head is longer than {_HEAD_LIMIT} bytes")
-                return
+    def _feed(self, start: int, end: int) -> int:
+        """Have received bytes parsed; returns where the parser stopped."""
+        # Counted from the last piece of body on, so that trailers and chunk extensions have an end.
+        self._head_bytes += end - start
+        if self._head_bytes > _HEAD_LIMIT:
+            self._refuse(431, f"the request's head is longer than {_HEAD_LIMIT} bytes")
+            return end
+        self._parsing = True
         try:
             self._parser.feed_data(self._receive_view[start:end])
-        except httptools.HttpParserUpgrade:
-            # The request is answered as it is; what protocol the client wishes for is ignored.
+        except httptools.HttpParserUpgrade as upgrade:
+            # The request is answered as it is; what protocol the client wishes for is ignored. The
+            # parser stops after the head: a body is received behind its back.
             self._parser = httptools.HttpRequestParser(self)
+            return start + int(upgrade.args[0])
+        except httptools.HttpParserCallbackError:
+            raise
         except httptools.HttpParserError as error:
-            if not self._closing:
-                self._refuse(400, f"malformed HTTP request: {error}")
+            self._refuse(400, f"malformed HTTP request: {error}")
+        return end
 
     # -- what the parser calls -------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """A message starts."""
         self._fresh = False
+        self._head = RequestHead()
 
     def on_url(self, url: bytes) -> None:
         """Part of the request target."""
         self._head.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header field."""
-        self._head.headers[name.lower()] = value
+        """A header field; those of a trailer are nothing that anyone asks for."""
+        if not self._headed:
+            self._head.headers[name.lower()] = value.rstrip()
 
     def on_headers_complete(self) -> None:
         """Find who takes the request, and where its body goes."""
+        if self._deaf:
+            return
         parser = self._parser
         head = self._head
         headers = head.headers
         head.method = parser.get_method()
-        self._headed = True
         self._head_bytes = 0
         accepts = headers.get(b"accept-encoding")
-        answer = _Answer(
-            self,
-            parser.get_http_version().encode(),
-            self._draining or not parser.should_keep_alive(),
-            accepted_coding(accepts) if accepts else None,
+        length = headers.get(b"content-length", b"0")
+        readable = _DIGITS.fullmatch(length) and int(length) <= self._settings.body_limit
+        chunked = b"transfer-encoding" in headers
+        coded = headers.get(b"content-encoding", b"identity") != b"identity"
+        message = _Message(
+            head,
+            close=not parser.should_keep_alive() or head.method == b"CONNECT",
+            version=parser.get_http_version(),
+            coding=accepted_coding(accepts) if accepts else None,
+            length=int(length) if readable else 0,
+            collected=chunked or coded,
+            expects=headers.get(b"expect", b"").lower() == b"100-continue"
+            and (chunked or length != b"0"),
+        )
+        upgrade = parser.should_upgrade()
+        if not readable:
+            self._place_answer(message)
+            self._refuse(413, self._too_long(f"of {length.decode('latin-1')} bytes"))
+        elif chunked and upgrade:
+            self._place_answer(message)
+            self._refuse(501, "Upgrade with a chunked body is not served: send one without the other")
+        else:
+            if not message.collected and not upgrade:
+                self._simple = message
+            self._begin(message)
+
+    def _place_answer(self, message: _Message) -> Answer:
+        """Take the next place in the order of answers for a message whose head is there."""
+        self._headed = True
+        answer = Answer(
+            self.router,
+            self.answered,
+            close=self._draining or message.close,
+            version=message.version,
+            coding=message.coding,
+            bodiless=message.head.method == b"HEAD",
         )
         self._answer = answer
         self._answers.append(answer)
         if len(self._answers) >= _PIPELINE_LIMIT:
             self._update_reading()
-        length = headers.get(b"content-length", b"0")
-        if not _DIGITS.fullmatch(length) or int(length) > self._settings.body_limit:
-            self._too_large(answer, length)
-            return
-        self._length = int(length)
-        chunked = b"transfer-encoding" in headers
-        if chunked or headers.get(b"content-encoding", b"identity") != b"identity":
+        return answer
+
+    def _begin(self, message: _Message) -> None:
+        """Find who takes the message, and where its body goes."""
+        answer = self._place_answer(message)
+        self._length = message.length
+        if message.collected:
             self._collected = bytearray()
         else:
-            self._missing = self._length
+            self._missing = message.length
         try:
-            handler = self.router.route(head)
+            handler = self.router.route(message.head)
             if self._missing:
-                self._memory = handler.body_memory(self._length)
+                self._memory = handler.body_memory(message.length)
         except BridgeError as error:
             answer.fail(error)
             return
         self._handler = answer.handler = handler
-        if (self._length or chunked) and headers.get(b"expect", b"").lower() == b"100-continue":
+        if message.expects:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
         """Part of a body that had to go through the parser."""
+        self._head_bytes = 0
+        if self._deaf:
+            return
         if self._collected is not None:
             if len(self._collected) + len(body) > self._settings.body_limit:
-                if self._answer is not None and self._answer.parts is None and not self._closing:
-                    self._too_large(self._answer, b"chunked")
+                self._refuse(413, self._too_long("in chunks"))
                 return
             self._collected += body
         elif self._missing:
@@ -333,15 +364,17 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._missing -= len(body)
 
     def on_message_complete(self) -> None:
-        """The parser saw the end of a message."""
-        if not self._closing:
+        """The parser saw the end of a message, or does not care for the body (an upgrade)."""
+        if not self._deaf and not self._missing:
             self._complete()
 
     # -- messages to handlers ---------------------------------------------------------------------
 
     def _body_complete(self) -> None:
-        """All of a body was received behind the parser's back: the parser has to start anew."""
-        self._parser = httptools.HttpRequestParser(self)
+        """All of a body was received behind the parser's back: one that saw the head starts anew."""
+        if self._parsing:
+            self._parser = httptools.HttpRequestParser(self)
+            self._parsing = False
         self._complete()
 
     def _complete(self) -> None:
@@ -349,7 +382,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         copied = self._copied
         coding = self._head.headers.get(b"content-encoding", b"identity")
         self._renew()
+        if answer is not None and answer.close:
+            self._deaf = True
         if handler is None or answer is None:
+            if self._draining and not self._answers:
+                self._close()
             return
         try:
             if collected is not None:
@@ -362,34 +399,32 @@ class HttpConnection(asyncio.BufferedProtocol):
             handler.abort()
             answer.fail(error)
 
-    def _too_large(self, answer: _Answer, length: bytes) -> None:
-        """Refuse a body that is too long to be read, even to its end."""
-        handler, self._handler = self._handler, None
-        if handler is not None:
-            handler.abort()
-        answer.close = True
-        answer.fail_with(
-            BridgeError(
-                f"request body of {length.decode('latin-1')} bytes: expected at most "
-                f"{self._settings.body_limit} (--http-max-input-size)",
-                ErrorCode.INVALID_ARG,
-            ),
-            413,
+    def _too_long(self, what: str) -> str:
+        return (
+            f"request body {what}: expected at most {self._settings.body_limit} bytes "
+            "(--http-max-input-size)"
         )
 
     def _refuse(self, status: int, text: str) -> None:
         """Answer a message that cannot be read, after those before it; nothing after it is read."""
         answer = self._answer
-        if answer is None or answer.parts is not None:
-            answer = _Answer(self, b"1.1", True, None)
-            self._answers.append(answer)
         if self._handler is not None:
             self._handler.abort()
             self._handler = None
+        self._memory = None
+        self._missing = 0
+        self._headed = False
+        self._deaf = self._unread = True
+        if answer is not None and answer.parts is not None:
+            # It was refused before for another reason, which is its answer.
+            self._draining = True
+            if not self._answers:
+                self._close()
+            return
+        if answer is None:
+            answer = Answer(self.router, self.answered, close=True)
+            self._answers.append(answer)
         answer.close = True
-        self._fresh = False
-        self._draining = True
-        self._transport.pause_reading()
         answer.fail_with(BridgeError(text, ErrorCode.INVALID_ARG), status)
 
     # -- answers ----------------------------------------------------------------------------------
@@ -415,8 +450,15 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._close()
 
     def _close(self) -> None:
-        self._closing = True
-        self._transport.close()
+        self._deaf = True
+        if (self._unread or self._headed) and not self._closing:
+            # The client may still be sending. A close now would make the kernel reset the connection
+            # and the client lose its answer: what comes is dropped until the client closes, too.
+            self._closing = True
+            self._transport.write_eof()
+        else:
+            self._closing = True
+            self._transport.close()
 
     def _update_reading(self) -> None:
         wanted = not self._stalled and len(self._answers) < _PIPELINE_LIMIT

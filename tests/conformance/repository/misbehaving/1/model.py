@@ -47,7 +47,7 @@ FAULTS = {
     "return_tuple": lambda: tuple(respond(good(), extra())),
     "return_generator": lambda: (r for r in respond(good(), extra())),
     "return_bare_response": lambda: respond(good(), extra())[0],
-    "no_outputs": lambda: respond(),
+    "no_outputs": respond,
     "missing_output": lambda: respond(good()),
     "unknown_output": lambda: respond(
         good(), pb_utils.Tensor("UNKNOWN", np.zeros(1, dtype=np.int8))

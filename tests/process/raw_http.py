@@ -1,0 +1,78 @@
+"""HTTP by hand: requests that no client library would send, and connections that misbehave."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import contextmanager
+
+__all__ = ["binary_request", "connected", "inference", "read_answer", "read_head"]
+
+
+@contextmanager
+def connected(url: str, receive_bytes: int | None = None):
+    """Give a connected socket; ``receive_bytes`` makes its receive buffer small."""
+    host, _, port = url.rpartition(":")
+    with socket.socket() as sock:
+        if receive_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        sock.settimeout(30)
+        sock.connect((host, int(port)))
+        yield sock
+
+
+def inference(model: str, body: bytes, *fields: str, length: int | None = None) -> bytes:
+    """Return the bytes of an inference request; ``length`` is what Content-Length says."""
+    length = len(body) if length is None else length
+    lines = [f"POST /v2/models/{model}/infer HTTP/1.1", "Host: x", f"Content-Length: {length}"]
+    return "\r\n".join([*lines, *fields, "", ""]).encode() + body
+
+
+def binary_request(inputs, **members) -> tuple[str, bytes]:
+    """Return the header-length field and the body of a request with binary inputs.
+
+    ``inputs`` are (name, datatype, shape, bytes); every output comes back binary.
+    """
+    header = {
+        "inputs": [
+            {
+                "name": name,
+                "datatype": datatype,
+                "shape": shape,
+                "parameters": {"binary_data_size": len(data)},
+            }
+            for name, datatype, shape, data in inputs
+        ],
+        "parameters": {"binary_data_output": True},
+        **members,
+    }
+    raw = json.dumps(header).encode()
+    body = raw + b"".join(bytes(data) for *_, data in inputs)
+    return f"Inference-Header-Content-Length: {len(raw)}", body
+
+
+def read_head(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Read one head; returns status, header, and what came after it."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = sock.recv(65_536)
+        if not piece:
+            raise EOFError(f"the server closed after {data!r}")
+        data += piece
+    head, _, rest = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split()[1]), dict(line.split(": ", 1) for line in lines), rest
+
+
+def read_answer(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Read one whole answer; returns status, header, body."""
+    status, fields, rest = read_head(sock)
+    body = bytearray(rest)
+    length = int(fields["Content-Length"])
+    while len(body) < length:
+        piece = sock.recv(1 << 20)
+        if not piece:
+            raise EOFError(f"the server closed after {len(body)} of {length} bytes")
+        body += piece
+    assert len(body) == length, "more came than one answer"
+    return status, fields, bytes(body)

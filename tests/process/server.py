@@ -1,0 +1,279 @@
+"""A real gpubridge server for tests: started as a user starts it, ended for sure."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = [
+    "Server",
+    "alive",
+    "children",
+    "descendants",
+    "running_server",
+    "state",
+    "wait_until",
+    "write_code_model",
+    "write_model",
+]
+
+_START_SECONDS = 60
+_STOP_SECONDS = 40
+
+
+class Server:
+    """A running server; ``http_url`` and ``metrics_url`` are ``host:port``."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log_path: Path) -> None:
+        self.process = process
+        self.pid = process.pid
+        self._log_path = log_path
+        self.http_url = ""
+        self.metrics_url = ""
+
+    def log(self) -> str:
+        """What the server and its models have printed so far."""
+        return self._log_path.read_text(errors="replace")
+
+    def stubs(self) -> list[int]:
+        """Process ids of its stubs (its live children)."""
+        return [pid for pid in children(self.pid) if state(pid) != "Z"]
+
+    def request(
+        self, method: str, path: str, body: bytes | str | None = None, headers: dict | None = None
+    ) -> tuple[int, dict, bytes]:
+        """Send one HTTP request on a connection of its own; returns status, headers, body."""
+        connection = http.client.HTTPConnection(self.http_url, timeout=30)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return response.status, dict(response.getheaders()), response.read()
+        finally:
+            connection.close()
+
+    def ask(self, code: str, model: str = "m") -> tuple[int, str]:
+        """Have a model of :func:`write_code_model` run some code; returns status, answer or error."""
+        tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": [code]}
+        path = f"/v2/models/{model}/infer"
+        status, _, body = self.request("POST", path, json.dumps({"inputs": [tensor]}))
+        answer = json.loads(body)
+        return status, answer["outputs"][0]["data"][0] if status == 200 else answer["error"]
+
+    def is_ready(self, model: str | None = None) -> bool:
+        """Whether the server, or one of its models, says that it is ready."""
+        path = "/v2/health/ready" if model is None else f"/v2/models/{model}/ready"
+        try:
+            return self.request("GET", path)[0] == 200
+        except ConnectionError:
+            return False
+
+    def index(self) -> dict[tuple[str, int], dict]:
+        """The repository index: row by name and version (0 when it has none)."""
+        rows = json.loads(self.request("POST", "/v2/repository/index")[2])
+        return {(row["name"], int(row.get("version", 0))): row for row in rows}
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics page: value by ``name{labels}``."""
+        connection = http.client.HTTPConnection(self.metrics_url, timeout=30)
+        try:
+            connection.request("GET", "/metrics")
+            page = connection.getresponse().read().decode()
+        finally:
+            connection.close()
+        lines = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in lines}
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end; returns the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(_STOP_SECONDS)
+
+
+@contextmanager
+def running_server(
+    repositories: Path | Sequence[Path],
+    *flags: str,
+    ready: bool = True,
+    environment: dict[str, str] | None = None,
+) -> Iterator[Server]:
+    """Serve the repositories on free ports of loopback for as long as the block runs.
+
+    With ``ready`` false it only waits for the HTTP door, not for the models.
+    """
+    if isinstance(repositories, Path):
+        repositories = [repositories]
+    command = [sys.executable, "-m", "gpubridge", "serve", "--http-port", "0", "--metrics-port", "0"]
+    for repository in repositories:
+        command += ["--model-repository", str(repository)]
+    with tempfile.TemporaryDirectory() as folder:
+        log_path = Path(folder) / "log"
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [*command, *flags],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+            )
+        server = Server(process, log_path)
+        try:
+            _wait_for_doors(server)
+            if ready:
+                wait_until(server.is_ready, "the server to be ready", server)
+            yield server
+        finally:
+            stubs = descendants(process.pid)
+            if process.poll() is None:
+                process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for pid in stubs:
+                wait_until(lambda pid=pid: not alive(pid), f"stub {pid} to be gone")
+
+
+def _wait_for_doors(server: Server) -> None:
+    def found() -> bool:
+        log = server.log()
+        http_door = re.search(r"Started HTTPService at (\S+)", log)
+        metrics_door = re.search(r"Started Metrics Service at (\S+)", log)
+        if http_door and metrics_door:
+            server.http_url, server.metrics_url = http_door[1], metrics_door[1]
+            return True
+        return False
+
+    wait_until(found, "the server's doors", server)
+
+
+def wait_until(condition, what: str, server: Server | None = None) -> None:
+    """Wait until ``condition()`` holds; fails with the server's log when it does not come true."""
+    deadline = time.monotonic() + _START_SECONDS
+    while not condition():
+        if server is not None and server.process.poll() is not None:
+            raise AssertionError(
+                f"waited for {what}; the server exited with {server.process.returncode}:\n"
+                f"{server.log()}"
+            )
+        if time.monotonic() > deadline:
+            log = server.log() if server is not None else ""
+            raise AssertionError(f"waited {_START_SECONDS} s for {what}\n{log}")
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the children of a process."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(word) for word in task.read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of the children of a process, and of theirs."""
+    found = children(pid)
+    for child in found:
+        found += children(child)
+    return found
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for a process's state; empty when there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    return state(pid) not in ("", "Z")
+
+
+def write_model(
+    repository: Path,
+    name: str,
+    source: str,
+    *,
+    config: str = "",
+    inputs: str = 'name: "IN" data_type: TYPE_FP32 dims: [-1]',
+    outputs: str = 'name: "OUT" data_type: TYPE_FP32 dims: [-1]',
+    version: int = 1,
+) -> Path:
+    """Write a Python model with one input and one output; returns its directory.
+
+    ``config`` is added to its config.pbtxt (``max_batch_size`` and whatever else).
+    """
+    directory = repository / name
+    (directory / str(version)).mkdir(parents=True, exist_ok=True)
+    (directory / str(version) / "model.py").write_text(source)
+    (directory / "config.pbtxt").write_text(
+        f'backend: "python"\ninput [{{ {inputs} }}]\noutput [{{ {outputs} }}]\n{config}\n'
+    )
+    return directory
+
+
+_CODE_MODEL = '''
+import ctypes, os, resource, signal, socket, sys, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+{initialize}
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        self.said = ""
+        code = request.inputs()[0].as_numpy()[0].decode()
+        exec(code, {{**globals(), "self": self, "request": request}})
+        said = np.array([str(self.said).encode()], np.object_)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", said)])
+
+    def finalize(self):
+{finalize}
+'''
+
+
+def write_code_model(
+    repository: Path,
+    name: str = "m",
+    *,
+    initialize: str = "self.args = args",
+    finalize: str = "print('Finalize', flush=True)",
+    config: str = "",
+    version: int = 1,
+) -> Path:
+    """Write a model that runs the code it is sent (:meth:`Server.ask`); returns its directory.
+
+    The code sees ``self`` and ``request``, and answers what it puts into ``self.said``.
+    """
+    return write_model(
+        repository,
+        name,
+        _CODE_MODEL.format(
+            initialize=textwrap.indent(initialize, " " * 8),
+            finalize=textwrap.indent(finalize, " " * 8),
+        ),
+        config=config,
+        inputs='name: "IN" data_type: TYPE_STRING dims: [1]',
+        outputs='name: "OUT" data_type: TYPE_STRING dims: [1]',
+        version=version,
+    )

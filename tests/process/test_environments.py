@@ -1,0 +1,183 @@
+"""Models in environments of their own: other interpreters, and environments that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.process.server import running_server, wait_until, write_code_model
+
+FACTS = """
+import json
+self.said = json.dumps({
+    "version": list(sys.version_info[:2]),
+    "executable": sys.executable,
+    "prefix": sys.prefix,
+    "numpy": np.__file__,
+    "path": sys.path,
+    "environment": {key: os.environ.get(key) for key in ("VIRTUAL_ENV", "PATH", "PYTHONPATH")},
+    "bridge": sys.modules["gpubridge"].__file__,
+    "modules": sorted({name.partition(".")[0] for name in sys.modules}),
+})
+"""
+OWN = (sys.version_info.major, sys.version_info.minor)
+
+
+def interpreter(minor):
+    """Return the real binary of a Python on PATH, or None; a version manager's shim is asked for its."""
+    shim = shutil.which(f"python3.{minor}")
+    if shim is None:
+        return None
+    environment = dict(os.environ)
+    if shutil.which("pyenv"):
+        listed = subprocess.run(["pyenv", "versions", "--bare"], capture_output=True, text=True)
+        environment["PYENV_VERSION"] = ":".join(listed.stdout.split())
+    command = [shim, "-c", "import sys; print(sys.executable)"]
+    found = subprocess.run(command, capture_output=True, text=True, env=environment)
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
+def make_environment(python, folder, *packages):
+    """Make a virtual environment with some packages; returns its directory."""
+    # With a pip of its own: the newest pip no longer serves the oldest Pythons.
+    options = [] if packages else ["--without-pip"]
+    subprocess.run([python, "-m", "venv", *options, str(folder)], check=True)
+    if packages:
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "--quiet", "--only-binary=:all:", *packages], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory):
+    """The oldest supported and the newest other Python of this machine, as environments, by version."""
+    found = {}
+    others = [minor for minor in range(9, 20) if (3, minor) != OWN]
+    for order in (others, reversed(others)):
+        for minor in order:
+            if python := interpreter(minor):
+                if (3, minor) not in found:
+                    folder = tmp_path_factory.mktemp("environments") / f"python3.{minor}"
+                    found[3, minor] = make_environment(python, folder, "numpy")
+                break
+    if not found:
+        pytest.skip("no other Python from 3.9 on is on PATH")
+    return found
+
+
+def environment_parameter(path):
+    return f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{path}" }} }}'
+
+
+@pytest.fixture(scope="module")
+def server(environments, tmp_path_factory):
+    """A model in the server's interpreter, one in each environment, one whose environment is inside."""
+    repository = tmp_path_factory.mktemp("models")
+    write_code_model(repository, "own")
+    for (_, minor), folder in environments.items():
+        write_code_model(repository, f"python{minor}", config=environment_parameter(folder))
+    inside = write_code_model(
+        repository, "inside", config=environment_parameter("$$TRITON_MODEL_DIRECTORY/environment")
+    )
+    (inside / "environment").symlink_to(next(iter(environments.values())))
+    (inside / "triton_python_backend_stub").write_bytes(b"\x7fELF")
+    packages = str(Path(np.__file__).parents[1])
+    with running_server(repository, environment={"PYTHONPATH": packages}) as running:
+        yield running
+
+
+def facts(server, model):
+    status, text = server.ask(FACTS, model)
+    assert status == 200, text
+    return json.loads(text)
+
+
+def test_a_model_runs_on_the_interpreter_of_its_environment(server, environments):
+    for version, folder in environments.items():
+        seen = facts(server, f"python{version[1]}")
+        assert tuple(seen["version"]) == version
+        assert seen["prefix"] == str(folder)
+        assert seen["numpy"].startswith(str(folder))
+        assert seen["environment"]["VIRTUAL_ENV"] == str(folder)
+        assert seen["environment"]["PATH"].split(":")[0] == str(folder / "bin")
+
+
+def test_an_environment_sees_the_package_and_nothing_else_of_the_server_s(server, environments):
+    import gpubridge  # noqa: PLC0415  (only to know where it lies)
+
+    package = Path(gpubridge.__file__)
+    for _, minor in environments:
+        seen = facts(server, f"python{minor}")
+        assert seen["bridge"] == str(package)
+        assert str(package.parents[1]) not in seen["path"]
+        assert not [entry for entry in seen["path"] if entry.startswith(sys.prefix + os.sep)]
+        assert seen["environment"]["PYTHONPATH"] is None
+        assert not {"uvloop", "httptools", "orjson", "google", "torch"} & set(seen["modules"])
+
+
+def test_without_an_environment_it_is_the_interpreter_of_the_server(server):
+    seen = facts(server, "own")
+    assert tuple(seen["version"]) == OWN
+    assert os.path.realpath(seen["executable"]) == os.path.realpath(sys.executable)
+    assert seen["numpy"] == np.__file__
+
+
+def test_an_environment_may_lie_in_the_directory_of_its_model(server, environments):
+    assert tuple(facts(server, "inside")["version"]) == next(iter(environments))
+
+
+def test_a_stub_that_was_built_for_triton_is_ignored_and_said_so(server):
+    assert "inside/triton_python_backend_stub is ignored: stubs here run on any Python" in server.log()
+
+
+def test_errors_deaths_and_restarts_are_those_of_any_model(server, environments):
+    for _, minor in environments:
+        model = f"python{minor}"
+        assert server.ask("sys.exit(5)", model)[0] == 500
+        status, error = server.ask("os._exit(3)", model)
+        expected = f"Stub process '{model}_0' is not healthy. It exited with code 3."
+        assert (status, error) == (503, expected)
+        assert server.ask("print('printed'); self.said = 'ä€😀'", model) == (200, "ä€😀")
+        wait_until(lambda: "printed\n" in server.log(), "the line", server)
+
+
+def test_an_environment_that_cannot_be_used_is_refused_with_the_reason(tmp_path):
+    models = tmp_path / "models"
+    no_numpy = make_environment(sys.executable, tmp_path / "no_numpy")
+    packed = tmp_path / "packed.tar.gz"
+    packed.write_bytes(b"\x1f\x8b")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "no_program" / "bin").mkdir(parents=True)
+    (tmp_path / "no_program" / "bin" / "python3").write_text("#!/nowhere/python3\n")
+    (tmp_path / "no_program" / "bin" / "python3").chmod(0o755)
+    cases = {
+        "missing": (tmp_path / "nothing", "nothing does not exist. The Python environment should"),
+        "empty": (tmp_path / "empty", "holds no bin/python3: expected a virtual environment"),
+        "packed": (packed, "is a file: packed environments are not served yet; unpack it"),
+        "no_numpy": (no_numpy, "cannot import numpy: No module named 'numpy'; install numpy"),
+        "no_program": (tmp_path / "no_program", "cannot start the stub of 'no_program_0'"),
+    }
+    too_old = next(filter(None, map(interpreter, (8, 7, 6))), None)
+    if too_old is not None:
+        folder = make_environment(too_old, tmp_path / "too_old")
+        cases["too_old"] = (folder, "a stub needs Python 3.9 or newer: make the environment that")
+    for name, (path, _) in cases.items():
+        write_code_model(models, name, config=environment_parameter(path))
+    write_code_model(models, "good")
+    with running_server(models, "--exit-on-error=false", ready=False) as server:
+        wait_until(lambda: server.is_ready("good"), "the good model", server)
+        wait_until(
+            lambda: not any(row["state"] == "LOADING" for row in server.index().values())
+            and len(server.index()) == len(cases) + 1,
+            "the others",
+            server,
+        )
+        reasons = {name: row.get("reason", "") for (name, _), row in server.index().items()}
+    assert {name: reasons[name] for name, (_, text) in cases.items() if text not in reasons[name]} == {}

@@ -1,0 +1,118 @@
+"""Instances, versions and files of models, as the configuration asks for them."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.process.server import running_server, wait_until, write_code_model
+
+IDENTITY = """
+arguments = self.args
+self.said = ' '.join(arguments[key] for key in (
+    'model_instance_name', 'model_instance_kind', 'model_instance_device_id', 'model_version'))
+"""
+VERSIONS = {
+    "latest": ("", [3]),
+    "latest_2": ("version_policy { latest { num_versions: 2 } }", [2, 3]),
+    "every": ("version_policy { all {} }", [1, 2, 3]),
+    "named": ("version_policy { specific { versions: [1, 3] } }", [1, 3]),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repositories = [tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("more")]
+    models = repositories[0]
+    write_code_model(models, "m", config="instance_group [{ count: 3 }]")
+    write_code_model(
+        models, "groups", config='instance_group [{ count: 2 }, { name: "other", kind: KIND_CPU }]'
+    )
+    write_code_model(models, "default")
+    write_code_model(models, "auto", config="instance_group [{ kind: KIND_AUTO }]")
+    write_code_model(models, "gpu", config="instance_group [{ kind: KIND_GPU }]")
+    for name, (policy, _) in VERSIONS.items():
+        for version in (1, 2, 3):
+            write_code_model(models, name, version=version, config=policy)
+    named = write_code_model(models, "named_file", config='default_model_filename: "main.py"')
+    (named / "1" / "model.py").rename(named / "1" / "main.py")
+    (named / "1" / "sibling.py").write_text("value = 'beside'")
+    write_code_model(repositories[1], "elsewhere")
+    with running_server(repositories, "--gpu-fallback=host") as running:
+        yield running
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def said(server, code, model):
+    status, text = server.ask(code, model)
+    assert status == 200, text
+    return text
+
+
+def names(server, threads, model, count):
+    """Identities of a model's instances, from requests that meet inside them."""
+    folder = said(server, "import tempfile; self.said = tempfile.mkdtemp()", "default")
+    meet = f"""
+open({folder!r} + f'/{{os.getpid()}}', 'w').close()
+while len(os.listdir({folder!r})) < {count}: time.sleep(0.002)
+"""
+    found = threads.map(lambda _: said(server, IDENTITY + meet, model), range(count))
+    found = sorted(found)
+    said(server, f"import shutil; shutil.rmtree({folder!r})", "default")
+    return found
+
+
+def test_the_instances_of_a_group_work_at_the_same_time(server, threads):
+    assert names(server, threads, "m", 3) == [f"m_0_{i} CPU 0 1" for i in range(3)]
+
+
+def test_each_group_has_its_instances_and_names(server, threads):
+    found = names(server, threads, "groups", 3)
+    assert found == ["groups_0_0 CPU 0 1", "groups_0_1 CPU 0 1", "other_0 CPU 0 1"]
+
+
+@pytest.mark.parametrize(("model", "name"), [("default", "default_0"), ("elsewhere", "elsewhere_0")])
+def test_a_model_without_groups_has_one_instance(server, model, name):
+    assert said(server, IDENTITY, model).split()[0] == name
+    assert said(server, "self.said = os.environ.get('HOME')", model) == os.environ["HOME"]
+
+
+@pytest.mark.parametrize("model", ["auto", "gpu"])
+def test_without_a_gpu_its_instances_run_on_the_host_when_that_is_allowed(server, model):
+    if "no GPU is used" not in server.log():
+        pytest.skip("there is a GPU")
+    assert said(server, IDENTITY, model) == f"{model}_0_0 CPU 0 1"
+    notice = "model 'gpu', instance group 'gpu_0': KIND_GPU runs on the host, because there is no"
+    assert notice in server.log()
+
+
+@pytest.mark.parametrize("model", VERSIONS)
+def test_the_version_policy_decides_which_versions_run(server, model):
+    expected = VERSIONS[model][1]
+    assert [version for name, version in server.index() if name == model] == expected
+    assert said(server, IDENTITY, model).split()[-1] == str(expected[-1])
+    for version in (1, 2, 3):
+        ready, _, _ = server.request("GET", f"/v2/models/{model}/versions/{version}/ready")
+        assert (ready == 200) == (version in expected)
+
+
+def test_a_model_is_read_from_the_file_that_its_configuration_names(server):
+    assert said(server, "from sibling import value; self.said = value", "named_file") == "beside"
+
+
+def test_a_dead_instance_leaves_its_work_to_the_others(server, threads, tmp_path):
+    def die_or_answer(number):
+        code = "os._exit(1)" if number == 3 else f"time.sleep(0.01); self.said = {number}"
+        return server.ask(code)
+
+    answers = list(threads.map(die_or_answer, range(16)))
+    assert [status for status, _ in answers].count(503) == 1
+    assert [text for _, text in answers[4:]] == [str(i) for i in range(4, 16)]
+    wait_until(server.is_ready, "the instance to come back", server)

@@ -1,0 +1,294 @@
+"""Start, drain, stop: what a server promises when it is told to end, or is killed, or cannot load."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.process.server import (
+    alive,
+    descendants,
+    running_server,
+    wait_until,
+    write_code_model,
+    write_model,
+)
+
+FOR_EVER = "time.sleep(1000)"
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def gone(pids):
+    return not any(alive(pid) for pid in pids)
+
+
+def mark_and(path, code):
+    return f"open({str(path)!r}, 'w').close()\n{code}"
+
+
+def until_exists(path):
+    return f"while not os.path.exists({str(path)!r}): time.sleep(0.005)"
+
+
+# -- SIGTERM --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_answers_what_was_asked_refuses_what_is_new_and_finalizes(threads, tmp_path, number):
+    write_code_model(tmp_path)
+    gate, started = tmp_path / "gate", tmp_path / "started"
+    with running_server(tmp_path) as server:
+        pids = descendants(server.pid)
+        host, port = server.http_url.split(":")
+        idle = socket.create_connection((host, int(port)))
+        slow = threads.submit(server.ask, mark_and(started, until_exists(gate) + "\nself.said = 1"))
+        wait_until(started.exists, "execute to start", server)
+        queued = [threads.submit(server.ask, f"self.said = {i}") for i in range(3)]
+        pending = 'nv_inference_pending_request_count{model="m",version="1"}'
+        wait_until(lambda: server.metrics()[pending] == 4, "four requests to wait", server)
+        server.process.send_signal(number)
+        with idle:
+            assert idle.recv(1) == b""
+        with pytest.raises(ConnectionRefusedError):
+            server.ask("pass")
+        assert "Finalize" not in server.log()
+        gate.touch()
+        assert slow.result() == (200, "1")
+        assert [answer.result() for answer in queued] == [(200, str(i)) for i in range(3)]
+        assert server.process.wait(30) == 0
+        assert gone(pids)
+        assert server.log().count("Finalize\n") == 1
+        assert "Traceback" not in server.log()
+
+
+def test_a_request_that_does_not_end_is_given_up_after_the_exit_timeout(threads, tmp_path):
+    write_code_model(tmp_path)
+    started = tmp_path / "started"
+    with running_server(tmp_path, "--exit-timeout-secs=1") as server:
+        pids = descendants(server.pid)
+        endless = threads.submit(server.ask, mark_and(started, FOR_EVER))
+        wait_until(started.exists, "execute to start", server)
+        assert server.stop() == 0
+        status, error = endless.result()
+        assert status == 503
+        assert error.startswith("Stub process 'm_0' is not healthy. It was killed: it had not ended ")
+        assert gone(pids)
+        assert "model 'm' still has 1 requests after 1 s" in server.log()
+
+
+@pytest.mark.parametrize(
+    ("finalize", "logged"),
+    [
+        (FOR_EVER, "Stub process 'm_0' is not healthy. It was killed: it had not ended "),
+        ("ctypes.PyDLL(None).sleep(1000)", "It was killed: it had not ended "),
+        ("threading.Thread(target=time.sleep, args=(1000,)).start()", "It was killed: it had not"),
+        ("ctypes.string_at(0)", "stopped"),
+        ("os._exit(3)", "stopped"),
+        ("undefined_variable", "NameError: name 'undefined_variable' is not defined"),
+        ("sys.exit(7)", "SystemExit: 7"),
+    ],
+)
+def test_a_finalize_that_hangs_or_fails_does_not_keep_the_server(tmp_path, finalize, logged):
+    write_code_model(tmp_path, finalize=finalize)
+    write_code_model(tmp_path, "tidy")
+    with running_server(tmp_path, "--exit-timeout-secs=1") as server:
+        pids = descendants(server.pid)
+        assert server.stop() == 0
+        assert gone(pids)
+        assert logged in server.log()
+        assert "Finalize\n" in server.log()
+
+
+def test_a_stop_does_not_wait_for_models_that_are_still_initializing(tmp_path):
+    marks = {index: tmp_path / f"initialized_{index}" for index in (0, 1)}
+    write_code_model(tmp_path / "models", "quick")
+    write_code_model(
+        tmp_path / "models",
+        "slow",
+        initialize=f"""
+open({str(tmp_path / "initialized_")!r} + args["model_instance_name"][-1], "w").close()
+if args["model_instance_name"] == "slow_0_1": time.sleep(1000)
+""",
+        config="instance_group [{ count: 2 }]",
+    )
+    with running_server(tmp_path / "models", ready=False) as server:
+        wait_until(lambda: all(mark.exists() for mark in marks.values()), "initialize", server)
+        wait_until(lambda: server.is_ready("quick"), "the other model", server)
+        pids = descendants(server.pid)
+        assert len(pids) == 3
+        assert not server.is_ready()
+        assert server.stop() == 0
+        assert gone(pids)
+        assert "Finalize\n" in server.log()
+
+
+def test_a_stop_does_not_wait_for_the_next_restart_of_a_crash_looping_model(tmp_path):
+    broken = tmp_path / "broken"
+    write_code_model(
+        tmp_path / "models", initialize=f"if os.path.exists({str(broken)!r}): os._exit(1)"
+    )
+    with running_server(tmp_path / "models") as server:
+        broken.touch()
+        assert server.ask("os._exit(1)")[0] == 503
+        wait_until(lambda: "starts again in 0.8 s" in server.log(), "a longer wait", server)
+        restarts = server.log().count("failed to start")
+        assert server.stop() == 0
+        assert server.log().count("failed to start") == restarts
+
+
+def test_a_stop_does_not_wait_for_a_restart_that_hangs(tmp_path):
+    second = tmp_path / "second"
+    write_code_model(
+        tmp_path / "models",
+        initialize=f"if os.path.exists({str(second)!r}): {FOR_EVER}\nopen({str(second)!r}, 'w')",
+    )
+    with running_server(tmp_path / "models") as server:
+        assert server.ask("os._exit(1)")[0] == 503
+        wait_until(server.stubs, "the next stub", server)
+        assert server.stop() == 0
+
+
+def test_an_answer_is_sent_to_its_end_to_a_client_that_reads_slowly(tmp_path):
+    source = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        out = pb_utils.Tensor("OUT", np.full(4 << 20, 7, np.float32))
+        return [pb_utils.InferenceResponse([out]) for _ in requests]
+"""
+    write_model(tmp_path, "m", source)
+    body = json.dumps(
+        {
+            "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    with running_server(tmp_path) as server, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
+        host, port = server.http_url.split(":")
+        client.connect((host, int(port)))
+        head = b"POST /v2/models/m/infer HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body)
+        client.sendall(head + body)
+        answer = client.recv(1000)
+        pids = descendants(server.pid)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: gone(pids), "the stub to be finalized")
+        while part := client.recv(1 << 20):
+            answer += part
+        header, _, data = answer.partition(b"\r\n\r\n")
+        assert header.startswith(b"HTTP/1.1 200")
+        assert len(data) > 16 << 20
+        assert server.process.wait(30) == 0
+
+
+# -- SIGKILL --------------------------------------------------------------------------------------
+
+
+def test_a_killed_server_leaves_no_stub_and_no_shared_memory(threads, tmp_path):
+    marks = {
+        "idle": "pass",
+        "busy": "while True: pass",
+        "sleeping": FOR_EVER,
+        "holding_gil": "ctypes.PyDLL(None).sleep(1000)",
+    }
+    for name in marks:
+        write_code_model(tmp_path / "models", name)
+    before = set(os.listdir("/dev/shm"))
+    with running_server(tmp_path / "models") as server:
+        pids = descendants(server.pid)
+        assert len(pids) == len(marks)
+        for name, code in marks.items():
+            threads.submit(server.ask, mark_and(tmp_path / name, code), name)
+        wait_until(lambda: all((tmp_path / name).exists() for name in marks), "them", server)
+        server.process.kill()
+        assert server.process.wait(30) == -signal.SIGKILL
+        wait_until(lambda: gone(pids), "the stubs to end")
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+# -- what loads -----------------------------------------------------------------------------------
+
+BAD_STARTS = {
+    "exits": ("sys.exit(3)", "SystemExit: 3"),
+    "raises": ("raise ValueError('no weights')", "ValueError: no weights"),
+    "ends": ("os._exit(4)", "Stub process 'ends_0' is not healthy. It exited with code 4."),
+    "crashes": (
+        "ctypes.string_at(0)",
+        "Stub process 'crashes_0' is not healthy. It was killed by signal 11 (SIGSEGV).",
+    ),
+    "deaf": ("os.closerange(3, 4096)", "Stub process 'deaf_0' is not healthy. It exited with code 1."),
+}
+BAD_FILES = {
+    "syntax": ("def broken(:", "SyntaxError: "),
+    "no_class": ("x = 1", "has no attribute 'TritonPythonModel'"),
+    "no_import": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+}
+
+
+@pytest.fixture(scope="module")
+def half_broken(tmp_path_factory):
+    """A repository of which one model loads."""
+    repository = tmp_path_factory.mktemp("half_broken")
+    write_code_model(repository, "good")
+    for name, (code, _) in BAD_STARTS.items():
+        write_code_model(repository, name, initialize=code)
+    for name, (source, _) in BAD_FILES.items():
+        write_model(repository, name, source)
+    (write_model(repository, "no_file", "") / "1" / "model.py").unlink()
+    write_code_model(repository, "needs_gpu", config="instance_group [{ kind: KIND_GPU }]")
+    write_code_model(
+        repository,
+        "one_of_two",
+        initialize="if args['model_instance_name'].endswith('_1'): raise ValueError('second')",
+        config="instance_group [{ count: 2 }]",
+    )
+    return repository
+
+
+def test_models_that_do_not_load_tell_why_and_the_others_serve(half_broken):
+    with running_server(half_broken, "--exit-on-error=false", ready=False) as server:
+        wait_until(lambda: "] ready" in server.log(), "the loading to end", server)
+        index = server.index()
+        expected = {name: text for name, (_, text) in (BAD_STARTS | BAD_FILES).items()}
+        expected["no_file"] = "Python model file not found in '"
+        expected["one_of_two"] = "ValueError: second"
+        expected["needs_gpu"] = "KIND_GPU"
+        reasons = {name: row["reason"] for (name, _), row in index.items() if name != "good"}
+        assert {n for n, text in expected.items() if text not in reasons.pop(n)} == set(), index
+        assert reasons == {}
+        assert index["good", 1]["state"] == "READY"
+        assert server.ask("self.said = 1", "good") == (200, "1")
+        assert server.is_ready("good")
+        assert not server.is_ready("raises")
+        assert not server.is_ready()
+        # No stub stays of a model that did not load, not even the instance that was up.
+        assert len(server.stubs()) == 1
+        assert server.log().count("Finalize\n") == 1
+
+
+def test_without_strict_readiness_a_server_with_a_failed_model_is_ready(half_broken):
+    flags = ("--exit-on-error=false", "--strict-readiness=false")
+    with running_server(half_broken, *flags) as server:
+        assert server.is_ready()
+        assert not server.is_ready("raises")
+
+
+def test_by_default_a_model_that_does_not_load_ends_the_server(half_broken):
+    with running_server(half_broken, ready=False) as server:
+        pids = descendants(server.pid)
+        assert server.process.wait(30) == 1
+        assert gone(pids)
+        for text in ("ValueError: no weights", "exited with code 4", "failed to load all models"):
+            assert text in server.log()

@@ -1,0 +1,274 @@
+"""Models that fork, print and leave threads, and models that lie to the server over its own channel."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+
+import pytest
+
+from tests.process.server import alive, running_server, wait_until, write_code_model, write_model
+
+CHANNEL = """
+from gpubridge.transport import messages as wire
+
+def channel():
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            found = socket.socket(fileno=os.dup(fd))
+        except OSError:
+            continue
+        if found.type == socket.SOCK_SEQPACKET:
+            return found
+
+def results(*records, sequence=1, started=1, ended=2):
+    batch = wire.encode_result_batch(sequence, started, ended, 0, records)
+    return wire.encode_frame(wire.Kind.RESULTS, [batch])
+
+def announce(fd):
+    # Under a number of this stub's own, so that only the memory is wrong, or the place in it.
+    frame = sys._getframe()
+    while not hasattr(frame.f_locals.get("self"), "_outputs"):
+        frame = frame.f_back
+    region = frame.f_locals["self"]._outputs._arena._owner << 32 | 99
+    message = wire.control_message(wire.Kind.REGION, region=region, size=4096)
+    socket.send_fds(channel(), [message], [fd])
+    return region
+
+TEXT = wire.encode_signature([("OUT", "BYTES", [1])])
+FLOATS = wire.encode_signature([("OUT", "FP32", [4])])
+NONE = wire.encode_signature([])
+"""
+LIES = {
+    "unknown_kind": ("b'\\xff' * 100", "unknown kind 255"),
+    "server_kind": ("wire.control_message(wire.Kind.TRIM)", "unknown kind 5"),
+    "too_long": ("bytes(200_000)", "a message of more than 131072 bytes"),
+    "spill_without_memory": ("bytes(16)", "a notice of a long message came without its descriptor"),
+    "no_json": ("bytes([wire.Kind.LOG]) + b'{'", "no JSON"),
+    "deep_json": ("bytes([wire.Kind.LOG]) + b'[' * 100_000", "no JSON"),
+    "no_object": ("bytes([wire.Kind.LOG]) + b'[]'", "expected a JSON object"),
+    "log_level": (
+        "wire.control_message(wire.Kind.LOG, level=[], text='', file='', line=1)",
+        "field 'level': expected a number, got []",
+    ),
+    "log_text": (
+        "wire.control_message(wire.Kind.LOG, level=1, text={}, file='', line=1)",
+        "field 'text': expected a string, got {}",
+    ),
+    "region_without_memory": (
+        "wire.control_message(wire.Kind.REGION, region=1 << 32, size=4096)",
+        "region 0x100000000 is not the stub's to announce",
+    ),
+    "drop_of_nothing": (
+        "wire.control_message(wire.Kind.DROP_REGION, region=-1)",
+        "field 'region': expected a number, got -1",
+    ),
+    "cut_results": ("results(b'')[:20]", "RESULTS message: unpack_from requires"),
+    "other_batch": (
+        "results(wire.encode_record(0, NONE, ()), sequence=77)",
+        "results of batch 77, which is not at the stub",
+    ),
+    "other_ticket": (
+        "results(wire.encode_record(9, NONE, ()))",
+        "a result for ticket 9, which is not running",
+    ),
+    "too_many_results": (
+        "results(wire.encode_record(0, NONE, ()), wire.encode_record(1, NONE, ()))",
+        "results of batch 1, which is not at the stub",
+    ),
+    "backward_clock": (
+        "results(wire.encode_record(0, NONE, ()), started=2, ended=1)",
+        "results of batch 1, which ended before it began",
+    ),
+    "other_region": (
+        "results(wire.encode_record(0, TEXT, (7 << 32, 0, 8, 0)))",
+        "8 bytes at 0 of region 0x700000000 under lease 0 do not exist",
+    ),
+    "no_lease": (
+        "results(wire.encode_record(0, TEXT, (7 << 32, 0, 8, 0xffffffff)))",
+        "under lease 4294967295 do not exist",
+    ),
+    "shape": (
+        "results(wire.encode_record(0, FLOATS, (7 << 32, 0, 8, 0)))",
+        "output 'OUT' of 8 bytes, its shape needs 16",
+    ),
+    "datatype": (
+        "results(wire.encode_record(0, wire.encode_signature([('OUT', 'FP99', [1])]), (0, 0, 4, 0)))",
+        "sent a malformed message (signature",
+    ),
+    "closed": ("b''", "closed its channel and was killed"),
+}
+"""What a model sends over its stub's channel in its first ``execute``, and what is said of it.
+
+The first request of a stub is batch 1 and has ticket 0.
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    for name in ("bystander", "forker", "parallel", "talker", "placer", "memory", *LIES):
+        write_code_model(repository, name)
+    with running_server(repository) as running:
+        yield running
+
+
+def said(server, code, model):
+    status, text = server.ask(code, model)
+    assert status == 200, text
+    return text
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_ends_its_stub_and_no_other(server, lie):
+    bystander = said(server, "self.said = os.getpid()", "bystander")
+    message, what = LIES[lie]
+    code = f"{CHANNEL}\nchannel().send({message})\ntime.sleep(1000)"
+    status, error = server.ask(code, lie)
+    assert status == 503
+    assert error.startswith(f"Stub process '{lie}_0' is not healthy. It ")
+    assert what in error
+    assert error.endswith("and was killed.")
+    assert error in server.log()
+    assert said(server, "self.said = 'honest'", lie) == "honest"
+    assert said(server, "self.said = os.getpid()", "bystander") == bystander
+
+
+@pytest.mark.parametrize("offset", [1 << 20, (1 << 64) - 8])
+def test_a_place_outside_of_a_region_is_a_lie(server, offset):
+    code = f"""{CHANNEL}
+import fcntl
+fd = os.memfd_create("own", os.MFD_ALLOW_SEALING)
+os.ftruncate(fd, 4096)
+fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+channel().send(results(wire.encode_record(0, TEXT, (announce(fd), {offset}, 8, 0))))
+time.sleep(1000)
+"""
+    status, error = server.ask(code, "placer")
+    assert status == 503
+    assert re.search(rf"\(8 bytes at {offset} of region 0x\w+00000063 under lease 0 do not", error)
+    wait_until(lambda: server.is_ready("placer"), "the stub to run again", server)
+
+
+@pytest.mark.parametrize(
+    ("memory", "what"),
+    [
+        ("os.memfd_create('x', os.MFD_ALLOW_SEALING)", "sealed against shrinking"),
+        ("os.open('/dev/null', os.O_RDWR)", "cannot map 4096 bytes"),
+    ],
+)
+def test_only_sealed_memory_is_taken_from_a_stub(server, memory, what):
+    code = f"{CHANNEL}\nannounce({memory})\ntime.sleep(1000)"
+    status, error = server.ask(code, "memory")
+    assert status == 503
+    assert what in error
+    wait_until(lambda: server.is_ready("memory"), "the stub to run again", server)
+
+
+# -- forks ----------------------------------------------------------------------------------------
+
+_FORKS = '''
+import os, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = os.path.dirname(args["model_repository"])
+
+    def execute(self, requests):
+        letter = b"p"
+        if not os.fork():
+            letter = b"c"
+            while not os.path.exists(self.folder + "/gate"):
+                time.sleep(0.005)
+            with open(self.folder + "/child", "w") as file:
+                file.write(str(os.getpid()))
+        data = np.frombuffer(letter * (8 << 20), np.uint8)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]) for _ in requests]
+'''
+
+
+def test_a_forked_child_that_returns_from_execute_touches_no_answer_of_its_parent(tmp_path):
+    write_model(
+        tmp_path,
+        "m",
+        _FORKS,
+        inputs='name: "IN" data_type: TYPE_UINT8 dims: [1]',
+        outputs='name: "OUT" data_type: TYPE_UINT8 dims: [-1]',
+    )
+    request = json.dumps(
+        {
+            "inputs": [{"name": "IN", "datatype": "UINT8", "shape": [1], "data": [1]}],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    with running_server(tmp_path) as server, socket.socket() as client:
+        stubs = server.stubs()
+        # A client that does not read leaves most of the answer in the memory it was placed in.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
+        host, port = server.http_url.split(":")
+        client.connect((host, int(port)))
+        head = b"POST /v2/models/m/infer HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(request)
+        client.sendall(head + request)
+        answer = client.recv(1000)
+        (tmp_path / "gate").touch()
+        wait_until((tmp_path / "child").exists, "the child to return", server)
+        wait_until(lambda: (tmp_path / "child").read_text(), "its number", server)
+        child = int((tmp_path / "child").read_text())
+        wait_until(lambda: not alive(child), "the child to end", server)
+        while part := client.recv(1 << 20):
+            answer += part
+        assert answer.endswith(b"p" * (8 << 20))
+        assert server.stubs() == stubs
+        assert "Traceback" not in server.log()
+
+
+def test_a_model_may_use_processes_of_multiprocessing(server):
+    code = """
+import multiprocessing
+queue = multiprocessing.get_context("fork").SimpleQueue()
+worker = multiprocessing.get_context("fork").Process(
+    target=lambda: queue.put(int(request.inputs()[0].as_numpy().size)))
+worker.start()
+self.said = f"{queue.get()} {worker.join()} {worker.exitcode} {os.getpid()}"
+"""
+    first, second = (said(server, code, "parallel") for _ in range(2))
+    assert first == second
+    assert first.startswith("1 None 0 ")
+
+
+def test_a_child_that_outlives_execute_disturbs_neither_answers_nor_the_stop(tmp_path):
+    write_code_model(tmp_path)
+    with running_server(tmp_path) as server:
+        code = "child = os.fork()\nif not child: time.sleep(1000)\nself.said = child"
+        child = int(said(server, code, "m"))
+        assert said(server, "self.said = 'next'", "m") == "next"
+        assert alive(child)
+        assert server.stop() == 0
+        wait_until(lambda: not alive(child), "the child to end")
+
+
+# -- harmless -------------------------------------------------------------------------------------
+
+
+def test_what_a_model_prints_is_in_the_server_s_output_at_once(server):
+    said(server, "print('out', 'of', 'it'); print('to err', file=sys.stderr)", "talker")
+    wait_until(lambda: "out of it\n" in server.log(), "the line", server)
+    assert "to err\n" in server.log()
+
+
+def test_threads_go_on_between_requests(server):
+    said(
+        server,
+        "self.ticks = 0\n"
+        "def tick():\n"
+        "    while True: self.ticks += 1; time.sleep(0.001)\n"
+        "threading.Thread(target=tick, daemon=True).start()",
+        "talker",
+    )
+    before = int(said(server, "self.said = self.ticks", "talker"))
+    wait_until(
+        lambda: int(said(server, "self.said = self.ticks", "talker")) > before, "a tick", server
+    )

@@ -1,0 +1,288 @@
+"""Stubs that die, crash again and again, or hang: who is told what, and what goes on undisturbed."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.process.server import alive, children, running_server, state, wait_until, write_code_model
+
+DEATHS = {
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by signal 9 (SIGKILL), sent from"),
+    "segfault": ("ctypes.string_at(0)", "was killed by signal 11 (SIGSEGV)"),
+    "abort": ("os.abort()", "was killed by signal 6 (SIGABRT)"),
+    "exit": ("os._exit(3)", "exited with code 3"),
+    "deaf": ("os.closerange(3, 4096)", "exited with code 1"),
+}
+HANG = "open({path!r}, 'w').close(); time.sleep(1000)"
+HANG_WITH_GIL = "open({path!r}, 'w').close(); ctypes.PyDLL(None).sleep(1000)"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """One server for the tests that each hurt another model."""
+    repository = tmp_path_factory.mktemp("models")
+    for name in ("bystander", "m", "orphans", "words", "poor", "family", *DEATHS):
+        write_code_model(repository, name)
+    with running_server(repository) as running:
+        yield running
+
+
+@pytest.fixture
+def bystander(server):
+    """Proves that what a test does to its model leaves another one and its stub alone."""
+    pid = stub_pid(server, "bystander")
+    yield
+    assert stub_pid(server, "bystander") == pid
+    assert server.is_ready("bystander")
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+def stub_pid(server, model="m"):
+    status, said = server.ask("self.said = os.getpid()", model)
+    assert status == 200, said
+    return int(said)
+
+
+def is_down(text, instance):
+    return text.startswith(f"Stub process '{instance}' is not healthy. It ")
+
+
+def restarts(server, model):
+    return server.metrics()[f'gpubridge_stub_restarts_total{{model="{model}",version="1"}}']
+
+
+@pytest.mark.parametrize("model", DEATHS)
+def test_a_death_fails_its_request_with_the_reason_and_is_repaired(server, bystander, model):
+    code, how = DEATHS[model]
+    with triton.InferenceServerClient(server.http_url) as client:
+        tensor = triton.InferInput("IN", [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([code.encode()], np.object_))
+        with pytest.raises(InferenceServerException) as failed:
+            client.infer(model, [tensor])
+    assert failed.value.status() == "503"
+    assert is_down(failed.value.message(), f"{model}_0")
+    assert how in failed.value.message()
+    assert failed.value.message() in server.log()
+    assert server.ask("self.said = 'again'", model) == (200, "again")
+    assert restarts(server, model) == 1
+    assert server.is_ready()
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("sys.exit(5)", "SystemExit: 5"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt: "),
+        ("class Odd(BaseException): pass\nraise Odd('what')", "Odd: what"),
+        (
+            "resource.setrlimit(resource.RLIMIT_AS, (1 << 33, resource.RLIM_INFINITY))\n"
+            "np.ones(1 << 40, np.uint8)",
+            "Unable to allocate 1.00 TiB",
+        ),
+    ],
+)
+def test_whatever_execute_raises_is_an_error_and_no_death(server, code, text):
+    pid = stub_pid(server)
+    status, error = server.ask(code)
+    assert status == 500
+    assert error.startswith("Failed to process the request(s) for model 'm_0', message: ")
+    assert text in error
+    assert stub_pid(server) == pid
+
+
+# -- what was at the stub when it died ------------------------------------------------------------
+
+
+def warm_up(server, model):
+    """Have the model look quick, so that its stub is fed ahead; returns its stub."""
+    for _ in range(60):
+        assert server.ask("pass", model)[0] == 200
+    return stub_pid(server, model)
+
+
+def send_in_order(server, threads, model, codes):
+    """Ask each once the one before has arrived."""
+    metric = f'nv_inference_pending_request_count{{model="{model}",version="1"}}'
+    answers = []
+    for code in codes:
+        answers.append(threads.submit(server.ask, code, model))
+        wait_until(lambda: server.metrics()[metric] == len(answers), "a request to arrive", server)
+    return answers
+
+
+def test_requests_that_a_dead_stub_had_not_started_are_answered_by_the_next(
+    server, bystander, threads, tmp_path
+):
+    pid = warm_up(server, "orphans")
+    started, runs = tmp_path / "started", tmp_path / "runs"
+    codes = [f"open({str(runs)!r}, 'a').write('{i} '); self.said = {i}" for i in range(8)]
+    answers = send_in_order(server, threads, "orphans", [HANG.format(path=str(started)), *codes])
+    wait_until(started.exists, "execute to start", server)
+    os.kill(pid, signal.SIGKILL)
+    status, error = answers[0].result()
+    assert status == 503
+    assert is_down(error, "orphans_0")
+    assert [answer.result() for answer in answers[1:]] == [(200, str(i)) for i in range(8)]
+    assert runs.read_text().split() == [str(i) for i in range(8)]
+
+
+def test_answers_that_a_stub_gave_before_it_died_are_delivered(server, threads, tmp_path):
+    pid = warm_up(server, "words")
+    gate = tmp_path / "gate"
+    wait = f"while not os.path.exists({str(gate)!r}): time.sleep(0.005)\nself.said = 'first'"
+    codes = [wait, "self.said = 'second'", "os._exit(9)", "self.said = 'fourth'"]
+    answers = send_in_order(server, threads, "words", codes)
+    # The server learns all at once: two answers, a death, and that its last message was never read.
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        gate.touch()
+        wait_until(lambda: not alive(pid), "the stub to die")
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    first, second, (status, error), fourth = [answer.result() for answer in answers]
+    assert (first, second, fourth) == ((200, "first"), (200, "second"), (200, "fourth"))
+    assert status == 503
+    assert error == "Stub process 'words_0' is not healthy. It exited with code 9."
+
+
+def test_processes_that_a_model_left_behind_end_with_its_stub(server):
+    status, child = server.ask(
+        "import subprocess; self.said = subprocess.Popen(['sleep', '1000']).pid", "family"
+    )
+    assert status == 200
+    assert alive(int(child))
+    assert server.ask("os._exit(1)", "family")[0] == 503
+    wait_until(lambda: not alive(int(child)), "the child to end", server)
+
+
+# -- restarts -----------------------------------------------------------------------------------
+
+
+def test_a_crash_looping_model_refuses_at_once_with_its_reason_until_it_recovers(tmp_path):
+    broken = tmp_path / "broken"
+    write_code_model(tmp_path / "models", "bystander")
+    write_code_model(
+        tmp_path / "models",
+        "m",
+        initialize=f"if os.path.exists({str(broken)!r}): raise RuntimeError('no licence left')",
+    )
+    with running_server(tmp_path / "models") as server:
+        broken.touch()
+        assert server.ask("os._exit(1)")[0] == 503
+        wait_until(lambda: "starts again in 0.4 s" in server.log(), "some restarts", server)
+        status, error = server.ask("pass")
+        assert status == 503
+        assert error.startswith("Request for model 'm' cannot be served: RuntimeError: no licence")
+        assert not server.is_ready("m")
+        assert not server.is_ready()
+        assert server.is_ready("bystander")
+        assert server.ask("self.said = 1", "bystander") == (200, "1")
+        waits = re.findall(r"instance 'm_0' starts again in (\S+) s", server.log())
+        assert waits[:3] == ["0.1", "0.2", "0.4"]
+        broken.unlink()
+        wait_until(server.is_ready, "the model to come back", server)
+        assert server.ask("self.said = 'well'") == (200, "well")
+        assert restarts(server, "m") >= 4
+
+
+def test_a_stub_that_cannot_be_started_for_want_of_descriptors_starts_when_there_are_some(server):
+    pid = stub_pid(server, "poor")
+    limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    open_now = max(int(fd) for fd in os.listdir(f"/proc/{server.pid}/fd"))
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (open_now, limits[1]))
+    try:
+        os.kill(pid, signal.SIGKILL)
+        failed = "instance 'poor_0' failed to start: cannot start the stub of 'poor_0': "
+        wait_until(lambda: failed in server.log(), "a restart to fail", server)
+    finally:
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
+    wait_until(lambda: server.is_ready("poor"), "the model to come back", server)
+    assert stub_pid(server, "poor") != pid
+
+
+def test_an_execute_that_exceeds_the_time_limit_ends_and_its_stub_is_replaced(threads, tmp_path):
+    names = {"sleeping": HANG, "holding_gil": HANG_WITH_GIL}
+    for name in names:
+        write_code_model(tmp_path / "models", name)
+    flag = "--backend-config=python,stub-timeout-seconds=1.5"
+    with running_server(tmp_path / "models", flag) as server:
+        for name, code in names.items():
+            warm_up(server, name)
+            mark = tmp_path / name
+            answers = send_in_order(
+                server, threads, name, [code.format(path=str(mark)), "self.said = 'next'"]
+            )
+            status, error = answers[0].result()
+            assert status == 503
+            assert error == (
+                f"Stub process '{name}_0' is not healthy. It was killed: execute ran longer than "
+                "stub-timeout-seconds=1.5."
+            )
+            assert mark.exists()
+            assert answers[1].result() == (200, "next")
+
+
+# -- leaks --------------------------------------------------------------------------------------
+
+
+def resources(pid):
+    """Open descriptors, threads and mapped shared memory of a process, and zombies it has left."""
+    proc = Path(f"/proc/{pid}")
+    maps = (proc / "maps").read_text().splitlines()
+    return {
+        "descriptors": len(list((proc / "fd").iterdir())),
+        "threads": len(list((proc / "task").iterdir())),
+        "shared memory maps": sum("memfd:gpubridge" in line for line in maps),
+    }
+
+
+def test_fifty_deaths_leave_nothing_behind_in_the_server(threads, tmp_path):
+    write_code_model(tmp_path, config="instance_group [{ count: 10 }]")
+    die = "os.kill(os.getpid(), 9)"
+    die_of_much = "#" + "x" * 1_000_000 + "\n" + die
+
+    def use_every_stub(server):
+        answers = list(threads.map(server.ask, ["self.said = 1\ntime.sleep(0.1)"] * 10))
+        assert answers == [(200, "1")] * 10
+
+    def end_every_stub(server, number):
+        assert [status for status, _ in threads.map(server.ask, [die] * 10)] == [503] * 10
+        wait_until(
+            lambda: server.log().count("runs again") == 10 * number, "ten stubs to run", server
+        )
+
+    with running_server(tmp_path, f"--request-arena-limit={8 << 20}") as server:
+        use_every_stub(server)
+        first = resources(server.pid)
+        assert first["shared memory maps"] > 20
+        for number in range(1, 6):
+            end_every_stub(server, number)
+        use_every_stub(server)
+        # The connections of the requests may take a moment longer to close.
+        wait_until(
+            lambda: all(now <= first[what] for what, now in resources(server.pid).items()),
+            f"the server to hold no more than {first}",
+            server,
+        )
+        assert restarts(server, "m") == 50
+        assert [state(pid) for pid in children(server.pid)].count("Z") == 0
+        assert len(server.stubs()) == 10
+        # Six such bodies fill the arena, so the memory of each has come back with its stub's death.
+        for _ in range(8):
+            status, error = server.ask(die_of_much)
+            assert (status, error[:14]) == (503, "Stub process '")

@@ -1,0 +1,157 @@
+"""A connection without a socket: a transport and handlers that write down what happens to them."""
+
+from __future__ import annotations
+
+import zlib
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
+from gpubridge.protocol.status import error_body, http_status
+
+__all__ = ["BODY_LIMIT", "Door", "parse_answers"]
+
+BODY_LIMIT = 100_000
+_RECEIVE_BYTES = 16 * 1024
+
+
+class Transport:
+    """Sends into ``sent``; ``state`` is open, half (no more can be sent) or closed."""
+
+    def __init__(self) -> None:
+        self.sent = bytearray()
+        self.state = "open"
+        self.reading = True
+
+    def write(self, data) -> None:
+        assert self.state == "open", "write on a connection that was closed"
+        self.sent += data
+
+    def writelines(self, parts) -> None:
+        for part in parts:
+            self.write(part)
+
+    def write_eof(self) -> None:
+        assert self.state == "open"
+        self.state = "half"
+
+    def close(self) -> None:
+        self.state = "closed"
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+class Handler:
+    """Takes a request; answers with its body at once, or when the test says so."""
+
+    def __init__(self, door: Door, head) -> None:
+        self.door = door
+        self.target = head.target
+        self.memory = None
+        self.exchange = None
+        self.copied = None
+        self.ends: list[str] = []
+
+    def body_memory(self, nbytes):
+        if self.target == b"/full":
+            self.ends.append("refused")
+            raise BridgeError("no memory", ErrorCode.UNAVAILABLE)
+        self.memory = memoryview(bytearray(nbytes))
+        return self.memory
+
+    def complete(self, exchange, copied):
+        self.copied = copied
+        if self.target == b"/wrong":
+            raise BridgeError("wrong", ErrorCode.INVALID_ARG)
+        self.ends.append("completed")
+        self.exchange = exchange
+        if not self.door.deferred:
+            self.answer()
+
+    def answer(self) -> None:
+        body = self.body
+        half = len(body) // 2
+        self.exchange.respond(200, b"Content-Type: x\r\n", body[:half], [memoryview(body)[half:]])
+
+    @property
+    def body(self) -> bytes:
+        return b"" if self.memory is None else bytes(self.memory)
+
+    def abort(self):
+        self.ends.append("aborted")
+
+
+class Door:
+    """A connection with its transport, its handlers, and the network before it."""
+
+    def __init__(self, *, deferred: bool = False) -> None:
+        self.deferred = deferred
+        self.handlers: list[Handler] = []
+        self.connections: set[HttpConnection] = set()
+        self.transport = Transport()
+        self.connection = HttpConnection(
+            self, HttpSettings(BODY_LIMIT), bytearray(_RECEIVE_BYTES), self.connections
+        )
+        self.connection.connection_made(self.transport)
+        self.undelivered: list[bytes] = []
+
+    def route(self, head):
+        if head.target == b"/missing":
+            raise BridgeError("missing", ErrorCode.NOT_FOUND)
+        handler = Handler(self, head)
+        self.handlers.append(handler)
+        return handler
+
+    def failure(self, error, status):
+        return status or http_status(error.code), error_body(error)
+
+    def receive(self, *pieces: bytes) -> None:
+        """Let pieces arrive; what is not read (paused, closed) stays in ``undelivered``."""
+        self.undelivered += [piece for piece in pieces if piece]
+        while self.undelivered and self.transport.reading and self.transport.state != "closed":
+            piece = self.undelivered.pop(0)
+            buffer = memoryview(self.connection.get_buffer(-1))
+            assert len(buffer) > 0
+            taken = min(len(buffer), len(piece))
+            buffer[:taken] = piece[:taken]
+            if taken < len(piece):
+                self.undelivered.insert(0, piece[taken:])
+            self.connection.buffer_updated(taken)
+
+    def end(self) -> None:
+        """Let the client's end of file arrive, as asyncio would tell it."""
+        if not self.connection.eof_received():
+            self.transport.close()
+
+    def lose(self) -> None:
+        """Let the connection be gone."""
+        self.transport.state = "closed"
+        self.connection.connection_lost(None)
+
+    def answers(self) -> list[tuple[int, bytes]]:
+        """Status and body of each answer sent so far; interim answers are left out."""
+        return [(status, body) for status, _, body in parse_answers(bytes(self.transport.sent))]
+
+
+def parse_answers(sent: bytes) -> list[tuple[int, dict[bytes, bytes], bytes]]:
+    """Split what was sent into status, header and body of each answer; bodies are decompressed."""
+    answers = []
+    while sent:
+        head, _, sent = sent.partition(b"\r\n\r\n")
+        first, *lines = head.split(b"\r\n")
+        status = int(first.split(b" ")[1])
+        if status == 100:
+            continue
+        fields = dict(line.split(b": ", 1) for line in lines)
+        length = int(fields[b"Content-Length"])
+        assert len(sent) >= length, "the answer is cut short"
+        body, sent = sent[:length], sent[length:]
+        if fields.get(b"Content-Encoding") == b"gzip":
+            body = zlib.decompress(body, wbits=31)
+        answers.append((status, fields, body))
+    return answers

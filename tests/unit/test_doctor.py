@@ -1,0 +1,141 @@
+"""gpubridge doctor: what it says of this machine, and of machines that lack something."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gpubridge import doctor
+from gpubridge.cuda_ipc import DeviceProbe
+from gpubridge.doctor import Finding
+
+
+def found(subject):
+    (finding,) = [finding for finding in doctor.examine() if finding.subject == subject]
+    return finding
+
+
+def descriptors():
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_the_command_reports_and_says_that_models_can_be_served():
+    finished = subprocess.run(
+        [sys.executable, "-m", "gpubridge", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "works  shared memory (memfd):" in finished.stdout
+    assert "works  uvloop: " in finished.stdout
+    assert "GPUs: " in finished.stdout
+    assert finished.stdout.endswith("models can be served here\n")
+
+
+def test_every_finding_that_does_not_work_has_a_reason():
+    findings = doctor.examine()
+    assert len({finding.subject for finding in findings}) == len(findings)
+    assert all(finding.detail for finding in findings)
+
+
+def test_looking_leaves_nothing_open():
+    before = descriptors()
+    doctor.examine()
+    assert descriptors() == before
+
+
+def refuse(*_args, **_kwargs):
+    raise PermissionError(1, "Operation not permitted")
+
+
+@pytest.mark.parametrize(
+    ("function", "subject"),
+    [
+        ("os.memfd_create", "shared memory (memfd)"),
+        ("socket.socketpair", "channel to stubs"),
+        ("socket.send_fds", "channel to stubs"),
+        ("os.pidfd_open", "supervision (pidfd)"),
+    ],
+)
+def test_what_serving_needs_and_a_sandbox_forbids_is_named(monkeypatch, function, subject):
+    monkeypatch.setattr(function, refuse)
+    findings = doctor.examine()
+    (broken,) = [finding for finding in findings if finding.needed and not finding.works]
+    assert broken.subject == subject
+    assert broken.advice
+    assert doctor.exit_code(findings) == 1
+    assert doctor.report(findings).endswith(f"\ncannot serve: {subject}")
+
+
+def test_a_platform_without_pidfd_is_no_crash(monkeypatch):
+    monkeypatch.delattr("os.pidfd_open")
+    assert found("supervision (pidfd)").works is False
+
+
+def test_a_missing_package_of_the_server_is_named_with_its_command(monkeypatch):
+    real = doctor.importlib.util.find_spec
+    monkeypatch.setattr(
+        doctor.importlib.util,
+        "find_spec",
+        lambda name: None if name == "httptools" else real(name),
+    )
+    finding = found("httptools")
+    assert (finding.works, finding.needed) == (False, True)
+    assert finding.advice.startswith("pip install httptools")
+
+
+def test_a_missing_framework_is_no_failure(monkeypatch):
+    real = doctor.importlib.util.find_spec
+    monkeypatch.setattr(
+        doctor.importlib.util,
+        "find_spec",
+        lambda name: None if name in ("torch", "cupy") else real(name),
+    )
+    findings = doctor.examine()
+    assert [f.works for f in findings if f.subject in ("torch", "cupy")] == [False, False]
+    assert doctor.exit_code(findings) == 0
+
+
+@pytest.mark.parametrize(
+    ("probe", "works", "detail"),
+    [
+        (DeviceProbe(0, "no CUDA driver: it is gone"), False, "no CUDA driver: it is gone"),
+        (DeviceProbe(2, ""), True, "2 found"),
+    ],
+)
+def test_gpus_are_reported_as_the_probe_sees_them(monkeypatch, probe, works, detail):
+    monkeypatch.setattr(doctor, "probe_devices", lambda: probe)
+    finding = found("GPUs")
+    assert (finding.works, finding.detail, finding.needed) == (works, detail, False)
+
+
+def test_low_limits_come_with_a_command(monkeypatch):
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (64, 64))
+    assert found("descriptors").works is False
+    assert "ulimit -n" in found("descriptors").advice
+    assert "ulimit -l" in found("locked memory").advice
+
+
+def test_the_report_has_a_line_for_the_reason_and_one_for_the_advice():
+    text = doctor.report(
+        [
+            Finding("extra", works=False, detail="not installed", advice="install it"),
+            Finding("base", works=True, detail="1.0", needed=True),
+        ]
+    )
+    lines = text.splitlines()
+    assert lines[2:] == [
+        "needed to serve",
+        "  works  base: 1.0",
+        "",
+        "faster, or on a GPU, or for models",
+        "  no     extra: not installed",
+        "         -> install it",
+        "",
+        "models can be served here",
+    ]

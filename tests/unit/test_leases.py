@@ -1,0 +1,239 @@
+"""Leases: memory is lent until nobody looks at it any more, and not one moment longer or shorter."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from gpubridge.host_shm import HostArena
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.control import NO_LEASE
+from gpubridge.transport.leases import BorrowedMemory, LentSlots
+
+LEASES = 8
+
+
+class Wall:
+    """Both sides of the wall in one process, over one table."""
+
+    def __init__(self):
+        self.table = memoryview(bytearray(LEASES))
+        self.arena = HostArena(7, 64 << 20)
+        self.lender = LentSlots(self.table, self.arena)
+        self.borrower = BorrowedMemory(self.table)
+
+    def lend(self, data):
+        slot = self.arena.allocate(len(data))
+        slot.memory[: len(data)] = data
+        region = slot.segment.region
+        if region not in self.borrower._segments:
+            self.borrower.announce(region, os.dup(slot.segment.fd), slot.segment.size)
+        return slot, self.lender.lend(slot)
+
+    def view(self, slot, lease, at=0, nbytes=None):
+        nbytes = slot.size - at if nbytes is None else nbytes
+        return self.borrower.view(slot.segment.region, slot.offset + at, nbytes, lease)
+
+
+@pytest.fixture
+def wall():
+    wall = Wall()
+    yield wall
+    wall.borrower.close()
+    wall.arena.close()
+
+
+def test_a_view_shows_the_lent_bytes_and_is_writable(wall):
+    slot, lease = wall.lend(b"abcdef")
+    view = wall.view(slot, lease, 2, 3)
+    assert bytes(view) == b"cde"
+    view[0] = ord("x")
+    assert slot.memory[2] == ord("x")
+    assert (view.format, view.ndim, view.contiguous) == ("B", 1, True)
+
+
+def test_byte_is_set_until_the_last_view_dies(wall):
+    slot, lease = wall.lend(b"abcdef")
+    assert wall.table[lease] == 1
+    first, second = wall.view(slot, lease, 0, 3), wall.view(slot, lease, 3, 3)
+    assert not wall.lender.settle(lease)
+    del first
+    assert wall.table[lease] == 1
+    del second
+    assert wall.table[lease] == 0
+    assert wall.lender.settle(lease)
+    assert wall.arena.lent() == (0, 0)
+
+
+DERIVED = {
+    "a slice": lambda view: view[1:3],
+    "another format": lambda view: view.cast("I"),
+    "a view of the view": memoryview,
+    "an array": lambda view: np.frombuffer(view, np.float32),
+    "an array of a slice": lambda view: np.frombuffer(view[4:8], np.uint8),
+    "part of an array": lambda view: np.frombuffer(view, np.uint8).reshape(4, 4)[1:, ::2],
+    "a buffer of an array": lambda view: np.frombuffer(view, np.uint8).data,
+    "an array as array": lambda view: np.asarray(memoryview(view)),
+    "a transport's write": lambda view: memoryview(view).cast("b")[5:],
+}
+
+
+@pytest.mark.parametrize("derive", DERIVED.values(), ids=DERIVED.keys())
+def test_whatever_is_made_of_a_view_keeps_the_lease(wall, derive):
+    slot, lease = wall.lend(bytes(range(16)))
+    derived = derive(wall.view(slot, lease, 0, 16))
+    gc.collect()
+    assert wall.table[lease] == 1
+    del derived
+    gc.collect()
+    assert wall.table[lease] == 0
+
+
+def test_torch_tensors_of_a_view_keep_the_lease(wall):
+    torch = pytest.importorskip("torch")
+    slot, lease = wall.lend(bytes(16))
+    tensor = torch.from_numpy(np.frombuffer(wall.view(slot, lease, 0, 16), np.float32))[1:]
+    gc.collect()
+    assert wall.table[lease] == 1
+    del tensor
+    gc.collect()
+    assert wall.table[lease] == 0
+
+
+def test_the_last_view_may_die_on_another_thread(wall):
+    slot, lease = wall.lend(bytes(16))
+    box = [wall.view(slot, lease)]
+    thread = threading.Thread(target=box.clear)
+    thread.start()
+    thread.join()
+    assert wall.table[lease] == 0
+
+
+def test_views_die_on_many_threads_while_others_are_made(wall):
+    rounds = 200
+    lent = [wall.lend(bytes(16)) for _ in range(LEASES)]
+
+    def drop(lease, slot):
+        for _ in range(rounds):
+            views = [wall.view(slot, lease) for _ in range(3)]
+            assert wall.table[lease] == 1
+            views.clear()
+            assert wall.table[lease] == 0
+            wall.table[lease] = 1
+
+    threads = [threading.Thread(target=drop, args=(lease, slot)) for slot, lease in lent]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wall.borrower._leases
+    assert bytes(wall.table) == b"\1" * LEASES
+
+
+def test_leases_of_different_slots_do_not_mix(wall):
+    (one, first), (two, second) = wall.lend(b"one!"), wall.lend(b"two!")
+    a, b = wall.view(one, first, 0, 4), wall.view(two, second, 0, 4)
+    del a
+    assert (wall.table[first], wall.table[second]) == (0, 1)
+    assert bytes(b) == b"two!"
+
+
+def test_a_kept_slot_is_not_lent_again(wall):
+    slot, lease = wall.lend(b"kept" * 1024)
+    kept = wall.view(slot, lease)
+    places = set()
+    for _ in range(3 * 256):
+        other = wall.arena.allocate(4096)
+        places.add((other.segment.region, other.offset))
+    assert (slot.segment.region, slot.offset) not in places
+    assert bytes(kept[:4]) == b"kept"
+
+
+def test_sweeping_settles_only_what_is_back(wall):
+    lent = [wall.lend(bytes(16)) for _ in range(4)]
+    views = [wall.view(slot, lease) for slot, lease in lent]
+    views[0] = views[2] = None
+    wall.lender.sweep_oldest()
+    assert len(wall.lender) == 3
+    wall.lender.sweep()
+    assert len(wall.lender) == 2
+    assert wall.arena.lent()[0] == 2
+
+
+def test_leases_run_out_and_come_back(wall):
+    lent = [wall.lend(bytes(16)) for _ in range(LEASES)]
+    assert wall.lender.exhausted
+    views = [wall.view(slot, lease) for slot, lease in lent]
+    views.pop()
+    wall.lender.sweep()
+    assert not wall.lender.exhausted
+
+
+def test_a_number_without_a_slot_settles_at_once(wall):
+    lease = wall.lender.lend(None)
+    assert wall.table[lease] == 0
+    assert wall.lender.settle(lease)
+    assert wall.arena.lent() == (0, 0)
+
+
+def test_recall_takes_the_slot_back_from_a_dead_borrower(wall):
+    slot, lease = wall.lend(bytes(16))
+    view = wall.view(slot, lease)
+    wall.lender.recall(lease)
+    assert wall.arena.lent() == (0, 0)
+    assert wall.arena.allocate(16).offset == slot.offset
+    assert len(view)
+
+
+def test_withdraw_leaves_the_slot_with_its_owner(wall):
+    slot, lease = wall.lend(bytes(16))
+    wall.lender.withdraw(lease)
+    assert wall.table[lease] == 0
+    assert wall.arena.lent()[0] == 1
+    wall.arena.free(slot)
+
+
+def test_a_fork_clears_only_its_own_table(wall):
+    slot, lease = wall.lend(bytes(16))
+    view = wall.view(slot, lease)
+    private = memoryview(bytearray(wall.table))
+    wall.borrower.forget(private)
+    del view
+    assert (private[lease], wall.table[lease]) == (0, 1)
+
+
+def test_no_bytes_need_no_region(wall):
+    assert wall.borrower.view(99, 0, 0, NO_LEASE) == b""
+
+
+@pytest.mark.parametrize(
+    ("region", "offset", "nbytes", "lease"),
+    [
+        (1, 0, 16, 0),
+        (None, 1 << 20, 1, 0),
+        (None, (1 << 20) - 1, 2, 0),
+        (None, (1 << 64) - 1, 1, 0),
+        (None, 0, (1 << 64) - 1, 0),
+        (None, 0, 16, LEASES),
+        (None, 0, 16, NO_LEASE),
+        (None, 0, 0, LEASES),
+    ],
+)
+def test_places_that_do_not_exist_are_refused(wall, region, offset, nbytes, lease):
+    slot, _ = wall.lend(bytes(16))
+    with pytest.raises(MalformedMessage, match="do not exist"):
+        wall.borrower.view(slot.segment.region if region is None else region, offset, nbytes, lease)
+    assert not wall.borrower._leases
+
+
+def test_views_outlive_their_region(wall):
+    slot, lease = wall.lend(b"abcd")
+    view = wall.view(slot, lease, 0, 4)
+    wall.borrower.drop(slot.segment.region)
+    assert bytes(view) == b"abcd"
+    del view
+    assert wall.table[lease] == 0

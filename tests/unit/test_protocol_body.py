@@ -1,0 +1,165 @@
+"""Where a request's inputs lie: aligned by as few moves as possible, and never damaged."""
+
+from __future__ import annotations
+
+import json
+import struct
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from gpubridge.errors import BridgeError
+from gpubridge.host_shm import HostArena
+from gpubridge.protocol.body import (
+    ALIGNMENT,
+    align_inputs,
+    body_room,
+    check_strings,
+    pack_inputs,
+)
+from gpubridge.protocol.infer_request import parse_request
+from gpubridge.tensor.dtypes import DATATYPES, item_size
+from tests.unit.model_configs import model_config
+
+NAMES = list("ABCDEFGH")
+FIXED = [name for name in DATATYPES if name != "BYTES"]
+
+
+def request(tensors, as_json=()):
+    """A form of tensors (datatype, element count), and the bytes that follow its header."""
+    kinds = {"BYTES": "STRING"}
+    config = model_config(
+        ";".join(
+            f"{name} {kinds.get(kind, kind)} [-1]"
+            for name, (kind, _) in zip(NAMES, tensors, strict=False)
+        )
+    )
+    inputs, data = [], []
+    for index, (name, (kind, count)) in enumerate(zip(NAMES, tensors, strict=False)):
+        entry = {"name": name, "datatype": kind, "shape": [count]}
+        if index in as_json:
+            entry["data"] = [index] * count
+            data.append(b"")
+        else:
+            if kind == "BYTES":
+                raw = b"".join(struct.pack("<I", n % 5) + b"s" * (n % 5) for n in range(count))
+            else:
+                raw = bytes((index * 50 + n) % 256 for n in range(count * item_size(kind)))
+            entry["parameters"] = {"binary_data_size": len(raw)}
+            data.append(raw)
+        inputs.append(entry)
+    return parse_request(json.dumps({"inputs": inputs}).encode(), config), data
+
+
+TENSORS = st.lists(
+    st.tuples(st.sampled_from([*FIXED, "BYTES", "UINT8", "FP64"]), st.integers(0, 30)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TENSORS, st.integers(0, 3))
+def test_every_input_is_aligned_and_whole(tensors, lines):
+    form, data = request(tensors)
+    body = b"".join(data)
+    start = lines * ALIGNMENT
+    memory = memoryview(bytearray(start + body_room(len(body), len(tensors))))
+    memory[start : start + len(body)] = body
+    places, copied = align_inputs(form, memory, start)
+    moved = 0
+    for (kind, _), (at, nbytes), was, raw in zip(tensors, places, form.places, data, strict=True):
+        assert bytes(memory[start + at : start + at + nbytes]) == raw
+        assert (start + at) % (item_size(kind) or 1) == 0
+        assert at >= was[0]
+        moved += nbytes if at != was[0] else 0
+    assert copied == moved
+    ends = [at + nbytes for at, nbytes in places]
+    assert all(end <= at for end, (at, _) in zip(ends, places[1:], strict=False))
+    if form.aligned:
+        assert copied == 0
+
+
+def test_only_what_is_misaligned_moves():
+    form, data = request([("UINT8", 3), ("FP32", 10), ("FP64", 2), ("UINT8", 5)])
+    body = b"".join(data)
+    memory = memoryview(bytearray(body_room(len(body), 4)))
+    memory[: len(body)] = body
+    places, copied = align_inputs(form, memory, 0)
+    assert [at for at, _ in places] == [0, 4, 48, 64]
+    assert copied == 40 + 16 + 5
+    form, data = request([("FP64", 2), ("FP32", 3), ("INT16", 1), ("UINT8", 5)])
+    assert align_inputs(form, memory, 0) == (form.places, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TENSORS, st.sets(st.integers(0, 7)))
+def test_inputs_of_both_kinds_are_packed_apart_and_aligned(tensors, chosen):
+    numbers = [
+        ("INT32", count) if i in chosen else (kind, count)
+        for i, (kind, count) in enumerate(tensors)
+    ]
+    form, data = request(numbers, chosen)
+    arena = HostArena(1, 1 << 20)
+    try:
+        slot, places, copied = pack_inputs(form, memoryview(b"".join(data)), arena)
+        for index, ((at, nbytes), entry) in enumerate(zip(places, form.inputs, strict=True)):
+            assert at % ALIGNMENT == 0
+            expected = entry.data if index in chosen else data[index]
+            assert bytes(slot.memory[at : at + nbytes]) == expected
+        assert copied == sum(nbytes for _, nbytes in places)
+        assert all(at + nbytes <= following for (at, nbytes), (following, _) in pairwise(places))
+    finally:
+        arena.close()
+
+
+def strings(*items):
+    return b"".join(struct.pack("<I", len(item)) + item for item in items)
+
+
+def check(data, count):
+    form, _ = request([("BYTES", count)])
+    check_strings(form, "m", [memoryview(data)])
+
+
+def test_strings_that_are_right_pass():
+    check(strings(b"a", b"", b"ccc"), 3)
+    check(b"", 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "text"),
+    [
+        (
+            strings(b"a"),
+            2,
+            "expected 2 string elements for inference input 'A' for model 'm', got 1",
+        ),
+        (strings(b"a", b"b"), 1, "unexpected number of string elements 2 .* expecting 1"),
+        (strings(b"a")[:-1], 1, "expected 1 string elements .* got 0"),
+        (strings(b"a") + b"\1\0", 2, "expecting 4 bytes but only 2 bytes available"),
+        (b"\xff\xff\xff\xff", 1, "expected 1 string elements"),
+        (strings(b"a", b"b") + b"x", 1, "unexpected number of string elements"),
+        (b"", 1, "expected 1 string elements .* got 0"),
+        (b"abc", 0, "unexpected number of string elements|incomplete string length"),
+    ],
+)
+def test_strings_that_lie(data, count, text):
+    with pytest.raises(BridgeError, match=text) as caught:
+        check(data, count)
+    assert caught.value.message.startswith("[request id: <id_unknown>] ")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=40), st.integers(0, 5))
+def test_any_bytes_are_strings_or_an_error(data, count):
+    try:
+        check(data, count)
+    except BridgeError:
+        return
+    found, at = 0, 0
+    while at < len(data):
+        at += 4 + struct.unpack_from("<I", data, at)[0]
+        found += 1
+    assert (found, at) == (count, len(data))

@@ -1,0 +1,306 @@
+"""Request headers: what they mean, and that no header whatever is anything but an error."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.protocol.infer_request import FormCache, parse_request, raw_request
+from gpubridge.tensor import bytes_codec
+from gpubridge.tensor.dtypes import DATATYPES, item_size, numpy_dtype
+from gpubridge.transport.messages import SignatureCache
+from tests.unit.model_configs import model_config
+
+EVERY = [name for name in DATATYPES if name != "BYTES"]
+ALL_TYPES = model_config(
+    ";".join(f"{name} {name} [-1] optional: true" for name in EVERY)
+    + ";BYTES STRING [-1] optional: true"
+)
+TWO = model_config("A FP32 [-1];B FP32 [-1]", "X FP32 [-1];Y FP32 [-1]")
+
+
+def entry(name="A", shape=(2,), datatype="FP32", **members):
+    return {"name": name, "shape": list(shape), "datatype": datatype, **members}
+
+
+def document(*inputs, **members):
+    return orjson.dumps({"inputs": list(inputs), **members})
+
+
+def binary(name, datatype, shape, nbytes):
+    return entry(name, shape, datatype, parameters={"binary_data_size": nbytes})
+
+
+TENSORS = st.lists(
+    st.tuples(st.sampled_from(EVERY), st.integers(0, 40)), unique_by=lambda t: t[0], max_size=13
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TENSORS)
+def test_binary_inputs_lie_one_after_the_other(tensors):
+    inputs = [binary(name, name, [count], count * item_size(name)) for name, count in tensors]
+    form = parse_request(document(*inputs), ALL_TYPES)
+    sizes = [count * item_size(name) for name, count in tensors]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    assert list(form.places) == list(zip(starts, sizes, strict=True))
+    assert form.binary_bytes == sum(sizes)
+    assert not form.packed
+    assert form.strings == ()
+    assert form.aligned == all(
+        start % item_size(name) == 0 for (name, _), start in zip(tensors, starts, strict=True)
+    )
+    signature = SignatureCache().parse(form.signature)
+    assert [(t.name, t.datatype, t.shape, t.nbytes) for t in signature.tensors] == [
+        (name, name, (count,), size) for (name, count), size in zip(tensors, sizes, strict=True)
+    ]
+    assert signature.requested == ()
+
+
+VALUES = {
+    "BOOL": [True, False],
+    "UINT8": [0, 255, 256],
+    "UINT16": [0, 65_535, 65_536],
+    "UINT32": [0, (1 << 32) - 1],
+    "UINT64": [0, (1 << 64) - 1],
+    "INT8": [-128, 127, 128],
+    "INT16": [-(1 << 15), (1 << 15) - 1],
+    "INT32": [-(1 << 31), (1 << 31) - 1, 1 << 31],
+    "INT64": [-(1 << 63), (1 << 63) - 1],
+    "FP32": [0.5, 1, -0.0, 1e300, 16_777_217],
+    "FP64": [0.1, 1, -1e300, 5e-324],
+}
+
+
+@pytest.mark.parametrize(("datatype", "values"), VALUES.items())
+def test_values_of_every_datatype_as_json(datatype, values):
+    form = parse_request(document(entry(datatype, [len(values)], datatype, data=values)), ALL_TYPES)
+    dtype = numpy_dtype(datatype)
+    with np.errstate(over="ignore"):
+        # What is beyond an integer type wraps, beyond FP32 is infinite: as Triton's.
+        wide = np.array(values, np.uint64 if dtype.kind == "u" else None)
+        assert form.inputs[0].data == wide.astype(dtype).tobytes()
+    assert form.packed
+    assert form.binary_bytes == 0
+
+
+def test_strings_as_json():
+    texts = ["", "a", "\u00e9\0", "x" * 300]
+    form = parse_request(document(entry("BYTES", [4], "BYTES", data=texts)), ALL_TYPES)
+    assert bytes_codec.decode(form.inputs[0].data).tolist() == [t.encode() for t in texts]
+    assert form.strings == ()
+
+
+@pytest.mark.parametrize(
+    "data", [[1, 2, 3, 4], [[1, 2], [3, 4]], [1, [2, [3], []], 4], [[[[1, 2, 3, 4]]]]]
+)
+def test_any_nesting_of_values_is_flat(data):
+    form = parse_request(document(entry("FP32", [4], "FP32", data=data)), ALL_TYPES)
+    assert form.inputs[0].data == np.arange(1, 5, dtype=np.float32).tobytes()
+
+
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity"])
+def test_literals_that_are_no_json_are_taken(literal):
+    raw = document(entry("FP64", [1], "FP64", data=[0])).replace(b"[0]", f"[{literal}]".encode())
+    value = np.frombuffer(parse_request(raw, ALL_TYPES).inputs[0].data)[0]
+    assert str(value) == str(float(literal))
+
+
+@pytest.mark.parametrize("number", [(1 << 64) - 1, -(1 << 63), 1 << 64, -(1 << 63) - 1, 10**400])
+def test_integers_beside_a_literal_are_read_as_without_it(number):
+    raw = f'{{"inputs":[],"parameters":{{"n":{number}}},"x":NaN}}'.encode()
+    extras = json.loads(parse_request(raw, ALL_TYPES).extras)
+    got = json.loads(extras["parameters"])["n"]
+    if -(1 << 63) <= number < 1 << 64:
+        assert got == number
+    else:
+        assert got is None or got == float(number)
+
+
+def test_a_byte_order_mark_is_skipped():
+    assert parse_request(b"\xef\xbb\xbf" + document(), ALL_TYPES).inputs == []
+
+
+@pytest.mark.parametrize(
+    ("members", "named", "unnamed"),
+    [
+        ({}, None, False),
+        ({"parameters": {"binary_data_output": True}}, None, True),
+        ({"outputs": [], "parameters": {"binary_data_output": True}}, None, True),
+        ({"outputs": [{"name": "X"}]}, {"X": False}, False),
+        ({"outputs": [{"name": "X", "parameters": {"binary_data": True}}]}, {"X": True}, False),
+        # The request's wish is for requests that name no outputs.
+        (
+            {"outputs": [{"name": "X"}], "parameters": {"binary_data_output": True}},
+            {"X": False},
+            True,
+        ),
+    ],
+)
+def test_how_outputs_are_wanted(members, named, unnamed):
+    form = parse_request(document(entry(data=[1, 2]), entry("B", data=[1, 2]), **members), TWO)
+    outputs = form.outputs and {name: output.binary for name, output in form.outputs.items()}
+    assert outputs == named
+    assert form.binary_default is unnamed
+    assert SignatureCache().parse(form.signature).requested == tuple(named or ())
+
+
+def test_parameters_of_the_protocol_and_of_the_model_go_apart():
+    given = {
+        "binary_data_output": False,
+        "sequence_id": 5,
+        "sequence_start": True,
+        "sequence_end": True,
+        "priority": 3,
+        "timeout": 9,
+        "mine": "x",
+        "n": 1,
+        "b": False,
+        "f": 0.5,
+    }
+    extras = json.loads(parse_request(document(parameters=given), ALL_TYPES).extras)
+    assert json.loads(extras.pop("parameters")) == {"mine": "x", "n": 1, "b": False, "f": 0.5}
+    assert extras == {"correlation_id": 5, "flags": 3, "timeout": 9}
+    assert parse_request(document(), ALL_TYPES).extras == b""
+
+
+@pytest.mark.parametrize(
+    ("dims", "more", "shape", "seen"),
+    [
+        ("[4] reshape { shape: [2, 2] }", "", [4], [2, 2]),
+        ("[1] reshape { shape: [] }", "max_batch_size: 4", [3, 1], [3]),
+        ("[-1, 2] reshape { shape: [-1, 1, 2] }", "", [3, 2], [3, 1, 2]),
+    ],
+)
+def test_the_model_sees_the_reshaped_input(dims, more, shape, seen):
+    config = model_config(f"A FP32 {dims}", more=more)
+    size = 4 * math.prod(shape)
+    form = parse_request(document(binary("A", "FP32", shape, size)), config)
+    assert list(SignatureCache().parse(form.signature).tensors[0].shape) == seen
+
+
+KEYS = (
+    *("inputs", "outputs", "parameters", "name", "shape", "datatype", "data", "id", "timeout"),
+    *("binary_data_size", "binary_data", "shared_memory_region", "sequence_id"),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 1 << 65) | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+def refused_or_taken(raw):
+    refusal = None
+    try:
+        parse_request(raw, TWO)
+    except BridgeError as error:
+        refusal = error
+    codes = ErrorCode.INVALID_ARG, ErrorCode.INTERNAL, ErrorCode.NOT_FOUND
+    assert refusal is None or (refusal.message and refusal.code in codes)
+
+
+@settings(max_examples=300, deadline=None)
+@given(JSON)
+def test_any_json_is_refused_or_taken(value):
+    refused_or_taken(json.dumps(value).encode())
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_change_of_a_good_request_is_refused_or_taken(data):
+    good = {
+        "id": "x",
+        "inputs": [entry(data=[1, 2]), binary("B", "FP32", [2], 8)],
+        "outputs": [{"name": "X", "parameters": {"binary_data": True}}],
+        "parameters": {"n": 1},
+    }
+    at, key = good, data.draw(st.sampled_from(sorted(good)))
+    while isinstance(at[key], (dict, list)) and at[key] and data.draw(st.booleans()):
+        at = at[key]
+        key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+    at[key] = data.draw(JSON)
+    refused_or_taken(json.dumps(good).encode())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60), st.integers(0, 200))
+def test_any_bytes_are_refused_or_taken(raw, at):
+    good = document(entry(data=[1, 2]), entry("B", data=[1, 2]))
+    refused_or_taken(raw)
+    refused_or_taken(good[:at] + raw + good[at + len(raw) :])
+
+
+@pytest.mark.parametrize("prefix", [b"", b'{"x":NaN,"inputs":', b'{"inputs":'])
+@pytest.mark.parametrize("bracket", [b"[", b'{"a":'])
+def test_depth_is_an_error(prefix, bracket):
+    with pytest.raises(BridgeError, match="failed to parse the request JSON"):
+        parse_request(prefix + bracket * 100_000, TWO)
+
+
+@pytest.mark.parametrize("surrogate", [rb"\ud800", rb"\uDFFF", rb"\ud800x"])
+def test_lone_surrogates_are_errors_beside_literals_too(surrogate):
+    for text in (b'{"inputs":[],"id":"%b"}', b'{"inputs":[],"id":"%b","x":NaN}'):
+        with pytest.raises(BridgeError, match="failed to parse the request JSON"):
+            parse_request(text % surrogate, ALL_TYPES)
+
+
+def test_forms_are_kept_by_their_bytes_when_they_hold_no_data():
+    cache = FormCache(TWO)
+    plain = document(binary("A", "FP32", [2], 8), binary("B", "FP32", [2], 8))
+    assert cache.parse(plain) is cache.parse(bytes(bytearray(plain)))
+    named = document(binary("A", "FP32", [2], 8), binary("B", "FP32", [2], 8), id="x")
+    assert cache.parse(named) is not cache.parse(named)
+    with_data = document(entry(data=[1, 2]), entry("B", data=[1, 2]))
+    assert cache.parse(with_data) is not cache.parse(with_data)
+
+
+def test_forms_kept_are_bounded():
+    cache = FormCache(TWO)
+    for count in range(1500):
+        cache.parse(document(binary("A", "FP32", [count], 4 * count), binary("B", "FP32", [2], 8)))
+    assert len(cache._forms) <= 512
+    before = len(cache._forms)
+    long = document(binary("A", "FP32", [1], 4), binary("B", "FP32", [2], 8)) + b" " * 10_000
+    cache.parse(long)
+    assert len(cache._forms) == before
+
+
+def test_errors_are_not_kept():
+    cache = FormCache(TWO)
+    for _ in range(3):
+        with pytest.raises(BridgeError):
+            cache.parse(b"nope")
+    assert not cache._forms
+
+
+@pytest.mark.parametrize(
+    ("inputs", "nbytes", "more", "shape"),
+    [("A FP32 [2, 2]", 16, "", (2, 2)), ("A INT8 [3]", 3, "max_batch_size: 4", (1, 3))],
+)
+def test_a_body_without_a_header_is_the_one_input(inputs, nbytes, more, shape):
+    form = raw_request(model_config(inputs, more=more), nbytes)
+    assert form.inputs[0].shape == shape
+    assert form.places == ((0, nbytes),)
+    assert form.binary_default
+
+
+@pytest.mark.parametrize(
+    ("inputs", "nbytes", "text"),
+    [
+        ("A FP32 [2];B FP32 [2]", 16, "must only have 1 input"),
+        ("A FP32 [-1]", 16, "can not be deduced"),
+        ("A FP32 [2]", 9, "input 'raw_input' for model 'm'. Expected 8, got 9"),
+    ],
+)
+def test_bodies_that_cannot_be_the_one_input(inputs, nbytes, text):
+    with pytest.raises(BridgeError, match=text):
+        raw_request(model_config(inputs), nbytes)

@@ -1,0 +1,207 @@
+"""Answers: their header's exact bytes, values of every datatype, and what is sent uncopied."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings, strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.protocol.infer_request import parse_request
+from gpubridge.protocol.infer_response import encode_response
+from gpubridge.protocol.json_tensor import data_from_json, data_to_json
+from gpubridge.protocol.status import error_body, http_status
+from gpubridge.request import InferResponse
+from gpubridge.tensor.dtypes import DATATYPE_OF_DTYPE
+from gpubridge.transport.messages import SignatureCache, encode_signature
+from tests.unit.model_configs import model_config
+
+CONFIG = model_config("", "A FP32 [-1];B STRING [-1]")
+SIGNATURES = SignatureCache()
+
+
+def form(config=CONFIG, **members):
+    return parse_request(orjson.dumps({"inputs": [], **members}), config)
+
+
+def answer(*tensors, parameters=None):
+    signature = SIGNATURES.parse(encode_signature([tensor[:3] for tensor in tensors]))
+    return InferResponse(signature, [memoryview(t[3]) for t in tensors], parameters)
+
+
+TWO = [
+    ("A", "FP32", [2], struct.pack("<2f", 1.5, 2)),
+    ("B", "BYTES", [1], struct.pack("<I", 2) + b"hi"),
+]
+BINARY = {"parameters": {"binary_data_output": True}}
+
+
+def test_all_as_json():
+    encoded = encode_response(form(), answer(*TWO), CONFIG, 3)
+    assert encoded.header == (
+        b'{"model_name":"m","model_version":"3","outputs":['
+        b'{"name":"A","datatype":"FP32","shape":[2],"data":[1.5,2.0]},'
+        b'{"name":"B","datatype":"BYTES","shape":[1],"data":["hi"]}]}'
+    )
+    assert (encoded.buffers, encoded.binary) == ([], False)
+
+
+def test_all_as_binary_data():
+    response = answer(*TWO)
+    encoded = encode_response(form(id="x", **BINARY), response, CONFIG, 1)
+    assert encoded.header == (
+        b'{"id":"x","model_name":"m","model_version":"1","outputs":['
+        b'{"name":"A","datatype":"FP32","shape":[2],"parameters":{"binary_data_size":8}},'
+        b'{"name":"B","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":6}}]}'
+    )
+    assert encoded.nbytes == 14
+    assert all(a is b for a, b in zip(encoded.buffers, response.buffers, strict=True))
+
+
+def test_one_of_each():
+    wanted = [{"name": "A", "parameters": {"binary_data": True}}, {"name": "B"}]
+    encoded = encode_response(form(outputs=wanted), answer(*TWO), CONFIG, 1)
+    outputs = json.loads(encoded.header)["outputs"]
+    assert outputs[0]["parameters"] == {"binary_data_size": 8}
+    assert outputs[1]["data"] == ["hi"]
+    assert encoded.nbytes == 8
+
+
+def test_the_same_form_again_gives_the_new_data():
+    asked = form(**BINARY)
+    tensor = ("A", "FP32", [1])
+    first = encode_response(asked, answer((*tensor, b"1111")), CONFIG, 1)
+    second = encode_response(asked, answer((*tensor, b"2222")), CONFIG, 1)
+    assert first.header == second.header
+    assert bytes(second.buffers[0]) == b"2222"
+
+
+def test_another_answer_to_the_same_form_has_another_header():
+    asked = form(**BINARY)
+    for count in (1, 2, 1):
+        encoded = encode_response(
+            asked, answer(("A", "FP32", [count], bytes(4 * count))), CONFIG, 1
+        )
+        assert json.loads(encoded.header)["outputs"][0]["shape"] == [count]
+    # Strings have a size of their own each time.
+    for text in (b"hi", b"hello", b""):
+        data = struct.pack("<I", len(text)) + text
+        encoded = encode_response(asked, answer(("B", "BYTES", [1], data)), CONFIG, 1)
+        size = json.loads(encoded.header)["outputs"][0]["parameters"]["binary_data_size"]
+        assert size == encoded.nbytes == len(data)
+
+
+def test_parameters_of_one_answer_are_not_those_of_the_next():
+    asked = form(**BINARY)
+    tensor = ("A", "FP32", [1], b"1111")
+    for parameters in (None, {"n": 1}, None, {"n": 2}):
+        encoded = encode_response(asked, answer(tensor, parameters=parameters), CONFIG, 1)
+        assert json.loads(encoded.header).get("parameters") == parameters
+
+
+@pytest.mark.parametrize("parameters", [{"a": "\ud800"}, {"\ud800": 1}, {"a": 10**30}])
+def test_odd_parameters_make_json(parameters):
+    encoded = encode_response(form(), answer(parameters=parameters), CONFIG, 1)
+    assert len(orjson.loads(encoded.header.replace(str(10**30).encode(), b"0"))["parameters"]) == 1
+
+
+def test_no_outputs_at_all():
+    encoded = encode_response(form(**BINARY), answer(), CONFIG, 1)
+    assert encoded.header == b'{"model_name":"m","model_version":"1","outputs":[]}'
+    assert not encoded.binary
+
+
+@pytest.mark.parametrize(
+    ("dims", "more", "returned", "shown"),
+    [
+        ("[4] reshape { shape: [2, 2] }", "", [2, 2], [4]),
+        ("[1] reshape { shape: [] }", "max_batch_size: 4", [3], [3, 1]),
+        ("[-1, 2] reshape { shape: [-1, 1, 2] }", "", [3, 1, 2], [3, 2]),
+        # What fits neither is shown as it is.
+        ("[4] reshape { shape: [2, 2] }", "", [4], [4]),
+        ("[4] reshape { shape: [2, 2] }", "", [3, 2], [3, 2]),
+        ("[4] reshape { shape: [2, 2] }", "", [1, 2], [1, 2]),
+    ],
+)
+def test_reshaped_outputs_have_the_configured_shape(dims, more, returned, shown):
+    config = model_config("", f"A FP32 {dims}", more)
+    data = bytes(4 * int(np.prod(returned, dtype=int)))
+    encoded = encode_response(form(config), answer(("A", "FP32", returned, data)), config, 1)
+    assert json.loads(encoded.header)["outputs"][0]["shape"] == shown
+
+
+DTYPES = [dtype for dtype, name in DATATYPE_OF_DTYPE.items() if name not in ("FP16", "BYTES")]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, st.integers(0, 8))),
+)
+def test_values_survive_json_and_back(array):
+    datatype = DATATYPE_OF_DTYPE[array.dtype]
+    raw = data_to_json("A", datatype, array.size, memoryview(array.tobytes()))
+    back = np.frombuffer(data_from_json("A", datatype, array.size, json.loads(raw)), array.dtype)
+    # NaN has many bit patterns and JSON one word.
+    np.testing.assert_array_equal(back, array)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=5), max_size=5))
+def test_strings_survive_json_and_back(texts):
+    data = b"".join(struct.pack("<I", len(t.encode())) + t.encode() for t in texts)
+    raw = data_to_json("A", "BYTES", len(texts), memoryview(data))
+    assert json.loads(raw) == texts
+    assert data_from_json("A", "BYTES", len(texts), json.loads(raw)) == data
+
+
+def test_bytes_that_are_no_text_go_out_as_they_are():
+    data = struct.pack("<I", 4) + b'\xff"\n\0'
+    assert data_to_json("A", "BYTES", 1, memoryview(data)) == b'["\xff\\"\\n\\u0000"]'
+
+
+def test_values_that_are_no_json_numbers():
+    data = np.array([np.nan, np.inf, -np.inf, 0.5], np.float32).tobytes()
+    assert data_to_json("A", "FP32", 4, memoryview(data)) == b"[NaN,Infinity,-Infinity,0.5]"
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_datatypes_without_json(datatype):
+    with pytest.raises(BridgeError, match=f"sending {datatype} data via JSON is not supported"):
+        data_to_json("A", datatype, 1, memoryview(b"12"))
+    with pytest.raises(BridgeError, match=f"receiving {datatype} data via JSON is not supported"):
+        data_from_json("A", datatype, 1, [1])
+
+
+def test_a_model_whose_strings_are_malformed_is_told():
+    with pytest.raises(BridgeError, match="output 'A'") as caught:
+        data_to_json("A", "BYTES", 1, memoryview(b"\5\0\0\0ab"))
+    assert caught.value.code is ErrorCode.INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("UNKNOWN", 400),
+        ("INTERNAL", 500),
+        ("NOT_FOUND", 404),
+        ("INVALID_ARG", 400),
+        ("UNAVAILABLE", 503),
+        ("UNSUPPORTED", 501),
+        ("ALREADY_EXISTS", 400),
+        ("CANCELLED", 400),
+    ],
+)
+def test_statuses_are_tritons(code, status):
+    assert http_status(ErrorCode[code]) == status
+
+
+@pytest.mark.parametrize(
+    ("text", "body"), [('a"\n', b'{"error":"a\\"\\n"}'), ("\ud800", b'{"error":"?"}')]
+)
+def test_errors_are_json_whatever_their_text(text, body):
+    assert error_body(BridgeError(text)) == body

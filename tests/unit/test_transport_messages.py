@@ -1,0 +1,222 @@
+"""Messages: what is encoded is what is decoded, and foreign bytes are refused, never followed."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.messages import (
+    Kind,
+    ResponseFlag,
+    SignatureCache,
+    control_message,
+    decode_control,
+    decode_execute,
+    decode_results,
+    encode_batch,
+    encode_frame,
+    encode_record,
+    encode_result_batch,
+    encode_signature,
+)
+
+U32 = st.integers(0, (1 << 32) - 1)
+U64 = st.integers(0, (1 << 64) - 1)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
+DTYPES = st.sampled_from(["FP32", "BYTES", "INT64", "BF16", "BOOL"])
+TENSOR = st.tuples(TEXT, DTYPES, st.lists(st.integers(0, 1 << 40), max_size=4))
+REF = st.tuples(U64, U64, U64, U32)
+EXTRAS = st.none() | st.dictionaries(TEXT, st.integers() | TEXT | st.booleans(), min_size=1)
+
+
+@st.composite
+def records(draw):
+    tensors = draw(st.lists(TENSOR, max_size=12))
+    refs = draw(st.lists(REF, min_size=len(tensors), max_size=len(tensors)))
+    return draw(U32), tensors, refs, draw(EXTRAS), draw(st.lists(TEXT, max_size=3)), draw(TEXT)
+
+
+def encoded(record, *, word=0, named):
+    ticket, tensors, refs, extras, requested, identifier = record
+    return encode_record(
+        ticket,
+        encode_signature(tensors, requested),
+        [field for ref in refs for field in ref],
+        word,
+        identifier.encode() if named else b"",
+        control_message(0, e=extras)[1:] if extras else b"",
+    )
+
+
+def check(record, got):
+    ticket, tensors, refs, extras, requested, _ = record
+    assert got.ticket == ticket
+    assert [(s.name, s.datatype, list(s.shape)) for s in got.signature.tensors] == [
+        (name, dtype, shape) for name, dtype, shape in tensors
+    ]
+    assert got.signature.requested == tuple(requested)
+    assert [tuple(ref) for ref in got.refs] == refs
+    assert got.extras == ({"e": extras} if extras else None)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(U64, st.lists(records(), max_size=4)), max_size=4))
+def test_requests_round_trip(batches):
+    message = encode_frame(
+        Kind.EXECUTE,
+        [
+            encode_batch(sequence, [encoded(record, named=True) for record in members])
+            for sequence, members in batches
+        ],
+    )
+    decoded = decode_execute(memoryview(message), SignatureCache())
+    assert [batch.sequence for batch in decoded] == [sequence for sequence, _ in batches]
+    for (_, members), batch in zip(batches, decoded, strict=True):
+        for record, got in zip(members, batch.records, strict=True):
+            check(record, got)
+            assert got.identifier == record[-1]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.tuples(U64, U64, U64, U64), st.lists(st.tuples(records(), U32), max_size=4)),
+        max_size=4,
+    )
+)
+def test_results_round_trip(batches):
+    message = encode_frame(
+        Kind.RESULTS,
+        [
+            encode_result_batch(
+                *numbers, [encoded(record, word=word, named=False) for record, word in members]
+            )
+            for numbers, members in batches
+        ],
+    )
+    decoded = decode_results(message, SignatureCache())
+    for (numbers, members), batch in zip(batches, decoded, strict=True):
+        assert (batch.sequence, batch.started, batch.ended, batch.copied) == numbers
+        for (record, word), got in zip(members, batch.records, strict=True):
+            check(record, got)
+            assert got.word == word
+
+
+def test_what_each_field_of_a_reference_is():
+    signature = encode_signature([("A", "UINT8", [3])])
+    record = encode_record(5, signature, [11, 12, 3, 14])
+    message = encode_frame(Kind.EXECUTE, [encode_batch(9, [record])])
+    # Region, offset, nbytes, lease: an order that both processes rely on.
+    assert message.endswith(struct.pack("<QQQI", 11, 12, 3, 14))
+
+
+SIGNATURE = encode_signature([("A", "FP32", [2])])
+GOOD = encode_frame(
+    Kind.RESULTS,
+    [
+        encode_result_batch(
+            1, 2, 3, 4, [encode_record(7, SIGNATURE, [1, 2, 8, 4], ResponseFlag.ERROR, b"", b"{}")]
+        )
+    ],
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+@example(struct.pack("<BxxxI", 18, 1) + struct.pack("<QQQQI4x", 1, 2, 3, 4, 1) + b"\xff" * 20)
+@example(
+    struct.pack("<BxxxI", 18, 1)
+    + struct.pack("<QQQQI4x", 1, 2, 3, 4, 1)
+    + struct.pack("<IIIII", 1, 999, 1, 0, 1)
+    + SIGNATURE
+)
+def test_foreign_bytes_are_malformed_and_nothing_else(raw):
+    for decode in (decode_results, decode_execute):
+        for message in (raw, memoryview(GOOD[:8] + raw), memoryview(GOOD[:48] + raw)):
+            try:
+                decode(message, SignatureCache())
+            except MalformedMessage:
+                pass
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=4))
+def test_flipped_bytes_are_malformed_and_nothing_else(flips):
+    message = bytearray(GOOD)
+    for at, value in flips:
+        message[at] = value
+    try:
+        decode_results(memoryview(message), SignatureCache())
+    except MalformedMessage:
+        pass
+
+
+@pytest.mark.parametrize("length", range(8, len(GOOD)))
+def test_every_cut_is_noticed(length):
+    with pytest.raises(MalformedMessage):
+        decode_results(GOOD[:length], SignatureCache())
+
+
+def test_bytes_after_the_end_are_noticed():
+    with pytest.raises(MalformedMessage, match="1 bytes after its end"):
+        decode_results(GOOD + b"\0", SignatureCache())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"t":5}',
+        b'{"t":[5]}',
+        b'{"t":[["A","FP32"]]}',
+        b'{"t":[["A","NOPE",[1]]]}',
+        b'{"t":[["A",["FP32"],[1]]]}',
+        b'{"t":[[5,"FP32",[1]]]}',
+        b'{"t":[["A","FP32",[-1]]]}',
+        b'{"t":[["A","FP32",[1.5]]]}',
+        b'{"t":[["A","FP32",[true]]]}',
+        b'{"t":[["A","FP32","12"]]}',
+        b'{"t":[],"o":[5]}',
+        b'{"t":[],"o":5}',
+        b"[" * 100_000,
+    ],
+)
+def test_bad_signatures_are_malformed(raw):
+    with pytest.raises(MalformedMessage, match="signature"):
+        SignatureCache().parse(raw)
+
+
+def test_signatures_know_their_sizes():
+    signature = SignatureCache().parse(
+        encode_signature([("A", "FP64", [2, 3]), ("B", "BYTES", [2]), ("C", "INT8", [])])
+    )
+    assert [spec.nbytes for spec in signature.tensors] == [48, None, 1]
+
+
+def test_signatures_are_parsed_once_and_forgotten_when_they_are_many():
+    cache = SignatureCache(limit=3)
+    first = cache.parse(SIGNATURE)
+    assert cache.parse(bytes(bytearray(SIGNATURE))) is first
+    for number in range(10):
+        cache.parse(encode_signature([(str(number), "FP32", [1])]))
+        assert len(cache._known) <= 3
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\x03", b"\x03[]", b"\x03nope", b"\x03\xff", b"\x03" + b"[" * 99_999]
+)
+def test_bad_rare_messages_are_malformed(raw):
+    with pytest.raises(MalformedMessage):
+        decode_control(raw)
+
+
+def test_rare_messages_round_trip():
+    message = control_message(Kind.REGION, region=5, size=1 << 40, text="ä\0")
+    assert message[0] == Kind.REGION
+    assert decode_control(memoryview(message)) == {"region": 5, "size": 1 << 40, "text": "ä\0"}
