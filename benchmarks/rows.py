@@ -88,7 +88,7 @@ ROWS: tuple[Row, ...] = (
     _latency("bytes_10k", _STRINGS, floor=1 / 3, aim=1 / 10),
     Row(
         "start_to_ready",
-        "start to ready, one model with auto-complete",
+        "start to ready, one model with a complete config.pbtxt",
         Kind.START,
         metric="seconds",
         unit="s",

@@ -1,4 +1,4 @@
-"""Clients and models that do everything wrong: each is told so, and nobody else notices.
+"""Clients that do everything wrong: each is told so, and nobody else notices.
 
 After every test the server must answer a good request; at the end it must hold nothing that it did
 not hold before.
@@ -57,87 +57,6 @@ class TritonPythonModel:
         return responses
 """
 
-FAULTY = """
-import sys
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        fault = requests[0].inputs()[0].as_numpy()[0].decode()
-        return getattr(self, fault)(requests)
-
-    def good(self, requests):
-        return [self.answer(r.inputs()[0].as_numpy()) for r in requests]
-
-    def answer(self, array):
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])
-
-    def raises(self, requests):
-        raise ValueError("planted")
-
-    def exits(self, requests):
-        sys.exit(3)
-
-    def recurses(self, requests):
-        return self.recurses(requests)
-
-    def lone_surrogate(self, requests):
-        raise ValueError("\\ud800")
-
-    def long_text(self, requests):
-        raise ValueError("x" * 3_000_000)
-
-    def nothing(self, requests):
-        return None
-
-    def none_of_them(self, requests):
-        return []
-
-    def too_many(self, requests):
-        return self.good(requests) * 2
-
-    def a_tuple(self, requests):
-        return tuple(self.good(requests))
-
-    def a_dict(self, requests):
-        return {"OUT": 1}
-
-    def junk(self, requests):
-        return [42 for _ in requests]
-
-    def tensors(self, requests):
-        return [pb_utils.Tensor("OUT", np.zeros(1)) for _ in requests]
-
-    def dtype(self, requests):
-        return [self.answer(np.zeros(2, np.complex64)) for _ in requests]
-
-    def no_name(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("", np.zeros(1))]) for _ in requests]
-
-    def strings(self, requests):
-        return [self.answer(np.array(["\\ud800"], dtype=object)) for _ in requests]
-
-    def not_found(self, requests):
-        error = pb_utils.TritonError("lost", pb_utils.TritonError.NOT_FOUND)
-        return [pb_utils.InferenceResponse(error=error) for _ in requests]
-
-    def surrogate_error(self, requests):
-        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("\\ud800")) for _ in requests]
-
-    def wrong_dtype(self, requests):
-        return [self.answer(np.arange(3, dtype=np.int16)) for _ in requests]
-
-    def unknown_output(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("X", np.zeros(1))]) for _ in requests]
-
-    def no_output(self, requests):
-        return [pb_utils.InferenceResponse([]) for _ in requests]
-
-    def too_large(self, requests):
-        return [self.answer(np.zeros(2 << 30, np.uint8)) for _ in requests]
-"""
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
@@ -155,9 +74,6 @@ def server(tmp_path_factory):
         outputs=f'name: "OUT" {string}',
     )
     write_model(repository, "fill", FILL, inputs='name: "IN" data_type: TYPE_INT64 dims: [2]')
-    write_model(
-        repository, "faulty", FAULTY, inputs=f'name: "IN" {string}', outputs=f'name: "OUT" {string}'
-    )
     # So little memory that a leak of a few bodies is the end of it.
     with running_server(repository, "--request-arena-limit", str(96 * MIB)) as server:
         warm_up(server)
@@ -167,7 +83,7 @@ def server(tmp_path_factory):
         wait_until(lambda: holdings(server) <= held, f"{holdings(server)} to be {held} again")
         gauges = server.metrics()
         pending = [value for name, value in gauges.items() if "pending_request_count" in name]
-        assert pending == [0] * 4
+        assert pending == [0] * 3
         assert not any(value for name, value in gauges.items() if "stub_restarts" in name)
         assert "Traceback" not in server.log()
         assert server.stop() == 0
@@ -202,8 +118,9 @@ def warm_up(server):
         with connected(server.http_url) as sock:
             sock.sendall(fill(1, count))
             assert read_answer(sock)[0] == 200
-    for model in ("strings", "faulty"):
-        assert infer_strings(server, model, [b"good"])[0] == 200
+    field, body = binary_request([("IN", "BYTES", [1], b"\1\0\0\0a")])
+    status = server.request("POST", "/v2/models/strings/infer", body, dict([field.split(": ")]))[0]
+    assert status == 200
 
 
 def holdings(server):
@@ -225,15 +142,6 @@ def fill(value, count):
     data = np.array([value, count], np.int64).tobytes()
     field, body = binary_request([("IN", "INT64", [2], data)])
     return inference("fill", body, field)
-
-
-def infer_strings(server, model, strings):
-    data = b"".join(struct.pack("<I", len(s)) + s for s in strings)
-    field, body = binary_request([("IN", "BYTES", [len(strings)], data)])
-    status, _, answer = server.request(
-        "POST", f"/v2/models/{model}/infer", body, dict([field.split(": ")])
-    )
-    return status, answer
 
 
 def entry(name="A", shape=(2,), datatype="FP32", **members):
@@ -496,57 +404,6 @@ def test_clients_that_leave_while_they_are_sent_to(server):
             sock.sendall(fill(7, BIG))
             sock.recv(1000)
     good(server)
-
-
-FAULTS = {
-    "raises": "ValueError: planted",
-    "exits": "SystemExit: 3",
-    "recurses": "RecursionError",
-    "lone_surrogate": "ValueError: ",
-    "long_text": "xxxxxxxxxx",
-    "none_of_them": "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0",
-    "too_many": "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:2",
-    "nothing": "Expected a list in the execute return",
-    "a_tuple": "Expected a list in the execute return, found type '<class 'tuple'>'",
-    "a_dict": "Expected a list in the execute return, found type '<class 'dict'>'",
-    "junk": "Expected an 'InferenceResponse' object",
-    "tensors": "Expected an 'InferenceResponse' object",
-    "dtype": "NumPy dtype is not supported",
-    "no_name": "Tensor name cannot be an empty string",
-    "strings": "UnicodeEncodeError",
-    "missing_fault": "AttributeError",
-}
-
-
-@pytest.mark.parametrize(("fault", "text"), FAULTS.items())
-def test_what_models_do_wrong_is_told_to_their_client(server, fault, text):
-    status, answer = infer_strings(server, "faulty", [fault.encode()])
-    assert status == 500
-    error = json.loads(answer)["error"]
-    assert error.startswith("Failed to process the request(s) for model 'faulty_0")
-    assert text in error
-    assert infer_strings(server, "faulty", [b"good"])[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("fault", "status", "text"),
-    [
-        ("not_found", 404, "lost"),
-        ("surrogate_error", 500, "?"),
-        ("too_large", 503, "shared memory arena is full"),
-    ],
-)
-def test_errors_of_their_own(server, fault, status, text):
-    got, answer = infer_strings(server, "faulty", [fault.encode()])
-    assert got == status
-    assert text in json.loads(answer)["error"]
-
-
-@pytest.mark.parametrize("fault", ["wrong_dtype", "unknown_output", "no_output"])
-def test_what_triton_lets_pass_passes(server, fault):
-    status, answer = infer_strings(server, "faulty", [fault.encode()])
-    assert status == 200
-    assert b'"model_name":"faulty"' in answer
 
 
 def test_the_server_stops_although_a_client_does_not_read(tmp_path):
