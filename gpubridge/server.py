@@ -107,9 +107,7 @@ async def _open_doors(
         wanted.append(("HTTPService", settings.http_address, settings.http_port, router))
     if settings.allow_metrics:
         metrics = MetricsRouter(repository)
-        wanted.append(
-            ("Metrics Service", settings.metrics_address, settings.metrics_port, metrics)
-        )
+        wanted.append(("Metrics Service", settings.metrics_address, settings.metrics_port, metrics))
     for name, address, port, handlers in wanted:
         doors.append(await _open_door(name, address, port, handlers, http, receive))
 
@@ -144,7 +142,9 @@ def _log_models(repository: ModelRepository) -> None:
         rows.append((status.name, str(status.version or "-"), text))
     widths = [max(len(row[i].splitlines()[0]) for row in rows) for i in (0, 1)]
     lines = [f"| {row[0]:<{widths[0]}} | {row[1]:<{widths[1]}} | {row[2]}" for row in rows]
-    _logger.info("gpubridge %s, process %d\n%s", gpubridge.__version__, os.getpid(), "\n".join(lines))
+    _logger.info(
+        "gpubridge %s, process %d\n%s", gpubridge.__version__, os.getpid(), "\n".join(lines)
+    )
 
 
 async def _close(doors: list[_Door], repository: ModelRepository, seconds: float) -> None:
@@ -156,9 +156,9 @@ async def _close(doors: list[_Door], repository: ModelRepository, seconds: float
         for connection in list(door.connections):
             connection.drain()
     await repository.close(seconds)
-    # Answers may still be on their way to clients that read slowly.
+    # Answers may still be on their way to clients that read slowly; nothing tells of their end.
     deadline = max(deadline, clock() + _FLUSH_SECONDS)
-    while any(door.connections for door in doors) and clock() < deadline:
+    while any(door.connections for door in doors) and clock() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     for door in doors:
         for connection in list(door.connections):

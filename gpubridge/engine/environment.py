@@ -58,7 +58,9 @@ def stub_environment(model_dir: Path, parameters: dict[str, str]) -> StubEnviron
             "name the directory",
             ErrorCode.UNSUPPORTED,
         )
-    python = next((p for name in ("python3", "python") if (p := root / "bin" / name).exists()), None)
+    python = next(
+        (p for name in ("python3", "python") if (p := root / "bin" / name).exists()), None
+    )
     if python is None:
         raise BridgeError(
             f"Path {root} does not exist. The Python environment should contain an 'activate' "

@@ -251,7 +251,8 @@ class Instance:
                 await self._launch()
             except BridgeError as error:
                 self._last_error = error.message
-                _logger.error("instance '%s' failed to start: %s", self.name, error.message)
+                text = f"instance '{self.name}' failed to start: {error.message}"
+                _logger.error("%s", text)  # noqa: TRY400  (the model's own traceback is in it)
                 backoff = min(max(2 * backoff, _BACKOFF_FIRST), _BACKOFF_LIMIT)
                 continue
             _logger.info("instance '%s' runs again", self.name)
@@ -314,15 +315,17 @@ class Instance:
         self._link.housekeep(_IDLE_SECONDS)
 
     def check_time_limit(self) -> None:
-        """Kill the stub when its ``execute`` has run longer than allowed."""
+        """Kill the stub when its ``execute`` has run longer than allowed, or does not begin."""
         timeout = self.settings.timeout
         if timeout is None or self._link is None or self._process is None:
             return
-        since = self._link.running_since
-        if since is not None and time.monotonic_ns() - since > timeout * 1e9:
-            self._process.kill(
-                f"was killed: execute ran longer than stub-timeout-seconds={timeout:g}"
-            )
+        busy = self._link.busy_since()
+        if busy is None:
+            return
+        since, executing = busy
+        if time.monotonic_ns() - since > timeout * 1e9:
+            what = "execute ran" if executing else "no execute began for"
+            self._process.kill(f"was killed: {what} longer than stub-timeout-seconds={timeout:g}")
 
     # -- what the link and the process tell ------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ class StubLink:
         self._backlog: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._open = True
         self._trusted = True
+        self._stalled_at: tuple[int, int] | None = None
         self._loop.add_reader(self._channel.fileno(), self._on_readable)
 
     # -- what the owner asks -------------------------------------------------------------------
@@ -173,12 +175,21 @@ class StubLink:
         """Ask the stub to finalize its model and exit."""
         self._send(control_message(Kind.FINALIZE))
 
-    @property
-    def running_since(self) -> int | None:
-        """CLOCK_MONOTONIC ns since when the stub is in ``execute``, or None."""
-        if self._control.started in self._flights:
-            return self._control.started_at
-        return None
+    def busy_since(self) -> tuple[int, bool] | None:
+        """Since when (CLOCK_MONOTONIC ns) the stub is at what it does, and whether that is ``execute``.
+
+        Else it has work and starts on none of it: that is seen only by asking again and again.
+        None when it has nothing to do.
+        """
+        started = self._control.started
+        if started in self._flights:
+            return self._control.started_at, True
+        if not self._flights:
+            self._stalled_at = None
+            return None
+        if self._stalled_at is None or self._stalled_at[0] != started:
+            self._stalled_at = (started, time.monotonic_ns())
+        return self._stalled_at[1], False
 
     def hear_out(self) -> None:
         """Take what the stub, now dead, had sent: why it failed, answers."""
@@ -329,7 +340,9 @@ class StubLink:
         if flight is None or len(flight) != len(batch.records):
             raise MalformedMessage(f"results of batch {batch.sequence}, which is not at the stub")
         if batch.started > batch.ended:
-            raise MalformedMessage(f"results of batch {batch.sequence}, which ended before it began")
+            raise MalformedMessage(
+                f"results of batch {batch.sequence}, which ended before it began"
+            )
         for record in batch.records:
             request = flight.get(record.ticket)
             if request is None:
@@ -412,5 +425,3 @@ def _error(extras: dict[str, Any]) -> BridgeError:
     except ValueError:
         code = ErrorCode.UNKNOWN
     return BridgeError(str(extras.get("error", "")), code)
-
-

@@ -246,7 +246,9 @@ class Model:
         if self._stopping:
             reason = "it is being unloaded"
         else:
-            reason = next((i.last_error for i in self._instances if i.last_error), "it is not ready")
+            reason = next(
+                (i.last_error for i in self._instances if i.last_error), "it is not ready"
+            )
         return f"Request for model '{self.name}' cannot be served: {reason}"
 
     def _requeue(self, orphans: list[InferRequest]) -> None:

@@ -83,8 +83,12 @@ class ModelRepository:
         for directory in self._directories:
             for path in _model_directories(directory):
                 if path.name in found:
-                    self._fail(path.name, 0, f"model is defined in both {found[path.name].parent} "
-                               f"and {directory}: every model must have one directory")
+                    self._fail(
+                        path.name,
+                        0,
+                        f"model is defined in both {found[path.name].parent} "
+                        f"and {directory}: every model must have one directory",
+                    )
                 else:
                     found[path.name] = path
         twice = {name for name, version in self._statuses if version == 0}
@@ -118,7 +122,8 @@ class ModelRepository:
         for notice in config.notices:
             _logger.info("model '%s': %s", name, notice)
         models = [
-            Model(config, v, path, self.arena, self._owners.__next__, self._limits) for v in versions
+            Model(config, v, path, self.arena, self._owners.__next__, self._limits)
+            for v in versions
         ]
         await asyncio.gather(*(self._load_version(model) for model in models))
 

@@ -10,7 +10,7 @@ import time
 from typing import Any, Coroutine, Dict, FrozenSet, List, Optional, Sequence
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
+from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Logger, Tensor
 from gpubridge.stub.loader import model_error_text
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.transport.control import ControlPage
@@ -71,6 +71,9 @@ class Executor:
         self._control = control
         self._signatures: Dict[Any, bytes] = {}
         self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._keeps = False
+        self._private_bytes = 0
+        self._view = borrowed.view
         self.ended_at = 0
 
     def run(self, batch: Batch) -> bytes:
@@ -78,6 +81,10 @@ class Executor:
         cancelled = self._control.cancelled
         live = [record for record in batch.records if not cancelled[record.ticket]]
         copied = self._outputs.copied
+        self._private_bytes = 0
+        borrowed = self._borrowed
+        crowded = borrowed.held > _KEPT_LEASES or borrowed.held_bytes > _KEPT_BYTES
+        self._view = self._private_view if crowded else borrowed.view
         started = self._control.start(batch.sequence)
         answers: List[bytes] = []
         try:
@@ -94,7 +101,7 @@ class Executor:
             responses[i] = None
         if len(live) != len(batch.records):
             answers += self._skip(batch.records, live)
-        copied = self._outputs.copied - copied
+        copied = self._outputs.copied - copied + self._private_bytes
         return encode_result_batch(batch.sequence, started, self.ended_at, copied, answers)
 
     def close(self) -> None:
@@ -103,7 +110,7 @@ class Executor:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _request(self, record: Record) -> InferenceRequest:
-        view = self._borrowed.view
+        view = self._view
         signature = record.signature
         inputs = [
             Tensor._received(
@@ -126,6 +133,17 @@ class Executor:
             self._identity.version,
             lambda: cancelled[ticket] != 0,
         )
+
+    def _private_view(self, region: int, offset: int, nbytes: int, ticket: int) -> memoryview:
+        """Copy an input: this model keeps so many that the server would run out of memory to lend."""
+        if not self._keeps:
+            self._keeps = True
+            Logger.log_warn(
+                f"model '{self._identity.instance}' keeps more than {_KEPT_LEASES} inputs or "
+                f"{_KEPT_BYTES} bytes of them: it gets copies from now on while it does"
+            )
+        self._private_bytes += nbytes
+        return memoryview(bytearray(self._borrowed.view(region, offset, nbytes, ticket)))
 
     def _call(self, requests: List[InferenceRequest]) -> List[Any]:
         """Call the model and check the form of what it returns."""
@@ -215,6 +233,8 @@ class _ContractError(Exception):
 
 _NO_EXTRAS: Dict[str, Any] = {}
 _SIGNATURES = 4096
+_KEPT_LEASES = 1024
+_KEPT_BYTES = 64 << 20
 _NOTHING = encode_signature(())
 
 

@@ -19,6 +19,9 @@ from gpubridge.transport.control import NO_LEASE
 
 __all__ = ["BorrowedMemory", "LentSlots"]
 
+_PATIENCE = 2
+"""Leases still out that a short sweep meets before it gives up."""
+
 
 class LentSlots:
     """The lender's side: numbered leases, each with the slot that is lent under it.
@@ -76,13 +79,18 @@ class LentSlots:
             self.settle(lease)
 
     def sweep_oldest(self) -> None:
-        """Settle leases from the oldest on, up to the first that is still out.
+        """Settle leases from the oldest on, until a few are met that are still out.
 
-        Leases end nearly in order, so this finds most of them at no cost for those still out.
+        Leases end nearly in order, so this finds most of them at no cost for those still out. Those
+        that it met are asked last from then on: one slow reader must not hold up all others.
         """
-        while self._slots:
-            if not self.settle(next(iter(self._slots))):
-                break
+        slots = self._slots
+        patience = _PATIENCE
+        while slots and patience:
+            lease = next(iter(slots))
+            if not self.settle(lease):
+                slots[lease] = slots.pop(lease)
+                patience -= 1
 
     def withdraw(self, lease: int) -> None:
         """End a lease that its borrower never used; the slot stays with whoever had it lent."""
@@ -97,10 +105,11 @@ class LentSlots:
 
 
 class _View(weakref.ref):  # type: ignore[type-arg]
-    """Watches the array under one view of lent memory; knows its lease."""
+    """Watches one view of lent memory; knows its lease and size."""
 
-    __slots__ = ("lease",)
+    __slots__ = ("lease", "nbytes")
     lease: int
+    nbytes: int
 
 
 class BorrowedMemory:
@@ -110,15 +119,26 @@ class BorrowedMemory:
     ----------
     table : memoryview
         The part of the control page with a byte for each lease.
+
+    Attributes
+    ----------
+    held_bytes : int
+        Bytes of all views that exist.
     """
 
-    __slots__ = ("_arrays", "_leases", "_segments", "_table")
+    __slots__ = ("_arrays", "_leases", "_segments", "_table", "held_bytes")
 
     def __init__(self, table: memoryview) -> None:
+        self.held_bytes = 0
         self._table = table
         self._segments: Dict[int, Segment] = {}
         self._arrays: Dict[int, Any] = {}
         self._leases: Dict[int, List[_View]] = {}
+
+    @property
+    def held(self) -> int:
+        """How many leases last, because views under them exist."""
+        return len(self._leases)
 
     def announce(self, region: int, fd: int, size: int) -> None:
         """Map a region from now on; takes over ``fd``.
@@ -159,6 +179,8 @@ class BorrowedMemory:
         array = self._arrays[region][offset : offset + nbytes]
         watch = _View(array, self._ended)
         watch.lease = lease
+        watch.nbytes = nbytes
+        self.held_bytes += nbytes
         watches = self._leases.get(lease)
         if watches is None:
             self._leases[lease] = [watch]
@@ -178,6 +200,7 @@ class BorrowedMemory:
     def _ended(self, watch: weakref.ref[Any]) -> None:
         # Any thread may drop the last view: each step here is one that the GIL makes whole.
         lease = watch.lease  # type: ignore[attr-defined]
+        self.held_bytes -= watch.nbytes  # type: ignore[attr-defined]
         watches = self._leases[lease]
         watches.remove(watch)  # type: ignore[arg-type]
         if not watches:

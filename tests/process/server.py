@@ -113,7 +113,16 @@ def running_server(
     """
     if isinstance(repositories, Path):
         repositories = [repositories]
-    command = [sys.executable, "-m", "gpubridge", "serve", "--http-port", "0", "--metrics-port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "gpubridge",
+        "serve",
+        "--http-port",
+        "0",
+        "--metrics-port",
+        "0",
+    ]
     for repository in repositories:
         command += ["--model-repository", str(repository)]
     with tempfile.TemporaryDirectory() as folder:
@@ -227,7 +236,7 @@ def write_model(
     return directory
 
 
-_CODE_MODEL = '''
+_CODE_MODEL = """
 import ctypes, os, resource, signal, socket, sys, threading, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -249,7 +258,7 @@ class TritonPythonModel:
 
     def finalize(self):
 {finalize}
-'''
+"""
 
 
 def write_code_model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.process.server import running_server, wait_until, write_code_model
+from tests.process.server import running_server, state, wait_until, write_code_model
 
 FACTS = """
 import json
@@ -37,10 +38,12 @@ def interpreter(minor):
         return None
     environment = dict(os.environ)
     if shutil.which("pyenv"):
-        listed = subprocess.run(["pyenv", "versions", "--bare"], capture_output=True, text=True)
+        listed = subprocess.run(
+            ["pyenv", "versions", "--bare"], capture_output=True, text=True, check=True
+        )
         environment["PYENV_VERSION"] = ":".join(listed.stdout.split())
     command = [shim, "-c", "import sys; print(sys.executable)"]
-    found = subprocess.run(command, capture_output=True, text=True, env=environment)
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     return found.stdout.strip() if found.returncode == 0 else None
 
 
@@ -110,7 +113,7 @@ def test_a_model_runs_on_the_interpreter_of_its_environment(server, environments
 
 
 def test_an_environment_sees_the_package_and_nothing_else_of_the_server_s(server, environments):
-    import gpubridge  # noqa: PLC0415  (only to know where it lies)
+    import gpubridge  # only to know where it lies
 
     package = Path(gpubridge.__file__)
     for _, minor in environments:
@@ -134,7 +137,9 @@ def test_an_environment_may_lie_in_the_directory_of_its_model(server, environmen
 
 
 def test_a_stub_that_was_built_for_triton_is_ignored_and_said_so(server):
-    assert "inside/triton_python_backend_stub is ignored: stubs here run on any Python" in server.log()
+    assert (
+        "inside/triton_python_backend_stub is ignored: stubs here run on any Python" in server.log()
+    )
 
 
 def test_errors_deaths_and_restarts_are_those_of_any_model(server, environments):
@@ -146,6 +151,22 @@ def test_errors_deaths_and_restarts_are_those_of_any_model(server, environments)
         assert (status, error) == (503, expected)
         assert server.ask("print('printed'); self.said = 'ä€😀'", model) == (200, "ä€😀")
         wait_until(lambda: "printed\n" in server.log(), "the line", server)
+
+
+def test_what_a_stub_said_is_known_even_if_its_end_is_known_first(tmp_path):
+    no_numpy = make_environment(sys.executable, tmp_path / "no_numpy")
+    program = tmp_path / "environment" / "bin" / "python3"
+    program.parent.mkdir(parents=True)
+    # The server sees nothing of this stub before it has ended, its first message unread.
+    program.write_text(f'#!/bin/sh\nkill -STOP $PPID\nexec {no_numpy}/bin/python "$@"\n')
+    program.chmod(0o755)
+    write_code_model(tmp_path / "models", config=environment_parameter(tmp_path / "environment"))
+    with running_server(tmp_path / "models", "--exit-on-error=false", ready=False) as server:
+        wait_until(lambda: state(server.pid) == "T", "the stub to start", server)
+        wait_until(lambda: not server.stubs(), "the stub to end")
+        os.kill(server.pid, signal.SIGCONT)
+        wait_until(lambda: server.index()["m", 1]["state"] == "UNAVAILABLE", "the end", server)
+        assert "cannot import numpy" in server.index()["m", 1]["reason"]
 
 
 def test_an_environment_that_cannot_be_used_is_refused_with_the_reason(tmp_path):
@@ -174,10 +195,14 @@ def test_an_environment_that_cannot_be_used_is_refused_with_the_reason(tmp_path)
     with running_server(models, "--exit-on-error=false", ready=False) as server:
         wait_until(lambda: server.is_ready("good"), "the good model", server)
         wait_until(
-            lambda: not any(row["state"] == "LOADING" for row in server.index().values())
-            and len(server.index()) == len(cases) + 1,
+            lambda: (
+                not any(row["state"] == "LOADING" for row in server.index().values())
+                and len(server.index()) == len(cases) + 1
+            ),
             "the others",
             server,
         )
         reasons = {name: row.get("reason", "") for (name, _), row in server.index().items()}
-    assert {name: reasons[name] for name, (_, text) in cases.items() if text not in reasons[name]} == {}
+    assert {
+        name: reasons[name] for name, (_, text) in cases.items() if text not in reasons[name]
+    } == {}

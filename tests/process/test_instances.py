@@ -78,7 +78,9 @@ def test_each_group_has_its_instances_and_names(server, threads):
     assert found == ["groups_0_0 CPU 0 1", "groups_0_1 CPU 0 1", "other_0 CPU 0 1"]
 
 
-@pytest.mark.parametrize(("model", "name"), [("default", "default_0"), ("elsewhere", "elsewhere_0")])
+@pytest.mark.parametrize(
+    ("model", "name"), [("default", "default_0"), ("elsewhere", "elsewhere_0")]
+)
 def test_a_model_without_groups_has_one_instance(server, model, name):
     assert said(server, IDENTITY, model).split()[0] == name
     assert said(server, "self.said = os.environ.get('HOME')", model) == os.environ["HOME"]

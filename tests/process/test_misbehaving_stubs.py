@@ -168,7 +168,7 @@ def test_only_sealed_memory_is_taken_from_a_stub(server, memory, what):
 
 # -- forks ----------------------------------------------------------------------------------------
 
-_FORKS = '''
+_FORKS = """
 import os, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -179,7 +179,7 @@ class TritonPythonModel:
 
     def execute(self, requests):
         letter = b"p"
-        if not os.fork():
+        if requests[0].inputs()[0].as_numpy()[0] and not os.fork():
             letter = b"c"
             while not os.path.exists(self.folder + "/gate"):
                 time.sleep(0.005)
@@ -187,7 +187,7 @@ class TritonPythonModel:
                 file.write(str(os.getpid()))
         data = np.frombuffer(letter * (8 << 20), np.uint8)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]) for _ in requests]
-'''
+"""
 
 
 def test_a_forked_child_that_returns_from_execute_touches_no_answer_of_its_parent(tmp_path):
@@ -198,24 +198,27 @@ def test_a_forked_child_that_returns_from_execute_touches_no_answer_of_its_paren
         inputs='name: "IN" data_type: TYPE_UINT8 dims: [1]',
         outputs='name: "OUT" data_type: TYPE_UINT8 dims: [-1]',
     )
-    request = json.dumps(
-        {
-            "inputs": [{"name": "IN", "datatype": "UINT8", "shape": [1], "data": [1]}],
-            "parameters": {"binary_data_output": True},
-        }
-    ).encode()
+
+    def request(fork):
+        tensor = {"name": "IN", "datatype": "UINT8", "shape": [1], "data": [fork]}
+        fields = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+        return json.dumps(fields).encode()
+
     with running_server(tmp_path) as server, socket.socket() as client:
         stubs = server.stubs()
+        # From now on there is a piece of output memory that the child knows too.
+        assert server.request("POST", "/v2/models/m/infer", request(0))[0] == 200
         # A client that does not read leaves most of the answer in the memory it was placed in.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
         host, port = server.http_url.split(":")
         client.connect((host, int(port)))
-        head = b"POST /v2/models/m/infer HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(request)
-        client.sendall(head + request)
+        body = request(1)
+        head = b"POST /v2/models/m/infer HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body)
+        client.sendall(head + body)
         answer = client.recv(1000)
         (tmp_path / "gate").touch()
         wait_until((tmp_path / "child").exists, "the child to return", server)
-        wait_until(lambda: (tmp_path / "child").read_text(), "its number", server)
+        wait_until((tmp_path / "child").read_text, "its number", server)
         child = int((tmp_path / "child").read_text())
         wait_until(lambda: not alive(child), "the child to end", server)
         while part := client.recv(1 << 20):

@@ -14,10 +14,20 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.process.server import alive, children, running_server, state, wait_until, write_code_model
+from tests.process.server import (
+    alive,
+    children,
+    running_server,
+    state,
+    wait_until,
+    write_code_model,
+)
 
 DEATHS = {
-    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by signal 9 (SIGKILL), sent from"),
+    "killed": (
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "was killed by signal 9 (SIGKILL), sent from",
+    ),
     "segfault": ("ctypes.string_at(0)", "was killed by signal 11 (SIGSEGV)"),
     "abort": ("os.abort()", "was killed by signal 6 (SIGABRT)"),
     "exit": ("os._exit(3)", "exited with code 3"),
@@ -90,8 +100,10 @@ def test_a_death_fails_its_request_with_the_reason_and_is_repaired(server, bysta
         ("raise KeyboardInterrupt", "KeyboardInterrupt: "),
         ("class Odd(BaseException): pass\nraise Odd('what')", "Odd: what"),
         (
-            "resource.setrlimit(resource.RLIMIT_AS, (1 << 33, resource.RLIM_INFINITY))\n"
-            "np.ones(1 << 40, np.uint8)",
+            """
+resource.setrlimit(resource.RLIMIT_AS, (1 << 33, resource.RLIM_INFINITY))
+np.ones(1 << 40, np.uint8)
+""",
             "Unable to allocate 1.00 TiB",
         ),
     ],
@@ -203,7 +215,7 @@ def test_a_crash_looping_model_refuses_at_once_with_its_reason_until_it_recovers
 def test_a_stub_that_cannot_be_started_for_want_of_descriptors_starts_when_there_are_some(server):
     pid = stub_pid(server, "poor")
     limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
-    open_now = max(int(fd) for fd in os.listdir(f"/proc/{server.pid}/fd"))
+    open_now = max(int(fd.name) for fd in Path(f"/proc/{server.pid}/fd").iterdir())
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (open_now, limits[1]))
     try:
         os.kill(pid, signal.SIGKILL)
@@ -235,6 +247,27 @@ def test_an_execute_that_exceeds_the_time_limit_ends_and_its_stub_is_replaced(th
             )
             assert mark.exists()
             assert answers[1].result() == (200, "next")
+
+
+def test_the_time_limit_holds_for_a_stub_that_hangs_between_two_executes(tmp_path):
+    write_code_model(tmp_path / "models")
+    mark = tmp_path / "mark"
+    hang = f"""
+def hang():
+    time.sleep(0.3)
+    {HANG_WITH_GIL.format(path=str(mark))}
+threading.Thread(target=hang, daemon=True).start()
+"""
+    flag = "--backend-config=python,stub-timeout-seconds=1"
+    with running_server(tmp_path / "models", flag) as server:
+        assert server.ask(hang)[0] == 200
+        wait_until(mark.exists, "the thread to hang", server)
+        # It has not begun, so the next stub answers it.
+        assert server.ask("self.said = 'next'") == (200, "next")
+        assert (
+            "It was killed: no execute began for longer than stub-timeout-seconds=1."
+            in server.log()
+        )
 
 
 # -- leaks --------------------------------------------------------------------------------------

@@ -157,11 +157,29 @@ def test_sweeping_settles_only_what_is_back(wall):
     lent = [wall.lend(bytes(16)) for _ in range(4)]
     views = [wall.view(slot, lease) for slot, lease in lent]
     views[0] = views[2] = None
-    wall.lender.sweep_oldest()
-    assert len(wall.lender) == 3
     wall.lender.sweep()
     assert len(wall.lender) == 2
     assert wall.arena.lent()[0] == 2
+    wall.lender.sweep()
+    assert len(wall.lender) == 2
+
+
+def test_leases_that_stay_out_do_not_hold_up_those_behind_them(wall):
+    slow = [wall.lend(bytes(16)) for _ in range(LEASES - 1)]
+    views = [wall.view(slot, lease) for slot, lease in slow]
+    for _ in range(50):
+        slot, lease = wall.lend(bytes(16))
+        view = wall.view(slot, lease)
+        wall.lender.sweep_oldest()
+        assert len(wall.lender) == LEASES
+        del view
+        for _ in range(LEASES):
+            wall.lender.sweep_oldest()
+        assert len(wall.lender) == LEASES - 1
+    views.clear()
+    for _ in range(LEASES):
+        wall.lender.sweep_oldest()
+    assert len(wall.lender) == 0
 
 
 def test_leases_run_out_and_come_back(wall):
