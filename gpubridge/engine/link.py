@@ -11,11 +11,11 @@ import asyncio
 import os
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpubridge.engine.outbox import Outbox
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena, Segment
 from gpubridge.request import InferRequest, InferResponse, Outcome
@@ -95,7 +95,7 @@ class StubLink:
         self._batches: list[bytes] = []
         self._batch_bytes = 0
         self._flush_due = False
-        self._backlog: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._outbox = Outbox(self._channel, lambda: self._break("closed its channel"))
         self._open = True
         self._trusted = True
         self._stalled_at: tuple[int, int] | None = None
@@ -108,7 +108,7 @@ class StubLink:
         message = control_message(
             Kind.INITIALIZE, owner=self._owner, output_limit=self._output_limit, **settings
         )
-        self._send(message, (self._control.segment.fd,))
+        self._outbox.send(message, (self._control.segment.fd,))
 
     @property
     def free_tickets(self) -> int:
@@ -162,18 +162,18 @@ class StubLink:
         """Tell the stub to unmap a region of the server's arena."""
         if region in self._announced:
             self._announced.discard(region)
-            self._send(control_message(Kind.DROP_REGION, region=region))
+            self._outbox.send(control_message(Kind.DROP_REGION, region=region))
 
     def housekeep(self, idle_seconds: float) -> None:
         """Settle memory that models kept, and have the stub give idle memory back."""
         for ticket in [t for t in self._kept if self._lent.settle(t)]:
             self._kept.discard(ticket)
         if not self._flights:
-            self._send(control_message(Kind.TRIM, idle_seconds=idle_seconds))
+            self._outbox.send(control_message(Kind.TRIM, idle_seconds=idle_seconds))
 
     def finalize(self) -> None:
         """Ask the stub to finalize its model and exit."""
-        self._send(control_message(Kind.FINALIZE))
+        self._outbox.send(control_message(Kind.FINALIZE))
 
     def busy_since(self) -> tuple[int, bool] | None:
         """Since when (CLOCK_MONOTONIC ns) the stub is at what it does, and whether that is ``execute``.
@@ -246,40 +246,14 @@ class StubLink:
             message = encode_frame(Kind.EXECUTE, self._batches)
             self._batches = []
             self._batch_bytes = 0
-            self._send(message)
+            self._outbox.send(message)
 
     def _announce(self, segment: Segment) -> None:
         self._flush()
         self._announced.add(segment.region)
-        self._send(
+        self._outbox.send(
             control_message(Kind.REGION, region=segment.region, size=segment.size), (segment.fd,)
         )
-
-    def _send(self, message: bytes, fds: tuple[int, ...] = ()) -> None:
-        if not self._open:
-            return
-        if self._backlog:
-            self._backlog.append(_keep(message, fds))
-            return
-        try:
-            if not self._channel.send(message, fds):
-                self._backlog.append(_keep(message, fds))
-                self._loop.add_writer(self._channel.fileno(), self._on_writable)
-        except ChannelClosed:
-            self._break("closed its channel")
-
-    def _on_writable(self) -> None:
-        try:
-            while self._backlog:
-                message, fds = self._backlog[0]
-                if not self._channel.send(message, fds):
-                    return
-                self._backlog.popleft()
-                _close(fds)
-        except ChannelClosed:
-            self._break("closed its channel")
-            return
-        self._loop.remove_writer(self._channel.fileno())
 
     # -- receiving -----------------------------------------------------------------------------
 
@@ -385,17 +359,8 @@ class StubLink:
         if not self._open:
             return
         self._open = False
-        fd = self._channel.fileno()
-        self._loop.remove_reader(fd)
-        self._loop.remove_writer(fd)
-        for _, fds in self._backlog:
-            _close(fds)
-        self._backlog.clear()
-
-
-def _keep(message: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
-    """Hold a message back; its descriptors are duplicated, since their owner may close them."""
-    return message, tuple(os.dup(fd) for fd in fds)
+        self._loop.remove_reader(self._channel.fileno())
+        self._outbox.close()
 
 
 def _close(fds: Sequence[int]) -> None:

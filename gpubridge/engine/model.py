@@ -144,7 +144,7 @@ class Model:
         """Give each instance of a group its name, its device and its ``initialize`` arguments."""
         kind = group.kind.removeprefix("KIND_")
         devices = group.gpus or (0,)
-        settings = []
+        settings: list[InstanceSettings] = []
         path = (
             self._directory / str(self.version) / (self.config.default_model_filename or "model.py")
         )
