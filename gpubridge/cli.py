@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -176,8 +175,7 @@ def _serve(options: argparse.Namespace) -> int:
         warning=settings.log_warning,
         error=settings.log_error,
     )
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(settings))
+    return uvloop.run(serve(settings))
 
 
 def _doctor(_: argparse.Namespace) -> int:

@@ -22,9 +22,6 @@ _FIELDS = {
     "metric_tags": "metrics carry no tags of their own",
     "model_metrics": "metrics have their default buckets",
 }
-_PARAMETERS = {
-    "EXECUTION_ENV_PATH": "the model runs in the server's default Python environment",
-}
 
 
 def unsupported_features(config: ModelConfig) -> list[str]:
@@ -52,9 +49,6 @@ def _unsupported_fields(message: ProtoMessage) -> Iterator[tuple[str, str]]:
     if message.model_repository_agents.agents:
         yield "model_repository_agents", "no agents are run"
     yield from _unsupported_parts(message)
-    for key, instead in _PARAMETERS.items():
-        if key in message.parameters:
-            yield f"parameters '{key}'", instead
 
 
 def _unsupported_parts(message: ProtoMessage) -> Iterator[tuple[str, str]]:

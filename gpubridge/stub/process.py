@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
@@ -17,7 +17,8 @@ from gpubridge.pb_utils import host
 from gpubridge.stub.executor import Executor, ModelIdentity
 from gpubridge.stub.loader import load_model, model_error_text
 from gpubridge.stub.outputs import OutputMemory
-from gpubridge.transport.channel import FRAME_LIMIT, Channel, ChannelClosed, MalformedMessage, Message
+from gpubridge.stub.results import ResultSender
+from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, Message
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import (
@@ -26,14 +27,11 @@ from gpubridge.transport.messages import (
     control_message,
     decode_control,
     decode_execute,
-    encode_frame,
 )
 
 __all__ = ["run"]
 
 _PR_SET_PDEATHSIG = 1
-_ANSWER_AFTER_NS = 100_000
-"""Results wait at most this long for those of the next batches of the same message."""
 
 
 def run(fd: int, server_pid: int) -> int:
@@ -81,6 +79,7 @@ class _Stub:
         )
         os.register_at_fork(after_in_child=self._detach)
         self._signatures = SignatureCache()
+        self._results = ResultSender(channel)
         self._model: Any = None
         self._executor: Optional[Executor] = None
 
@@ -133,26 +132,15 @@ class _Stub:
                 raise MalformedMessage(f"message of unknown kind {kind} from the server")
 
     def _run_batches(self, message: Message) -> None:
-        """Execute the batches of a message; answers go out together unless they would wait long."""
+        """Execute the batches of a message."""
         executor = self._executor
         assert executor is not None
         self._outputs.reclaim()
         batches = decode_execute(message, self._signatures)
-        results: List[bytes] = []
-        size = 0
-        waiting_since = 0
         last = len(batches) - 1
         for i, batch in enumerate(batches):
             result = executor.run(batch)
-            results.append(result)
-            size += len(result)
-            waiting_since = waiting_since or self._control.started_at
-            waited = executor.ended_at - waiting_since
-            if i == last or waited > _ANSWER_AFTER_NS or size > FRAME_LIMIT // 2:
-                self._channel.send(encode_frame(Kind.RESULTS, results))
-                results = []
-                size = 0
-                waiting_since = 0
+            self._results.add(result, self._control.started_at, executor.ended_at, i == last)
 
     def _finalize(self) -> int:
         executor = self._executor
@@ -171,6 +159,7 @@ class _Stub:
         self._control.detach()
         self._borrowed.forget(self._control.lent)
         self._outputs.disown()
+        self._results.disown()
 
     def _announce(self, segment: Segment) -> None:
         self._channel.send(

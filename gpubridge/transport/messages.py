@@ -325,6 +325,7 @@ def _parse_signature(raw: bytes) -> Signature:
             dims = tuple(shape)
             if not isinstance(name, str) or not all(type(d) is int and d >= 0 for d in dims):
                 raise ValueError(f"tensor {name!r} has shape {shape!r}")
+            name.encode()  # A lone surrogate could be told to no client.
             nbytes = None if datatype == "BYTES" else byte_size(datatype, dims)
             tensors.append(TensorSpec(name, datatype, dims, nbytes))
         requested = tuple(fields.get("o", ()))

@@ -43,10 +43,6 @@ class TestNotServedYet:
             ("batch_input { }", "batch_input"),
             ("batch_output { }", "batch_output"),
             ("model_operations { }", "model_operations"),
-            (
-                'parameters { key: "EXECUTION_ENV_PATH" value { } }',
-                "parameters 'EXECUTION_ENV_PATH'",
-            ),
         ],
     )
     def test_is_reported_by_field_and_model(self, tmp_path: Path, rest: str, field: str) -> None:

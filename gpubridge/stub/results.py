@@ -1,0 +1,76 @@
+"""Results on their way to the server: quick ones travel together, none waits for a slow batch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import List
+
+from gpubridge.transport.channel import FRAME_LIMIT, Channel, ChannelClosed
+from gpubridge.transport.messages import Kind, encode_frame
+
+__all__ = ["ResultSender"]
+
+_TOGETHER_NS = 100_000
+"""Results are gathered for so long: the work of a few small batches."""
+_PATIENCE_SECONDS = 0.001
+"""After this a result is sent although the batch that follows it still runs."""
+
+
+class ResultSender:
+    """Gathers encoded results and sends them as one message.
+
+    The thread that executes adds results. If the next batch takes long, a second thread sends what
+    was gathered before it: an answer that exists never waits for a stranger's request.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._results: List[bytes] = []
+        self._size = 0
+        self._since = 0
+        self._gathering = threading.Event()
+        threading.Thread(target=self._watch, name="gpubridge-results", daemon=True).start()
+
+    def add(self, result: bytes, started_at: int, ended_at: int, last: bool) -> None:
+        """Take the result of a batch; the last one of a message sends all.
+
+        Parameters
+        ----------
+        started_at, ended_at : int
+            CLOCK_MONOTONIC nanoseconds of its ``execute``.
+        """
+        with self._lock:
+            self._results.append(result)
+            self._size += len(result)
+            self._since = self._since or started_at
+            if last or ended_at - self._since > _TOGETHER_NS or self._size > FRAME_LIMIT // 2:
+                self._send()
+                return
+        if not self._gathering.is_set():
+            self._gathering.set()
+
+    def disown(self) -> None:
+        """Forget what was gathered: for a forked child, whose results are its parent's."""
+        self._lock = threading.Lock()
+        self._results = []
+
+    def _send(self) -> None:
+        results, self._results = self._results, []
+        self._size = self._since = 0
+        self._channel.send(encode_frame(Kind.RESULTS, results))
+
+    def _watch(self) -> None:
+        while True:
+            self._gathering.wait()
+            before = self._results
+            time.sleep(_PATIENCE_SECONDS)
+            with self._lock:
+                if not self._results:
+                    self._gathering.clear()
+                elif self._results is before:
+                    try:
+                        self._send()
+                    except ChannelClosed:
+                        return

@@ -1,0 +1,71 @@
+"""How results leave a stub: quick ones together, none waiting for a batch that takes long."""
+
+import pytest
+
+from gpubridge.stub.results import ResultSender
+from gpubridge.transport.channel import Channel, pair
+from gpubridge.transport.messages import (
+    SignatureCache,
+    decode_results,
+    encode_record,
+    encode_result_batch,
+    encode_signature,
+)
+
+EMPTY = encode_signature(())
+
+
+@pytest.fixture
+def ends():
+    stub, server = pair()
+    server.settimeout(30)
+    sender, receiver = Channel(stub), Channel(server)
+    yield ResultSender(sender), receiver
+    sender.close()
+    receiver.close()
+
+
+def result(sequence):
+    return encode_result_batch(sequence, 1, 2, 0, [encode_record(sequence, EMPTY, ())])
+
+
+def sequences(receiver):
+    message, _ = receiver.receive()
+    return [batch.sequence for batch in decode_results(message, SignatureCache())]
+
+
+def test_quick_results_of_a_message_travel_together(ends):
+    sender, receiver = ends
+    for sequence in (1, 2):
+        sender.add(result(sequence), 1_000, 2_000, last=False)
+    sender.add(result(3), 2_000, 3_000, last=True)
+    received = []
+    while len(received) < 3:
+        received += sequences(receiver)
+    assert received == [1, 2, 3]
+
+
+def test_a_result_is_sent_although_the_next_batch_never_ends(ends):
+    sender, receiver = ends
+    sender.add(result(1), 1_000, 2_000, last=False)
+    assert sequences(receiver) == [1]
+
+
+def test_the_watch_goes_on_after_it_has_sent(ends):
+    sender, receiver = ends
+    for sequence in range(1, 6):
+        sender.add(result(sequence), 1_000, 2_000, last=False)
+        assert sequences(receiver) == [sequence]
+
+
+def test_a_batch_that_took_long_is_not_held_back(ends):
+    sender, receiver = ends
+    sender.add(result(1), 1_000, 1_000_000_000, last=False)
+    assert sequences(receiver) == [1]
+
+
+def test_a_forked_child_forgets_its_parents_results(ends):
+    sender, receiver = ends
+    sender.disown()
+    sender.add(result(7), 1_000, 2_000, last=True)
+    assert sequences(receiver) == [7]
