@@ -13,8 +13,10 @@ __all__ = ["ResultSender"]
 
 _TOGETHER_NS = 100_000
 """Results are gathered for so long: the work of a few small batches."""
-_PATIENCE_SECONDS = 0.001
+_PATIENCE_SECONDS = 0.002
 """After this a result is sent although the batch that follows it still runs."""
+_QUIET_LOOKS = 50
+"""The watching thread sleeps for good only after so many looks in vain: waking it costs more."""
 
 
 class ResultSender:
@@ -62,15 +64,20 @@ class ResultSender:
         self._channel.send(encode_frame(Kind.RESULTS, results))
 
     def _watch(self) -> None:
+        quiet = 0
         while True:
             self._gathering.wait()
             before = self._results
             time.sleep(_PATIENCE_SECONDS)
             with self._lock:
-                if not self._results:
-                    self._gathering.clear()
-                elif self._results is before:
-                    try:
-                        self._send()
-                    except ChannelClosed:
-                        return
+                if self._results:
+                    quiet = 0
+                    if self._results is before:
+                        try:
+                            self._send()
+                        except ChannelClosed:
+                            return
+                else:
+                    quiet += 1
+                    if quiet > _QUIET_LOOKS:
+                        self._gathering.clear()

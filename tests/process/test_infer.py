@@ -248,16 +248,6 @@ def test_every_datatype_as_json(server, datatype, size):
         assert output["data"] == values
 
 
-@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_datatypes_without_json_say_so(server, datatype):
-    given = {"name": f"IN_{datatype}", "datatype": datatype, "shape": [1], "data": [1.0]}
-    status, _, body = server.request(
-        "POST", "/v2/models/every/infer", json.dumps({"inputs": [given]})
-    )
-    assert status == 400
-    assert f"receiving {datatype} data via JSON is not supported" in json.loads(body)["error"]
-
-
 def test_all_datatypes_in_one_request(client):
     arrays = {name: sample(name, 3) for name in DATATYPES}
     # Odd sizes put most of them at odd places.

@@ -8,10 +8,29 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
 from gpubridge.protocol.status import error_body, http_status
 
-__all__ = ["BODY_LIMIT", "Door", "parse_answers"]
+__all__ = ["BODY_LIMIT", "GET", "Door", "chunked", "error", "parse_answers", "post"]
 
 BODY_LIMIT = 100_000
 _RECEIVE_BYTES = 16 * 1024
+
+
+GET = b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def post(body, target=b"/echo", *fields, version=b"1.1"):
+    lines = [b"POST " + target + b" HTTP/" + version, b"Content-Length: %d" % len(body), *fields]
+    return b"\r\n".join([*lines, b"", body])
+
+
+def chunked(body, size, target=b"/echo", *fields, trailer=b""):
+    lines = [b"POST " + target + b" HTTP/1.1", b"Transfer-Encoding: chunked", *fields]
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return b"\r\n".join([*lines, b"", chunks]) + b"0\r\n" + trailer + b"\r\n"
+
+
+def error(text):
+    return b'{"error":"' + text + b'"}'
 
 
 class Transport:

@@ -1,0 +1,124 @@
+"""What HttpConnection refuses, and what becomes of the connection and its handlers then."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import pytest
+
+from tests.unit.http_door import BODY_LIMIT, GET, Door, chunked, post
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"\x00\x01garbage\r\n\r\n", 400),
+        (b"GET /echo HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET /echo HTTP/1.1\r\nA: b\r\n folded\r\n\r\n", 400),
+        (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"\x16\x03\x01\x00\x05hello", 400),
+        (post(b"abc", b"/echo", b"Content-Length: 3"), 400),
+        (post(b"abc", b"/echo", b"Content-Length: 4"), 400),
+        (post(b"abc", b"/echo", b"Transfer-Encoding: chunked"), 400),
+        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n", 400),
+        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: identity\r\n\r\n", 400),
+        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: -5\r\n\r\n", 400),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: abc\r\n\r\n", 400),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: 99999999999999\r\n\r\n", 413),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: 9999999999999999999\r\n\r\n", 413),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (BODY_LIMIT + 1), 413),
+        (chunked(b"a" * (BODY_LIMIT + 1), 9_000), 413),
+        (b"GET /echo HTTP/1.1\r\nX: " + b"a" * 70_000, 431),
+        (b"GET /" + b"a" * 70_000, 431),
+        (b"X" * 70_000, 400),
+        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"a" * 70_000, 431),
+        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;x=" + b"a" * 90_000, 431),
+    ],
+)
+@pytest.mark.parametrize("piece", [1 << 20, 1])
+def test_what_cannot_be_read_is_refused_once_and_nothing_after_it_is_looked_at(raw, status, piece):
+    door = Door()
+    stream = raw + b"\r\n\r\n" + GET
+    if piece == 1:
+        stream = stream[:200] if len(stream) < 1000 else stream
+    door.receive(*(stream[at : at + piece] for at in range(0, len(stream), piece)))
+    assert [answer[0] for answer in door.answers()] == [status]
+    assert b"Connection: close\r\n" in door.transport.sent
+    assert all(handler.ends == ["aborted"] for handler in door.handlers)
+    # The answer would be lost to a client that is still sending if this end closed first.
+    assert door.transport.state == "half"
+    door.end()
+    assert door.transport.state == "closed"
+
+
+def test_a_refused_message_waits_for_the_answers_before_it():
+    door = Door(deferred=True)
+    door.receive(GET, b"junk\r\n\r\n", GET)
+    assert door.answers() == []
+    assert len(door.handlers) == 1
+    door.handlers[0].answer()
+    assert [status for status, _ in door.answers()] == [200, 400]
+
+
+def test_a_broken_body_of_a_refused_request_is_not_answered_twice():
+    door = Door()
+    door.receive(chunked(b"a" * 10, 5, b"/missing")[:-15] + b"zz\r\n")
+    assert [status for status, _ in door.answers()] == [404]
+    assert door.transport.state == "half"
+
+
+def test_no_memory_of_an_aborted_handler_is_written_to():
+    door = Door()
+    door.receive(post(b"a" * 30_000)[:-10_000])
+    memory = door.handlers[0].memory
+    door.lose()
+    before = bytes(memory)
+    memory[:] = b"z" * len(memory)
+    assert before != bytes(memory)
+    assert door.connection.get_buffer(-1) is not memory
+    assert len(door.connection.get_buffer(-1)) == 16 * 1024
+
+
+def test_head_of_nearly_the_limit_is_taken():
+    door = Door()
+    door.receive(b"GET /echo HTTP/1.1\r\nX: " + b"a" * 60_000 + b"\r\n\r\n")
+    assert door.answers() == [(200, b"")]
+
+
+def test_body_of_the_limit_is_taken():
+    door = Door()
+    body = b"a" * BODY_LIMIT
+    door.receive(post(body), chunked(body, 5_000), post(gzip.compress(body), b"/echo"))
+    assert [status for status, _ in door.answers()] == [200, 200, 200]
+
+
+def test_decompression_stops_at_the_limit():
+    door = Door()
+    bomb = gzip.compress(b"\0" * (BODY_LIMIT + 1))
+    door.receive(post(bomb, b"/echo", b"Content-Encoding: gzip"))
+    assert door.answers()[0][0] == 400
+    assert b"longer than the limit of 100000" in door.answers()[0][1]
+    assert door.handlers[0].ends == ["aborted"]
+    assert door.handlers[0].memory is None
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "status"),
+    [
+        (b"gzip", b"plain", 400),
+        (b"deflate", zlib.compress(b"x" * 100, wbits=-15), 400),
+        (b"gzip", gzip.compress(b"x" * 1000)[:-12], 400),
+        (b"br", b"x", 501),
+        (b"gzip, deflate", b"x", 501),
+        (b"", b"x", 501),
+        (b"identity", b"x", 200),
+        (b"GZIP", gzip.compress(b"x"), 200),
+    ],
+)
+def test_content_codings(coding, body, status):
+    door = Door()
+    door.receive(post(body, b"/echo", b"Content-Encoding: " + coding), GET)
+    assert [answer[0] for answer in door.answers()] == [status, 200]
