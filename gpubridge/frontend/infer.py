@@ -148,22 +148,28 @@ class _InferHandler:
         slot, places, packed = pack_inputs(form, binary, door.arena)
         try:
             if form.strings:
-                check_strings(
-                    form, door.model.name, [slot.memory[at : at + n] for at, n in places]
-                )
+                check_strings(form, door.model.name, [slot.memory[at : at + n] for at, n in places])
         except BridgeError:
             door.arena.free(slot)
             raise
         door.arena.free(body)
         self._slot = None
         return InferRequest(
-            form.signature, slot, 0, places, self._done, form.identifier, form.extras, copied + packed
+            form.signature,
+            slot,
+            0,
+            places,
+            self._done,
+            form.identifier,
+            form.extras,
+            copied + packed,
         )
 
     def _done(self, outcome: Outcome) -> None:
         """Send what the model answered."""
         exchange, form, door = self._exchange, self._form, self._door
-        assert exchange is not None and form is not None
+        assert exchange is not None
+        assert form is not None
         try:
             if not isinstance(outcome, InferResponse):
                 raise outcome

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from gpubridge.errors import BridgeError
+from gpubridge.frontend.http.head import MessageHead
 from gpubridge.frontend.http.message import RequestHandler, Router, compress, response_head
 
-__all__ = ["Answer"]
+__all__ = ["Answer", "AnswerQueue"]
+
+_PIPELINE_LIMIT = 32
 
 
 class Answer:
@@ -36,7 +40,16 @@ class Answer:
         The bytes of the answer, once it is there.
     """
 
-    __slots__ = ("_bodiless", "_coding", "_on_ready", "_router", "_version", "close", "handler", "parts")
+    __slots__ = (
+        "_bodiless",
+        "_coding",
+        "_on_ready",
+        "_router",
+        "_version",
+        "close",
+        "handler",
+        "parts",
+    )
 
     def __init__(
         self,
@@ -94,3 +107,70 @@ class Answer:
         else:
             self.parts = [b"".join((head, end, body)), *buffers]
         self._on_ready()
+
+
+class AnswerQueue:
+    """The answers of a connection that are still to be sent, in the order of their requests.
+
+    Parameters
+    ----------
+    router : Router
+        Knows how errors look.
+    on_ready : callable
+        Told when an answer is there.
+    """
+
+    __slots__ = ("_answers", "_on_ready", "_router")
+
+    def __init__(self, router: Router, on_ready: Callable[[], None]) -> None:
+        self._router = router
+        self._on_ready = on_ready
+        self._answers: deque[Answer] = deque()
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    @property
+    def full(self) -> bool:
+        """Whether so many are open that no further request should be read."""
+        return len(self._answers) >= _PIPELINE_LIMIT
+
+    def place(self, message: MessageHead | None, *, last: bool) -> Answer:
+        """Take the next place, for a message or (None) for what could not be read as one.
+
+        Parameters
+        ----------
+        last : bool
+            Whether the connection ends with the answer, whatever the message says.
+        """
+        if message is None:
+            answer = Answer(self._router, self._on_ready, close=last)
+        else:
+            answer = Answer(
+                self._router,
+                self._on_ready,
+                close=last or message.close,
+                version=message.version,
+                coding=message.coding,
+                bodiless=message.request.method == b"HEAD",
+            )
+        self._answers.append(answer)
+        return answer
+
+    def take_ready(self) -> Answer | None:
+        """Remove and return the answer whose turn it is, if it is there."""
+        answers = self._answers
+        if answers and answers[0].parts is not None:
+            return answers.popleft()
+        return None
+
+    def drop_last(self) -> None:
+        """Give the last place up: its request will never be whole."""
+        self._answers.pop()
+
+    def abort(self) -> None:
+        """Tell every handler that has not answered that nobody waits any more."""
+        answers, self._answers = self._answers, deque()
+        for answer in answers:
+            if answer.handler is not None:
+                answer.handler.abort()

@@ -16,54 +16,23 @@ States::
 from __future__ import annotations
 
 import asyncio
-import re
-from collections import deque
-from dataclasses import dataclass
 
 import httptools
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.http.answer import Answer
+from gpubridge.frontend.http.answer import Answer, AnswerQueue
+from gpubridge.frontend.http.head import MessageHead, read_head
 from gpubridge.frontend.http.message import (
+    HttpSettings,
     RequestHandler,
     RequestHead,
     Router,
-    accepted_coding,
     decompress,
 )
 
 __all__ = ["HttpConnection", "HttpSettings"]
 
-_RECEIVE_BYTES = 16 * 1024
 _HEAD_LIMIT = 64 * 1024
-_PIPELINE_LIMIT = 32
-_DIGITS = re.compile(rb"[0-9]{1,18}", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class HttpSettings:
-    """Limits of a connection.
-
-    Attributes
-    ----------
-    body_limit : int
-        Bytes of a request body, after decompression too.
-    """
-
-    body_limit: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """What a head says of its message."""
-
-    head: RequestHead
-    close: bool
-    version: str
-    coding: str | None
-    length: int
-    collected: bool
-    expects: bool
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -93,21 +62,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._receive_view = memoryview(receive)
         self._connections = connections
         self._transport: asyncio.Transport
-        self._answers: deque[Answer] = deque()
-        self._closing = False
-        self._draining = False
-        self._deaf = False
-        self._unread = False
-        self._paused = False
-        self._stalled = False
+        self._answers = AnswerQueue(router, self.answered)
+        self._closing = self._draining = False
+        self._deaf = self._unread = False
+        self._paused = self._stalled = False
         self._head_bytes = 0
         self._parser = httptools.HttpRequestParser(self)
         self._parsing = False
         self._head = RequestHead()
         # The last head that came in one piece, and what it said: a client's heads repeat.
         self._known_head = b""
-        self._known: _Message | None = None
-        self._simple: _Message | None = None
+        self._known: MessageHead | None = None
+        self._simple: MessageHead | None = None
         self._renew()
 
     def _renew(self) -> None:
@@ -118,9 +84,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._handler: RequestHandler | None = None
         self._collected: bytearray | None = None
         self._memory: memoryview | None = None
-        self._length = 0
-        self._missing = 0
-        self._copied = 0
+        self._length = self._missing = self._copied = 0
         self._direct = False
 
     # -- what asyncio calls ---------------------------------------------------------------------
@@ -134,14 +98,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Give up what is not finished."""
         self._connections.discard(self)
         self._closing = self._deaf = True
-        if self._handler is not None:
-            self._handler.abort()
-        for answer in self._answers:
-            if answer.handler is not None and answer.handler is not self._handler:
-                answer.handler.abort()
+        self._answers.abort()
         self._handler = None
         self._memory = None
-        self._answers.clear()
 
     def get_buffer(self, sizehint: int) -> memoryview | bytearray:
         """Return where the next bytes go: into the body's own memory if it has one."""
@@ -166,7 +125,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             if self._handler is not None:
                 self._handler.abort()
             if self._answer is not None and self._answer.parts is None:
-                self._answers.pop()
+                self._answers.drop_last()
             self._renew()
         return bool(self._answers) and not self._closing
 
@@ -210,7 +169,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Take a head, or the first part of one; returns where it ends."""
         known = self._known
         if known is not None and self._receive.startswith(self._known_head, start, end):
-            self._begin(known)
+            self._begin(known, known.length or 0)
             if not known.length and not self._deaf:
                 self._complete()
             return start + len(self._known_head)
@@ -278,67 +237,43 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Find who takes the request, and where its body goes."""
         if self._deaf:
             return
-        parser = self._parser
-        head = self._head
-        headers = head.headers
-        head.method = parser.get_method()
+        self._head.method = self._parser.get_method()
         self._head_bytes = 0
-        accepts = headers.get(b"accept-encoding")
-        length = headers.get(b"content-length", b"0")
-        readable = _DIGITS.fullmatch(length) and int(length) <= self._settings.body_limit
-        chunked = b"transfer-encoding" in headers
-        coded = headers.get(b"content-encoding", b"identity") != b"identity"
-        message = _Message(
-            head,
-            close=not parser.should_keep_alive() or head.method == b"CONNECT",
-            version=parser.get_http_version(),
-            coding=accepted_coding(accepts) if accepts else None,
-            length=int(length) if readable else 0,
-            collected=chunked or coded,
-            expects=headers.get(b"expect", b"").lower() == b"100-continue"
-            and (chunked or length != b"0"),
-        )
-        upgrade = parser.should_upgrade()
-        if not readable:
+        message = read_head(self._parser, self._head)
+        if message.length is None or message.length > self._settings.body_limit:
             self._place_answer(message)
-            self._refuse(413, self._too_long(f"of {length.decode('latin-1')} bytes"))
-        elif chunked and upgrade:
+            told = self._head.headers[b"content-length"].decode("latin-1")
+            self._refuse(413, self._settings.too_long(f"of {told} bytes"))
+        elif message.chunked and message.upgrade:
             self._place_answer(message)
-            self._refuse(501, "Upgrade with a chunked body is not served: send one without the other")
+            self._refuse(
+                501, "Upgrade with a chunked body is not served: send one without the other"
+            )
         else:
-            if not message.collected and not upgrade:
+            if not message.collected and not message.upgrade:
                 self._simple = message
-            self._begin(message)
+            self._begin(message, message.length)
 
-    def _place_answer(self, message: _Message) -> Answer:
+    def _place_answer(self, message: MessageHead) -> Answer:
         """Take the next place in the order of answers for a message whose head is there."""
         self._headed = True
-        answer = Answer(
-            self.router,
-            self.answered,
-            close=self._draining or message.close,
-            version=message.version,
-            coding=message.coding,
-            bodiless=message.head.method == b"HEAD",
-        )
-        self._answer = answer
-        self._answers.append(answer)
-        if len(self._answers) >= _PIPELINE_LIMIT:
+        answer = self._answer = self._answers.place(message, last=self._draining)
+        if self._answers.full:
             self._update_reading()
         return answer
 
-    def _begin(self, message: _Message) -> None:
+    def _begin(self, message: MessageHead, length: int) -> None:
         """Find who takes the message, and where its body goes."""
         answer = self._place_answer(message)
-        self._length = message.length
+        self._length = length
         if message.collected:
             self._collected = bytearray()
         else:
-            self._missing = message.length
+            self._missing = length
         try:
-            handler = self.router.route(message.head)
+            handler = self.router.route(message.request)
             if self._missing:
-                self._memory = handler.body_memory(message.length)
+                self._memory = handler.body_memory(length)
         except BridgeError as error:
             answer.fail(error)
             return
@@ -353,7 +288,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if self._collected is not None:
             if len(self._collected) + len(body) > self._settings.body_limit:
-                self._refuse(413, self._too_long("in chunks"))
+                self._refuse(413, self._settings.too_long("in chunks"))
                 return
             self._collected += body
         elif self._missing:
@@ -399,12 +334,6 @@ class HttpConnection(asyncio.BufferedProtocol):
             handler.abort()
             answer.fail(error)
 
-    def _too_long(self, what: str) -> str:
-        return (
-            f"request body {what}: expected at most {self._settings.body_limit} bytes "
-            "(--http-max-input-size)"
-        )
-
     def _refuse(self, status: int, text: str) -> None:
         """Answer a message that cannot be read, after those before it; nothing after it is read."""
         answer = self._answer
@@ -422,8 +351,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._close()
             return
         if answer is None:
-            answer = Answer(self.router, self.answered, close=True)
-            self._answers.append(answer)
+            answer = self._answers.place(None, last=True)
         answer.close = True
         answer.fail_with(BridgeError(text, ErrorCode.INVALID_ARG), status)
 
@@ -432,9 +360,11 @@ class HttpConnection(asyncio.BufferedProtocol):
     def answered(self) -> None:
         """An answer is there: send those whose turn it is."""
         answers = self._answers
-        was_full = len(answers) >= _PIPELINE_LIMIT
-        while answers and answers[0].parts is not None and not self._closing:
-            answer = answers.popleft()
+        was_full = answers.full
+        while not self._closing:
+            answer = answers.take_ready()
+            if answer is None:
+                break
             parts = answer.parts
             assert parts is not None
             if len(parts) == 1:
@@ -461,7 +391,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _update_reading(self) -> None:
-        wanted = not self._stalled and len(self._answers) < _PIPELINE_LIMIT
+        wanted = not self._stalled and not self._answers.full
         if wanted == self._paused and not self._closing:
             self._paused = not wanted
             if wanted:

@@ -11,6 +11,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 
 __all__ = [
     "Exchange",
+    "HttpSettings",
     "RequestHandler",
     "RequestHead",
     "Router",
@@ -34,6 +35,25 @@ _REASONS = {
     501: b"Not Implemented",
     503: b"Service Unavailable",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """Limits of a connection.
+
+    Attributes
+    ----------
+    body_limit : int
+        Bytes of a request body, after decompression too.
+    """
+
+    body_limit: int
+
+    def too_long(self, what: str) -> str:
+        """Say that a body is longer than allowed."""
+        return (
+            f"request body {what}: expected at most {self.body_limit} bytes (--http-max-input-size)"
+        )
 
 
 @dataclass(slots=True)
