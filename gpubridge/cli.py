@@ -43,7 +43,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    _add_serve_flags(command)
+    defaults = ServerSettings(model_repositories=(Path(),))
+    _add_door_flags(command, defaults)
+    _add_model_flags(command)
+    _add_limit_flags(command, defaults)
+    _add_log_flags(command)
     command.set_defaults(run=_serve)
     command = commands.add_parser(
         "doctor",
@@ -55,20 +59,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_serve_flags(command: argparse.ArgumentParser) -> None:
+def _add_door_flags(command: argparse.ArgumentParser, defaults: ServerSettings) -> None:
     add = command.add_argument
-    defaults = ServerSettings(model_repositories=(Path(),))
-    add(
-        "--model-repository",
-        "--model-store",
-        type=Path,
-        action="append",
-        required=True,
-        metavar="DIR",
-        help="a directory with one directory per model; may be given several times",
-    )
     for door in ("http", "metrics"):
-        add(f"--allow-{door}", type=_flag, default=True, metavar="BOOL", help=f"open the {door} door")
+        add(
+            f"--allow-{door}",
+            type=_flag,
+            default=True,
+            metavar="BOOL",
+            help=f"open the {door} door",
+        )
         add(f"--{door}-address", default=getattr(defaults, f"{door}_address"), help="to listen on")
         add(
             f"--{door}-port",
@@ -77,11 +77,18 @@ def _add_serve_flags(command: argparse.ArgumentParser) -> None:
             help="to listen on; 0 for any free one",
         )
     add("--allow-grpc", type=_flag, default=False, metavar="BOOL", help="not served yet")
+
+
+def _add_model_flags(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
     add(
-        "--http-max-input-size",
-        type=int,
-        default=defaults.http_max_input_size,
-        help="bytes of the largest request body",
+        "--model-repository",
+        "--model-store",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="DIR",
+        help="a directory with one directory per model; may be given several times",
     )
     add(
         "--model-control-mode",
@@ -104,12 +111,6 @@ def _add_serve_flags(command: argparse.ArgumentParser) -> None:
         help="the server is ready only when every model is",
     )
     add(
-        "--exit-timeout-secs",
-        type=int,
-        default=defaults.exit_timeout_secs,
-        help="seconds that requests in flight and finalize get at the end",
-    )
-    add(
         "--backend-config",
         action="append",
         default=[],
@@ -121,6 +122,22 @@ def _add_serve_flags(command: argparse.ArgumentParser) -> None:
         choices=["none", "host"],
         default="none",
         help="what becomes of KIND_GPU instances without a GPU: an error, or the host",
+    )
+
+
+def _add_limit_flags(command: argparse.ArgumentParser, defaults: ServerSettings) -> None:
+    add = command.add_argument
+    add(
+        "--http-max-input-size",
+        type=int,
+        default=defaults.http_max_input_size,
+        help="bytes of the largest request body",
+    )
+    add(
+        "--exit-timeout-secs",
+        type=int,
+        default=defaults.exit_timeout_secs,
+        help="seconds that requests in flight and finalize get at the end",
     )
     add(
         "--request-arena-limit",
@@ -134,6 +151,10 @@ def _add_serve_flags(command: argparse.ArgumentParser) -> None:
         default=defaults.output_arena_limit,
         help="bytes of shared memory for the outputs of one instance",
     )
+
+
+def _add_log_flags(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
     add("--log-verbose", type=int, default=0, help="verbose level; 0 for none")
     add("--log-info", type=_flag, default=True, metavar="BOOL", help="log informational lines")
     add("--log-warning", type=_flag, default=True, metavar="BOOL", help="log warnings")
