@@ -24,7 +24,7 @@ def draw(report: Report, target: Path) -> bool:
     if not compared:
         return False
     # Imported here: a run without a peer needs no matplotlib.
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(9, 1.6 + 0.42 * len(compared)), layout="constrained")
     axes = figure.subplots()

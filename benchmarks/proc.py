@@ -46,8 +46,8 @@ def usage(root: int) -> Usage:
     for pid in tree(root):
         try:
             rollup = (_PROC / str(pid) / "smaps_rollup").read_text()
-            descriptors += len(os.listdir(_PROC / str(pid) / "fd"))
-            threads += len(os.listdir(_PROC / str(pid) / "task"))
+            descriptors += len(list((_PROC / str(pid) / "fd").iterdir()))
+            threads += len(list((_PROC / str(pid) / "task").iterdir()))
         except (FileNotFoundError, ProcessLookupError):
             continue
         sizes = dict(line.split(":", 1) for line in rollup.splitlines()[1:])

@@ -34,7 +34,11 @@ _MODEL_PACKAGES = (
     ("torch", "torch", "pip install torch, if your models use it"),
     ("cupy", "cupy", "pip install cupy-cuda13x (or cupy-cuda12x), if your models use it"),
     ("PIL", "pillow", "pip install 'gpubridge[image]', for examples/image_preproc"),
-    ("nvidia.nvimgcodec", "nvidia-nvimgcodec", "pip install 'gpubridge[image-gpu]', for its decoder"),
+    (
+        "nvidia.nvimgcodec",
+        "nvidia-nvimgcodec",
+        "pip install 'gpubridge[image-gpu]', for its decoder",
+    ),
 )
 # A busy server holds a descriptor per connection and a few per model instance.
 _DESCRIPTORS = 1024
@@ -87,10 +91,9 @@ def examine() -> list[Finding]:
 def report(findings: Iterable[Finding]) -> str:
     """Word the findings, the needed ones first."""
     findings = list(findings)
-    lines = [
-        f"gpubridge {gpubridge.__version__}, Python {platform.python_version()} "
-        f"({sys.executable}), {platform.system()} {platform.release()} {platform.machine()}"
-    ]
+    python = f"Python {platform.python_version()} ({sys.executable})"
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    lines = [f"gpubridge {gpubridge.__version__}, {python}, {system}"]
     for title, needed in (("needed to serve", True), ("faster, or on a GPU, or for models", False)):
         lines += ["", title]
         for finding in findings:
@@ -156,7 +159,9 @@ def _descriptor_passing() -> Finding:
                 end.close()
         return "a descriptor crossed a socket pair (SCM_RIGHTS over SEQPACKET)"
 
-    return _needed("channel to stubs", attempt, "in a sandbox, allow AF_UNIX SOCK_SEQPACKET sockets")
+    return _needed(
+        "channel to stubs", attempt, "in a sandbox, allow AF_UNIX SOCK_SEQPACKET sockets"
+    )
 
 
 def _pidfd() -> Finding:
@@ -194,7 +199,7 @@ def _descriptor_limit() -> Finding:
 
 
 def _dev_shm() -> Finding:
-    subject = "/dev/shm"
+    subject = "/dev/shm"  # noqa: S108  (nothing is written there)
     try:
         stat = os.statvfs(subject)
     except OSError as error:

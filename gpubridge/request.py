@@ -68,7 +68,7 @@ class InferRequest:
         "ticket",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (made once per request: no room for a builder)
         self,
         signature: bytes,
         slot: Slot | None,

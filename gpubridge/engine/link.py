@@ -19,7 +19,7 @@ from gpubridge.engine.outbox import Outbox
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena, Segment
 from gpubridge.request import InferRequest, InferResponse, Outcome
-from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, Message
+from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory, LentSlots
 from gpubridge.transport.messages import (
@@ -269,7 +269,7 @@ class StubLink:
             self._trusted = False
             self._break(f"sent a malformed message ({error.message})")
 
-    def _take(self, message: Message, fds: list[int]) -> None:
+    def _take(self, message: bytes, fds: list[int]) -> None:
         try:
             kind = message[0]
             if kind == Kind.RESULTS:
@@ -336,14 +336,12 @@ class StubLink:
             return BridgeError("the request was cancelled", ErrorCode.CANCELLED)
         if flags & ResponseFlag.ERROR:
             return _error(extras or {})
-        view = self._borrowed.view
-        buffers = []
         for spec, ref in zip(record.signature.tensors, record.refs, strict=True):
             if spec.nbytes is not None and spec.nbytes != ref[2]:
                 raise MalformedMessage(
                     f"output '{spec.name}' of {ref[2]} bytes, its shape needs {spec.nbytes}"
                 )
-            buffers.append(view(ref[0], ref[1], ref[2], ref[3]))
+        buffers = self._borrowed.views(record.refs)
         parameters = extras.get("parameters") if extras else None
         return InferResponse(record.signature, buffers, parameters)
 

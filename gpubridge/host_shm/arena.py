@@ -8,7 +8,7 @@ a limit and gives unused segments back.
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm.segment import Segment
@@ -73,8 +73,8 @@ class HostArena:
         self,
         owner: int,
         limit: int,
-        on_create: Optional[Callable[[Segment], None]] = None,
-        on_drop: Optional[Callable[[Segment], None]] = None,
+        on_create: Callable[[Segment], None] | None = None,
+        on_drop: Callable[[Segment], None] | None = None,
     ) -> None:
         self.limit = limit
         self.capacity = 0
@@ -82,8 +82,8 @@ class HostArena:
         self._made = 0
         self._on_create = on_create
         self._on_drop = on_drop
-        self._stacks: Dict[int, List[Slot]] = {}
-        self._buckets: Dict[int, _Bucket] = {}
+        self._stacks: dict[int, list[Slot]] = {}
+        self._buckets: dict[int, _Bucket] = {}
 
     def allocate(self, nbytes: int) -> Slot:
         """Lend a slot of at least ``nbytes`` bytes (contents undefined); give back with :meth:`free`.
@@ -109,11 +109,11 @@ class HostArena:
             bucket.idle_since = time.monotonic()
         self._stacks[slot.size].append(slot)
 
-    def segments(self) -> List[Segment]:
+    def segments(self) -> list[Segment]:
         """All segments that exist now."""
         return [bucket.segment for bucket in self._buckets.values()]
 
-    def lent(self) -> Tuple[int, int]:
+    def lent(self) -> tuple[int, int]:
         """Number of slots lent now, and their bytes."""
         used = [(b.slots - b.free, b.slot_size) for b in self._buckets.values()]
         return sum(n for n, _ in used), sum(n * size for n, size in used)
@@ -132,7 +132,7 @@ class HostArena:
         for bucket in list(self._buckets.values()):
             self._drop(bucket)
 
-    def _grow(self, size: int) -> List[Slot]:
+    def _grow(self, size: int) -> list[Slot]:
         if size <= _POWERS_UP_TO:
             count = _SMALL_SEGMENT // size
         else:

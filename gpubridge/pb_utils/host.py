@@ -33,13 +33,13 @@ _host: Host | None = None
 
 def attach(host: Host) -> None:
     """Set the process's host; done once, by the stub, before a model is imported."""
-    global _host
+    global _host  # noqa: PLW0603  (one process, one host)
     _host = host
 
 
 def detach() -> None:
     """Forget the host; what needs one then behaves as outside of a server."""
-    global _host
+    global _host  # noqa: PLW0603  (one process, one host)
     _host = None
 
 
@@ -55,8 +55,9 @@ def register_aliases() -> None:
     a ``pip install`` puts there; so the stub registers ``triton_python_backend_utils`` and
     ``c_python_backend_utils`` itself, as the very same modules.
     """
-    from gpubridge import pb_utils
-    from gpubridge.pb_utils import c_module
+    # Both import this module.
+    from gpubridge import pb_utils  # noqa: PLC0415
+    from gpubridge.pb_utils import c_module  # noqa: PLC0415
 
     sys.modules["triton_python_backend_utils"] = pb_utils
     sys.modules["c_python_backend_utils"] = c_module

@@ -33,7 +33,7 @@ def _emit(level: _LogLevel, message: Any) -> None:
         server.log(int(level), message, filename, line)
         return
     now = time.strftime("%H:%M:%S")
-    print(f"{level.name[0]} {now} {filename}:{line}] {message}", file=sys.stderr)
+    sys.stderr.write(f"{level.name[0]} {now} {filename}:{line}] {message}\n")
 
 
 class Logger:

@@ -254,9 +254,7 @@ def _input(entry: Any) -> InputForm:
     if len(given) != 1:
         raise _no_data("But set " + " ".join(given) if given else "But no field is set")
     if region is not None:
-        raise BridgeError(
-            f"Unable to find shared memory region: '{region}'", ErrorCode.NOT_FOUND
-        )
+        raise BridgeError(f"Unable to find shared memory region: '{region}'", ErrorCode.NOT_FOUND)
     if "data" in entry:
         data = data_from_json(name, datatype, _count(shape), array(entry, "data"))
         return InputForm(name, datatype, shape, len(data), data)
@@ -326,17 +324,15 @@ def _parameters(document: JsonObject) -> tuple[bytes, bool]:
         if name == "binary_data_output":
             binary_default = boolean(value, name)
         elif name == "sequence_id":
-            if type(value) is not str:
-                value = unsigned(value, name) if type(value) is int else _non_string(name)
-            extras["correlation_id"] = value
+            extras["correlation_id"] = _sequence_id(value)
         elif name == "sequence_start":
             extras["flags"] = extras.get("flags", 0) | boolean(value, name)
         elif name == "sequence_end":
             extras["flags"] = extras.get("flags", 0) | boolean(value, name) << 1
-        elif name == "priority":
-            unsigned(value, name)
-        elif name == "timeout":
-            extras["timeout"] = unsigned(value, name)
+        elif name in ("priority", "timeout"):
+            number = unsigned(value, name)
+            if name == "timeout":
+                extras["timeout"] = number
         else:
             parameters[name] = _parameter(name, value)
     if parameters:
@@ -344,8 +340,12 @@ def _parameters(document: JsonObject) -> tuple[bytes, bool]:
     return (orjson.dumps(extras) if extras else b""), binary_default
 
 
-def _non_string(name: str) -> Any:
-    raise internal(f"Unable to parse '{name}': attempt to access JSON non-string as string")
+def _sequence_id(value: Any) -> str | int:
+    if type(value) is str:
+        return value
+    if type(value) is int:
+        return unsigned(value, "sequence_id")
+    raise internal("Unable to parse 'sequence_id': attempt to access JSON non-string as string")
 
 
 def _parameter(name: str, value: Any) -> Any:
@@ -359,4 +359,3 @@ def _parameter(name: str, value: Any) -> Any:
             f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
         )
     return value
-

@@ -54,9 +54,11 @@ def data_from_json(name: str, datatype: str, count: int, data: list[Any]) -> byt
         # Values beyond the type wrap, as Triton's do.
         return np.array(values, dtype=np.int64).astype(dtype).tobytes()
     with np.errstate(over="ignore"):
-        return np.array(values, dtype=np.float64 if dtype.kind == "f" else dtype).astype(
-            dtype
-        ).tobytes()
+        return (
+            np.array(values, dtype=np.float64 if dtype.kind == "f" else dtype)
+            .astype(dtype)
+            .tobytes()
+        )
 
 
 def _flat(data: list[Any]) -> Iterator[Any]:

@@ -14,7 +14,7 @@ import sys
 _FAILED = 17
 
 
-def main():  # type: ignore[no-untyped-def]
+def main():
     """Load the package and become a stub; returns the exit code."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
@@ -37,7 +37,7 @@ def main():  # type: ignore[no-untyped-def]
     return run(fd, int(sys.argv[2]))
 
 
-def _problem():  # type: ignore[no-untyped-def]
+def _problem():
     """Return why this interpreter cannot run a stub, or None."""
     version = "%d.%d" % sys.version_info[:2]
     if sys.version_info < (3, 9):

@@ -7,7 +7,8 @@ import inspect
 import json
 import threading
 import time
-from typing import Any, Coroutine, Dict, FrozenSet, List, Optional, Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Logger, Tensor
@@ -33,7 +34,7 @@ class ModelIdentity:
     __slots__ = ("instance", "name", "outputs", "path", "version")
 
     def __init__(
-        self, name: str, version: int, instance: str, path: str, outputs: FrozenSet[str]
+        self, name: str, version: int, instance: str, path: str, outputs: frozenset[str]
     ) -> None:
         self.name = name
         self.version = version
@@ -69,11 +70,11 @@ class Executor:
         self._borrowed = borrowed
         self._outputs = outputs
         self._control = control
-        self._signatures: Dict[Any, bytes] = {}
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._signatures: dict[Any, bytes] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._keeps = False
         self._private_bytes = 0
-        self._view = borrowed.view
+        self._views = borrowed.views
         self.ended_at = 0
 
     def run(self, batch: Batch) -> bytes:
@@ -84,9 +85,9 @@ class Executor:
         self._private_bytes = 0
         borrowed = self._borrowed
         crowded = borrowed.held > _KEPT_LEASES or borrowed.held_bytes > _KEPT_BYTES
-        self._view = self._private_view if crowded else borrowed.view
+        self._views = self._private_views if crowded else borrowed.views
         started = self._control.start(batch.sequence)
-        answers: List[bytes] = []
+        answers: list[bytes] = []
         try:
             responses = self._call([self._request(record) for record in live]) if live else []
         except BaseException as error:
@@ -110,13 +111,11 @@ class Executor:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _request(self, record: Record) -> InferenceRequest:
-        view = self._view
         signature = record.signature
+        received = Tensor._received
         inputs = [
-            Tensor._received(
-                spec.name, spec.datatype, spec.shape, view(ref[0], ref[1], ref[2], ref[3])
-            )
-            for spec, ref in zip(signature.tensors, record.refs)
+            received(spec[0], spec[1], spec[2], view)
+            for spec, view in zip(signature.tensors, self._views(record.refs))
         ]
         extras = record.extras or _NO_EXTRAS
         ticket = record.ticket
@@ -134,18 +133,18 @@ class Executor:
             lambda: cancelled[ticket] != 0,
         )
 
-    def _private_view(self, region: int, offset: int, nbytes: int, ticket: int) -> memoryview:
-        """Copy an input: this model keeps so many that the server would run out of memory to lend."""
+    def _private_views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
+        """Copy inputs: this model keeps so many that the server would run out of memory to lend."""
         if not self._keeps:
             self._keeps = True
             Logger.log_warn(
                 f"model '{self._identity.instance}' keeps more than {_KEPT_LEASES} inputs or "
                 f"{_KEPT_BYTES} bytes of them: it gets copies from now on while it does"
             )
-        self._private_bytes += nbytes
-        return memoryview(bytearray(self._borrowed.view(region, offset, nbytes, ticket)))
+        self._private_bytes += sum(ref[2] for ref in refs)
+        return [memoryview(bytearray(view)) for view in self._borrowed.views(refs)]
 
-    def _call(self, requests: List[InferenceRequest]) -> List[Any]:
+    def _call(self, requests: list[InferenceRequest]) -> list[Any]:
         """Call the model and check the form of what it returns."""
         execute = self._execute
         if execute is None:
@@ -211,7 +210,7 @@ class Executor:
         refs = self._outputs.place([tensor._payload() for tensor in tensors])
         return encode_record(record.ticket, signature, refs, extras=extras)
 
-    def _skip(self, records: Sequence[Record], live: Sequence[Record]) -> List[bytes]:
+    def _skip(self, records: Sequence[Record], live: Sequence[Record]) -> list[bytes]:
         """Answer for the requests that nobody waits for any more; their memory goes back."""
         run = {record.ticket for record in live}
         skipped = [record.ticket for record in records if record.ticket not in run]
@@ -231,7 +230,7 @@ class _ContractError(Exception):
     """The model broke a rule of ``execute``; its text is the answer."""
 
 
-_NO_EXTRAS: Dict[str, Any] = {}
+_NO_EXTRAS: dict[str, Any] = {}
 _SIGNATURES = 4096
 _KEPT_LEASES = 1024
 _KEPT_BYTES = 64 << 20

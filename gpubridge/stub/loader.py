@@ -44,7 +44,7 @@ def load_model(path: str, version: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    model: Any = module.TritonPythonModel  # type: ignore[attr-defined]
+    model: Any = module.TritonPythonModel
     return model
 
 

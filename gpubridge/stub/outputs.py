@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class OutputMemory:
         self._arena = HostArena(owner, limit, on_create, on_drop)
         self._lent = LentSlots(table, self._arena)
 
-    def place(self, payloads: Sequence[Any]) -> List[int]:
+    def place(self, payloads: Sequence[Any]) -> list[int]:
         """Copy the payloads (flat buffers) into a slot; returns the fields of their references.
 
         Raises
@@ -69,7 +70,7 @@ class OutputMemory:
         offset = slot.offset
         region = slot.segment.region
         lease = self._lent.lend(slot)
-        fields: List[int] = []
+        fields: list[int] = []
         at = 0
         for payload, size in zip(payloads, sizes):
             if size > _LARGE:

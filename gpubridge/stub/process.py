@@ -9,7 +9,8 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, Dict, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
@@ -18,7 +19,7 @@ from gpubridge.stub.executor import Executor, ModelIdentity
 from gpubridge.stub.loader import load_model, model_error_text
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.results import ResultSender
-from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, Message
+from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import (
@@ -64,7 +65,7 @@ def _die_with(server_pid: int) -> None:
 class _Stub:
     """Wires a stub's rooms together and answers the server's messages."""
 
-    def __init__(self, channel: Channel, settings: Dict[str, Any], fds: Sequence[int]) -> None:
+    def __init__(self, channel: Channel, settings: dict[str, Any], fds: Sequence[int]) -> None:
         self._channel = channel
         self._settings = settings
         segment = Segment.open(0, fds[0], ControlPage.SIZE)
@@ -81,7 +82,7 @@ class _Stub:
         self._signatures = SignatureCache()
         self._results = ResultSender(channel)
         self._model: Any = None
-        self._executor: Optional[Executor] = None
+        self._executor: Executor | None = None
 
     def initialize(self) -> bool:
         """Load the model and call its ``initialize``; tells the server how it went."""
@@ -131,7 +132,7 @@ class _Stub:
             else:
                 raise MalformedMessage(f"message of unknown kind {kind} from the server")
 
-    def _run_batches(self, message: Message) -> None:
+    def _run_batches(self, message: bytes) -> None:
         """Execute the batches of a message."""
         executor = self._executor
         assert executor is not None

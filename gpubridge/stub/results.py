@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import List
 
 from gpubridge.transport.channel import FRAME_LIMIT, Channel, ChannelClosed
 from gpubridge.transport.messages import Kind, encode_frame
@@ -29,7 +28,7 @@ class ResultSender:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._lock = threading.Lock()
-        self._results: List[bytes] = []
+        self._results: list[bytes] = []
         self._size = 0
         self._since = 0
         self._gathering = threading.Event()

@@ -51,7 +51,12 @@ def configure_logging(
     else:
         handler = logging.FileHandler(file, encoding="utf-8")
     handler.setFormatter(_Formatter())
-    shown = {logging.INFO: info, logging.WARNING: warning, logging.ERROR: error, VERBOSE: verbose > 0}
+    shown = {
+        logging.INFO: info,
+        logging.WARNING: warning,
+        logging.ERROR: error,
+        VERBOSE: verbose > 0,
+    }
     handler.addFilter(lambda record: shown.get(record.levelno, True))
     logger = logging.getLogger("gpubridge")
     logger.addHandler(handler)

@@ -29,11 +29,13 @@ _USED = {_PLAIN: b"used_dltensor", _VERSIONED: b"used_dltensor_versioned"}
 class CapsuleEngine(Protocol):
     """What makes and reads capsules: this module's engine or ``gpubridge._native``."""
 
-    def capsule_read(self, capsule: Capsule, /) -> tuple[Any, ...]: ...
+    def capsule_read(self, capsule: Capsule, /) -> tuple[Any, ...]:
+        """Read the fields of an unconsumed capsule, in the order of `CapsuleFields`."""
 
-    def capsule_take(self, capsule: Capsule, /) -> object: ...
+    def capsule_take(self, capsule: Capsule, /) -> object:
+        """Consume a capsule; the result calls the producer's deleter when it dies."""
 
-    def capsule_make(
+    def capsule_make(  # noqa: PLR0913  (the fields of DLPack's struct)
         self,
         owner: object,
         address: int,
@@ -43,7 +45,8 @@ class CapsuleEngine(Protocol):
         flags: int,
         versioned: bool,
         /,
-    ) -> Capsule: ...
+    ) -> Capsule:
+        """Make a capsule that holds `owner` until it is deleted or its consumer lets go."""
 
 
 class _Producer:
@@ -92,9 +95,10 @@ def engine() -> CapsuleEngine:
 
 class _CtypesEngine:
     def __init__(self) -> None:
-        import ctypes
+        # An interpreter may come without ctypes.
+        import ctypes  # noqa: PLC0415
 
-        from gpubridge.tensor import dlpack_abi
+        from gpubridge.tensor import dlpack_abi  # noqa: PLC0415
 
         api = ctypes.pythonapi
         self._is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
@@ -166,7 +170,7 @@ class _CtypesEngine:
         self._rename(capsule, _USED[name])
         return _Producer(self._deleter_type(deleter), address) if deleter else None
 
-    def capsule_make(
+    def capsule_make(  # noqa: PLR0913  (the fields of DLPack's struct)
         self,
         owner: object,
         address: int,

@@ -169,7 +169,7 @@ def numpy_dtype(datatype: str) -> np.dtype[Any] | None:
 def bfloat16() -> np.dtype[Any] | None:
     """Give ml_dtypes' bfloat16 dtype, or None where that package is not importable."""
     try:
-        import ml_dtypes
+        import ml_dtypes  # noqa: PLC0415  (optional)
     except ImportError:
         return None
     dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)

@@ -66,7 +66,7 @@ class NativeModule(Protocol):
     def capsule_take(self, capsule: Capsule, /) -> object:
         """Consume a capsule; the result calls the producer's deleter when it dies."""
 
-    def capsule_make(
+    def capsule_make(  # noqa: PLR0913  (the fields of DLPack's struct)
         self,
         owner: object,
         address: int,

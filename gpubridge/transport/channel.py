@@ -10,7 +10,7 @@ import array
 import os
 import socket
 import struct
-from typing import List, Sequence, Tuple, Union
+from collections.abc import Sequence
 
 from gpubridge.errors import BridgeError, ErrorCode
 
@@ -26,8 +26,6 @@ _MAX_FDS = 16
 _ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 _RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC
 
-Message = Union[memoryview, bytes]
-
 
 class ChannelClosed(BridgeError):
     """The other side of the channel is gone."""
@@ -40,7 +38,7 @@ class MalformedMessage(BridgeError):
     """The other process sent something that is no message."""
 
 
-def pair() -> Tuple[socket.socket, socket.socket]:
+def pair() -> tuple[socket.socket, socket.socket]:
     """Make the two connected sockets of a channel; the caller owns both."""
     server, stub = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (server, stub):
@@ -49,10 +47,7 @@ def pair() -> Tuple[socket.socket, socket.socket]:
 
 
 class Channel:
-    """Sends and receives messages over one socket, which it owns.
-
-    The memory that :meth:`receive` returns is used again by the next call.
-    """
+    """Sends and receives messages over one socket, which it owns."""
 
     __slots__ = ("_buffer", "_view", "socket")
 
@@ -91,7 +86,7 @@ class Channel:
             raise ChannelClosed from error
         return True
 
-    def receive(self) -> Tuple[Message, List[int]]:
+    def receive(self) -> tuple[bytes, list[int]]:
         """Receive one message; the descriptors that came with it are the caller's to close.
 
         Raises
@@ -120,7 +115,7 @@ class Channel:
             raise MalformedMessage(
                 f"a message of more than {FRAME_LIMIT} bytes or {_MAX_FDS} descriptors came"
             )
-        message = self._view[:count]
+        message = bytes(self._view[:count])
         if message[0] == _SPILL_KIND:
             return _read_spilled(message, fds), fds
         return message, fds
@@ -141,7 +136,7 @@ class Channel:
         return True
 
 
-def _read_spilled(notice: memoryview, fds: List[int]) -> bytes:
+def _read_spilled(notice: bytes, fds: list[int]) -> bytes:
     """Read the message that lies in ``fds[0]``; removes and closes that descriptor."""
     if len(notice) != _SPILL.size or not fds:
         _close_all(fds)
@@ -167,7 +162,7 @@ def _read_spilled(notice: memoryview, fds: List[int]) -> bytes:
     return message
 
 
-def _descriptors(ancillary: Sequence[Tuple[int, int, bytes]]) -> List[int]:
+def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

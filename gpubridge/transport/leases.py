@@ -9,7 +9,8 @@ a model may keep an input, a client may be slow to read an answer.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Optional
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class LentSlots:
         self._table = table
         self._arena = arena
         self._free = list(range(len(table) - 1, -1, -1))
-        self._slots: Dict[int, Slot] = {}
+        self._slots: dict[int, Slot] = {}
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -55,7 +56,7 @@ class LentSlots:
         """Whether no lease is left."""
         return not self._free
 
-    def lend(self, slot: Optional[Slot]) -> int:
+    def lend(self, slot: Slot | None) -> int:
         """Lend a slot (or nothing: then only the number is taken); returns the lease."""
         lease = self._free.pop()
         if slot is not None:
@@ -131,9 +132,9 @@ class BorrowedMemory:
     def __init__(self, table: memoryview) -> None:
         self.held_bytes = 0
         self._table = table
-        self._segments: Dict[int, Segment] = {}
-        self._arrays: Dict[int, Any] = {}
-        self._leases: Dict[int, List[_View]] = {}
+        self._segments: dict[int, Segment] = {}
+        self._arrays: dict[int, Any] = {}
+        self._leases: dict[int, list[_View]] = {}
 
     @property
     def held(self) -> int:
@@ -187,6 +188,27 @@ class BorrowedMemory:
         else:
             watches.append(watch)
         return memoryview(array)
+
+    def views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
+        """Return the bytes at several places; the tensors of a record mostly share slot and lease.
+
+        Raises
+        ------
+        MalformedMessage
+            As :meth:`view` does.
+        """
+        if len(refs) > 1:
+            region, start, size, lease = refs[0]
+            end = start + size
+            for ref in refs:
+                if ref[0] != region or ref[3] != lease or ref[1] < start:
+                    break
+                end = max(end, ref[1] + ref[2])
+            else:
+                # One watched array for all: each view of it keeps it alive.
+                whole = self.view(region, start, end - start, lease)
+                return [whole[ref[1] - start : ref[1] - start + ref[2]] for ref in refs]
+        return [self.view(*ref) for ref in refs]
 
     def forget(self, table: memoryview) -> None:
         """Write to ``table`` from now on: this process no longer speaks for the borrower (a fork)."""

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Union
 
 from gpubridge.errors import BridgeError
 from gpubridge.tensor.dtypes import byte_size
@@ -88,15 +89,15 @@ class TensorSpec(NamedTuple):
 
     name: str
     datatype: str
-    shape: Tuple[int, ...]
-    nbytes: Optional[int]
+    shape: tuple[int, ...]
+    nbytes: int | None
 
 
 class Signature(NamedTuple):
     """What a signature says: the tensors of a record and, of a request, the outputs asked for."""
 
-    tensors: Tuple[TensorSpec, ...]
-    requested: Tuple[str, ...]
+    tensors: tuple[TensorSpec, ...]
+    requested: tuple[str, ...]
 
 
 class Record(NamedTuple):
@@ -104,7 +105,7 @@ class Record(NamedTuple):
 
     ticket: int
     signature: Signature
-    extras: Optional[Dict[str, Any]]
+    extras: dict[str, Any] | None
     word: int
     identifier: str
     refs: Sequence[TensorRef]
@@ -114,7 +115,7 @@ class Batch(NamedTuple):
     """A batch and its records; times and copies are those of a result."""
 
     sequence: int
-    records: List[Record]
+    records: list[Record]
     started: int = 0
     ended: int = 0
     copied: int = 0
@@ -126,6 +127,9 @@ _RESULT = struct.Struct("<QQQQI4x")
 _RECORD = struct.Struct("<IIIII")
 _REF = "QQQI"
 _MAX_TENSORS = 4096
+_TENSOR_REF = struct.Struct("<" + _REF)
+_PLAIN_LIMIT = 1024
+_PLAIN_RECORDS: dict[tuple[int, int], Callable[..., bytes]] = {}
 _REFS = [struct.Struct("<" + _REF * count) for count in range(9)]
 
 
@@ -134,7 +138,7 @@ def control_message(kind: int, **fields: Any) -> bytes:
     return bytes((kind,)) + json.dumps(fields, separators=(",", ":")).encode()
 
 
-def decode_control(message: Buffer) -> Dict[str, Any]:
+def decode_control(message: Buffer) -> dict[str, Any]:
     """Return the fields of a message of a rare kind.
 
     Raises
@@ -145,7 +149,7 @@ def decode_control(message: Buffer) -> Dict[str, Any]:
     return _json_object(bytes(message[1:]), f"message of kind {message[0]}")
 
 
-def _json_object(raw: bytes, what: str) -> Dict[str, Any]:
+def _json_object(raw: bytes, what: str) -> dict[str, Any]:
     try:
         fields = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -156,10 +160,10 @@ def _json_object(raw: bytes, what: str) -> Dict[str, Any]:
 
 
 def encode_signature(
-    tensors: Sequence[Tuple[str, str, Sequence[int]]], requested: Sequence[str] = ()
+    tensors: Sequence[tuple[str, str, Sequence[int]]], requested: Sequence[str] = ()
 ) -> bytes:
     """Make the signature of tensors given as (name, datatype, shape)."""
-    fields: Dict[str, Any] = {"t": [[name, kind, list(shape)] for name, kind, shape in tensors]}
+    fields: dict[str, Any] = {"t": [[name, kind, list(shape)] for name, kind, shape in tensors]}
     if requested:
         fields["o"] = list(requested)
     return json.dumps(fields, separators=(",", ":")).encode()
@@ -171,7 +175,7 @@ class SignatureCache:
     __slots__ = ("_known", "_limit")
 
     def __init__(self, limit: int = 4096) -> None:
-        self._known: Dict[bytes, Signature] = {}
+        self._known: dict[bytes, Signature] = {}
         self._limit = limit
 
     def parse(self, raw: bytes) -> Signature:
@@ -226,19 +230,22 @@ def encode_record(
         Flags of a response; of a request its identifier's length is put there.
     """
     count = len(refs) >> 2
+    signed = len(signature)
+    if not extras and not identifier and count < len(_REFS):
+        # Most records: one structure holds all of it.
+        pack = _PLAIN_RECORDS.get((signed, count))
+        if pack is None:
+            if len(_PLAIN_RECORDS) >= _PLAIN_LIMIT:
+                _PLAIN_RECORDS.clear()
+            pack = struct.Struct(f"{_RECORD.format}{signed}s{_REF * count}").pack
+            _PLAIN_RECORDS[signed, count] = pack
+        return pack(ticket, signed, 0, word, count, signature, *refs)
     pack = (_REFS[count] if count < len(_REFS) else struct.Struct("<" + _REF * count)).pack
-    return b"".join(
-        (
-            _RECORD.pack(ticket, len(signature), len(extras), word or len(identifier), count),
-            signature,
-            extras,
-            identifier,
-            pack(*refs),
-        )
-    )
+    head = _RECORD.pack(ticket, signed, len(extras), word or len(identifier), count)
+    return b"".join((head, signature, extras, identifier, pack(*refs)))
 
 
-def decode_execute(message: Buffer, signatures: SignatureCache) -> List[Batch]:
+def decode_execute(message: Buffer, signatures: SignatureCache) -> list[Batch]:
     """Take an EXECUTE message apart.
 
     Raises
@@ -246,6 +253,7 @@ def decode_execute(message: Buffer, signatures: SignatureCache) -> List[Batch]:
     MalformedMessage
         When a length or a count does not fit.
     """
+    message = bytes(message)
     try:
         _, count = _FRAME.unpack_from(message)
         at = _FRAME.size
@@ -259,7 +267,7 @@ def decode_execute(message: Buffer, signatures: SignatureCache) -> List[Batch]:
     return batches
 
 
-def decode_results(message: Buffer, signatures: SignatureCache) -> List[Batch]:
+def decode_results(message: Buffer, signatures: SignatureCache) -> list[Batch]:
     """Take a RESULTS message apart.
 
     Raises
@@ -267,6 +275,7 @@ def decode_results(message: Buffer, signatures: SignatureCache) -> List[Batch]:
     MalformedMessage
         When a length or a count does not fit.
     """
+    message = bytes(message)
     try:
         _, count = _FRAME.unpack_from(message)
         at = _FRAME.size
@@ -283,8 +292,8 @@ def decode_results(message: Buffer, signatures: SignatureCache) -> List[Batch]:
 
 
 def _decode_records(
-    message: Buffer, at: int, count: int, signatures: SignatureCache, named: bool
-) -> Tuple[List[Record], int]:
+    message: bytes, at: int, count: int, signatures: SignatureCache, named: bool
+) -> tuple[list[Record], int]:
     records = []
     parse = signatures.parse
     for _ in range(count):
@@ -292,7 +301,7 @@ def _decode_records(
         if tensors > _MAX_TENSORS:
             raise MalformedMessage(f"a record of {tensors} tensors came (limit {_MAX_TENSORS})")
         at += _RECORD.size
-        signature = parse(bytes(message[at : at + signed]))
+        signature = parse(message[at : at + signed])
         at += signed
         extras = None
         if extra:
@@ -302,17 +311,15 @@ def _decode_records(
         if named and word:
             identifier = str(message[at : at + word], "utf-8")
             at += word
-        if tensors < len(_REFS):
-            packed = _REFS[tensors]
-        else:
-            packed = struct.Struct("<" + _REF * tensors)
-        flat = packed.unpack_from(message, at)
-        at += packed.size
+        end = at + _TENSOR_REF.size * tensors
+        refs: list[Any] = list(_TENSOR_REF.iter_unpack(message[at:end]))
+        at = end
+        if len(refs) != tensors:
+            raise MalformedMessage(f"a record of {tensors} tensors ends after {len(refs)}")
         if tensors != len(signature.tensors):
             raise MalformedMessage(
                 f"a record of {tensors} tensors came with a signature of {len(signature.tensors)}"
             )
-        refs = [flat[i : i + 4] for i in range(0, 4 * tensors, 4)]
         records.append(Record(ticket, signature, extras, word, identifier, refs))
     return records, at
 

@@ -214,7 +214,7 @@ def _answering(payload: Payload, *, spoil: bool) -> Iterator[int]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_POST(self) -> None:  # noqa: N802  (the name is http.server's)
+        def do_POST(self) -> None:
             got = self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(200 if got == payload.body() else 400)
             self.send_header("Inference-Header-Content-Length", str(len(header)))

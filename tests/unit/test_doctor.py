@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +19,7 @@ def found(subject):
 
 
 def descriptors():
-    return set(os.listdir("/proc/self/fd"))
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
 
 
 def test_the_command_reports_and_says_that_models_can_be_served():

@@ -328,7 +328,7 @@ def test_a_fault_in_a_handler_is_not_taken_for_a_malformed_request():
         raise ZeroDivisionError
 
     door.route = fail
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - what is raised is httptools' affair
+    with pytest.raises(Exception) as caught:  # what is raised is httptools' affair
         door.receive(GET)
     assert isinstance(caught.value.__context__, ZeroDivisionError)
     assert not door.transport.sent

@@ -190,7 +190,7 @@ def test_a_received_request():
 
 def test_calls_of_other_models_say_why_they_fail():
     for call in (request().exec, request().async_exec):
-        with pytest.raises(Failure, match="^BLS is only supported during the 'execute' function."):
+        with pytest.raises(Failure, match=r"^BLS is only supported during the 'execute' function."):
             call(decoupled=False)
     with pytest.raises(Failure, match=r"get_response_sender\(\) is not supported"):
         request().get_response_sender()

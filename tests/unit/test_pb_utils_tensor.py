@@ -65,7 +65,7 @@ def test_empty_name():
 
 @pytest.mark.parametrize("dtype", ["c8", ">f4", "U3"])
 def test_unsupported_dtypes(dtype):
-    with pytest.raises(pb_utils.TritonModelException, match="^NumPy dtype is not supported.$"):
+    with pytest.raises(pb_utils.TritonModelException, match=r"^NumPy dtype is not supported.$"):
         Tensor("A", np.zeros(2, dtype))
 
 
@@ -187,7 +187,7 @@ def test_malformed_strings_are_the_models_exception():
     tensor = Tensor._received("IN", "BYTES", (1,), memoryview(b"\5\0\0\0a"))
     with pytest.raises(
         pb_utils.TritonModelException,
-        match="^Invalid bytes tensor data: string extends beyond buffer$",
+        match=r"^Invalid bytes tensor data: string extends beyond buffer$",
     ):
         tensor.as_numpy()
 
@@ -290,7 +290,7 @@ def test_strings_have_no_dlpack():
     for export in (tensor.to_dlpack, tensor.__dlpack__, lambda: tensor.__dlpack__(copy=True)):
         with pytest.raises(
             pb_utils.TritonModelException,
-            match="^DLPack does not have support for string tensors.$",
+            match=r"^DLPack does not have support for string tensors.$",
         ):
             export()
 

@@ -116,7 +116,7 @@ def test_no_elements_no_bytes():
 
 
 def test_numbers_are_not_strings():
-    with pytest.raises(BridgeError, match="expected an array of dtype object, S or U.*float64"):
+    with pytest.raises(BridgeError, match=r"expected an array of dtype object, S or U.*float64"):
         bytes_codec.encode(np.zeros(3))
 
 

@@ -97,6 +97,6 @@ def test_unknown_names_numbers_and_dimensions_are_invalid_arguments():
         lambda: dtypes.byte_size("BYTES", (2,)),
     ]
     for call in calls:
-        with pytest.raises(BridgeError, match="expected .* got") as caught:
+        with pytest.raises(BridgeError, match=r"expected .* got") as caught:
             call()
         assert caught.value.code is ErrorCode.INVALID_ARG
