@@ -92,13 +92,12 @@ class _InferHandler:
         slot = self._slot
         begin = self._start
         data = begin + header_size
-        if slot is not None and header_size:
-            form = door.forms.parse(bytes(slot.memory[begin:data]))
-        else:
-            form = raw_request(door.model.config, self._length)
         following = self._length - header_size
-        if following != form.binary_bytes:
-            raise _wrong_length(form, following, door.model.name)
+        if slot is not None and header_size:
+            form = door.forms.parse(bytes(slot.memory[begin:data]), following)
+        else:
+            body = slot.memory[begin : begin + self._length] if slot is not None else b""
+            form = raw_request(door.model.config, body)
         self._form = form
         self._exchange = exchange
         copied = max(0, copied - header_size)
@@ -143,8 +142,9 @@ class _InferHandler:
         """Make the request of inputs of which some came as JSON."""
         door = self._door
         body = self._slot
-        assert body is not None
-        binary = body.memory[data : data + form.binary_bytes]
+        binary = memoryview(b"")
+        if body is not None:
+            binary = body.memory[data : data + form.binary_bytes]
         slot, places, packed = pack_inputs(form, binary, door.arena)
         try:
             if form.strings:
@@ -152,8 +152,9 @@ class _InferHandler:
         except BridgeError:
             door.arena.free(slot)
             raise
-        door.arena.free(body)
-        self._slot = None
+        if body is not None:
+            door.arena.free(body)
+            self._slot = None
         return InferRequest(
             form.signature,
             slot,
@@ -204,19 +205,3 @@ def _header_size(value: bytes | None, body: int) -> int:
     if not 0 <= size <= body:
         raise invalid(f"inference header size should be in range (0, {body}), got: {size}")
     return size
-
-
-def _wrong_length(form: RequestForm, following: int, model: str) -> BridgeError:
-    """Say that the bytes after the header are not those that it announces."""
-    if following > form.binary_bytes:
-        return invalid(f"unexpected additional input data for model '{model}'")
-    at = 0
-    for entry in form.inputs:
-        if entry.data is None:
-            at += entry.nbytes
-            if at > following:
-                return invalid(
-                    f"unexpected size for input '{entry.name}', expecting {at - following} "
-                    f"additional bytes for model '{model}'"
-                )
-    raise AssertionError("the sizes of the inputs add up")

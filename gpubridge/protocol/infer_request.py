@@ -112,8 +112,8 @@ class FormCache:
         self._config = config
         self._forms: dict[bytes, RequestForm] = {}
 
-    def parse(self, header: bytes) -> RequestForm:
-        """Return what a header means.
+    def parse(self, header: bytes, following: int) -> RequestForm:
+        """Return what a header means that ``following`` bytes come after.
 
         Raises
         ------
@@ -121,8 +121,8 @@ class FormCache:
             When it is no valid request for the model.
         """
         form = self._forms.get(header)
-        if form is None:
-            form = parse_request(header, self._config)
+        if form is None or form.binary_bytes != following:
+            form = parse_request(header, self._config, following)
             if len(header) <= _HEADER_KEPT and not form.packed and not form.identifier:
                 if len(self._forms) >= _FORMS_KEPT:
                     self._forms.clear()
@@ -130,8 +130,8 @@ class FormCache:
         return form
 
 
-def parse_request(header: bytes, config: ModelConfig) -> RequestForm:
-    """Parse and check the JSON header of an inference request.
+def parse_request(header: bytes, config: ModelConfig, following: int) -> RequestForm:
+    """Parse and check the JSON header of an inference request, and what it says of the bytes after it.
 
     Raises
     ------
@@ -143,6 +143,7 @@ def parse_request(header: bytes, config: ModelConfig) -> RequestForm:
     extras, binary_default = _parameters(document)
     inputs = [_input(entry) for entry in array(document, "inputs")]
     outputs = _outputs(document, config)
+    _check_following(inputs, following, config.name)
     check_inputs(identifier, inputs, config)
     at = 0
     places = []
@@ -175,8 +176,25 @@ def parse_request(header: bytes, config: ModelConfig) -> RequestForm:
     )
 
 
-def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
+def _check_following(inputs: list[InputForm], following: int, model: str) -> None:
+    """Refuse bytes after the header that are not those which it announces."""
+    at = 0
+    for entry in inputs:
+        if entry.data is None:
+            at += entry.nbytes
+            if at > following:
+                raise invalid(
+                    f"unexpected size for input '{entry.name}', expecting {at - following} "
+                    f"additional bytes for model '{model}'"
+                )
+    if at != following:
+        raise invalid(f"unexpected additional input data for model '{model}'")
+
+
+def raw_request(config: ModelConfig, body: memoryview | bytes) -> RequestForm:
     """Return the form of a request without a header: the body is the model's one input.
+
+    A BYTES input is the one string that the body is.
 
     Raises
     ------
@@ -197,9 +215,12 @@ def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
             f"'{spec.name}' can not be deduced: its dims {list(spec.dims)} in the configuration of "
             f"'{config.name}' are variable; send a JSON header with its shape"
         )
+    nbytes = len(body)
     entry = InputForm(spec.name, spec.datatype, tuple(shape), nbytes)
-    if spec.datatype != "BYTES":
-        check_inputs("", [entry], config, raw=True)
+    if spec.datatype == "BYTES":
+        entry.data = nbytes.to_bytes(4, "little") + body
+        entry.nbytes = len(entry.data)
+    check_inputs("", [entry], config, raw=True)
     return RequestForm(
         identifier="",
         inputs=[entry],
@@ -208,10 +229,10 @@ def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
         signature=encode_signature([(entry.name, entry.datatype, _model_shape(entry, config))]),
         extras=b"",
         binary_bytes=nbytes,
-        places=((0, nbytes),),
-        strings=(),
+        places=((0, entry.nbytes),),
+        strings=((0, element_count(entry.shape)),) if entry.data is not None else (),
         aligned=True,
-        packed=False,
+        packed=entry.data is not None,
     )
 
 
@@ -265,6 +286,9 @@ _NONE: JsonObject = {}
 
 
 def _members(parameters: Any) -> JsonObject:
+    if parameters == []:
+        # Triton looks for members in it, and finds none.
+        return _NONE
     if type(parameters) is not dict:
         raise internal("failed to get request params.: attempt to get members for non-object")
     return parameters

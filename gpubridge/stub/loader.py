@@ -50,12 +50,17 @@ def load_model(path: str, version: str) -> Any:
 
 def model_error_text(error: BaseException) -> str:
     """Say what a model raised, in the form of Triton: the error, then where, innermost first."""
-    name = type(error).__name__
-    if type(error).__module__ not in ("builtins", "__main__"):
-        name = f"{type(error).__module__}.{name}"
-    lines = [f"{name}: {error}", "", "At:"]
-    own = os.path.dirname(os.path.abspath(__file__))
+    try:
+        message = str(error) or "<EMPTY MESSAGE>"
+    except Exception:
+        message = "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
+    lines = [f"{type(error).__name__}: {message}", "", "At:"]
     frames = traceback.extract_tb(error.__traceback__)
-    shown = [f for f in frames if not os.path.abspath(f.filename).startswith(own)] or list(frames)
-    lines += [f"  {frame.filename}({frame.lineno}): {frame.name}" for frame in reversed(shown)]
+    shown = [f for f in frames if not os.path.abspath(f.filename).startswith(_PACKAGE)]
+    lines += [
+        f"  {frame.filename}({frame.lineno}): {frame.name}" for frame in reversed(shown or frames)
+    ]
     return "\n".join(lines) + "\n"
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep

@@ -192,7 +192,7 @@ BODIES = {
     "values are objects": (both(entry(data=[{}, {}])), 500, "non-number as double"),
     "data is an object": (both(entry(data={})), 500, "non-array as array"),
     "data and a size": (both({**A, "parameters": {"binary_data_size": 8}}), 400, "But set"),
-    "parameters are a list": (both(entry(parameters=[])), 500, "non-object"),
+    "parameters are a number": (both(entry(parameters=7)), 500, "non-object"),
     "the request's too": (both(A, parameters=5), 500, "non-object"),
     "an output's too": (both(A, outputs=[{"name": "OUT", "parameters": 5}]), 500, "non-object"),
     "outputs are numbers": (both(A, outputs=[5]), 500, "Unable to parse 'name'"),

@@ -49,7 +49,8 @@ def request(tensors, as_json=()):
             entry["parameters"] = {"binary_data_size": len(raw)}
             data.append(raw)
         inputs.append(entry)
-    return parse_request(json.dumps({"inputs": inputs}).encode(), config), data
+    header = json.dumps({"inputs": inputs}).encode()
+    return parse_request(header, config, sum(map(len, data))), data
 
 
 TENSORS = st.lists(

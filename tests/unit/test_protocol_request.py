@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.protocol.infer_request import FormCache, parse_request, raw_request
+from gpubridge.protocol import infer_request
+from gpubridge.protocol.infer_request import FormCache, raw_request
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import DATATYPES, item_size, numpy_dtype
 from gpubridge.transport.messages import SignatureCache
@@ -35,6 +36,20 @@ def document(*inputs, **members):
 
 def binary(name, datatype, shape, nbytes):
     return entry(name, shape, datatype, parameters={"binary_data_size": nbytes})
+
+
+def announced(raw):
+    """How many bytes a header says come after it; 0 if it says nothing that makes sense."""
+    try:
+        sizes = [item["parameters"]["binary_data_size"] for item in json.loads(raw)["inputs"]]
+        return sum(sizes)
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return 0
+
+
+def parse_request(raw, config):
+    """Parse a header that is followed by what it announces."""
+    return infer_request.parse_request(raw, config, announced(raw))
 
 
 TENSORS = st.lists(
@@ -256,21 +271,22 @@ def test_lone_surrogates_are_errors_beside_literals_too(surrogate):
 def test_forms_are_kept_by_their_bytes_when_they_hold_no_data():
     cache = FormCache(TWO)
     plain = document(binary("A", "FP32", [2], 8), binary("B", "FP32", [2], 8))
-    assert cache.parse(plain) is cache.parse(bytes(bytearray(plain)))
+    assert cache.parse(plain, announced(plain)) is cache.parse(bytes(bytearray(plain)), announced(plain))
     named = document(binary("A", "FP32", [2], 8), binary("B", "FP32", [2], 8), id="x")
-    assert cache.parse(named) is not cache.parse(named)
+    assert cache.parse(named, announced(named)) is not cache.parse(named, announced(named))
     with_data = document(entry(data=[1, 2]), entry("B", data=[1, 2]))
-    assert cache.parse(with_data) is not cache.parse(with_data)
+    assert cache.parse(with_data, announced(with_data)) is not cache.parse(with_data, announced(with_data))
 
 
 def test_forms_kept_are_bounded():
     cache = FormCache(TWO)
     for count in range(1500):
-        cache.parse(document(binary("A", "FP32", [count], 4 * count), binary("B", "FP32", [2], 8)))
+        raw = document(binary("A", "FP32", [count], 4 * count), binary("B", "FP32", [2], 8))
+        cache.parse(raw, announced(raw))
     assert len(cache._forms) <= 512
     before = len(cache._forms)
     long = document(binary("A", "FP32", [1], 4), binary("B", "FP32", [2], 8)) + b" " * 10_000
-    cache.parse(long)
+    cache.parse(long, announced(long))
     assert len(cache._forms) == before
 
 
@@ -278,7 +294,7 @@ def test_errors_are_not_kept():
     cache = FormCache(TWO)
     for _ in range(3):
         with pytest.raises(BridgeError):
-            cache.parse(b"nope")
+            cache.parse(b"nope", 0)
     assert not cache._forms
 
 
@@ -287,7 +303,7 @@ def test_errors_are_not_kept():
     [("A FP32 [2, 2]", 16, "", (2, 2)), ("A INT8 [3]", 3, "max_batch_size: 4", (1, 3))],
 )
 def test_a_body_without_a_header_is_the_one_input(inputs, nbytes, more, shape):
-    form = raw_request(model_config(inputs, more=more), nbytes)
+    form = raw_request(model_config(inputs, more=more), bytes(nbytes))
     assert form.inputs[0].shape == shape
     assert form.places == ((0, nbytes),)
     assert form.binary_default
@@ -303,4 +319,34 @@ def test_a_body_without_a_header_is_the_one_input(inputs, nbytes, more, shape):
 )
 def test_bodies_that_cannot_be_the_one_input(inputs, nbytes, text):
     with pytest.raises(BridgeError, match=text):
-        raw_request(model_config(inputs), nbytes)
+        raw_request(model_config(inputs), bytes(nbytes))
+
+
+def test_a_body_without_a_header_is_the_one_string():
+    form = raw_request(model_config("A STRING [1]"), b"jpeg")
+    assert form.inputs[0].data == b"\x04\0\0\0jpeg"
+    assert form.packed
+
+
+@pytest.mark.parametrize(
+    ("following", "text"),
+    [
+        (15, "unexpected size for input 'B', expecting 1 additional bytes for model 'm'"),
+        (3, "unexpected size for input 'A', expecting 5 additional bytes for model 'm'"),
+        (17, "unexpected additional input data for model 'm'"),
+    ],
+)
+def test_bytes_after_the_header_are_those_that_it_announces(following, text):
+    raw = document(binary("A", "FP32", [2], 8), binary("B", "FP32", [2], 8))
+    cache = FormCache(TWO)
+    cache.parse(raw, 16)
+    with pytest.raises(BridgeError, match=text):
+        cache.parse(raw, following)
+
+
+def test_the_length_of_the_body_is_checked_before_that_of_a_tensor():
+    raw = document(binary("A", "FP32", [2], 12), binary("B", "FP32", [2], 8))
+    with pytest.raises(BridgeError, match="unexpected size for input 'B'"):
+        infer_request.parse_request(raw, TWO, 16)
+    with pytest.raises(BridgeError, match="input byte size mismatch for input 'A'"):
+        infer_request.parse_request(raw, TWO, 20)

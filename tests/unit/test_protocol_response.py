@@ -26,7 +26,7 @@ SIGNATURES = SignatureCache()
 
 
 def form(config=CONFIG, **members):
-    return parse_request(orjson.dumps({"inputs": [], **members}), config)
+    return parse_request(orjson.dumps({"inputs": [], **members}), config, 0)
 
 
 def answer(*tensors, parameters=None):
