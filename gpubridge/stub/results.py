@@ -12,6 +12,8 @@ __all__ = ["ResultSender"]
 
 _TOGETHER_NS = 100_000
 """Results are gathered for so long: the work of a few small batches."""
+_LONG_NS = 1_000_000
+"""A batch that ran longer than this makes a watch worth its price."""
 _PATIENCE_SECONDS = 0.002
 """After this a result is sent although the batch that follows it still runs."""
 _QUIET_LOOKS = 50
@@ -21,8 +23,10 @@ _QUIET_LOOKS = 50
 class ResultSender:
     """Gathers encoded results and sends them as one message.
 
-    The thread that executes adds results. If the next batch takes long, a second thread sends what
-    was gathered before it: an answer that exists never waits for a stranger's request.
+    The thread that executes adds results. Once a batch of this model has taken long, a second thread
+    watches: whenever one does again, it sends what was gathered before it, so that an answer that
+    exists does not wait for a stranger's request. Models that never take long are spared that
+    thread, which costs a tenth of their throughput.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -32,7 +36,7 @@ class ResultSender:
         self._size = 0
         self._since = 0
         self._gathering = threading.Event()
-        threading.Thread(target=self._watch, name="gpubridge-results", daemon=True).start()
+        self._watched = False
 
     def add(self, result: bytes, started_at: int, ended_at: int, last: bool) -> None:
         """Take the result of a batch; the last one of a message sends all.
@@ -42,6 +46,9 @@ class ResultSender:
         started_at, ended_at : int
             CLOCK_MONOTONIC nanoseconds of its ``execute``.
         """
+        if not self._watched and ended_at - started_at > _LONG_NS:
+            self._watched = True
+            threading.Thread(target=self._watch, name="gpubridge-results", daemon=True).start()
         with self._lock:
             self._results.append(result)
             self._size += len(result)
@@ -49,7 +56,7 @@ class ResultSender:
             if last or ended_at - self._since > _TOGETHER_NS or self._size > FRAME_LIMIT // 2:
                 self._send()
                 return
-        if not self._gathering.is_set():
+        if self._watched and not self._gathering.is_set():
             self._gathering.set()
 
     def disown(self) -> None:

@@ -45,14 +45,22 @@ def test_quick_results_of_a_message_travel_together(ends):
     assert received == [1, 2, 3]
 
 
+def take_long(sender, receiver):
+    """Let the sender see a batch that takes long: from then on it watches."""
+    sender.add(result(99), 1_000, 1_000_000_000, last=True)
+    assert sequences(receiver) == [99]
+
+
 def test_a_result_is_sent_although_the_next_batch_never_ends(ends):
     sender, receiver = ends
+    take_long(sender, receiver)
     sender.add(result(1), 1_000, 2_000, last=False)
     assert sequences(receiver) == [1]
 
 
 def test_the_watch_goes_on_after_it_has_sent(ends):
     sender, receiver = ends
+    take_long(sender, receiver)
     for sequence in range(1, 6):
         sender.add(result(sequence), 1_000, 2_000, last=False)
         assert sequences(receiver) == [sequence]
