@@ -39,7 +39,7 @@ from gpubridge.transport.messages import (
 __all__ = ["LinkEvents", "StubLink"]
 
 _FRAME_BYTES = 64 * 1024
-_FRAME_BATCHES = 4
+_FRAME_BATCHES = 8
 """A message is sent with so many batches at the latest: the stub starts while the server goes on."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gpubridge.engine.model import Model
@@ -23,6 +24,7 @@ from gpubridge.request import InferRequest, InferResponse, Outcome
 __all__ = ["InferDoor"]
 
 _HEADER_LENGTH = b"inference-header-content-length"
+_LEADING_NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 _JSON = b"Content-Type: application/json\r\n"
 
 
@@ -201,7 +203,9 @@ def _header_size(value: bytes | None, body: int) -> int:
     try:
         size = int(value)
     except ValueError:
-        size = 0
+        # Triton reads as far as there are digits.
+        number = _LEADING_NUMBER.match(value)
+        size = int(number[0]) if number else 0
     if not 0 <= size <= body:
         raise invalid(f"inference header size should be in range (0, {body}), got: {size}")
     return size

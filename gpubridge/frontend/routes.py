@@ -80,12 +80,11 @@ class V2Router(_Failures):
         self._doors: dict[Model, InferDoor] = {}
         self.serving = False
         self._fixed: dict[bytes, tuple[bytes, Answer]] = {
-            b"/v2": (b"GET", lambda exchange: exchange.respond(200, _JSON, self._about)),
+            b"/v2": (b"GET", _document(metadata.server_metadata())),
             b"/v2/health/live": (b"GET", _healthy(lambda: True)),
             b"/v2/health/ready": (b"GET", _healthy(self.ready)),
             b"/v2/repository/index": (b"POST", self._index),
         }
-        self._about = metadata.server_metadata()
 
     def ready(self) -> bool:
         """Whether the server takes requests and, if that is asked for, every model is up."""
@@ -157,10 +156,11 @@ class V2Router(_Failures):
         else:
             versions = self._repository.versions(name) if version is None else [version]
             body = metadata.model_metadata(model.config, versions)
-        return _Simple(lambda exchange: exchange.respond(200, _JSON, body))
+        return _Simple(_document(body))
 
     def _index(self, exchange: Exchange) -> None:
-        exchange.respond(200, _JSON, metadata.repository_index(self._repository.index()))
+        index = metadata.repository_index(self._repository.index())
+        exchange.respond(200, _JSON, index, plain=True)
 
 
 class MetricsRouter(_Failures):
@@ -199,6 +199,15 @@ class MetricsRouter(_Failures):
 class _MethodNotAllowed(BridgeError):
     def __init__(self) -> None:
         super().__init__("Method Not Allowed", ErrorCode.INVALID_ARG)
+
+
+def _document(body: bytes) -> Answer:
+    """Answer with a document; like Triton, only answers to infer are compressed."""
+
+    def answer(exchange: Exchange) -> None:
+        exchange.respond(200, _JSON, body, plain=True)
+
+    return answer
 
 
 def _healthy(check: Callable[[], bool]) -> Answer:

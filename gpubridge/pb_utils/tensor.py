@@ -150,6 +150,7 @@ class Tensor:
         # NumPy makes no array of a buffer without bytes.
         if not source:
             return np.empty(self._shape, dtype)
+        # Not np.ndarray(..., buffer=source): that forgets the view, and with it the lease.
         return np.frombuffer(source, dtype).reshape(self._shape)
 
     def _payload(self) -> memoryview | bytes:

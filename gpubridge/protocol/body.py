@@ -17,6 +17,7 @@ ALIGNMENT = 64
 """The first tensor after a header starts at a multiple of this."""
 
 _WIDEST = 8
+_COUNTED = 100_000
 
 
 def body_room(nbytes: int, inputs: int) -> int:
@@ -105,42 +106,47 @@ def check_strings(form: RequestForm, model: str, data: Sequence[memoryview]) -> 
     BridgeError
         INVALID_ARG in Triton's words.
     """
-    prefix = f"[request id: {form.identifier or '<id_unknown>'}] "
     for index, count in form.strings:
         buffer = data[index]
         try:
             bytes_codec.validate(buffer, count)
         except BridgeError as error:
-            name = form.inputs[index].name
-            raise invalid(prefix + _string_fault(name, model, buffer, count)) from error
+            fault = _string_fault(form, form.inputs[index].name, model, buffer, count)
+            raise invalid(fault) from error
 
 
-def _string_fault(name: str, model: str, buffer: memoryview, count: int) -> str:
+def _string_fault(form: RequestForm, name: str, model: str, buffer: memoryview, count: int) -> str:
     """Say what is wrong with a BYTES input that has been found to be wrong."""
-    found = at = 0
-    while found < count:
-        left = len(buffer) - at
-        if 0 < left < 4:
+    prefix = f"[request id: {form.identifier or '<id_unknown>'}] "
+    found = at = length = 0
+    while at < len(buffer):
+        if found == _COUNTED:
+            # Counting on would hold up everyone else.
             return (
-                f"incomplete string length indicator for inference input '{name}' for model "
+                f"{prefix}expected {count} string elements for inference input '{name}' for model "
+                f"'{model}', got others: those after the first {found} do not add up to that number"
+            )
+        left = len(buffer) - at
+        if left < 4:
+            return (
+                f"{prefix}incomplete string length indicator for inference input '{name}' for model "
                 f"'{model}', expecting 4 bytes but only {left} bytes available. Please make sure the "
                 "string length indicator is in one buffer."
             )
-        if left == 0:
-            break
-        at += 4 + int.from_bytes(buffer[at : at + 4], "little")
-        if at > len(buffer):
-            break
+        length = int.from_bytes(buffer[at : at + 4], "little")
+        at += 4 + length
         found += 1
+        if found > count:
+            return (
+                f"{prefix}unexpected number of string elements {found} for inference input '{name}' "
+                f"for model '{model}', expecting {count}"
+            )
     if found < count:
         return (
-            f"expected {count} string elements for inference input '{name}' for model '{model}', "
-            f"got {found}"
+            f"{prefix}expected {count} string elements for inference input '{name}' for model "
+            f"'{model}', got {found}"
         )
-    while at < len(buffer):
-        at += 4 + int.from_bytes(buffer[at : at + 4], "little")
-        found += 1
     return (
-        f"unexpected number of string elements {found} for inference input '{name}' for model "
-        f"'{model}', expecting {count}"
+        f"incomplete string data for inference input '{name}', expecting string of length {length} "
+        f"but only {length - (at - len(buffer))} bytes available"
     )

@@ -25,10 +25,17 @@ def internal(message: str) -> BridgeError:
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse a request's JSON; ``NaN`` and ``Infinity`` literals are taken as Triton takes them."""
+    """Parse a request's JSON as Triton takes it.
+
+    ``NaN`` and ``Infinity`` are numbers, and a NUL byte ends the document, whatever comes after it.
+    """
+    body = body.removeprefix(b"\xef\xbb\xbf")
     try:
-        return orjson.loads(body.removeprefix(b"\xef\xbb\xbf"))
+        return orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        document, nul, _ = body.partition(b"\0")
+        if nul and document:
+            return parse_json(document)
         if b"NaN" in body or b"Infinity" in body:
             try:
                 document = json.loads(body, parse_int=_integer)

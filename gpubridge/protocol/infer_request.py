@@ -286,9 +286,11 @@ _NONE: JsonObject = {}
 
 
 def _members(parameters: Any) -> JsonObject:
-    if parameters == []:
-        # Triton looks for members in it, and finds none.
-        return _NONE
+    """Return the parameters of an input or output; Triton looks for members in an array, too."""
+    return _NONE if parameters == [] else _object(parameters)
+
+
+def _object(parameters: Any) -> JsonObject:
     if type(parameters) is not dict:
         raise internal("failed to get request params.: attempt to get members for non-object")
     return parameters
@@ -340,7 +342,7 @@ def _parameters(document: JsonObject) -> tuple[bytes, bool]:
     """Return the extras that go to the stub, and whether outputs are binary by default."""
     if not _has(document, "parameters"):
         return b"", False
-    given = _members(document["parameters"])
+    given = _object(document["parameters"])
     extras: JsonObject = {}
     parameters: JsonObject = {}
     binary_default = False
@@ -367,8 +369,8 @@ def _parameters(document: JsonObject) -> tuple[bytes, bool]:
 def _sequence_id(value: Any) -> str | int:
     if type(value) is str:
         return value
-    if type(value) is int:
-        return unsigned(value, "sequence_id")
+    if type(value) is int and 0 <= value < 1 << 64:
+        return value
     raise internal("Unable to parse 'sequence_id': attempt to access JSON non-string as string")
 
 

@@ -28,7 +28,7 @@ class EncodedResponse:
     buffers : list of memoryview
         The binary outputs that follow it, not copied.
     nbytes : int
-        Bytes of all of them.
+        Bytes of all of them; -1 where nothing follows the JSON.
     """
 
     header: bytes
@@ -37,7 +37,7 @@ class EncodedResponse:
 
     @property
     def binary(self) -> bool:
-        """Whether any output is binary, which decides the content type."""
+        """Whether any output's bytes follow the JSON, which decides the content type."""
         return self.nbytes >= 0
 
 
@@ -71,7 +71,8 @@ def encode_response(
             outputs.append(_json_output(spec, buffer))
             constant = False
     header = _document(form.identifier, config.name, version, response.parameters, outputs)
-    nbytes = sum(map(len, buffers)) if any_binary else -1
+    # Without a byte after it, the JSON is the whole answer: so it is at Triton.
+    nbytes = sum(map(len, buffers)) or -1
     if constant and any_binary:
         form.answer_for = signature
         form.answer = header, nbytes

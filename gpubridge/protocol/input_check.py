@@ -47,6 +47,8 @@ def check_inputs(
                     f"'{config.name}'"
                 )
             batch = size
+    if config.max_batch_size and batch is None:
+        raise check.error("out of bounds index 0: request has 0 inputs")
     if batch is not None and batch > config.max_batch_size:
         raise check.error(
             f"inference request batch-size must be <= {config.max_batch_size} for '{config.name}'"

@@ -41,7 +41,8 @@ def data_from_json(name: str, datatype: str, count: int, data: list[Any]) -> byt
             f"format for input {name}"
         )
     values = list(_flat(data))
-    _check_values(datatype, values)
+    # A value after the last is not looked at: that it is there is what Triton tells.
+    _check_values(datatype, values[:count])
     if len(values) != count:
         raise internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
     if datatype == "BYTES":

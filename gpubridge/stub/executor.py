@@ -124,7 +124,7 @@ class Executor:
             inputs,
             record.identifier,
             extras.get("correlation_id", 0),
-            signature.requested,
+            signature.requested or self._identity.outputs,
             extras.get("flags", 0),
             extras.get("timeout", 0),
             extras.get("parameters", "{}"),

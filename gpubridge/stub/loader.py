@@ -9,6 +9,7 @@ import traceback
 import types
 from typing import Any
 
+from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils.host import register_aliases
 
 __all__ = ["load_model", "model_error_text"]
@@ -22,7 +23,7 @@ def load_model(path: str, version: str) -> Any:
 
     Raises
     ------
-    FileNotFoundError
+    BridgeError
         When there is no such file.
     AttributeError
         When it defines no ``TritonPythonModel``.
@@ -30,7 +31,7 @@ def load_model(path: str, version: str) -> Any:
         Whatever the file raises while it is imported.
     """
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"Python model file not found in '{path}'")
+        raise BridgeError(f"Python model file not found in '{path}'", ErrorCode.NOT_FOUND)
     register_aliases()
     folder = os.path.dirname(path)
     sys.path.extend((folder, os.path.dirname(folder)))
@@ -51,16 +52,32 @@ def load_model(path: str, version: str) -> Any:
 def model_error_text(error: BaseException) -> str:
     """Say what a model raised, in the form of Triton: the error, then where, innermost first."""
     try:
-        message = str(error) or "<EMPTY MESSAGE>"
-    except Exception:
-        message = "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
-    lines = [f"{type(error).__name__}: {message}", "", "At:"]
-    frames = traceback.extract_tb(error.__traceback__)
-    shown = [f for f in frames if not os.path.abspath(f.filename).startswith(_PACKAGE)]
-    lines += [
-        f"  {frame.filename}({frame.lineno}): {frame.name}" for frame in reversed(shown or frames)
+        message = str(error) or _EMPTY
+    except BaseException as another:
+        text = _told(error, "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>")
+        return f"{text}\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: {_told(another, _text(another))}"
+    return _told(error, message)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error) or _EMPTY
+    except BaseException:
+        return "<MESSAGE UNAVAILABLE>"
+
+
+def _told(error: BaseException, message: str) -> str:
+    text = f"{type(error).__name__}: {message}"
+    # Not extract_tb: it reads the source files.
+    places = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    shown = [
+        f"  {code.co_filename}({line}): {code.co_name}\n"
+        for code, line in reversed(places)
+        if not code.co_filename.startswith(_NOT_THE_MODEL)
     ]
-    return "\n".join(lines) + "\n"
+    return f"{text}\n\nAt:\n{''.join(shown)}" if shown else text
 
 
+_EMPTY = "<EMPTY MESSAGE>"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_NOT_THE_MODEL = (_PACKAGE, "<frozen importlib.")

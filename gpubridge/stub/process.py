@@ -94,7 +94,7 @@ class _Stub:
             if hasattr(model, "initialize"):
                 model.initialize(dict(settings["args"]))
         except BaseException as error:
-            text = str(error) if isinstance(error, FileNotFoundError) else model_error_text(error)
+            text = error.message if isinstance(error, BridgeError) else model_error_text(error)
             self._channel.send(control_message(Kind.FAILED, error=text))
             return False
         identity = ModelIdentity(

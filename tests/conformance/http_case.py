@@ -7,6 +7,8 @@ import struct
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tests.conformance.deliberate import Difference
+
 Headers = tuple[tuple[str, str], ...]
 Json = dict[str, Any]
 
@@ -36,7 +38,7 @@ class Case:
     patience
         Seconds without a byte after which the server counts as silent.
     may_differ
-        Why another server need not answer like the peer; empty where it should.
+        Why another server need not answer like the peer; None where it should.
     """
 
     name: str
@@ -50,7 +52,7 @@ class Case:
     responses: int = 1
     half_close: bool = False
     patience: float = 4.0
-    may_differ: str = ""
+    may_differ: Difference | None = None
 
     def parts(self) -> list[bytes]:
         """Pieces to send, in order."""
@@ -132,4 +134,3 @@ def with_connection(case: Case) -> Case:
 INPUT0 = tensor("INPUT0", "FP32", [4], [1, 2, 3, 4])
 INPUT1 = tensor("INPUT1", "FP32", [4], [1, 1, 1, 1])
 ADD_SUB = encode({"inputs": [INPUT0, INPUT1]})
-HASH_ORDER = "the peer walks a hash table, so which tensor it names first is chance"

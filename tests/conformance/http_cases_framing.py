@@ -6,12 +6,12 @@ import gzip
 import zlib
 from typing import Any
 
+from tests.conformance import deliberate
 from tests.conformance.http_case import ADD_SUB, Case, get, infer, with_connection
 
 INFER = "/v2/models/add_sub/infer"
 LENGTH = len(ADD_SUB)
 SHORT = 1.0  # patience where the peer is known to stay silent
-SAFER = "the peer is lenient here; refusing is safer"
 
 
 def framed(name: str, *headers: tuple[str, str], body: bytes = ADD_SUB, **fields: Any) -> Case:
@@ -57,7 +57,7 @@ FRAMING = [
     framed(
         "Connection: close in capitals",
         ("Connection", "CLOSE"),
-        may_differ="the peer compares the case, and stays open",
+        may_differ=deliberate.CLOSE_IN_CAPITALS,
     ),
     framed("Connection: keep-alive", ("Connection", "keep-alive")),
     framed("HTTP/1.0", version="HTTP/1.0"),
@@ -70,14 +70,16 @@ FRAMING = [
         "chunk extension",
         CHUNKED,
         body=ONE_CHUNK.replace(b"\r\n", b";name=value\r\n", 1),
-        may_differ="the peer does not know chunk extensions",
+        may_differ=deliberate.CHUNK_EXTENSION,
     ),
     framed(
         "trailer",
         CHUNKED,
         body=ONE_CHUNK[:-2] + b"X-Trailer: x\r\n\r\n",
     ),
-    framed("chunk size junk", CHUNKED, body=b"zz\r\nhello\r\n0\r\n\r\n", may_differ=SAFER),
+    framed(
+        "chunk size junk", CHUNKED, body=b"zz\r\nhello\r\n0\r\n\r\n", may_differ=deliberate.FRAMING
+    ),
     framed("chunk without end", CHUNKED, body=ONE_CHUNK[:-5], half_close=True),
     framed(
         "chunked and gzip",
@@ -87,54 +89,81 @@ FRAMING = [
         % (len(gzip.compress(ADD_SUB, mtime=0)), gzip.compress(ADD_SUB, mtime=0)),
     ),
     framed(
-        "chunked and a length", CHUNKED, ("Content-Length", "5"), body=ONE_CHUNK, may_differ=SAFER
+        "chunked and a length",
+        CHUNKED,
+        ("Content-Length", "5"),
+        body=ONE_CHUNK,
+        may_differ=deliberate.FRAMING,
     ),
     framed("length too large, then end", ("Content-Length", str(LENGTH + 10)), half_close=True),
     framed("length too large, waiting", ("Content-Length", str(LENGTH + 10)), patience=SHORT),
-    framed("length too small", ("Content-Length", str(LENGTH - 10)), may_differ=SAFER),
-    framed("length junk", ("Content-Length", "abc"), patience=SHORT, may_differ=SAFER),
-    framed("length negative", ("Content-Length", "-5"), patience=SHORT, may_differ=SAFER),
-    framed("length huge", ("Content-Length", "99999999999999"), patience=SHORT, may_differ=SAFER),
+    framed("length too small", ("Content-Length", str(LENGTH - 10))),
+    framed("length junk", ("Content-Length", "abc"), patience=SHORT, may_differ=deliberate.FRAMING),
+    framed(
+        "length negative", ("Content-Length", "-5"), patience=SHORT, may_differ=deliberate.FRAMING
+    ),
+    framed(
+        "length huge",
+        ("Content-Length", "99999999999999"),
+        patience=SHORT,
+        may_differ=deliberate.LIMITS,
+    ),
     framed(
         "lengths that differ",
         ("Content-Length", str(LENGTH)),
         ("Content-Length", "3"),
-        may_differ=SAFER,
+        may_differ=deliberate.FRAMING,
     ),
     framed(
         "length twice",
         ("Content-Length", str(LENGTH)),
         ("Content-Length", str(LENGTH)),
-        may_differ=SAFER,
+        may_differ=deliberate.FRAMING,
     ),
     framed("no length on POST", body=b""),
     framed("Expect: 100-continue", ("Expect", "100-continue")),
     framed(
         "Expect: something else",
         ("Expect", "bananas"),
-        may_differ="the peer answers 100 to any expectation",
+        may_differ=deliberate.EXPECTATION,
     ),
 ]
 
 CODINGS = [
     coded("gzip", "gzip", gzip.compress(ADD_SUB, mtime=0)),
     coded("deflate", "deflate", zlib.compress(ADD_SUB)),
-    coded("deflate without zlib header", "deflate", zlib.compress(ADD_SUB, wbits=-15)),
-    coded("GZIP in capitals", "GZIP", gzip.compress(ADD_SUB, mtime=0)),
+    coded(
+        "deflate without zlib header",
+        "deflate",
+        zlib.compress(ADD_SUB, wbits=-15),
+        may_differ=deliberate.BAD_COMPRESSION,
+    ),
+    coded(
+        "GZIP in capitals",
+        "GZIP",
+        gzip.compress(ADD_SUB, mtime=0),
+        may_differ=deliberate.CODING_IN_CAPITALS,
+    ),
     coded("identity", "identity", ADD_SUB),
     coded("empty", "", ADD_SUB),
     coded("br", "br", ADD_SUB),
     coded("two codings", "gzip, deflate", gzip.compress(ADD_SUB, mtime=0)),
-    coded("gzip announced, plain sent", "gzip", ADD_SUB, may_differ=SAFER),
-    coded("deflate announced, plain sent", "deflate", ADD_SUB, may_differ=SAFER),
-    coded("gzip cut short", "gzip", gzip.compress(ADD_SUB, mtime=0)[:-12], may_differ=SAFER),
+    coded("gzip announced, plain sent", "gzip", ADD_SUB, may_differ=deliberate.BAD_COMPRESSION),
+    coded(
+        "deflate announced, plain sent", "deflate", ADD_SUB, may_differ=deliberate.BAD_COMPRESSION
+    ),
+    coded(
+        "gzip cut short",
+        "gzip",
+        gzip.compress(ADD_SUB, mtime=0)[:-12],
+        may_differ=deliberate.BAD_COMPRESSION,
+    ),
     coded("gzip of nothing", "gzip", gzip.compress(b"", mtime=0)),
     coded("gzip of junk", "gzip", gzip.compress(b"junk", mtime=0)),
     coded(
         "gzip, two members",
         "gzip",
         gzip.compress(ADD_SUB[:50], mtime=0) + gzip.compress(ADD_SUB[50:], mtime=0),
-        may_differ="the peer reads only the first member",
     ),
     *accepting(
         "gzip",
@@ -173,10 +202,14 @@ WIRE = [
     ),
     pieces("body in two pieces", WHOLE[:-50], WHOLE[-50:]),
     pieces("head in two pieces", WHOLE[:40], WHOLE[40:]),
-    pieces("byte by byte", *(bytes([byte]) for byte in live()), may_differ="a peer's bug: 404"),
+    pieces("byte by byte", *(bytes([byte]) for byte in live()), may_differ=deliberate.BYTE_BY_BYTE),
     pieces("three requests in one go", WHOLE * 3, responses=3),
     pieces(
-        "three GETs in one go", live() * 3, responses=3, patience=SHORT, may_differ="a peer's bug"
+        "three GETs in one go",
+        live() * 3,
+        responses=3,
+        patience=SHORT,
+        may_differ=deliberate.PIPELINED_GETS,
     ),
     pieces(
         "infer, then health",
@@ -192,29 +225,53 @@ WIRE = [
         responses=2,
     ),
     pieces("unknown path, then health", head(line="GET /nope HTTP/1.1"), live(), responses=2),
-    pieces("no Host", WHOLE.replace(b"Host: conformance\r\n", b""), may_differ=SAFER),
+    pieces("no Host", WHOLE.replace(b"Host: conformance\r\n", b"")),
     pieces("GET with a body", live("Content-Length: 5") + b"hello", live(), responses=2),
-    pieces("header without colon", live("nocolon")),
-    pieces("blank before the colon", live("X-Blank : x"), may_differ=SAFER),
-    pieces("folded header", live("X-A: a\r\n b")),
+    pieces("header without colon", live("nocolon"), may_differ=deliberate.MALFORMED),
+    pieces("blank before the colon", live("X-Blank : x"), may_differ=deliberate.MALFORMED),
+    pieces("folded header", live("X-A: a\r\n b"), may_differ=deliberate.MALFORMED),
     pieces(
-        "five hundred headers", live(*(f"X-{n}: {n}" for n in range(500))), may_differ="a limit"
+        "five hundred headers",
+        live(*(f"X-{n}: {n}" for n in range(500))),
     ),
-    pieces("header of 100,000 bytes", live("X-Long: " + "a" * 100_000), may_differ="a limit"),
     pieces(
-        "path of 20,000 bytes", head(line=f"GET /v2/{'a' * 20_000} HTTP/1.1"), may_differ="a limit"
+        "header of 100,000 bytes", live("X-Long: " + "a" * 100_000), may_differ=deliberate.LIMITS
     ),
-    pieces("bare line feeds", live().replace(b"\r\n", b"\n"), may_differ=SAFER),
     pieces(
-        "empty line first", b"\r\n" + live(), patience=SHORT, may_differ="RFC 9112 says ignore it"
+        "path of 20,000 bytes",
+        head(line=f"GET /v2/{'a' * 20_000} HTTP/1.1"),
+        may_differ=deliberate.LIMITS,
     ),
+    pieces("bare line feeds", live().replace(b"\r\n", b"\n"), may_differ=deliberate.MALFORMED),
+    pieces("empty line first", b"\r\n" + live(), patience=SHORT, may_differ=deliberate.EMPTY_LINE),
     pieces("HTTP/1.0 health", live(version="HTTP/1.0")),
-    pieces("HTTP/2.0 in the request line", live(version="HTTP/2.0"), may_differ=SAFER),
-    pieces("HTTP/0.9", b"GET /v2/health/live\r\n\r\n", patience=SHORT, may_differ=SAFER),
-    pieces("HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", patience=SHORT, may_differ=SAFER),
+    pieces(
+        "HTTP/2.0 in the request line",
+        live(version="HTTP/2.0"),
+        may_differ=deliberate.OLD_OR_NEW_HTTP,
+    ),
+    pieces(
+        "HTTP/0.9",
+        b"GET /v2/health/live\r\n\r\n",
+        patience=SHORT,
+        may_differ=deliberate.OLD_OR_NEW_HTTP,
+    ),
+    pieces(
+        "HTTP/2 preface",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        patience=SHORT,
+        may_differ=deliberate.MALFORMED,
+    ),
     pieces("upgrade to h2c", live("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c")),
-    pieces("binary garbage", b"\x00\x01\x02garbage\r\n\r\n", patience=SHORT, may_differ=SAFER),
-    pieces("TLS hello", b"\x16\x03\x01\x00\x05hello", patience=SHORT, may_differ=SAFER),
+    pieces(
+        "binary garbage",
+        b"\x00\x01\x02garbage\r\n\r\n",
+        patience=SHORT,
+        may_differ=deliberate.MALFORMED,
+    ),
+    pieces(
+        "TLS hello", b"\x16\x03\x01\x00\x05hello", patience=SHORT, may_differ=deliberate.MALFORMED
+    ),
     pieces("nothing, then end", b"", half_close=True),
     pieces("half a head, then end", WHOLE[:40], half_close=True),
 ]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.conformance.http_case import ADD_SUB, HASH_ORDER, INPUT0, INPUT1, Case, infer, tensor
+from tests.conformance import deliberate
+from tests.conformance.deliberate import Difference
+from tests.conformance.http_case import ADD_SUB, INPUT0, INPUT1, Case, infer, tensor
 
 
 def document(name: str, body: object, **fields: Any) -> Case:
     return infer(f"document: {name}", "add_sub", body, **fields)
 
 
-def first(name: str, replacement: object) -> Case:
+def first(name: str, replacement: object, **fields: Any) -> Case:
     """add_sub with its first input replaced."""
-    return infer(f"input: {name}", "add_sub", {"inputs": [replacement, INPUT1]})
+    return infer(f"input: {name}", "add_sub", {"inputs": [replacement, INPUT1]}, **fields)
 
 
 def value(name: str, datatype: str, *data: object) -> Case:
@@ -22,24 +24,32 @@ def value(name: str, datatype: str, *data: object) -> Case:
     return infer(f"{datatype}: {name}", "identity", {"inputs": [given]})
 
 
-def literal(name: str, datatype: str, shape: str, data: str) -> Case:
+def literal(name: str, datatype: str, shape: str, data: str, **fields: Any) -> Case:
     """The same with shape and data as JSON text, for what Python cannot write."""
     text = f'{{"name":"IN_{datatype}","shape":{shape},"datatype":"{datatype}","data":{data}}}'
-    return infer(f"{datatype}: {name}", "identity", f'{{"inputs":[{text}]}}')
+    return infer(f"{datatype}: {name}", "identity", f'{{"inputs":[{text}]}}', **fields)
 
 
-def batch(name: str, shape: list[int], count: int) -> Case:
+def batch(name: str, shape: list[int], count: int, **fields: Any) -> Case:
     given = tensor("INPUT0", "INT32", shape, list(range(count)))
-    return infer(f"batch: {name}", "optional_input", {"inputs": [given]})
+    return infer(f"batch: {name}", "optional_input", {"inputs": [given]}, **fields)
 
 
-def outputs(name: str, asked: object) -> Case:
-    return infer(f"outputs: {name}", "add_sub", {"inputs": [INPUT0, INPUT1], "outputs": asked})
+def outputs(name: str, asked: object, **fields: Any) -> Case:
+    document = {"inputs": [INPUT0, INPUT1], "outputs": asked}
+    return infer(f"outputs: {name}", "add_sub", document, **fields)
 
 
-def parameters(name: str, given: object, **keys: object) -> Case:
+def parameters(
+    name: str, given: object, *, differs: Difference | None = None, **keys: object
+) -> Case:
     view = {"inputs": [tensor("INPUT", "INT32", [1], [1])], "outputs": [{"name": "VIEW"}]}
-    return infer(f"parameters: {name}", "request_view", {**view, "parameters": given, **keys})
+    return infer(
+        f"parameters: {name}",
+        "request_view",
+        {**view, "parameters": given, **keys},
+        may_differ=differs,
+    )
 
 
 WITHOUT = {
@@ -57,7 +67,9 @@ DOCUMENTS = [
     document("id is null", {"id": None, "inputs": [INPUT0, INPUT1]}),
     document("unknown key", {"inputs": [INPUT0, INPUT1], "unknown": 1}),
     document("inputs last", {"outputs": [], "inputs": [INPUT1, INPUT0]}),
-    document("duplicate id", b'{"id":"a","id":"b",' + ADD_SUB[1:]),
+    document(
+        "duplicate id", b'{"id":"a","id":"b",' + ADD_SUB[1:], may_differ=deliberate.DUPLICATE_KEY
+    ),
     document("empty body", b""),
     document("not JSON", b"hello"),
     document("empty object", {}),
@@ -75,8 +87,8 @@ DOCUMENTS = [
     document("single quotes", ADD_SUB.replace(b'"', b"'")),
     document("raw newline in a string", b'{"id":"a\nb",' + ADD_SUB[1:]),
     document("bad escape", b'{"id":"\\x",' + ADD_SUB[1:]),
-    document("deep arrays", DEEP),
-    document("deep id", b'{"id":' + DEEP + b"," + ADD_SUB[1:]),
+    document("deep arrays", DEEP, may_differ=deliberate.NESTING),
+    document("deep id", b'{"id":' + DEEP + b"," + ADD_SUB[1:], may_differ=deliberate.NESTING),
     document("inputs missing", {"outputs": []}),
     document("inputs is an object", {"inputs": {}}),
     document("inputs is null", {"inputs": None}),
@@ -92,7 +104,7 @@ INPUTS = [
     document(
         "one input too many",
         {"inputs": [INPUT0, INPUT1, {**INPUT0, "name": "X"}]},
-        may_differ=HASH_ORDER,
+        may_differ=deliberate.HASH_ORDER,
     ),
     document("unknown input in place of one", {"inputs": [INPUT0, {**INPUT1, "name": "X"}]}),
     document("input twice", {"inputs": [INPUT0, INPUT0]}),
@@ -116,8 +128,8 @@ INPUTS = [
     first("dim negative", {**INPUT0, "shape": [-1]}),
     first("dim is a string", {**INPUT0, "shape": ["4"]}),
     first("dim is a float", {**INPUT0, "shape": [4.0]}),
-    first("dim too large", {**INPUT0, "shape": [2**63]}),
-    first("dims overflow", {**INPUT0, "shape": [2**32, 2**32]}),
+    first("dim too large", {**INPUT0, "shape": [2**63]}, may_differ=deliberate.HUGE_SHAPE),
+    first("dims overflow", {**INPUT0, "shape": [2**32, 2**32]}, may_differ=deliberate.HUGE_SHAPE),
     first("too few values", {**INPUT0, "data": [1, 2, 3]}),
     first("too many values", {**INPUT0, "data": [1, 2, 3, 4, 5]}),
     first("data is a number", {**INPUT0, "data": 1}),
@@ -141,13 +153,14 @@ INPUTS = [
         "optional: required left out",
         "optional_input",
         {"inputs": [tensor("INPUT1", "INT32", [1, 2], [1, 2])]},
+        may_differ=deliberate.REQUIRED_INPUT,
     ),
     infer("optional: none given", "optional_input", {"inputs": []}),
     infer(
         "optional: one too many",
         "optional_input",
         {"inputs": [tensor(n, "INT32", [1, 2], [1, 2]) for n in ("INPUT0", "INPUT1", "X")]},
-        may_differ=HASH_ORDER,
+        may_differ=deliberate.HASH_ORDER,
     ),
     infer("optional: all left out", "identity", {"inputs": []}),
 ]
@@ -183,7 +196,7 @@ VALUES = [
     value("bool", "FP32", True),
     value("null", "FP32", None),
     literal("not finite", "FP32", "[3]", "[NaN,Infinity,-Infinity]"),
-    literal("short not finite", "FP32", "[2]", "[Inf,-Inf]"),
+    literal("short not finite", "FP32", "[2]", "[Inf,-Inf]", may_differ=deliberate.INF_LITERAL),
     literal("beyond double", "FP64", "[1]", "[1e400]"),
     literal("long digits", "FP64", "[1]", "[0.1234567890123456789012345678901234567890]"),
     value("numbers", "FP64", 0.1, 1e300, -0.0, 1e-5, 1e-7, 1e20, 1e21, 123456789.0, 5e-324, 2**63),
@@ -203,6 +216,7 @@ VALUES = [
         "BYTES: bytes that are not UTF-8",
         "identity",
         b'{"inputs":[{"name":"IN_STRING","shape":[1],"datatype":"BYTES","data":["\xff\xfe"]}]}',
+        may_differ=deliberate.NOT_UTF8,
     ),
     infer(
         "BYTES: called STRING",
@@ -277,7 +291,7 @@ SHAPES = [
     batch("one", [1, 2], 2),
     batch("largest", [8, 2], 16),
     batch("too large", [9, 2], 18),
-    batch("zero", [0, 2], 0),
+    batch("zero", [0, 2], 0, may_differ=deliberate.BATCH_OF_NONE),
     batch("missing", [2], 2),
     batch("too many dims", [1, 1, 2], 2),
     batch("wrong dims", [1, 3], 3),
@@ -286,7 +300,7 @@ SHAPES = [
         "batch: inputs differ",
         "add_sub_batched",
         {"inputs": [{**INPUT0, "shape": [1, 4]}, tensor("INPUT1", "FP32", [2, 4], [1] * 8)]},
-        may_differ=HASH_ORDER,
+        may_differ=deliberate.HASH_ORDER,
     ),
     infer(
         "batch: identity of two",
@@ -312,9 +326,21 @@ OUTPUTS = [
     outputs("name is a number", [{"name": 1}]),
     outputs("unknown parameter", [{"name": "OUTPUT0", "parameters": {"unknown": 1}}]),
     outputs("parameters is an array", [{"name": "OUTPUT0", "parameters": []}]),
-    outputs("classification", [{"name": "OUTPUT1", "parameters": {"classification": 2}}]),
-    outputs("classification zero", [{"name": "OUTPUT1", "parameters": {"classification": 0}}]),
-    outputs("classification junk", [{"name": "OUTPUT1", "parameters": {"classification": "x"}}]),
+    outputs(
+        "classification",
+        [{"name": "OUTPUT1", "parameters": {"classification": 2}}],
+        may_differ=deliberate.CLASSIFICATION,
+    ),
+    outputs(
+        "classification zero",
+        [{"name": "OUTPUT1", "parameters": {"classification": 0}}],
+        may_differ=deliberate.CLASSIFICATION,
+    ),
+    outputs(
+        "classification junk",
+        [{"name": "OUTPUT1", "parameters": {"classification": "x"}}],
+        may_differ=deliberate.CLASSIFICATION,
+    ),
     outputs(
         "unknown region",
         [
@@ -335,7 +361,7 @@ PARAMETERS = [
     parameters("object value", {"a": {}}),
     parameters("null value", {"a": None}),
     parameters("integer limits", {"low": -(2**63), "high": 2**63 - 1}),
-    parameters("integer above int64", {"i": 2**63}),
+    parameters("integer above int64", {"i": 2**63}, differs=deliberate.BIG_PARAMETER),
     parameters("integer above uint64", {"i": 2**64}),
     parameters("escapes", {'ä " key': "☃ \\ \n"}),
     parameters("reserved name", {"triton_x": 1}),

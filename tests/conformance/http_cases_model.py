@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.conformance import deliberate
+from tests.conformance.deliberate import Difference
 from tests.conformance.http_case import Case, encode, infer, post, tensor
 
 LISTED_IN_MODEL = (
@@ -15,8 +17,6 @@ LISTED_IN_MODEL = (
     " nameless_tensor raise_system_exit raise_keyboard_interrupt unheard_of"
 )
 CODES = "UNKNOWN INTERNAL NOT_FOUND INVALID_ARG UNAVAILABLE UNSUPPORTED ALREADY_EXISTS CANCELLED"
-HANGS = "the peer never answers; answering with an error is better"
-REPR = "the text is that of the peer's binding library"
 
 
 def misbehave(mode: str, **fields: Any) -> Case:
@@ -33,18 +33,20 @@ def count(number: int) -> bytes:
     return encode({"inputs": [tensor("COUNT", "INT32", [1], [number])]})
 
 
-def of_misbehaving(name: str, mode: str, **keys: object) -> Case:
+def of_misbehaving(
+    name: str, mode: str, *, differs: Difference | None = None, **keys: object
+) -> Case:
     document = {"inputs": [tensor("MODE", "BYTES", [1], [mode])], **keys}
-    return infer(f"model: {name}", "misbehaving", document)
+    return infer(f"model: {name}", "misbehaving", document, may_differ=differs)
 
 
 MISBEHAVING = [
     *(misbehave(mode) for mode in LISTED_IN_MODEL.split()),
     *(misbehave(f"error_code_{code}") for code in CODES.split()),
-    misbehave("bad_output_list", may_differ=REPR),
-    misbehave("return_generator", may_differ="the peer runs a generator as a coroutine"),
-    misbehave("return_none", patience=1.5, may_differ=HANGS),
-    misbehave("return_none_item", patience=1.5, may_differ=HANGS),
+    misbehave("bad_output_list", may_differ=deliberate.CONSTRUCTOR_TEXT),
+    misbehave("return_generator", may_differ=deliberate.GENERATOR),
+    misbehave("return_none", patience=1.5, may_differ=deliberate.NO_ANSWER),
+    misbehave("return_none_item", patience=1.5, may_differ=deliberate.NO_ANSWER),
     of_misbehaving("asked output not returned", "missing_output", outputs=[{"name": "EXTRA"}]),
     of_misbehaving(
         "one of two asked outputs returned",
@@ -62,6 +64,7 @@ MISBEHAVING = [
         "classification of too many",
         "none",
         outputs=[{"name": "OUT", "parameters": {"classification": 9}}],
+        differs=deliberate.CLASSIFICATION,
     ),
     of_misbehaving("still well after all the faults", "none"),
 ]
@@ -77,33 +80,45 @@ VERSIONS = [
     version("3 of specific", "versions_specific/versions/3"),
 ]
 
-GENERATE = "the generate extension is not part of v2 infer"
 DECOUPLED = [
     *(
-        post(f"decoupled: infer with {n} responses", "/v2/models/decoupled/infer", count(n))
+        post(
+            f"decoupled: infer with {n} responses",
+            "/v2/models/decoupled/infer",
+            count(n),
+            may_differ=deliberate.DECOUPLED,
+        )
         for n in (0, 1, 2)
     ),
-    post("decoupled: infer not JSON", "/v2/models/decoupled/infer", b"junk"),
+    post(
+        "decoupled: infer not JSON",
+        "/v2/models/decoupled/infer",
+        b"junk",
+        may_differ=deliberate.DECOUPLED,
+    ),
     post(
         "generate: one response",
         "/v2/models/decoupled/generate",
         b'{"COUNT":1}',
-        may_differ=GENERATE,
+        may_differ=deliberate.GENERATE,
     ),
     post(
         "generate: two responses",
         "/v2/models/decoupled/generate",
         b'{"COUNT":2}',
-        may_differ=GENERATE,
+        may_differ=deliberate.GENERATE,
     ),
     post(
         "generate: stream",
         "/v2/models/decoupled/generate_stream",
         b'{"COUNT":2}',
-        may_differ=GENERATE,
+        may_differ=deliberate.GENERATE,
     ),
     post(
-        "generate: missing inputs", "/v2/models/add_sub/generate", b'{"a":1}', may_differ=GENERATE
+        "generate: missing inputs",
+        "/v2/models/add_sub/generate",
+        b'{"a":1}',
+        may_differ=deliberate.GENERATE,
     ),
 ]
 

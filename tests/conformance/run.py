@@ -67,7 +67,7 @@ def report(cases: list[Case], ours: Answers, theirs: Answers) -> int:
             unexplained += 1
         print(f"{'may differ' if case.may_differ else 'DIFFERS'}: {case.name}")
         if case.may_differ:
-            print(f"    reason   {case.may_differ}")
+            print(f"    {case.may_differ.what}: {case.may_differ.why or 'still to come'}")
         for name, (left, right) in found.items():
             print(f"    {name:10} A {left}\n    {'':10} B {right}")
     print(

@@ -138,18 +138,36 @@ def test_strings_that_are_right_pass():
             "expected 2 string elements for inference input 'A' for model 'm', got 1",
         ),
         (strings(b"a", b"b"), 1, "unexpected number of string elements 2 .* expecting 1"),
-        (strings(b"a")[:-1], 1, "expected 1 string elements .* got 0"),
+        (strings(b"a", b"bc", b"")[:-5], 3, "expected 3 string elements .* got 2"),
         (strings(b"a") + b"\1\0", 2, "expecting 4 bytes but only 2 bytes available"),
-        (b"\xff\xff\xff\xff", 1, "expected 1 string elements"),
-        (strings(b"a", b"b") + b"x", 1, "unexpected number of string elements"),
+        (strings(b"a", b"b") + b"x", 1, "unexpected number of string elements 2"),
+        (strings(b"a", b"b") + b"x", 2, "expecting 4 bytes but only 1 bytes available"),
         (b"", 1, "expected 1 string elements .* got 0"),
-        (b"abc", 0, "unexpected number of string elements|incomplete string length"),
+        (b"abc", 0, "expecting 4 bytes but only 3 bytes available"),
     ],
 )
 def test_strings_that_lie(data, count, text):
     with pytest.raises(BridgeError, match=text) as caught:
         check(data, count)
     assert caught.value.message.startswith("[request id: <id_unknown>] ")
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "length", "left"),
+    [(strings(b"a", b"bcd")[:-1], 2, 3, 2), (b"\xff\xff\xff\xff", 1, 4_294_967_295, 0)],
+)
+def test_a_last_string_that_is_cut_short(data, count, length, left):
+    with pytest.raises(BridgeError) as caught:
+        check(data, count)
+    assert caught.value.message == (
+        f"incomplete string data for inference input 'A', expecting string of length {length} but "
+        f"only {left} bytes available"
+    )
+
+
+def test_a_wrong_number_of_very_many_strings_is_not_counted_to_the_end():
+    with pytest.raises(BridgeError, match=r"expected 300000 string elements .* the first 100000 "):
+        check(bytes(4 * 299_999), 300_000)
 
 
 @settings(max_examples=200, deadline=None)

@@ -39,16 +39,13 @@ def binary(name, datatype, shape, nbytes):
 
 
 def announced(raw):
-    """How many bytes a header says come after it; 0 if it says nothing that makes sense."""
     try:
-        sizes = [item["parameters"]["binary_data_size"] for item in json.loads(raw)["inputs"]]
-        return sum(sizes)
+        return sum(item["parameters"]["binary_data_size"] for item in json.loads(raw)["inputs"])
     except (ValueError, TypeError, LookupError, RecursionError):
         return 0
 
 
 def parse_request(raw, config):
-    """Parse a header that is followed by what it announces."""
     return infer_request.parse_request(raw, config, announced(raw))
 
 
@@ -136,6 +133,53 @@ def test_integers_beside_a_literal_are_read_as_without_it(number):
         assert got == number
     else:
         assert got is None or got == float(number)
+
+
+@pytest.mark.parametrize("rest", [b"\0", b"\0\0\xff{", b'\0{"inputs":5}'])
+def test_a_nul_byte_ends_the_document(rest):
+    assert parse_request(document(id="x") + rest, ALL_TYPES).identifier == "x"
+    with_literal = b'{"inputs":[],"x":NaN}'
+    assert parse_request(with_literal + rest, ALL_TYPES).inputs == []
+    with pytest.raises(BridgeError, match="failed to parse the request JSON"):
+        parse_request(b'{"inputs":[],"id":"x' + rest, ALL_TYPES)
+    with pytest.raises(BridgeError, match="failed to parse the request JSON"):
+        parse_request(rest, ALL_TYPES)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ([1, 2, None], "Shape does not match true shape"),
+        ([1, None], "attempt to access JSON non-number as double"),
+        ([None], "attempt to access JSON non-number as double"),
+        ([1], "Shape does not match true shape"),
+    ],
+)
+def test_the_first_fault_of_the_values_is_told(data, text):
+    with pytest.raises(BridgeError, match=text):
+        parse_request(document(entry("FP32", [2], "FP32", data=data)), ALL_TYPES)
+
+
+def test_parameters_must_be_an_object_save_those_of_a_tensor():
+    asked = [{"name": "X", "parameters": []}]
+    inputs = entry(data=[1, 2], parameters=[]), entry("B", data=[1, 2])
+    assert not parse_request(document(*inputs, outputs=asked), TWO).outputs["X"].binary
+    for other in ([], None, 5):
+        with pytest.raises(BridgeError, match="attempt to get members for non-object"):
+            parse_request(document(parameters=other), ALL_TYPES)
+
+
+def test_a_batching_model_needs_an_input_to_know_the_batch():
+    config = model_config("A FP32 [1] optional: true", more="max_batch_size: 4")
+    with pytest.raises(BridgeError, match="out of bounds index 0: request has 0 inputs"):
+        parse_request(document(), config)
+    assert parse_request(document(), ALL_TYPES).inputs == []
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, None, True])
+def test_a_sequence_id_is_a_number_or_a_text(number):
+    with pytest.raises(BridgeError, match=r"Unable to parse 'sequence_id'.* non-string as string"):
+        parse_request(document(parameters={"sequence_id": number}), ALL_TYPES)
 
 
 def test_a_byte_order_mark_is_skipped():
@@ -271,11 +315,15 @@ def test_lone_surrogates_are_errors_beside_literals_too(surrogate):
 def test_forms_are_kept_by_their_bytes_when_they_hold_no_data():
     cache = FormCache(TWO)
     plain = document(binary("A", "FP32", [2], 8), binary("B", "FP32", [2], 8))
-    assert cache.parse(plain, announced(plain)) is cache.parse(bytes(bytearray(plain)), announced(plain))
+    assert cache.parse(plain, announced(plain)) is cache.parse(
+        bytes(bytearray(plain)), announced(plain)
+    )
     named = document(binary("A", "FP32", [2], 8), binary("B", "FP32", [2], 8), id="x")
     assert cache.parse(named, announced(named)) is not cache.parse(named, announced(named))
     with_data = document(entry(data=[1, 2]), entry("B", data=[1, 2]))
-    assert cache.parse(with_data, announced(with_data)) is not cache.parse(with_data, announced(with_data))
+    assert cache.parse(with_data, announced(with_data)) is not cache.parse(
+        with_data, announced(with_data)
+    )
 
 
 def test_forms_kept_are_bounded():

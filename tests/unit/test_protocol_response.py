@@ -116,6 +116,15 @@ def test_no_outputs_at_all():
     assert not encoded.binary
 
 
+def test_outputs_without_a_byte_are_told_by_the_json_alone():
+    nothing = ("A", "FP32", [0], b"")
+    request = form(**BINARY)
+    for _ in range(2):
+        encoded = encode_response(request, answer(nothing), CONFIG, 1)
+        assert b'"shape":[0],"parameters":{"binary_data_size":0}' in encoded.header
+        assert not encoded.binary
+
+
 @pytest.mark.parametrize(
     ("dims", "more", "returned", "shown"),
     [
@@ -131,7 +140,7 @@ def test_no_outputs_at_all():
 def test_reshaped_outputs_have_the_configured_shape(dims, more, returned, shown):
     config = model_config("", f"A FP32 {dims}", more)
     data = bytes(4 * int(np.prod(returned, dtype=int)))
-    encoded = encode_response(form(config), answer(("A", "FP32", returned, data)), config, 1)
+    encoded = encode_response(form(), answer(("A", "FP32", returned, data)), config, 1)
     assert json.loads(encoded.header)["outputs"][0]["shape"] == shown
 
 

@@ -71,13 +71,19 @@ class Answer:
         self.parts: list[bytes | memoryview] | None = None
 
     def respond(
-        self, status: int, fields: bytes, body: bytes, buffers: Sequence[memoryview] = ()
+        self,
+        status: int,
+        fields: bytes,
+        body: bytes,
+        buffers: Sequence[memoryview] = (),
+        *,
+        plain: bool = False,
     ) -> None:
         """Send the answer, or keep it until those before it are sent."""
         length = len(body)
         for buffer in buffers:
             length += len(buffer)
-        if self._coding is not None and length:
+        if self._coding is not None and length and not plain:
             body = compress(self._coding, [body, *buffers])
             buffers = ()
             length = len(body)

@@ -116,9 +116,18 @@ class Exchange(Protocol):
     """Where the answer of one request goes."""
 
     def respond(
-        self, status: int, fields: bytes, body: bytes, buffers: Sequence[memoryview] = ()
+        self,
+        status: int,
+        fields: bytes,
+        body: bytes,
+        buffers: Sequence[memoryview] = (),
+        *,
+        plain: bool = False,
     ) -> None:
-        """Send the answer: ``fields`` are header lines, ``buffers`` follow ``body`` uncopied."""
+        """Send the answer: ``fields`` are header lines, ``buffers`` follow ``body`` uncopied.
+
+        A ``plain`` one is not compressed, whatever the client accepts.
+        """
 
     def fail(self, error: BridgeError) -> None:
         """Send an error as the answer."""

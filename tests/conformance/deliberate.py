@@ -1,0 +1,260 @@
+"""Where gpubridge answers otherwise than Triton 2.51 on purpose; each with its reason.
+
+python -m tests.conformance.deliberate > docs/differences.md
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference that clients and models may see.
+
+    Parameters
+    ----------
+    what
+        The situation.
+    triton, here
+        What each of the two does in it.
+    why
+        The reason; empty for what is still to come.
+    chance
+        Whether the two may also happen to agree.
+    """
+
+    what: str
+    triton: str
+    here: str
+    why: str = ""
+    chance: bool = False
+
+
+# -- rules of the comparison: they hold for every case ------------------------------------------------
+
+ERROR_TYPE = Difference(
+    "`Content-Type` of an error",
+    "`application/json` or, for the same kind of body, `text/plain`",
+    "`application/json`",
+    "the body is JSON",
+)
+PARSER_WORDS = Difference(
+    "text of a JSON syntax error",
+    "rapidjson's words and byte offset after `failed to parse the request JSON buffer: `",
+    "other words after the same beginning",
+    "they are the parser's own",
+)
+SPELLING = Difference(
+    "spelling of numbers and escapes in JSON answers",
+    "`1e21`, `0.00001`, `\\u000B`",
+    "`1e+21`, `9.999999747378752e-6`, `\\u000b`",
+    "the same values to every JSON parser",
+)
+CLOSE_IN_HTTP_1_0 = Difference(
+    "answer to HTTP/1.0",
+    "no `Connection` header",
+    "`Connection: close`",
+    "it says what both do",
+)
+CODINGS_TOLD = Difference(
+    "answer to an unknown `Content-Encoding`",
+    "`Accept-Encoding: gzip, deflate` in the 501",
+    "no such header",
+    "nothing reads it",
+)
+RULES = (ERROR_TYPE, PARSER_WORDS, SPELLING, CLOSE_IN_HTTP_1_0, CODINGS_TOLD)
+
+# -- reasons of single cases ---------------------------------------------------------------------------
+
+SERVER_NAME = Difference(
+    "`GET /v2`",
+    "its name, version and extensions",
+    "our own",
+    "clients can tell the two apart, and see what is served",
+)
+HEAD_BODY = Difference("`HEAD`", "a body follows the head", "the head alone", "RFC 9110")
+UNKNOWN_METHOD = Difference(
+    "a method that HTTP does not know", "405", "400, and the connection closes", "the parser's rule"
+)
+CLOSE_IN_CAPITALS = Difference(
+    "`Connection: CLOSE`", "stays open", "closes", "RFC 9110: the case does not matter"
+)
+CODING_IN_CAPITALS = Difference(
+    "`Content-Encoding: GZIP`", "501", "is gzip", "RFC 9110: the case does not matter"
+)
+CHUNK_EXTENSION = Difference(
+    "chunk extensions", "closes without an answer", "ignores them", "RFC 9112"
+)
+EXPECTATION = Difference(
+    "`Expect` of anything but `100-continue`", "100", "ignores it", "RFC 9110 knows no other"
+)
+FRAMING = Difference(
+    "a length that is no number, negative, given twice, or beside chunks; chunks that are none",
+    "guesses, waits, or closes without an answer",
+    "400, then closes",
+    "where two servers read a body differently, requests can be smuggled",
+)
+MALFORMED = Difference(
+    "bytes that are no HTTP/1 head: bare line feeds, folded lines, no colon, HTTP/2, TLS",
+    "takes them, or closes without an answer",
+    "400 with the reason, then closes",
+    "whoever debugs a client sees why",
+)
+OLD_OR_NEW_HTTP = Difference(
+    "a request line of HTTP/0.9 or HTTP/2.0",
+    "hangs; takes it as HTTP/1.1",
+    "answers, then closes",
+    "nothing after it can be framed",
+)
+EMPTY_LINE = Difference(
+    "an empty line before a request", "hangs", "ignores it", "RFC 9112 asks for that"
+)
+LIMITS = Difference(
+    "a body beyond the limit, a head beyond 64 KiB, a very long path",
+    "waits, or resets the connection",
+    "413, 431, 404",
+    "the client is told",
+)
+BYTE_BY_BYTE = Difference("a head that comes byte by byte", "404", "is read", "a bug of theirs")
+PIPELINED_GETS = Difference(
+    "pipelined GETs", "answers the first only", "answers all", "a bug of theirs"
+)
+BAD_COMPRESSION = Difference(
+    "a body that is not in its `Content-Encoding`, or cut short",
+    "takes it as empty, or uses what can be unpacked",
+    "400 with the reason",
+    "half a tensor is no tensor",
+)
+DUPLICATE_KEY = Difference(
+    "a key twice in one JSON object", "the first counts", "the last counts", "the parser's rule"
+)
+NESTING = Difference(
+    "JSON nested thousands deep",
+    "is read",
+    "500, not parsed",
+    "a limit protects the server's stack",
+)
+INF_LITERAL = Difference(
+    "the bare words `Inf`, `-Inf` in JSON",
+    "are numbers",
+    "500, not parsed (`Infinity`, `NaN` are taken)",
+    "no JSON library writes them",
+)
+NOT_UTF8 = Difference(
+    "JSON that is not UTF-8",
+    "is taken as it is",
+    "500, not parsed",
+    "RFC 8259; bytes of any kind go as binary data",
+)
+HUGE_SHAPE = Difference(
+    "a shape of more elements than 63 bits count",
+    "errors that do not name it (500, 400)",
+    "400 that does",
+    "the count overflows at Triton",
+)
+BATCH_OF_NONE = Difference(
+    "batch size 0",
+    "400 `input byte size mismatch`",
+    "400 that names the batch size",
+    "says what is wrong",
+)
+REQUIRED_INPUT = Difference(
+    "a required input left out, an optional one given",
+    "the model runs without it",
+    "400, names what is missing",
+    "the model has no way to expect that",
+)
+BIG_PARAMETER = Difference(
+    "an integer parameter of 2^63 and more",
+    "reaches the model as a double",
+    "reaches the model as it is, up to 2^64 - 1",
+    "no digits are lost",
+)
+HALF_AS_JSON = Difference(
+    "an FP16 or BF16 output asked for as JSON",
+    "400 that ends in `for output`",
+    "the same, and the output's name",
+    "says which",
+)
+HASH_ORDER = Difference(
+    "order of a request's inputs, and which of several faults is told",
+    "that of a hash table: chance",
+    "the request's order",
+    "repeatable",
+    chance=True,
+)
+NO_ANSWER = Difference(
+    "`execute` returns None, or None for a response",
+    "the client waits for ever",
+    "500 with the reason",
+    "a hang is no answer",
+)
+GENERATOR = Difference(
+    "`execute` returns a generator",
+    "runs it as a coroutine, and fails",
+    "500: expected a list",
+    "it is no list",
+)
+CONSTRUCTOR_TEXT = Difference(
+    "text of a TypeError for wrong arguments of `pb_utils`",
+    "that of its binding library",
+    "names the argument, what was expected and what came",
+    "the class is the same",
+)
+
+# -- what is still to come -------------------------------------------------------------------------------
+
+DECOUPLED = Difference(
+    "decoupled models",
+    "serves them; infer over HTTP is refused",
+    "refused when the model is loaded",
+)
+STATISTICS = Difference("`/v2/models/NAME/stats`", "served", "404")
+CONTROL = Difference("`/v2/repository/models/NAME/load` and `/unload`", "served", "404")
+INDEX_FILTER = Difference(
+    "`ready` in the body of `/v2/repository/index`", "lists only what is ready", "lists everything"
+)
+SHARED_MEMORY = Difference("`/v2/systemsharedmemory`, `/v2/cudasharedmemory`", "served", "404")
+LOGGING = Difference("`/v2/logging`, `/v2/trace`", "served", "404")
+CLASSIFICATION = Difference("`classification` of an output", "served", "501")
+GENERATE = Difference("`/generate`, `/generate_stream`", "served", "404")
+
+
+def _documented() -> tuple[list[Difference], list[Difference]]:
+    """The differences that stay, and those that are still to come, in the order written here."""
+    every = [value for value in globals().values() if isinstance(value, Difference)]
+    return [d for d in every if d.why], [d for d in every if not d.why]
+
+
+_TOP = """\
+# Differences from Triton 2.51
+
+How gpubridge answers is compared, in every test run, with recorded answers of the real server
+(`tests/conformance`, several hundred requests over HTTP). This is all that differs in them. The
+file is written by `python -m tests.conformance.deliberate`, and a test holds it to that.
+
+## On purpose
+
+| situation | Triton | gpubridge | why |
+|---|---|---|---|
+"""
+_MIDDLE = """
+## Still to come
+
+| situation | Triton | gpubridge |
+|---|---|---|
+"""
+
+
+def document() -> str:
+    """The text of docs/differences.md."""
+    stay, come = _documented()
+    rows = [f"| {d.what} | {d.triton} | {d.here} | {d.why} |" for d in stay]
+    later = [f"| {d.what} | {d.triton} | {d.here} |" for d in come]
+    return _TOP + "\n".join(rows) + "\n" + _MIDDLE + "\n".join(later) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())

@@ -1,0 +1,111 @@
+"""What is told of an error that a model raised, and which errors name no place."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+
+import pytest
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.pb_utils import TritonModelException
+from gpubridge.stub.loader import load_model, model_error_text
+
+HERE = re.escape(__file__)
+
+
+class Unprintable(Exception):
+    """Its text raises, as often as it is asked for."""
+
+    def __init__(self, another=None):
+        super().__init__()
+        self.another = another
+
+    def __str__(self):
+        raise self.another or self
+
+
+def inner(error):
+    raise error
+
+
+def told(error):
+    """The text of an error that was raised two functions deep."""
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        inner(error)
+    return model_error_text(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "first"),
+    [
+        (ValueError("planted"), "ValueError: planted"),
+        (ValueError(), "ValueError: <EMPTY MESSAGE>"),
+        (TritonModelException("planted"), "TritonModelException: planted"),
+        (SystemExit(3), "SystemExit: 3"),
+        (KeyboardInterrupt(), "KeyboardInterrupt: <EMPTY MESSAGE>"),
+    ],
+)
+def test_an_error_is_its_type_its_text_and_its_places_innermost_first(error, first):
+    pattern = rf"{first}\n\nAt:\n  {HERE}\(\d+\): inner\n  {HERE}\(\d+\): told\n"
+    assert re.fullmatch(pattern, told(error))
+
+
+@pytest.mark.parametrize(
+    ("another", "second"),
+    [
+        (ValueError("no text"), "ValueError: no text"),
+        (KeyError(), "KeyError: <EMPTY MESSAGE>"),
+        (SystemExit(1), "SystemExit: 1"),
+        (None, "Unprintable: <MESSAGE UNAVAILABLE>"),
+        (Unprintable(), "Unprintable: <MESSAGE UNAVAILABLE>"),
+    ],
+)
+def test_an_error_that_cannot_tell_its_text_is_told_with_why(another, second):
+    first, _, rest = told(Unprintable(another)).partition(
+        "\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: "
+    )
+    assert first.startswith("Unprintable: <MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>\n\nAt:\n")
+    assert rest.startswith(second + "\n\nAt:\n")
+    assert "): __str__\n" in rest
+
+
+def write(folder, source):
+    path = folder / "model.py"
+    path.write_text(source)
+    return str(path)
+
+
+@pytest.fixture
+def loading(tmp_path, monkeypatch):
+    """Loads a source as a stub does; what that does to the process is undone."""
+    monkeypatch.setattr("sys.path", list(importlib.sys.path))
+    monkeypatch.setattr("sys.modules", dict(importlib.sys.modules))
+
+    def load(source):
+        with pytest.raises(BaseException) as caught:  # noqa: PT011
+            load_model(write(tmp_path, source), "1")
+        return model_error_text(caught.value).replace(str(tmp_path), "")
+
+    return load
+
+
+def test_errors_of_a_file_that_is_no_model_name_no_place(loading):
+    assert loading("x = 1") == (
+        "AttributeError: module '1.model' has no attribute 'TritonPythonModel'"
+    )
+    assert loading("\ndef broken(:").startswith("SyntaxError: invalid syntax (model.py, line 2)")
+    assert "\nAt:" not in loading("\ndef broken(:")
+
+
+def test_errors_at_import_name_the_file_alone(loading):
+    assert loading("import absent_module_x") == (
+        "ModuleNotFoundError: No module named 'absent_module_x'\n\nAt:\n  /model.py(1): <module>\n"
+    )
+
+
+def test_a_file_that_is_not_there_is_told_apart_from_one_that_a_model_misses(tmp_path):
+    with pytest.raises(BridgeError, match="Python model file not found in '") as caught:
+        load_model(os.fspath(tmp_path / "model.py"), "1")
+    assert caught.value.code is ErrorCode.NOT_FOUND
