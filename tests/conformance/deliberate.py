@@ -74,7 +74,6 @@ SERVER_NAME = Difference(
     "our own",
     "clients can tell the two apart, and see what is served",
 )
-HEAD_BODY = Difference("`HEAD`", "a body follows the head", "the head alone", "RFC 9110")
 UNKNOWN_METHOD = Difference(
     "a method that HTTP does not know", "405", "400, and the connection closes", "the parser's rule"
 )
@@ -204,8 +203,59 @@ CONSTRUCTOR_TEXT = Difference(
     "the class is the same",
 )
 
+# -- models that do not load, or die (load_outcomes.py) --------------------------------------------------
+
+REASON = Difference(
+    "reason of a model that did not load",
+    "the error code's name before it, `<frozen importlib…>` among the places",
+    "neither",
+    "says the same in fewer words",
+)
+DEATH = Difference(
+    "the process of a model dies",
+    "500 `Stub process 'NAME' is not healthy.`, again for every later request",
+    "503, the same text and how it died; a new process takes over",
+    "the cause is what one looks for; clients may try again",
+)
+LOADING_HANGS = Difference(
+    "no model file, a process that dies at import, a model called `bad;name`",
+    "loading never ends",
+    "the reason is told; any name will do",
+    "a hang is no answer",
+)
+CONFIG_REASON = Difference(
+    "a `config.pbtxt` that cannot be read, a model without a version",
+    "the reason is in the log only",
+    "it is in the repository index, too",
+    "that is where one looks",
+)
+CONFIG_TEXT = Difference(
+    "an unknown backend, GPU or environment path",
+    "says what came",
+    "says what was expected, too",
+    "one look less into the manual",
+)
+CONFIG_STRICT = Difference(
+    "an input declared twice, a negative number of instances, a version called `0`",
+    "are taken",
+    "refused; a version `0` is ignored",
+    "a slip, or read otherwise than it was meant",
+)
+ONE_VERSION_BROKEN = Difference(
+    "one version of several does not load",
+    "none serves",
+    "the others serve",
+    "one version's fault is not another's",
+)
+
 # -- what is still to come -------------------------------------------------------------------------------
 
+AUTO_COMPLETE = Difference(
+    "`auto_complete_config`; a model without `config.pbtxt`",
+    "called when a model is loaded; loads",
+    "not called; refused",
+)
+BATCHING = Difference("`dynamic_batching` and other schedulers", "served", "refused at load")
 DECOUPLED = Difference(
     "decoupled models",
     "serves them; infer over HTTP is refused",
@@ -232,8 +282,9 @@ _TOP = """\
 # Differences from Triton 2.51
 
 How gpubridge answers is compared, in every test run, with recorded answers of the real server
-(`tests/conformance`, several hundred requests over HTTP). This is all that differs in them. The
-file is written by `python -m tests.conformance.deliberate`, and a test holds it to that.
+(`tests/conformance`: several hundred requests over HTTP, and several dozen models that do not load).
+This is all that differs in them. The file is written by `python -m tests.conformance.deliberate`;
+a test keeps it so.
 
 ## On purpose
 

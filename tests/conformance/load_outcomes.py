@@ -1,0 +1,91 @@
+"""What becomes of each model of ``load_cases`` that the peer judges otherwise, or does not tell of."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tests.conformance.deliberate import (
+    AUTO_COMPLETE,
+    BATCHING,
+    CONFIG_REASON,
+    CONFIG_STRICT,
+    CONFIG_TEXT,
+    LOADING_HANGS,
+    ONE_VERSION_BROKEN,
+    Difference,
+)
+
+__all__ = ["LOADS", "OTHERWISE", "outcomes_of_peer", "reason_of_peer"]
+
+LOADS = ""
+NOT_TEXT = r"failed to read text proto from \S+/config\.pbtxt: "
+NO_CONFIG = r"failed to open text file for read \S+/config\.pbtxt: No such file or directory; "
+NO_VERSION = r"at least one version must be available under the version policy of model '\w+': "
+
+# Name: why it is judged otherwise, and our reason as a regular expression (LOADS: it serves).
+OTHERWISE: dict[str, tuple[Difference, str]] = {
+    "dies_at_import": (LOADING_HANGS, r"Stub process '\w+_0_0' is not healthy\. It exited .* 3\."),
+    "no_model_file": (LOADING_HANGS, r"Python model file not found in '\S+/1/model\.py'"),
+    "config_other_file": (LOADING_HANGS, r"Python model file not found in '\S+/1/other\.py'"),
+    "bad;name": (LOADING_HANGS, LOADS),
+    "no_version": (CONFIG_REASON, NO_VERSION),
+    "version_is_a_word": (CONFIG_REASON, NO_VERSION),
+    "version_padded": (CONFIG_REASON, NO_VERSION),
+    "config_absent_version": (CONFIG_REASON, NO_VERSION + r".*versions found: 1; .* specific 7"),
+    "config_not_text_format": (CONFIG_REASON, NOT_TEXT),
+    "config_unknown_field": (CONFIG_REASON, NOT_TEXT + r'.* has no field named "unknown_field"'),
+    "config_unknown_dtype": (CONFIG_REASON, NOT_TEXT + r".* no value named TYPE_INT33"),
+    "config_two_schedulers": (CONFIG_REASON, NOT_TEXT),
+    "config_of_another_name": (
+        CONFIG_REASON,
+        r"unexpected directory name 'config_of_another_name' for model 'other', directory name "
+        r"must equal model name",
+    ),
+    "config_negative_batch": (CONFIG_REASON, r"'max_batch_size' must be non-negative value for "),
+    "empty_directory": (CONFIG_REASON, NO_CONFIG),
+    "config_unknown_backend": (
+        CONFIG_TEXT,
+        r"unable to find backend library for backend 'no_such_backend' of model '\w+': .* expected ",
+    ),
+    "config_gpu_99": (CONFIG_TEXT, r"instance group \w+_0 .* unsupported gpu id 99\. GPUs of "),
+    "config_absent_environment": (
+        CONFIG_TEXT,
+        r"Path /no/such/environment\.tar\.gz does not exist",
+    ),
+    "version_zero": (CONFIG_STRICT, NO_VERSION),
+    "config_input_twice": (CONFIG_STRICT, r"model input 'IN' is declared more than once for "),
+    "config_no_instances": (
+        CONFIG_STRICT,
+        r"instance group \w+ .* has count -1; expected at least 1",
+    ),
+    "one_version_of_two_broken": (ONE_VERSION_BROKEN, LOADS),
+    "no_config": (AUTO_COMPLETE, NO_CONFIG),
+    **{
+        f"auto_complete_{name}": (AUTO_COMPLETE, LOADS)
+        for name in (
+            "raises",
+            "returns_none",
+            "returns_a_dict",
+            "dies",
+            "input_without_dims",
+            "other_dtype",
+            "other_dims",
+        )
+    },
+    "config_batching_without_batch": (BATCHING, r".*'dynamic_batching' is not supported yet"),
+}
+
+_CODE = re.compile(r"(?:Internal|Invalid argument|Unsupported): ")
+_IMPORTLIB = re.compile(r"  <frozen importlib\.\S+\(\d+\): \w+\n")
+
+
+def reason_of_peer(text: str) -> str:
+    """Its reason as ours begins: without what ``deliberate.REASON`` and ``DEATH`` leave out."""
+    return _IMPORTLIB.sub("", _CODE.sub("", text, count=1))
+
+
+def outcomes_of_peer(record: dict[str, Any]) -> list[tuple[str, str]]:
+    """State and reason of each version, from what was recorded of one model."""
+    index = record.get("index", [])
+    return [(row.get("state", ""), reason_of_peer(row.get("reason", ""))) for row in index]
