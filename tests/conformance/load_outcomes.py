@@ -39,8 +39,10 @@ OTHERWISE: dict[str, tuple[Difference, str]] = {
     "config_two_schedulers": (CONFIG_REASON, NOT_TEXT),
     "config_of_another_name": (
         CONFIG_REASON,
-        r"unexpected directory name 'config_of_another_name' for model 'other', directory name "
-        r"must equal model name",
+        (
+            r"unexpected directory name 'config_of_another_name' for model 'other', directory name "
+            r"must equal model name"
+        ),
     ),
     "config_negative_batch": (CONFIG_REASON, r"'max_batch_size' must be non-negative value for "),
     "empty_directory": (CONFIG_REASON, NO_CONFIG),
