@@ -17,8 +17,9 @@ from gpubridge.protocol.body import (
     pack_inputs,
 )
 from gpubridge.protocol.fields import invalid
-from gpubridge.protocol.infer_request import FormCache, RequestForm, raw_request
+from gpubridge.protocol.infer_request import FormCache, raw_request
 from gpubridge.protocol.infer_response import encode_response
+from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
 __all__ = ["InferDoor"]

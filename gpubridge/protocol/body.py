@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.protocol.fields import invalid
-from gpubridge.protocol.infer_request import RequestForm
+from gpubridge.protocol.request_form import RequestForm
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import item_size
 

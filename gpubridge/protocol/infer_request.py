@@ -7,7 +7,6 @@ one look-up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -26,77 +25,11 @@ from gpubridge.protocol.fields import (
 )
 from gpubridge.protocol.input_check import check_inputs
 from gpubridge.protocol.json_tensor import data_from_json
+from gpubridge.protocol.request_form import InputForm, OutputForm, RequestForm
 from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
 from gpubridge.transport.messages import encode_signature
 
-__all__ = ["FormCache", "InputForm", "OutputForm", "RequestForm", "parse_request", "raw_request"]
-
-
-@dataclass(slots=True)
-class InputForm:
-    """One input: its declared tensor, and where its bytes come from.
-
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of the tensor, as sent.
-    data : bytes or None
-        The bytes when they came as JSON; None when they follow the header.
-    """
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    data: bytes | None = None
-
-
-@dataclass(slots=True)
-class OutputForm:
-    """How one output is wanted: as binary data after the header, or as JSON values in it."""
-
-    binary: bool
-
-
-@dataclass(slots=True)
-class RequestForm:
-    """Everything that a request's header says.
-
-    Attributes
-    ----------
-    binary_bytes : int
-        Bytes that must follow the header.
-    signature, extras : bytes
-        As they go to the stub.
-    outputs : dict or None
-        The outputs asked for, by name; None for all of them.
-    binary_default : bool
-        Whether outputs that were not named go out as binary data.
-    places : tuple of (int, int)
-        Offset from the first byte after the header, and size, of each input that follows it.
-    strings : tuple of (int, int)
-        Index and element count of the BYTES inputs, whose layout only the data can prove.
-    aligned : bool
-        Whether all of those are aligned when the first is.
-    packed : bool
-        Whether some input came as JSON values, so that the inputs must be put together.
-    answer_for, answer
-        What the response encoder remembers of the last answer to this form.
-    """
-
-    identifier: str
-    inputs: list[InputForm]
-    outputs: dict[str, OutputForm] | None
-    binary_default: bool
-    signature: bytes
-    extras: bytes
-    binary_bytes: int
-    places: tuple[tuple[int, int], ...]
-    strings: tuple[tuple[int, int], ...]
-    aligned: bool
-    packed: bool
-    answer_for: Any = field(default=None, compare=False)
-    answer: Any = field(default=None, compare=False)
+__all__ = ["FormCache", "parse_request", "raw_request"]
 
 
 _HEADER_KEPT = 8192

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import orjson
 
 from gpubridge.config import ModelConfig
-from gpubridge.protocol.infer_request import RequestForm
 from gpubridge.protocol.json_tensor import data_to_json
+from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import InferResponse
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.messages import TensorSpec

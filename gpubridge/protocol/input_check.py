@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import BridgeError
 from gpubridge.protocol.fields import invalid
+from gpubridge.protocol.request_form import InputForm
 from gpubridge.tensor.dtypes import byte_size
-
-if TYPE_CHECKING:
-    from gpubridge.protocol.infer_request import InputForm
 
 __all__ = ["check_inputs"]
 
