@@ -15,6 +15,7 @@ from gpubridge.protocol.body import (
     body_room,
     check_strings,
     pack_inputs,
+    write_length,
 )
 from gpubridge.protocol.fields import invalid
 from gpubridge.protocol.infer_request import FormCache, raw_request
@@ -79,7 +80,8 @@ class _InferHandler:
         header = _header_size(self._header_length, nbytes)
         self._length = nbytes
         slot = self._slot = self._door.arena.allocate(body_room(nbytes, self._door.inputs))
-        start = self._start = -header % ALIGNMENT
+        # Never at the very beginning: a body that is a string gets its length before it.
+        start = self._start = ALIGNMENT - header % ALIGNMENT
         return slot.memory[start : start + nbytes]
 
     def complete(self, exchange: Exchange, copied: int) -> None:
@@ -99,8 +101,9 @@ class _InferHandler:
         if slot is not None and header_size:
             form = door.forms.parse(bytes(slot.memory[begin:data]), following)
         else:
-            body = slot.memory[begin : begin + self._length] if slot is not None else b""
-            form = raw_request(door.model.config, body)
+            form = raw_request(door.model.config, self._length)
+            if slot is not None and form.strings:
+                write_length(slot.memory, begin, self._length)
         self._form = form
         self._exchange = exchange
         copied = max(0, copied - header_size)

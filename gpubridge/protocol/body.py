@@ -7,11 +7,18 @@ from collections.abc import Sequence
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.protocol.fields import invalid
-from gpubridge.protocol.request_form import RequestForm
+from gpubridge.protocol.request_form import LENGTH_BYTES, RequestForm
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import item_size
 
-__all__ = ["ALIGNMENT", "align_inputs", "body_room", "check_strings", "pack_inputs"]
+__all__ = [
+    "ALIGNMENT",
+    "align_inputs",
+    "body_room",
+    "check_strings",
+    "pack_inputs",
+    "write_length",
+]
 
 ALIGNMENT = 64
 """The first tensor after a header starts at a multiple of this."""
@@ -23,6 +30,11 @@ _COUNTED = 100_000
 def body_room(nbytes: int, inputs: int) -> int:
     """Return the bytes of the slot that a body needs: with room to align every later tensor."""
     return ALIGNMENT + nbytes + _WIDEST * inputs
+
+
+def write_length(memory: memoryview, start: int, nbytes: int) -> None:
+    """Make a body of ``nbytes`` at ``start`` one BYTES element, by its length before it."""
+    memory[start - LENGTH_BYTES : start] = nbytes.to_bytes(LENGTH_BYTES, "little")
 
 
 def align_inputs(

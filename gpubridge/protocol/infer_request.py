@@ -25,7 +25,7 @@ from gpubridge.protocol.fields import (
 )
 from gpubridge.protocol.input_check import check_inputs
 from gpubridge.protocol.json_tensor import data_from_json
-from gpubridge.protocol.request_form import InputForm, OutputForm, RequestForm
+from gpubridge.protocol.request_form import LENGTH_BYTES, InputForm, OutputForm, RequestForm
 from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
 from gpubridge.transport.messages import encode_signature
 
@@ -124,10 +124,11 @@ def _check_following(inputs: list[InputForm], following: int, model: str) -> Non
         raise invalid(f"unexpected additional input data for model '{model}'")
 
 
-def raw_request(config: ModelConfig, body: memoryview | bytes) -> RequestForm:
+def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
     """Return the form of a request without a header: the body is the model's one input.
 
-    A BYTES input is the one string that the body is.
+    A BYTES input is the one string that the body is: it begins with its length, for which there is
+    room before the body.
 
     Raises
     ------
@@ -148,11 +149,12 @@ def raw_request(config: ModelConfig, body: memoryview | bytes) -> RequestForm:
             f"'{spec.name}' can not be deduced: its dims {list(spec.dims)} in the configuration of "
             f"'{config.name}' are variable; send a JSON header with its shape"
         )
-    nbytes = len(body)
-    entry = InputForm(spec.name, spec.datatype, tuple(shape), nbytes)
-    if spec.datatype == "BYTES":
-        entry.data = nbytes.to_bytes(4, "little") + body
-        entry.nbytes = len(entry.data)
+    text = spec.datatype == "BYTES"
+    before = LENGTH_BYTES if text else 0
+    entry = InputForm(spec.name, spec.datatype, tuple(shape), before + nbytes)
+    if text and not nbytes:
+        # Nothing came, so nothing has a place yet.
+        entry.data = bytes(LENGTH_BYTES)
     check_inputs("", [entry], config, raw=True)
     return RequestForm(
         identifier="",
@@ -162,8 +164,8 @@ def raw_request(config: ModelConfig, body: memoryview | bytes) -> RequestForm:
         signature=encode_signature([(entry.name, entry.datatype, _model_shape(entry, config))]),
         extras=b"",
         binary_bytes=nbytes,
-        places=((0, entry.nbytes),),
-        strings=((0, element_count(entry.shape)),) if entry.data is not None else (),
+        places=((-before, entry.nbytes),),
+        strings=((0, element_count(entry.shape)),) if text else (),
         aligned=True,
         packed=entry.data is not None,
     )

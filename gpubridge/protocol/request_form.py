@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["InputForm", "OutputForm", "RequestForm"]
+__all__ = ["LENGTH_BYTES", "InputForm", "OutputForm", "RequestForm"]
+
+LENGTH_BYTES = 4
+"""Each element of a BYTES tensor comes after its length, a number of so many bytes."""
 
 
 @dataclass(slots=True)
@@ -49,7 +52,8 @@ class RequestForm:
     binary_default : bool
         Whether outputs that were not named go out as binary data.
     places : tuple of (int, int)
-        Offset from the first byte after the header, and size, of each input that follows it.
+        Offset from the first byte after the header, and size, of each input that follows it. A
+        negative one is that of a string whose length is written before it, see `write_length`.
     strings : tuple of (int, int)
         Index and element count of the BYTES inputs, whose layout only the data can prove.
     aligned : bool

@@ -49,6 +49,22 @@ class TritonPythonModel:
 """
 TOLD_BYTES = 4 * 8
 
+# Answers the number of bytes of its one string, and their sum.
+READER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            (text,) = request.inputs()[0].as_numpy()
+            told = [len(text), int(np.frombuffer(text, np.uint8).sum())]
+            responses.append(pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUT", np.array(told, np.int64))]))
+        return responses
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
@@ -62,6 +78,13 @@ def server(tmp_path_factory):
         inputs='name: "A" data_type: TYPE_UINT8 dims: [-1] }, { '
         'name: "B" data_type: TYPE_FP32 dims: [-1]',
         outputs='name: "OUT" data_type: TYPE_INT64 dims: [4]',
+    )
+    write_model(
+        repository,
+        "reader",
+        READER,
+        inputs='name: "IN" data_type: TYPE_STRING dims: [1]',
+        outputs='name: "OUT" data_type: TYPE_INT64 dims: [2]',
     )
     with running_server(repository) as server:
         yield server
@@ -130,6 +153,17 @@ def test_a_small_body_is_copied_once(server):
     copies = Copies(server, "sink")
     sink(server, np.ones(40, np.uint8), np.ones(50, np.float32), apart=False)
     assert copies.nbytes == 40 + 4 * 50 + TOLD_BYTES
+
+
+@pytest.mark.parametrize("nbytes", [LARGE, 5, 0])
+def test_a_body_that_is_a_string_is_received_where_the_model_reads_it(server, nbytes):
+    copies = Copies(server, "reader")
+    body = np.arange(nbytes, dtype=np.uint8)
+    field = "Inference-Header-Content-Length: 0"
+    told = infer(server, "reader", field, body.tobytes(), apart=nbytes > 0)
+    assert np.frombuffer(told, np.int64).tolist() == [nbytes, body.sum()]
+    # Of an empty one, only its length is put in place.
+    assert copies.nbytes == 2 * 8 + (0 if nbytes else 4)
 
 
 @pytest.mark.parametrize("odd", [1, 2, 3])

@@ -17,8 +17,9 @@ from gpubridge.protocol.body import (
     body_room,
     check_strings,
     pack_inputs,
+    write_length,
 )
-from gpubridge.protocol.infer_request import parse_request
+from gpubridge.protocol.infer_request import parse_request, raw_request
 from gpubridge.tensor.dtypes import DATATYPES, item_size
 from tests.unit.model_configs import model_config
 
@@ -182,3 +183,16 @@ def test_any_bytes_are_strings_or_an_error(data, count):
         at += 4 + struct.unpack_from("<I", data, at)[0]
         found += 1
     assert (found, at) == (count, len(data))
+
+
+def test_a_body_without_a_header_is_the_one_string():
+    config = model_config("A STRING [1]")
+    memory = memoryview(bytearray(b"........abcdefghi..."))
+    form = raw_request(config, 9)
+    write_length(memory, 8, 9)
+    (at, nbytes), *others = form.places
+    assert not others
+    assert memory[8 + at : 8 + at + nbytes] == strings(b"abcdefghi")
+    assert form.strings == ((0, 1),)
+    assert not form.packed
+    assert raw_request(config, 0).inputs[0].data == strings(b"")

@@ -351,7 +351,7 @@ def test_errors_are_not_kept():
     [("A FP32 [2, 2]", 16, "", (2, 2)), ("A INT8 [3]", 3, "max_batch_size: 4", (1, 3))],
 )
 def test_a_body_without_a_header_is_the_one_input(inputs, nbytes, more, shape):
-    form = raw_request(model_config(inputs, more=more), bytes(nbytes))
+    form = raw_request(model_config(inputs, more=more), nbytes)
     assert form.inputs[0].shape == shape
     assert form.places == ((0, nbytes),)
     assert form.binary_default
@@ -367,13 +367,7 @@ def test_a_body_without_a_header_is_the_one_input(inputs, nbytes, more, shape):
 )
 def test_bodies_that_cannot_be_the_one_input(inputs, nbytes, text):
     with pytest.raises(BridgeError, match=text):
-        raw_request(model_config(inputs), bytes(nbytes))
-
-
-def test_a_body_without_a_header_is_the_one_string():
-    form = raw_request(model_config("A STRING [1]"), b"jpeg")
-    assert form.inputs[0].data == b"\x04\0\0\0jpeg"
-    assert form.packed
+        raw_request(model_config(inputs), nbytes)
 
 
 @pytest.mark.parametrize(
