@@ -1,5 +1,5 @@
-// gpubridge._native: the optional compiled half of gpubridge.tensor. Every function has a Python
-// path, and both pass the same tests.
+// gpubridge._native: the optional compiled half of gpubridge.tensor and gpubridge.transport.
+// Everything in it has a Python path, and both pass the same tests.
 
 #include <nanobind/nanobind.h>
 
@@ -8,6 +8,8 @@
 #include "buffer_view.h"
 #include "bytes_codec.h"
 #include "dlpack_capsule.h"
+#include "lease_book.h"
+#include "records.h"
 
 namespace nb = nanobind;
 
@@ -34,4 +36,6 @@ NB_MODULE(_native, module) {
   module.def("capsule_read", &gpubridge::capsule_read);
   module.def("capsule_take", &gpubridge::capsule_take);
   module.def("capsule_make", &gpubridge::capsule_make);
+  gpubridge::bind_lease_book(module);
+  gpubridge::bind_records(module);
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Slot
-from gpubridge.transport.messages import Signature
+from gpubridge.transport.signatures import Signature
 
 __all__ = ["InferRequest", "InferResponse", "Outcome"]
 

@@ -25,16 +25,14 @@ from gpubridge.transport.leases import BorrowedMemory, LentSlots
 from gpubridge.transport.messages import (
     Batch,
     Kind,
-    Record,
     ResponseFlag,
-    SignatureCache,
     control_message,
     decode_control,
     decode_results,
     encode_batch,
     encode_frame,
-    encode_record,
 )
+from gpubridge.transport.records import Record, record_encoder, record_reader
 
 __all__ = ["LinkEvents", "StubLink"]
 
@@ -88,7 +86,8 @@ class StubLink:
         self._borrowed = BorrowedMemory(self._control.outputs)
         self._announced: set[int] = set()
         self._kept: set[int] = set()
-        self._signatures = SignatureCache()
+        self._reader = record_reader()
+        self._encode = record_encoder()
         self._sequence = 0
         # The batches at the stub: by sequence number, each its requests by ticket.
         self._flights: dict[int, dict[int, InferRequest]] = {}
@@ -136,12 +135,13 @@ class StubLink:
                 for offset, nbytes in request.places:
                     refs += (region, base + offset, nbytes, ticket)
             records.append(
-                encode_record(
+                self._encode(
                     ticket,
                     request.signature,
                     refs,
-                    identifier=request.identifier.encode(),
-                    extras=request.extras,
+                    0,
+                    request.identifier.encode(),
+                    request.extras,
                 )
             )
         self._flights[self._sequence] = flight
@@ -273,7 +273,7 @@ class StubLink:
         try:
             kind = message[0]
             if kind == Kind.RESULTS:
-                batches = decode_results(message, self._signatures)
+                batches = decode_results(message, self._reader)
                 for batch in batches:
                     self._land(batch)
                 self._events.on_results(batches)

@@ -27,7 +27,7 @@ from gpubridge.protocol.input_check import check_inputs
 from gpubridge.protocol.json_tensor import data_from_json
 from gpubridge.protocol.request_form import LENGTH_BYTES, InputForm, OutputForm, RequestForm
 from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
-from gpubridge.transport.messages import encode_signature
+from gpubridge.transport.signatures import encode_signature
 
 __all__ = ["FormCache", "parse_request", "raw_request"]
 

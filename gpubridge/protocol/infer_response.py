@@ -12,7 +12,7 @@ from gpubridge.protocol.json_tensor import data_to_json
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import InferResponse
 from gpubridge.tensor.dtypes import element_count
-from gpubridge.transport.messages import TensorSpec
+from gpubridge.transport.signatures import TensorSpec
 
 __all__ = ["EncodedResponse", "encode_response"]
 

@@ -16,14 +16,9 @@ from gpubridge.stub.loader import model_error_text
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
-from gpubridge.transport.messages import (
-    Batch,
-    Record,
-    ResponseFlag,
-    encode_record,
-    encode_result_batch,
-    encode_signature,
-)
+from gpubridge.transport.messages import Batch, ResponseFlag, encode_result_batch
+from gpubridge.transport.records import Record, record_encoder
+from gpubridge.transport.signatures import encode_signature
 
 __all__ = ["Executor", "ModelIdentity"]
 
@@ -70,6 +65,7 @@ class Executor:
         self._borrowed = borrowed
         self._outputs = outputs
         self._control = control
+        self._encode_record = record_encoder()
         self._signatures: dict[Any, bytes] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeps = False
@@ -189,7 +185,7 @@ class Executor:
                 response = _failure(error)
             except Exception as error:
                 response = _failure(self._batch_error(error))
-        return encode_record(record.ticket, _NOTHING, (), ResponseFlag.ERROR, extras=response)
+        return self._encode_record(record.ticket, _NOTHING, (), ResponseFlag.ERROR, extras=response)
 
     def _encode(self, record: Record, response: InferenceResponse) -> bytes:
         error = response._error
@@ -208,7 +204,7 @@ class Executor:
         parameters = response._parameters
         extras = b"" if parameters == "{}" else f'{{"parameters":{parameters}}}'.encode()
         refs = self._outputs.place([tensor._payload() for tensor in tensors])
-        return encode_record(record.ticket, signature, refs, extras=extras)
+        return self._encode_record(record.ticket, signature, refs, extras=extras)
 
     def _skip(self, records: Sequence[Record], live: Sequence[Record]) -> list[bytes]:
         """Answer for the requests that nobody waits for any more; their memory goes back."""
@@ -216,7 +212,7 @@ class Executor:
         skipped = [record.ticket for record in records if record.ticket not in run]
         for ticket in skipped:
             self._control.lent[ticket] = 0
-        return [encode_record(t, _NOTHING, (), ResponseFlag.CANCELLED) for t in skipped]
+        return [self._encode_record(t, _NOTHING, (), ResponseFlag.CANCELLED) for t in skipped]
 
     def _batch_error(self, error: BaseException) -> BridgeError:
         text = str(error) if isinstance(error, _ContractError) else model_error_text(error)

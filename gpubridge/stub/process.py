@@ -24,11 +24,11 @@ from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import (
     Kind,
-    SignatureCache,
     control_message,
     decode_control,
     decode_execute,
 )
+from gpubridge.transport.records import record_reader
 
 __all__ = ["run"]
 
@@ -79,7 +79,7 @@ class _Stub:
             self._withdraw,
         )
         os.register_at_fork(after_in_child=self._detach)
-        self._signatures = SignatureCache()
+        self._reader = record_reader()
         self._results = ResultSender(channel)
         self._model: Any = None
         self._executor: Executor | None = None
@@ -137,7 +137,7 @@ class _Stub:
         executor = self._executor
         assert executor is not None
         self._outputs.reclaim()
-        batches = decode_execute(message, self._signatures)
+        batches = decode_execute(message, self._reader)
         last = len(batches) - 1
         for i, batch in enumerate(batches):
             result = executor.run(batch)

@@ -12,13 +12,15 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "DISABLE_VARIABLE",
     "Capsule",
     "CapsuleFields",
+    "NativeLeaseBook",
     "NativeModule",
+    "NativeRecordReader",
     "absence",
     "native",
 ]
@@ -45,8 +47,43 @@ class CapsuleFields(NamedTuple):
     flags: int
 
 
+class NativeLeaseBook(Protocol):
+    """See `gpubridge.transport.lease_book.LeaseBook`, which says the same in Python."""
+
+    @property
+    def held(self) -> int:
+        """How many leases last."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all views that exist."""
+
+    def add(self, region: int, memory: memoryview, /) -> None:
+        """Know a region's memory from now on."""
+
+    def remove(self, region: int, /) -> None:
+        """Know a region no more."""
+
+    def forget(self, table: memoryview, /) -> None:
+        """Write to another table from now on."""
+
+    def views(self, refs: Sequence[tuple[int, int, int, int]], /) -> list[memoryview]:
+        """Return the bytes at places; ValueError where one does not exist."""
+
+
+class NativeRecordReader(Protocol):
+    """Takes records of messages apart."""
+
+    def read(self, message: bytes, at: int, count: int, named: bool, /) -> tuple[list[Any], int]:
+        """Return ``count`` records from ``at`` on and where they end; ValueError if malformed."""
+
+
 class NativeModule(Protocol):
-    """The functions of ``gpubridge._native``."""
+    """What is in ``gpubridge._native``."""
+
+    LeaseBook: Callable[[memoryview], NativeLeaseBook]
+    RecordReader: Callable[..., NativeRecordReader]
+    encode_record: Callable[..., bytes]
 
     def bytes_count(self, buffer: Any, /) -> int:
         """Count the strings of a serialised BYTES tensor; ValueError where it is malformed."""

@@ -8,15 +8,11 @@ a model may keep an input, a client may be slow to read an answer.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 
 from gpubridge.host_shm import HostArena, Segment, Slot
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.control import NO_LEASE
+from gpubridge.transport.lease_book import lease_book
 
 __all__ = ["BorrowedMemory", "LentSlots"]
 
@@ -105,14 +101,6 @@ class LentSlots:
         self.settle(lease)
 
 
-class _View(weakref.ref):  # type: ignore[type-arg]
-    """Watches one view of lent memory; knows its lease and size."""
-
-    __slots__ = ("lease", "nbytes")
-    lease: int
-    nbytes: int
-
-
 class BorrowedMemory:
     """The borrower's side: maps regions, and hands out views whose end ends their lease.
 
@@ -120,26 +108,24 @@ class BorrowedMemory:
     ----------
     table : memoryview
         The part of the control page with a byte for each lease.
-
-    Attributes
-    ----------
-    held_bytes : int
-        Bytes of all views that exist.
     """
 
-    __slots__ = ("_arrays", "_leases", "_segments", "_table", "held_bytes")
+    __slots__ = ("_book", "_segments", "_views")
 
     def __init__(self, table: memoryview) -> None:
-        self.held_bytes = 0
-        self._table = table
+        self._book = lease_book(table)
+        self._views = self._book.views
         self._segments: dict[int, Segment] = {}
-        self._arrays: dict[int, Any] = {}
-        self._leases: dict[int, list[_View]] = {}
 
     @property
     def held(self) -> int:
         """How many leases last, because views under them exist."""
-        return len(self._leases)
+        return self._book.held
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all views that exist."""
+        return self._book.held_bytes
 
     def announce(self, region: int, fd: int, size: int) -> None:
         """Map a region from now on; takes over ``fd``.
@@ -151,80 +137,33 @@ class BorrowedMemory:
         """
         segment = Segment.open(region, fd, size)
         self._segments[region] = segment
-        self._arrays[region] = np.frombuffer(segment.view, np.uint8)
+        self._book.add(region, segment.view)
 
     def drop(self, region: int) -> None:
         """Unmap a region; views that still exist keep their memory."""
-        self._arrays.pop(region, None)
+        self._book.remove(region)
         segment = self._segments.pop(region, None)
         if segment is not None:
             segment.close()
 
-    def view(self, region: int, offset: int, nbytes: int, lease: int) -> memoryview:
-        """Return the bytes at a place; the lease lasts until the last view under it is gone.
-
-        Raises
-        ------
-        MalformedMessage
-            When the region was never announced, the place is not inside it, or the lease is none.
-        """
-        if lease == NO_LEASE and nbytes == 0:
-            return memoryview(b"")
-        segment = self._segments.get(region)
-        if segment is None or offset + nbytes > segment.size or lease >= len(self._table):
-            raise MalformedMessage(
-                f"{nbytes} bytes at {offset} of region {region:#x} under lease {lease} do not exist"
-            )
-        # What is watched is an array that exports the bytes. A memoryview would not do: a view of a
-        # view refers to the exporter only, and NumPy and uvloop both make their own at once.
-        array = self._arrays[region][offset : offset + nbytes]
-        watch = _View(array, self._ended)
-        watch.lease = lease
-        watch.nbytes = nbytes
-        self.held_bytes += nbytes
-        watches = self._leases.get(lease)
-        if watches is None:
-            self._leases[lease] = [watch]
-        else:
-            watches.append(watch)
-        return memoryview(array)
-
     def views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
-        """Return the bytes at several places; the tensors of a record mostly share slot and lease.
+        """Return the bytes at places; each lease lasts until the last view under it is gone.
 
         Raises
         ------
         MalformedMessage
-            As :meth:`view` does.
+            When a region was never announced, a place is not inside it, or a lease is none.
         """
-        if len(refs) > 1:
-            region, start, size, lease = refs[0]
-            end = start + size
-            for ref in refs:
-                if ref[0] != region or ref[3] != lease or ref[1] < start:
-                    break
-                end = max(end, ref[1] + ref[2])
-            else:
-                # One watched array for all: each view of it keeps it alive.
-                whole = self.view(region, start, end - start, lease)
-                return [whole[ref[1] - start : ref[1] - start + ref[2]] for ref in refs]
-        return [self.view(*ref) for ref in refs]
+        try:
+            return self._views(refs)
+        except ValueError as error:
+            raise MalformedMessage(str(error)) from error
 
     def forget(self, table: memoryview) -> None:
         """Write to ``table`` from now on: this process no longer speaks for the borrower (a fork)."""
-        self._table = table
+        self._book.forget(table)
 
     def close(self) -> None:
         """Unmap every region."""
         for region in list(self._segments):
             self.drop(region)
-
-    def _ended(self, watch: weakref.ref[Any]) -> None:
-        # Any thread may drop the last view: each step here is one that the GIL makes whole.
-        lease = watch.lease  # type: ignore[attr-defined]
-        self.held_bytes -= watch.nbytes  # type: ignore[attr-defined]
-        watches = self._leases[lease]
-        watches.remove(watch)  # type: ignore[arg-type]
-        if not watches:
-            del self._leases[lease]
-            self._table[lease] = 0

@@ -12,6 +12,10 @@ from tests.process.server import alive, running_server, wait_until, write_code_m
 
 CHANNEL = """
 from gpubridge.transport import messages as wire
+from gpubridge.transport.records import record_encoder
+from gpubridge.transport.signatures import encode_signature
+
+record = record_encoder()
 
 def channel():
     for fd in map(int, os.listdir("/proc/self/fd")):
@@ -36,9 +40,9 @@ def announce(fd):
     socket.send_fds(channel(), [message], [fd])
     return region
 
-TEXT = wire.encode_signature([("OUT", "BYTES", [1])])
-FLOATS = wire.encode_signature([("OUT", "FP32", [4])])
-NONE = wire.encode_signature([])
+TEXT = encode_signature([("OUT", "BYTES", [1])])
+FLOATS = encode_signature([("OUT", "FP32", [4])])
+NONE = encode_signature([])
 """
 LIES = {
     "unknown_kind": ("b'\\xff' * 100", "unknown kind 255"),
@@ -66,35 +70,35 @@ LIES = {
     ),
     "cut_results": ("results(b'')[:20]", "RESULTS message: unpack_from requires"),
     "other_batch": (
-        "results(wire.encode_record(0, NONE, ()), sequence=77)",
+        "results(record(0, NONE, ()), sequence=77)",
         "results of batch 77, which is not at the stub",
     ),
     "other_ticket": (
-        "results(wire.encode_record(9, NONE, ()))",
+        "results(record(9, NONE, ()))",
         "a result for ticket 9, which is not running",
     ),
     "too_many_results": (
-        "results(wire.encode_record(0, NONE, ()), wire.encode_record(1, NONE, ()))",
+        "results(record(0, NONE, ()), record(1, NONE, ()))",
         "results of batch 1, which is not at the stub",
     ),
     "backward_clock": (
-        "results(wire.encode_record(0, NONE, ()), started=2, ended=1)",
+        "results(record(0, NONE, ()), started=2, ended=1)",
         "results of batch 1, which ended before it began",
     ),
     "other_region": (
-        "results(wire.encode_record(0, TEXT, (7 << 32, 0, 8, 0)))",
+        "results(record(0, TEXT, (7 << 32, 0, 8, 0)))",
         "8 bytes at 0 of region 0x700000000 under lease 0 do not exist",
     ),
     "no_lease": (
-        "results(wire.encode_record(0, TEXT, (7 << 32, 0, 8, 0xffffffff)))",
+        "results(record(0, TEXT, (7 << 32, 0, 8, 0xffffffff)))",
         "under lease 4294967295 do not exist",
     ),
     "shape": (
-        "results(wire.encode_record(0, FLOATS, (7 << 32, 0, 8, 0)))",
+        "results(record(0, FLOATS, (7 << 32, 0, 8, 0)))",
         "output 'OUT' of 8 bytes, its shape needs 16",
     ),
     "datatype": (
-        "results(wire.encode_record(0, wire.encode_signature([('OUT', 'FP99', [1])]), (0, 0, 4, 0)))",
+        "results(record(0, encode_signature([('OUT', 'FP99', [1])]), (0, 0, 4, 0)))",
         "sent a malformed message (signature",
     ),
     "closed": ("b''", "closed its channel and was killed"),
@@ -142,7 +146,7 @@ import fcntl
 fd = os.memfd_create("own", os.MFD_ALLOW_SEALING)
 os.ftruncate(fd, 4096)
 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-channel().send(results(wire.encode_record(0, TEXT, (announce(fd), {offset}, 8, 0))))
+channel().send(results(record(0, TEXT, (announce(fd), {offset}, 8, 0))))
 time.sleep(1000)
 """
     status, error = server.ask(code, "placer")

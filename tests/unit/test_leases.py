@@ -10,11 +10,23 @@ import numpy as np
 import pytest
 
 from gpubridge.host_shm import HostArena
+from gpubridge.tensor import native
+from gpubridge.transport import lease_book
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.leases import BorrowedMemory, LentSlots
 
 LEASES = 8
+
+
+@pytest.fixture(params=["native", "python"], scope="module", autouse=True)
+def implementation(request):
+    if request.param == "native" and native.native() is None:
+        pytest.skip(f"no compiled module: {native.absence()}")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            patch.setattr(lease_book, "native", lambda: None)
+        yield request.param
 
 
 class Wall:
@@ -36,7 +48,8 @@ class Wall:
 
     def view(self, slot, lease, at=0, nbytes=None):
         nbytes = slot.size - at if nbytes is None else nbytes
-        return self.borrower.view(slot.segment.region, slot.offset + at, nbytes, lease)
+        (view,) = self.borrower.views([(slot.segment.region, slot.offset + at, nbytes, lease)])
+        return view
 
 
 @pytest.fixture
@@ -130,7 +143,7 @@ def test_views_die_on_many_threads_while_others_are_made(wall):
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wall.borrower._leases
+    assert not wall.borrower.held
     assert bytes(wall.table) == b"\1" * LEASES
 
 
@@ -225,7 +238,7 @@ def test_a_fork_clears_only_its_own_table(wall):
 
 
 def test_no_bytes_need_no_region(wall):
-    assert wall.borrower.view(99, 0, 0, NO_LEASE) == b""
+    assert wall.borrower.views([(99, 0, 0, NO_LEASE)]) == [b""]
 
 
 @pytest.mark.parametrize(
@@ -244,8 +257,10 @@ def test_no_bytes_need_no_region(wall):
 def test_places_that_do_not_exist_are_refused(wall, region, offset, nbytes, lease):
     slot, _ = wall.lend(bytes(16))
     with pytest.raises(MalformedMessage, match="do not exist"):
-        wall.borrower.view(slot.segment.region if region is None else region, offset, nbytes, lease)
-    assert not wall.borrower._leases
+        wall.borrower.views(
+            [(slot.segment.region if region is None else region, offset, nbytes, lease)]
+        )
+    assert not wall.borrower.held
 
 
 def test_views_outlive_their_region(wall):

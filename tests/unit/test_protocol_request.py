@@ -15,7 +15,7 @@ from gpubridge.protocol import infer_request
 from gpubridge.protocol.infer_request import FormCache, raw_request
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import DATATYPES, item_size, numpy_dtype
-from gpubridge.transport.messages import SignatureCache
+from gpubridge.transport.signatures import SignatureCache
 from tests.unit.model_configs import model_config
 
 EVERY = [name for name in DATATYPES if name != "BYTES"]
@@ -68,7 +68,7 @@ def test_binary_inputs_lie_one_after_the_other(tensors):
     assert form.aligned == all(
         start % item_size(name) == 0 for (name, _), start in zip(tensors, starts, strict=True)
     )
-    signature = SignatureCache().parse(form.signature)
+    signature = SignatureCache()[form.signature]
     assert [(t.name, t.datatype, t.shape, t.nbytes) for t in signature.tensors] == [
         (name, name, (count,), size) for (name, count), size in zip(tensors, sizes, strict=True)
     ]
@@ -207,7 +207,7 @@ def test_how_outputs_are_wanted(members, named, unnamed):
     outputs = form.outputs and {name: output.binary for name, output in form.outputs.items()}
     assert outputs == named
     assert form.binary_default is unnamed
-    assert SignatureCache().parse(form.signature).requested == tuple(named or ())
+    assert SignatureCache()[form.signature].requested == tuple(named or ())
 
 
 def test_parameters_of_the_protocol_and_of_the_model_go_apart():
@@ -241,7 +241,7 @@ def test_the_model_sees_the_reshaped_input(dims, more, shape, seen):
     config = model_config(f"A FP32 {dims}", more=more)
     size = 4 * math.prod(shape)
     form = parse_request(document(binary("A", "FP32", shape, size)), config)
-    assert list(SignatureCache().parse(form.signature).tensors[0].shape) == seen
+    assert list(SignatureCache()[form.signature].tensors[0].shape) == seen
 
 
 KEYS = (

@@ -4,13 +4,9 @@ import pytest
 
 from gpubridge.stub.results import ResultSender
 from gpubridge.transport.channel import Channel, pair
-from gpubridge.transport.messages import (
-    SignatureCache,
-    decode_results,
-    encode_record,
-    encode_result_batch,
-    encode_signature,
-)
+from gpubridge.transport.messages import decode_results, encode_result_batch
+from gpubridge.transport.records import record_encoder, record_reader
+from gpubridge.transport.signatures import encode_signature
 
 EMPTY = encode_signature(())
 
@@ -26,12 +22,12 @@ def ends():
 
 
 def result(sequence):
-    return encode_result_batch(sequence, 1, 2, 0, [encode_record(sequence, EMPTY, ())])
+    return encode_result_batch(sequence, 1, 2, 0, [record_encoder()(sequence, EMPTY, ())])
 
 
 def sequences(receiver):
     message, _ = receiver.receive()
-    return [batch.sequence for batch in decode_results(message, SignatureCache())]
+    return [batch.sequence for batch in decode_results(message, record_reader())]
 
 
 def test_quick_results_of_a_message_travel_together(ends):

@@ -7,21 +7,22 @@ import struct
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+from gpubridge.tensor import native
+from gpubridge.transport import records as records_room
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.messages import (
     Kind,
     ResponseFlag,
-    SignatureCache,
     control_message,
     decode_control,
     decode_execute,
     decode_results,
     encode_batch,
     encode_frame,
-    encode_record,
     encode_result_batch,
-    encode_signature,
 )
+from gpubridge.transport.records import record_encoder, record_reader
+from gpubridge.transport.signatures import SignatureCache, encode_signature
 
 U32 = st.integers(0, (1 << 32) - 1)
 U64 = st.integers(0, (1 << 64) - 1)
@@ -39,9 +40,19 @@ def records(draw):
     return draw(U32), tensors, refs, draw(EXTRAS), draw(st.lists(TEXT, max_size=3)), draw(TEXT)
 
 
+@pytest.fixture(params=["native", "python"], scope="module", autouse=True)
+def implementation(request):
+    if request.param == "native" and native.native() is None:
+        pytest.skip(f"no compiled module: {native.absence()}")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            patch.setattr(records_room, "native", lambda: None)
+        yield request.param
+
+
 def encoded(record, *, word=0, named):
     ticket, tensors, refs, extras, requested, identifier = record
-    return encode_record(
+    return record_encoder()(
         ticket,
         encode_signature(tensors, requested),
         [field for ref in refs for field in ref],
@@ -72,7 +83,7 @@ def test_requests_round_trip(batches):
             for sequence, members in batches
         ],
     )
-    decoded = decode_execute(memoryview(message), SignatureCache())
+    decoded = decode_execute(memoryview(message), record_reader())
     assert [batch.sequence for batch in decoded] == [sequence for sequence, _ in batches]
     for (_, members), batch in zip(batches, decoded, strict=True):
         for record, got in zip(members, batch.records, strict=True):
@@ -97,7 +108,7 @@ def test_results_round_trip(batches):
             for numbers, members in batches
         ],
     )
-    decoded = decode_results(message, SignatureCache())
+    decoded = decode_results(message, record_reader())
     for (numbers, members), batch in zip(batches, decoded, strict=True):
         assert (batch.sequence, batch.started, batch.ended, batch.copied) == numbers
         for (record, word), got in zip(members, batch.records, strict=True):
@@ -107,7 +118,7 @@ def test_results_round_trip(batches):
 
 def test_what_each_field_of_a_reference_is():
     signature = encode_signature([("A", "UINT8", [3])])
-    record = encode_record(5, signature, [11, 12, 3, 14])
+    record = record_encoder()(5, signature, [11, 12, 3, 14])
     message = encode_frame(Kind.EXECUTE, [encode_batch(9, [record])])
     # Region, offset, nbytes, lease: an order that both processes rely on.
     assert message.endswith(struct.pack("<QQQI", 11, 12, 3, 14))
@@ -118,7 +129,11 @@ GOOD = encode_frame(
     Kind.RESULTS,
     [
         encode_result_batch(
-            1, 2, 3, 4, [encode_record(7, SIGNATURE, [1, 2, 8, 4], ResponseFlag.ERROR, b"", b"{}")]
+            1,
+            2,
+            3,
+            4,
+            [record_encoder()(7, SIGNATURE, [1, 2, 8, 4], ResponseFlag.ERROR, b"", b"{}")],
         )
     ],
 )
@@ -137,7 +152,7 @@ def test_foreign_bytes_are_malformed_and_nothing_else(raw):
     for decode in (decode_results, decode_execute):
         for message in (raw, memoryview(GOOD[:8] + raw), memoryview(GOOD[:48] + raw)):
             try:
-                decode(message, SignatureCache())
+                decode(message, record_reader())
             except MalformedMessage:
                 pass
 
@@ -149,7 +164,7 @@ def test_flipped_bytes_are_malformed_and_nothing_else(flips):
     for at, value in flips:
         message[at] = value
     try:
-        decode_results(memoryview(message), SignatureCache())
+        decode_results(memoryview(message), record_reader())
     except MalformedMessage:
         pass
 
@@ -157,12 +172,12 @@ def test_flipped_bytes_are_malformed_and_nothing_else(flips):
 @pytest.mark.parametrize("length", range(8, len(GOOD)))
 def test_every_cut_is_noticed(length):
     with pytest.raises(MalformedMessage):
-        decode_results(GOOD[:length], SignatureCache())
+        decode_results(GOOD[:length], record_reader())
 
 
 def test_bytes_after_the_end_are_noticed():
     with pytest.raises(MalformedMessage, match="1 bytes after its end"):
-        decode_results(GOOD + b"\0", SignatureCache())
+        decode_results(GOOD + b"\0", record_reader())
 
 
 @pytest.mark.parametrize(
@@ -189,23 +204,22 @@ def test_bytes_after_the_end_are_noticed():
 )
 def test_bad_signatures_are_malformed(raw):
     with pytest.raises(MalformedMessage, match="signature"):
-        SignatureCache().parse(raw)
+        SignatureCache()[raw]
 
 
 def test_signatures_know_their_sizes():
-    signature = SignatureCache().parse(
-        encode_signature([("A", "FP64", [2, 3]), ("B", "BYTES", [2]), ("C", "INT8", [])])
-    )
+    raw = encode_signature([("A", "FP64", [2, 3]), ("B", "BYTES", [2]), ("C", "INT8", [])])
+    signature = SignatureCache()[raw]
     assert [spec.nbytes for spec in signature.tensors] == [48, None, 1]
 
 
 def test_signatures_are_parsed_once_and_forgotten_when_they_are_many():
     cache = SignatureCache(limit=3)
-    first = cache.parse(SIGNATURE)
-    assert cache.parse(bytes(bytearray(SIGNATURE))) is first
+    first = cache[SIGNATURE]
+    assert cache[bytes(bytearray(SIGNATURE))] is first
     for number in range(10):
-        cache.parse(encode_signature([(str(number), "FP32", [1])]))
-        assert len(cache._known) <= 3
+        assert cache[encode_signature([(str(number), "FP32", [1])])].tensors[0].name == str(number)
+        assert len(cache) <= 3
 
 
 @pytest.mark.parametrize(

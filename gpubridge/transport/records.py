@@ -1,0 +1,170 @@
+"""The records of requests and responses inside messages: how they lie in them, both ways.
+
+There are two readers and two writers of one layout: the compiled module's, and those here::
+
+    request   u32 ticket, u32 |signature|, u32 |extras|, u32 |id|, u32 tensors
+              signature, extras, id, tensor reference * tensors
+    response  u32 ticket, u32 |signature|, u32 |extras|, u32 flags, u32 tensors
+              signature, extras, tensor reference * tensors
+    tensor reference  u64 region, u64 offset, u64 nbytes, u32 lease
+
+*Extras* are a JSON object, absent (empty) in most records.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from gpubridge.tensor.native import native
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.signatures import Signature, SignatureCache
+
+if TYPE_CHECKING:
+    from gpubridge.tensor.native import NativeRecordReader
+
+__all__ = ["Record", "TensorRef", "json_object", "record_encoder", "record_reader"]
+
+
+class TensorRef(NamedTuple):
+    """Where a tensor's bytes lie, and under which lease they are lent."""
+
+    region: int
+    offset: int
+    nbytes: int
+    lease: int
+
+
+class Record(NamedTuple):
+    """A request or a response as it crosses; ``word`` is |id| of a request, flags of a response."""
+
+    ticket: int
+    signature: Signature
+    extras: dict[str, Any] | None
+    word: int
+    identifier: str
+    refs: Sequence[TensorRef]
+
+
+_RECORD = struct.Struct("<IIIII")
+_REF = "QQQI"
+_TENSOR_REF = struct.Struct("<" + _REF)
+_REFS = [struct.Struct("<" + _REF * count) for count in range(9)]
+_MAX_TENSORS = 4096
+_PLAIN_LIMIT = 1024
+_PLAIN_RECORDS: dict[tuple[int, int], Callable[..., bytes]] = {}
+
+
+def json_object(raw: bytes, what: str) -> dict[str, Any]:
+    """Return the JSON object that ``raw`` is.
+
+    Raises
+    ------
+    MalformedMessage
+        When it is none.
+    """
+    try:
+        fields = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise MalformedMessage(f"{what}: no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise MalformedMessage(f"{what}: expected a JSON object, got {type(fields).__name__}")
+    return fields
+
+
+def _extras(raw: bytes) -> dict[str, Any]:
+    return json_object(raw, "extras of a record")
+
+
+def record_encoder() -> Callable[..., bytes]:
+    """Give the function that makes records: the compiled one where there is one.
+
+    Its parameters: ``ticket``, ``signature`` (encoded), ``refs`` (the fields of all tensor references
+    one after another), ``word`` (flags of a response, 0; of a request its identifier's length is put
+    there), ``identifier`` and ``extras`` (encoded, empty).
+    """
+    compiled = native()
+    return _encode_record if compiled is None else compiled.encode_record
+
+
+def _encode_record(
+    ticket: int,
+    signature: bytes,
+    refs: Sequence[int],
+    word: int = 0,
+    identifier: bytes = b"",
+    extras: bytes = b"",
+) -> bytes:
+    count = len(refs) >> 2
+    signed = len(signature)
+    if not extras and not identifier and count < len(_REFS):
+        # Most records: one structure holds all of it.
+        pack = _PLAIN_RECORDS.get((signed, count))
+        if pack is None:
+            if len(_PLAIN_RECORDS) >= _PLAIN_LIMIT:
+                _PLAIN_RECORDS.clear()
+            pack = struct.Struct(f"{_RECORD.format}{signed}s{_REF * count}").pack
+            _PLAIN_RECORDS[signed, count] = pack
+        return pack(ticket, signed, 0, word, count, signature, *refs)
+    pack = (_REFS[count] if count < len(_REFS) else struct.Struct("<" + _REF * count)).pack
+    head = _RECORD.pack(ticket, signed, len(extras), word or len(identifier), count)
+    return b"".join((head, signature, extras, identifier, pack(*refs)))
+
+
+def record_reader() -> NativeRecordReader:
+    """Give what takes the records of one peer apart: compiled where that can be.
+
+    Its ``read`` raises ValueError where a length or a count does not fit, MalformedMessage where a
+    signature or extras say nothing.
+    """
+    compiled = native()
+    if compiled is None:
+        return cast("NativeRecordReader", _RecordReader(SignatureCache()))
+    return compiled.RecordReader(SignatureCache(), _extras, Record)
+
+
+class _RecordReader:
+    """Takes records apart in Python."""
+
+    __slots__ = ("_signatures",)
+
+    def __init__(self, signatures: SignatureCache) -> None:
+        self._signatures = signatures
+
+    def read(self, message: bytes, at: int, count: int, named: bool) -> tuple[list[Record], int]:
+        records = []
+        signatures = self._signatures
+        for _ in range(count):
+            if len(message) - at < _RECORD.size:
+                raise ValueError(_CUT)
+            ticket, signed, extra, word, tensors = _RECORD.unpack_from(message, at)
+            if tensors > _MAX_TENSORS:
+                raise ValueError(f"a record of {tensors} tensors came (limit {_MAX_TENSORS})")
+            at += _RECORD.size
+            signature = signatures[message[at : at + signed]]
+            at += signed
+            extras = None
+            if extra:
+                extras = _extras(message[at : at + extra])
+                at += extra
+            identifier = ""
+            if named and word:
+                identifier = str(message[at : at + word], "utf-8")
+                at += word
+            end = at + _TENSOR_REF.size * tensors
+            if end > len(message):
+                raise ValueError(_CUT)
+            refs: list[Any] = list(_TENSOR_REF.iter_unpack(message[at:end]))
+            at = end
+            if tensors != len(signature.tensors):
+                raise ValueError(
+                    f"a record of {tensors} tensors came with a signature of "
+                    f"{len(signature.tensors)}"
+                )
+            records.append(Record(ticket, signature, extras, word, identifier, refs))
+        return records, at
+
+
+_CUT = "it ends in the middle of a record"
