@@ -28,7 +28,6 @@ _SERVER_PACKAGES = (
     ("numpy", "numpy"),
     ("google.protobuf", "protobuf"),
     ("tritonclient", "tritonclient"),
-    ("prometheus_client", "prometheus-client"),
 )
 _MODEL_PACKAGES = (
     ("torch", "torch", "pip install torch, if your models use it"),

@@ -52,9 +52,23 @@ class InferRequest:
         Offset from there and number of bytes of each input.
     on_done : callable
         Gets the response or the error.
+    identifier : str
+        The client's id of the request.
+    extras : bytes
+        What else goes to the stub, as JSON.
+    copied : int
+        Bytes of tensor data that were copied on the way here.
+    batch_size : int
+        Its first dim where the model batches, else 1.
+
+    Attributes
+    ----------
+    queued_at : int
+        CLOCK_MONOTONIC nanoseconds at which the model took it.
     """
 
     __slots__ = (
+        "batch_size",
         "cancelled",
         "copied",
         "extras",
@@ -62,6 +76,7 @@ class InferRequest:
         "instance",
         "on_done",
         "places",
+        "queued_at",
         "signature",
         "slot",
         "start",
@@ -78,6 +93,7 @@ class InferRequest:
         identifier: str = "",
         extras: bytes = b"",
         copied: int = 0,
+        batch_size: int = 1,
     ) -> None:
         self.signature = signature
         self.places = places
@@ -87,6 +103,8 @@ class InferRequest:
         self.identifier = identifier
         self.extras = extras
         self.copied = copied
+        self.batch_size = batch_size
+        self.queued_at = 0
         self.cancelled: Callable[[InferRequest], None] | None = None
         self.ticket = -1
         self.instance: object = None

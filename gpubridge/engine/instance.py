@@ -95,7 +95,7 @@ class Instance:
     on_orphans : callable
         Gets the requests that a dead stub had not started, in order.
     on_batch : callable
-        Gets each result batch, for statistics.
+        Gets each batch that was answered, its requests and why some failed, for statistics.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Instance:
         owners: Callable[[], int],
         on_room: Callable[[], None],
         on_orphans: Callable[[list[InferRequest]], None],
-        on_batch: Callable[[Batch], None],
+        on_batch: Callable[[Batch, list[InferRequest], dict[InferRequest, str]], None],
     ) -> None:
         self.settings = settings
         self.name = settings.name
@@ -206,7 +206,8 @@ class Instance:
             on_ready=self._on_ready,
             on_failed=self._on_failed,
             on_broken=self._on_broken,
-            on_results=self._on_results,
+            on_batch=self._on_result,
+            on_landed=self._on_landed,
             on_log=lambda fields: log_from_stub(self.name, fields),
         )
         try:
@@ -352,16 +353,18 @@ class Instance:
         if self._started is not None and not self._started.done():
             self._started.set_exception(StubDied(self._unhealthy(future.result())))
 
-    def _on_results(self, batches: list[Batch]) -> None:
+    def _on_result(
+        self, batch: Batch, requests: list[InferRequest], failures: dict[InferRequest, str]
+    ) -> None:
+        count = len(requests)
+        self.in_flight -= count
+        spent = (batch.ended - batch.started) / max(count, 1)
         average = self._execute_ns
-        for batch in batches:
-            count = len(batch.records)
-            self.in_flight -= count
-            self._on_batch(batch)
-            spent = (batch.ended - batch.started) / max(count, 1)
-            average = spent if average == 0.0 else average + 0.125 * (spent - average)
-        self._execute_ns = average
+        self._execute_ns = spent if average == 0.0 else average + 0.125 * (spent - average)
+        self._on_batch(batch, requests, failures)
+
+    def _on_landed(self) -> None:
         if self._link is not None and self.state is InstanceState.READY:
-            fed = max(1, min(_WINDOW_LIMIT, int(_AHEAD_NS / (average + 1.0))))
+            fed = max(1, min(_WINDOW_LIMIT, int(_AHEAD_NS / (self._execute_ns + 1.0))))
             self.window = min(fed, self.in_flight + self._link.free_tickets)
         self._on_room()

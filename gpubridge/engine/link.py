@@ -16,23 +16,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpubridge.engine.outbox import Outbox
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.engine.outcome import failure_reason, outcome_of
+from gpubridge.errors import BridgeError
 from gpubridge.host_shm import HostArena, Segment
-from gpubridge.request import InferRequest, InferResponse, Outcome
+from gpubridge.request import InferRequest
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory, LentSlots
 from gpubridge.transport.messages import (
     Batch,
     Kind,
-    ResponseFlag,
     control_message,
     decode_control,
     decode_results,
     encode_batch,
     encode_frame,
 )
-from gpubridge.transport.records import Record, record_encoder, record_reader
+from gpubridge.transport.records import record_encoder, record_reader
 
 __all__ = ["LinkEvents", "StubLink"]
 
@@ -43,12 +43,17 @@ _FRAME_BATCHES = 8
 
 @dataclass(slots=True)
 class LinkEvents:
-    """What a link tells its owner; called on the event loop."""
+    """What a link tells its owner; called on the event loop.
+
+    ``on_batch`` gets each batch that was answered, its requests, and why some of them failed;
+    ``on_landed`` follows when all that came at once was taken.
+    """
 
     on_ready: Callable[[], None]
     on_failed: Callable[[str], None]
     on_broken: Callable[[str], None]
-    on_results: Callable[[list[Batch]], None]
+    on_batch: Callable[[Batch, list[InferRequest], dict[InferRequest, str]], None]
+    on_landed: Callable[[], None]
     on_log: Callable[[dict[str, Any]], None]
 
 
@@ -276,7 +281,7 @@ class StubLink:
                 batches = decode_results(message, self._reader)
                 for batch in batches:
                     self._land(batch)
-                self._events.on_results(batches)
+                self._events.on_landed()
             elif kind == Kind.REGION:
                 self._map_region(decode_control(message), fds)
             elif kind == Kind.DROP_REGION:
@@ -313,37 +318,26 @@ class StubLink:
         flight = self._flights.get(batch.sequence)
         if flight is None or len(flight) != len(batch.records):
             raise MalformedMessage(f"results of batch {batch.sequence}, which is not at the stub")
-        if batch.started > batch.ended:
+        if not batch.started <= batch.called <= batch.ended:
             raise MalformedMessage(
                 f"results of batch {batch.sequence}, which ended before it began"
             )
+        requests = list(flight.values())
+        failures = _NO_FAILURES
         for record in batch.records:
             request = flight.get(record.ticket)
             if request is None:
                 raise MalformedMessage(f"a result for ticket {record.ticket}, which is not running")
-            outcome = self._outcome(record)
+            outcome = outcome_of(record, self._borrowed)
+            if record.word:
+                failures = {**failures, request: failure_reason(record)}
             del flight[record.ticket]
             if not self._lent.settle(record.ticket):
                 self._kept.add(record.ticket)
             request.slot = None
             request.finish(outcome)
         del self._flights[batch.sequence]
-
-    def _outcome(self, record: Record) -> Outcome:
-        flags = record.word
-        extras = record.extras
-        if flags & ResponseFlag.CANCELLED:
-            return BridgeError("the request was cancelled", ErrorCode.CANCELLED)
-        if flags & ResponseFlag.ERROR:
-            return _error(extras or {})
-        for spec, ref in zip(record.signature.tensors, record.refs, strict=True):
-            if spec.nbytes is not None and spec.nbytes != ref[2]:
-                raise MalformedMessage(
-                    f"output '{spec.name}' of {ref[2]} bytes, its shape needs {spec.nbytes}"
-                )
-        buffers = self._borrowed.views(record.refs)
-        parameters = extras.get("parameters") if extras else None
-        return InferResponse(record.signature, buffers, parameters)
+        self._events.on_batch(batch, requests, failures)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -359,6 +353,9 @@ class StubLink:
         self._open = False
         self._loop.remove_reader(self._channel.fileno())
         self._outbox.close()
+
+
+_NO_FAILURES: dict[InferRequest, str] = {}
 
 
 def _close(fds: Sequence[int]) -> None:
@@ -380,11 +377,3 @@ def _log_fields(fields: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(fields.get(name), str):
             raise MalformedMessage(f"field {name!r}: expected a string, got {fields.get(name)!r}")
     return fields
-
-
-def _error(extras: dict[str, Any]) -> BridgeError:
-    try:
-        code = ErrorCode(extras.get("code", ErrorCode.INTERNAL))
-    except ValueError:
-        code = ErrorCode.UNKNOWN
-    return BridgeError(str(extras.get("error", "")), code)

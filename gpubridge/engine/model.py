@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from gpubridge.engine.instance import Instance, InstanceSettings, InstanceState
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena
 from gpubridge.request import InferRequest
-from gpubridge.telemetry.counters import ModelCounters
+from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.transport.messages import Batch
 
 __all__ = ["EngineLimits", "Model"]
@@ -72,7 +73,7 @@ class Model:
         self.config = config
         self.name = config.name
         self.version = version
-        self.counters = ModelCounters(config.name, version)
+        self.statistics = ModelStatistics(config.name, version)
         self._directory = directory
         self._arena = arena
         self._owners = owners
@@ -206,8 +207,9 @@ class Model:
             self._refuse(request, self._why_not())
             return
         request.cancelled = self._cancel
+        request.queued_at = time.monotonic_ns()
         if request.copied:
-            self.counters.copied(request.copied)
+            self.statistics.copied(request.copied)
         self._queue.append(request)
         self._dispatch()
 
@@ -262,9 +264,32 @@ class Model:
         for instance in self._instances:
             instance.cancel(request)
 
-    def _count(self, batch: Batch) -> None:
-        self.counters.copied(batch.copied)
-        self.counters.executed(len(batch.records), batch.ended - batch.started)
+    def _count(
+        self, batch: Batch, requests: list[InferRequest], failures: dict[InferRequest, str]
+    ) -> None:
+        """Count an answered batch."""
+        statistics = self.statistics
+        statistics.copied(batch.copied)
+        now = time.monotonic_ns()
+        started = batch.started
+        size = spent = queued = 0
+        for request in requests:
+            if failures and request in failures:
+                statistics.failed(failures[request], now - request.queued_at)
+                continue
+            size += request.batch_size
+            spent += now - request.queued_at
+            queued += started - request.queued_at
+        if size:
+            statistics.executed(
+                len(requests) - len(failures),
+                size,
+                spent,
+                queued,
+                batch.called - started,
+                batch.ended - batch.called,
+                now - batch.ended,
+            )
 
     def _refuse_queued(self, text: str) -> None:
         queue, self._queue = self._queue, deque()
@@ -273,6 +298,7 @@ class Model:
 
     def _refuse(self, request: InferRequest, text: str) -> None:
         self._free(request)
+        self.statistics.failed("REJECTED", max(0, time.monotonic_ns() - request.queued_at))
         request.finish(BridgeError(text, ErrorCode.UNAVAILABLE))
 
     def _free(self, request: InferRequest) -> None:

@@ -50,6 +50,8 @@ class Outbox:
         if not self._open:
             return
         self._open = False
+        # Its owner and this refer to each other: memory must not wait for the garbage collector.
+        self._on_closed = _ignore
         self._loop.remove_writer(self._channel.fileno())
         while self._waiting:
             self._forget()
@@ -69,3 +71,7 @@ class Outbox:
     def _forget(self) -> None:
         for fd in self._waiting.popleft()[1]:
             os.close(fd)
+
+
+def _ignore() -> None:
+    """Nobody is to be told any more."""

@@ -174,6 +174,26 @@ class ModelRepository:
         """Return the loaded versions of a model, ascending."""
         return sorted(self._models.get(name, {}))
 
+    def selected(self, name: str, version: int | None) -> list[Model]:
+        """Return the loaded versions of a model, or the one asked for: whose statistics are wanted.
+
+        Raises
+        ------
+        BridgeError
+            INVALID_ARG in Triton's words, which are other than those of :meth:`find`.
+        """
+        versions = self._models.get(name)
+        if not versions:
+            raise BridgeError(f"requested model '{name}' is not available", ErrorCode.INVALID_ARG)
+        if version is None:
+            return [versions[number] for number in sorted(versions)]
+        if version not in versions:
+            raise BridgeError(
+                f"requested model version is not available for model '{name}'",
+                ErrorCode.INVALID_ARG,
+            )
+        return [versions[version]]
+
     def loaded(self) -> Iterator[Model]:
         """Every loaded model version."""
         for versions in list(self._models.values()):

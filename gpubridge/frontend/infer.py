@@ -142,6 +142,7 @@ class _InferHandler:
             form.identifier,
             form.extras,
             copied,
+            form.batch_size,
         )
 
     def _packed(self, form: RequestForm, data: int, copied: int) -> InferRequest:
@@ -170,6 +171,7 @@ class _InferHandler:
             form.identifier,
             form.extras,
             copied + packed,
+            form.batch_size,
         )
 
     def _done(self, outcome: Outcome) -> None:

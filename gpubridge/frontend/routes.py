@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
@@ -12,7 +12,8 @@ from gpubridge.frontend.http.message import Exchange, RequestHandler, RequestHea
 from gpubridge.frontend.infer import InferDoor
 from gpubridge.protocol import metadata
 from gpubridge.protocol.status import error_body, http_status
-from gpubridge.telemetry.counters import METRICS_CONTENT_TYPE, ModelState, metrics_page
+from gpubridge.telemetry.exposition import CONTENT_TYPE
+from gpubridge.telemetry.metrics import HostMetrics, ModelState, metrics_page
 
 __all__ = ["MetricsRouter", "V2Router"]
 
@@ -20,7 +21,7 @@ _JSON = b"Content-Type: application/json\r\n"
 _PLAIN = b"Content-Type: text/plain\r\n"
 
 _MODEL = re.compile(
-    rb"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?(?P<rest>|/infer|/ready|/config)",
+    rb"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?(?P<rest>|/infer|/ready|/config|/stats)",
     re.ASCII,
 )
 _LONGEST_BODY = 1 << 20
@@ -84,6 +85,7 @@ class V2Router(_Failures):
             b"/v2/health/live": (b"GET", _healthy(lambda: True)),
             b"/v2/health/ready": (b"GET", _healthy(self.ready)),
             b"/v2/repository/index": (b"POST", self._index),
+            b"/v2/models/stats": (b"GET", self._statistics),
         }
 
     def ready(self) -> bool:
@@ -141,6 +143,8 @@ class V2Router(_Failures):
         version = _version(match["version"])
         if rest == b"/ready":
             return _Simple(_model_ready(self._repository, name, version))
+        if rest == b"/stats":
+            return _Simple(_statistics(self._repository.selected(name, version)))
         model = self._repository.find(name, version)
         if rest == b"/infer":
             # One door for all the ways to write its path: what it remembers is bounded for each.
@@ -158,6 +162,9 @@ class V2Router(_Failures):
             body = metadata.model_metadata(model.config, versions)
         return _Simple(_document(body))
 
+    def _statistics(self, exchange: Exchange) -> None:
+        _statistics(self._repository.loaded())(exchange)
+
     def _index(self, exchange: Exchange) -> None:
         index = metadata.repository_index(self._repository.index())
         exchange.respond(200, _JSON, index, plain=True)
@@ -168,6 +175,7 @@ class MetricsRouter(_Failures):
 
     def __init__(self, repository: ModelRepository) -> None:
         self._repository = repository
+        self._host = HostMetrics()
 
     def route(self, head: RequestHead) -> RequestHandler:
         """Return who takes a request.
@@ -182,13 +190,13 @@ class MetricsRouter(_Failures):
         return _Simple(self._page)
 
     def _page(self, exchange: Exchange) -> None:
-        fields = b"Content-Type: %b\r\n" % METRICS_CONTENT_TYPE.encode()
-        exchange.respond(200, fields, metrics_page(self._states))
+        fields = b"Content-Type: %b\r\n" % CONTENT_TYPE.encode()
+        exchange.respond(200, fields, metrics_page(self._states(), self._host))
 
     def _states(self) -> list[ModelState]:
         return [
             ModelState(
-                model.counters,
+                model.statistics,
                 model.pending,
                 sum(instance.restarts for instance in model.instances),
             )
@@ -208,6 +216,10 @@ def _document(body: bytes) -> Answer:
         exchange.respond(200, _JSON, body, plain=True)
 
     return answer
+
+
+def _statistics(models: Iterable[Model]) -> Answer:
+    return _document(metadata.model_statistics(model.statistics for model in models))
 
 
 def _healthy(check: Callable[[], bool]) -> Answer:

@@ -106,6 +106,7 @@ def parse_request(header: bytes, config: ModelConfig, following: int) -> Request
             for entry, place in zip(inputs, places, strict=True)
         ),
         packed=any(entry.data is not None for entry in inputs),
+        batch_size=inputs[0].shape[0] if config.max_batch_size and inputs else 1,
     )
 
 

@@ -9,12 +9,20 @@ import orjson
 
 import gpubridge
 from gpubridge.config import ModelConfig, TensorSpec
+from gpubridge.telemetry.statistics import ModelStatistics
 
-__all__ = ["SERVER_NAME", "model_config", "model_metadata", "repository_index", "server_metadata"]
+__all__ = [
+    "SERVER_NAME",
+    "model_config",
+    "model_metadata",
+    "model_statistics",
+    "repository_index",
+    "server_metadata",
+]
 
 SERVER_NAME = "gpubridge"
 
-_EXTENSIONS = ("model_configuration", "binary_tensor_data", "parameters")
+_EXTENSIONS = ("model_configuration", "binary_tensor_data", "parameters", "statistics")
 
 
 def server_metadata() -> bytes:
@@ -59,6 +67,47 @@ def repository_index(rows: Iterable[Any]) -> bytes:
             entry["reason"] = row.reason
         index.append(entry)
     return orjson.dumps(index)
+
+
+def model_statistics(models: Iterable[ModelStatistics]) -> bytes:
+    """Return the statistics of models, as the statistics extension spells them."""
+    return orjson.dumps({"model_stats": [_statistics(model) for model in models]})
+
+
+def _statistics(model: ModelStatistics) -> dict[str, Any]:
+    done = model.success_count
+    return {
+        "name": model.model,
+        "version": str(model.version),
+        "last_inference": model.last_inference_ms,
+        "inference_count": model.inferences,
+        "execution_count": model.executions,
+        "inference_stats": {
+            "success": _duration(done, model.success_ns),
+            "fail": _duration(model.fail_count, model.fail_ns),
+            "queue": _duration(done, model.queue_ns),
+            "compute_input": _duration(done, model.input_ns),
+            "compute_infer": _duration(done, model.infer_ns),
+            "compute_output": _duration(done, model.output_ns),
+            "cache_hit": _duration(0, 0),
+            "cache_miss": _duration(0, 0),
+        },
+        "response_stats": {},
+        "batch_stats": [
+            {
+                "batch_size": size,
+                "compute_input": _duration(batch.executions, batch.input_ns),
+                "compute_infer": _duration(batch.executions, batch.infer_ns),
+                "compute_output": _duration(batch.executions, batch.output_ns),
+            }
+            for size, batch in sorted(model.batches.items())
+        ],
+        "memory_usage": [],
+    }
+
+
+def _duration(count: int, nanoseconds: int) -> dict[str, int]:
+    return {"count": count, "ns": nanoseconds}
 
 
 def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:

@@ -60,6 +60,8 @@ class RequestForm:
         Whether all of those are aligned when the first is.
     packed : bool
         Whether some input came as JSON values, so that the inputs must be put together.
+    batch_size : int
+        The first dim where the model batches, else 1.
     answer_for, answer
         What the response encoder remembers of the last answer to this form.
     """
@@ -75,5 +77,6 @@ class RequestForm:
     strings: tuple[tuple[int, int], ...]
     aligned: bool
     packed: bool
+    batch_size: int = 1
     answer_for: Any = field(default=None, compare=False)
     answer: Any = field(default=None, compare=False)

@@ -84,8 +84,13 @@ class Executor:
         self._views = self._private_views if crowded else borrowed.views
         started = self._control.start(batch.sequence)
         answers: list[bytes] = []
+        called = started
         try:
-            responses = self._call([self._request(record) for record in live]) if live else []
+            requests = [self._request(record) for record in live]
+            called = time.monotonic_ns()
+            responses = self._call(requests) if live else []
+            # The frame of this call would hold the requests, and so their memory.
+            del requests
         except BaseException as error:
             refusal = _failure(self._batch_error(error))
             # The frames of a traceback hold the requests, and so their memory.
@@ -99,7 +104,9 @@ class Executor:
         if len(live) != len(batch.records):
             answers += self._skip(batch.records, live)
         copied = self._outputs.copied - copied + self._private_bytes
-        return encode_result_batch(batch.sequence, started, self.ended_at, copied, answers)
+        return encode_result_batch(
+            batch.sequence, (started, called, self.ended_at), copied, answers
+        )
 
     def close(self) -> None:
         """Stop the loop that coroutines ran on, if there is one."""

@@ -6,8 +6,8 @@ carry requests and responses are packed little-endian structures::
     EXECUTE   frame   u8 kind, 3 pad, u32 batches
               batch   u64 sequence, u32 requests, 4 pad, request records
     RESULTS   frame   u8 kind, 3 pad, u32 batches
-              batch   u64 sequence, u64 started ns, u64 ended ns, u64 bytes copied, u32 responses, 4 pad,
-                      response records
+              batch   u64 sequence, u64 started ns, u64 called ns, u64 ended ns, u64 bytes copied,
+                      u32 responses, 4 pad, response records
 
 :mod:`gpubridge.transport.records` says how a record lies in them.
 """
@@ -65,18 +65,23 @@ class ResponseFlag:
 
 
 class Batch(NamedTuple):
-    """A batch and its records; times and copies are those of a result."""
+    """A batch and its records; the other fields are those of a result.
+
+    Times are CLOCK_MONOTONIC nanoseconds: when the stub took the batch up, called ``execute``, and
+    had its return value.
+    """
 
     sequence: int
     records: list[Record]
     started: int = 0
+    called: int = 0
     ended: int = 0
     copied: int = 0
 
 
 _FRAME = struct.Struct("<BxxxI")
 _BATCH = struct.Struct("<QI4x")
-_RESULT = struct.Struct("<QQQQI4x")
+_RESULT = struct.Struct("<QQQQQI4x")
 
 
 def control_message(kind: int, **fields: Any) -> bytes:
@@ -106,10 +111,10 @@ def encode_batch(sequence: int, records: Sequence[bytes]) -> bytes:
 
 
 def encode_result_batch(
-    sequence: int, started: int, ended: int, copied: int, records: Sequence[bytes]
+    sequence: int, times: tuple[int, int, int], copied: int, records: Sequence[bytes]
 ) -> bytes:
-    """Join encoded responses to a batch of a RESULTS message."""
-    return b"".join((_RESULT.pack(sequence, started, ended, copied, len(records)), *records))
+    """Join encoded responses to a batch of a RESULTS message; the times are those of `Batch`."""
+    return b"".join((_RESULT.pack(sequence, *times, copied, len(records)), *records))
 
 
 def decode_execute(message: Buffer, reader: NativeRecordReader) -> list[Batch]:
@@ -148,9 +153,9 @@ def decode_results(message: Buffer, reader: NativeRecordReader) -> list[Batch]:
         at = _FRAME.size
         batches = []
         for _ in range(count):
-            sequence, started, ended, copied, responses = _RESULT.unpack_from(message, at)
+            sequence, started, called, ended, copied, responses = _RESULT.unpack_from(message, at)
             records, at = reader.read(message, at + _RESULT.size, responses, False)
-            batches.append(Batch(sequence, records, started, ended, copied))
+            batches.append(Batch(sequence, records, started, called, ended, copied))
     except (struct.error, ValueError) as error:
         raise MalformedMessage(f"RESULTS message: {error}") from error
     if at != len(message):

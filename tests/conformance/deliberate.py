@@ -261,7 +261,6 @@ DECOUPLED = Difference(
     "serves them; infer over HTTP is refused",
     "refused when the model is loaded",
 )
-STATISTICS = Difference("`/v2/models/NAME/stats`", "served", "404")
 CONTROL = Difference("`/v2/repository/models/NAME/load` and `/unload`", "served", "404")
 INDEX_FILTER = Difference(
     "`ready` in the body of `/v2/repository/index`", "lists only what is ready", "lists everything"

@@ -63,18 +63,10 @@ CONFIGURATION = [
 ]
 
 STATISTICS = [
-    get(
-        "statistics of one version",
-        "/v2/models/versions_specific/versions/1/stats",
-        may_differ=deliberate.STATISTICS,
-    ),
-    get("statistics unknown model", "/v2/models/nope/stats", may_differ=deliberate.STATISTICS),
-    get(
-        "statistics unknown version",
-        "/v2/models/add_sub/versions/9/stats",
-        may_differ=deliberate.STATISTICS,
-    ),
-    post("statistics by POST", "/v2/models/add_sub/stats", may_differ=deliberate.STATISTICS),
+    get("statistics of one version", "/v2/models/versions_specific/versions/1/stats"),
+    get("statistics unknown model", "/v2/models/nope/stats"),
+    get("statistics unknown version", "/v2/models/add_sub/versions/9/stats"),
+    post("statistics by POST", "/v2/models/add_sub/stats"),
 ]
 
 REPOSITORY = [

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 STUB_SIDE = ("host_shm", "pb_utils", "stub", "tensor", "transport")
 FOREIGN = ("torch", "cupy", "jax", "grpc", "cuda", "tritonclient", "google.protobuf")
-SERVER_ONLY = ("uvloop", "httptools", "orjson", "prometheus_client")
+SERVER_ONLY = ("uvloop", "httptools", "orjson")
 
 
 def loaded_by(statement):

@@ -27,7 +27,7 @@ def channel():
             return found
 
 def results(*records, sequence=1, started=1, ended=2):
-    batch = wire.encode_result_batch(sequence, started, ended, 0, records)
+    batch = wire.encode_result_batch(sequence, (started, started, ended), 0, records)
     return wire.encode_frame(wire.Kind.RESULTS, [batch])
 
 def announce(fd):

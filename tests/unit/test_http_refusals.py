@@ -109,7 +109,7 @@ def test_decompression_stops_at_the_limit():
     ("coding", "body", "status"),
     [
         (b"gzip", b"plain", 400),
-        (b"deflate", zlib.compress(b"x" * 100, wbits=-15), 400),
+        (b"deflate", zlib.compress(b"x" * 100)[2:-4], 400),
         (b"gzip", gzip.compress(b"x" * 1000)[:-12], 400),
         (b"br", b"x", 501),
         (b"gzip, deflate", b"x", 501),

@@ -94,7 +94,10 @@ def test_requests_round_trip(batches):
 @settings(max_examples=80, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.tuples(U64, U64, U64, U64), st.lists(st.tuples(records(), U32), max_size=4)),
+        st.tuples(
+            st.tuples(U64, st.tuples(U64, U64, U64), U64),
+            st.lists(st.tuples(records(), U32), max_size=4),
+        ),
         max_size=4,
     )
 )
@@ -110,7 +113,8 @@ def test_results_round_trip(batches):
     )
     decoded = decode_results(message, record_reader())
     for (numbers, members), batch in zip(batches, decoded, strict=True):
-        assert (batch.sequence, batch.started, batch.ended, batch.copied) == numbers
+        times = (batch.started, batch.called, batch.ended)
+        assert (batch.sequence, times, batch.copied) == numbers
         for (record, word), got in zip(members, batch.records, strict=True):
             check(record, got)
             assert got.word == word
@@ -130,8 +134,7 @@ GOOD = encode_frame(
     [
         encode_result_batch(
             1,
-            2,
-            3,
+            (2, 2, 3),
             4,
             [record_encoder()(7, SIGNATURE, [1, 2, 8, 4], ResponseFlag.ERROR, b"", b"{}")],
         )
@@ -141,16 +144,16 @@ GOOD = encode_frame(
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200))
-@example(struct.pack("<BxxxI", 18, 1) + struct.pack("<QQQQI4x", 1, 2, 3, 4, 1) + b"\xff" * 20)
+@example(struct.pack("<BxxxI", 18, 1) + struct.pack("<QQQQQI4x", 1, 2, 2, 3, 4, 1) + b"\xff" * 20)
 @example(
     struct.pack("<BxxxI", 18, 1)
-    + struct.pack("<QQQQI4x", 1, 2, 3, 4, 1)
+    + struct.pack("<QQQQQI4x", 1, 2, 2, 3, 4, 1)
     + struct.pack("<IIIII", 1, 999, 1, 0, 1)
     + SIGNATURE
 )
 def test_foreign_bytes_are_malformed_and_nothing_else(raw):
     for decode in (decode_results, decode_execute):
-        for message in (raw, memoryview(GOOD[:8] + raw), memoryview(GOOD[:48] + raw)):
+        for message in (raw, memoryview(GOOD[:8] + raw), memoryview(GOOD[:56] + raw)):
             try:
                 decode(message, record_reader())
             except MalformedMessage:

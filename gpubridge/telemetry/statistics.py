@@ -1,0 +1,128 @@
+"""What one model version has done: the figures of the statistics extension and of the metrics."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["FAILURE_REASONS", "BatchStatistics", "ModelStatistics"]
+
+FAILURE_REASONS = ("OTHER", "BACKEND", "CANCELED", "REJECTED")
+"""Triton's reasons for which a request fails, as they stand in its metrics."""
+
+
+class BatchStatistics:
+    """The executions with batches of one size; nanoseconds are sums over all of them."""
+
+    __slots__ = ("executions", "infer_ns", "input_ns", "output_ns")
+
+    def __init__(self) -> None:
+        self.executions = 0
+        self.input_ns = 0
+        self.infer_ns = 0
+        self.output_ns = 0
+
+
+class ModelStatistics:
+    """Counts for one model version, since it was loaded.
+
+    Durations are Triton's: of every request from its arrival at the model to its answer; queueing,
+    then the three steps of the execution it was part of. Their counts are ``success_count``.
+
+    Attributes
+    ----------
+    inferences : int
+        Requests, each counted with its batch size.
+    executions : int
+        Calls of ``execute``.
+    last_inference_ms : int
+        Wall-clock milliseconds of the last execution's end; 0 before the first.
+    failures : dict
+        Requests by reason.
+    batches : dict
+        By batch size.
+    copied_bytes, copies : int
+        Tensor data that the bridge itself copied in host memory, server and stub together.
+    """
+
+    __slots__ = (
+        "batches",
+        "copied_bytes",
+        "copies",
+        "executions",
+        "fail_ns",
+        "failures",
+        "infer_ns",
+        "inferences",
+        "input_ns",
+        "last_inference_ms",
+        "model",
+        "output_ns",
+        "queue_ns",
+        "success_count",
+        "success_ns",
+        "version",
+    )
+
+    def __init__(self, model: str, version: int) -> None:
+        self.model = model
+        self.version = version
+        self.inferences = self.executions = self.last_inference_ms = 0
+        self.success_count = self.success_ns = self.fail_ns = 0
+        self.queue_ns = self.input_ns = self.infer_ns = self.output_ns = 0
+        self.failures = dict.fromkeys(FAILURE_REASONS, 0)
+        self.batches: dict[int, BatchStatistics] = {}
+        self.copied_bytes = self.copies = 0
+
+    @property
+    def fail_count(self) -> int:
+        """Requests that failed, for whatever reason."""
+        return sum(self.failures.values())
+
+    def copied(self, nbytes: int) -> None:
+        """Count a copy of tensor data."""
+        if nbytes:
+            self.copied_bytes += nbytes
+            self.copies += 1
+
+    def failed(self, reason: str, spent_ns: int) -> None:
+        """Count a request that failed after ``spent_ns``."""
+        self.failures[reason] += 1
+        self.fail_ns += spent_ns
+
+    def executed(  # noqa: PLR0913  (figures of one execution)
+        self,
+        requests: int,
+        size: int,
+        spent_ns: int,
+        queue_ns: int,
+        input_ns: int,
+        infer_ns: int,
+        output_ns: int,
+    ) -> None:
+        """Count an execution.
+
+        Parameters
+        ----------
+        requests, size : int
+            How many succeeded, and the sum of their batch sizes.
+        spent_ns, queue_ns : int
+            Sums over them.
+        input_ns, infer_ns, output_ns : int
+            Of the one execution.
+        """
+        self.executions += 1
+        self.inferences += size
+        self.success_count += requests
+        self.success_ns += spent_ns
+        self.queue_ns += queue_ns
+        self.input_ns += requests * input_ns
+        self.infer_ns += requests * infer_ns
+        self.output_ns += requests * output_ns
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        batch = self.batches.get(size)
+        if batch is None:
+            batch = self.batches[size] = BatchStatistics()
+        batch.executions += 1
+        batch.input_ns += input_ns
+        batch.infer_ns += infer_ns
+        batch.output_ns += output_ns
