@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Slot
 from gpubridge.transport.signatures import Signature
 
-__all__ = ["InferRequest", "InferResponse", "Outcome"]
+__all__ = ["NO_OPTIONS", "InferRequest", "InferResponse", "Outcome", "RequestOptions"]
 
 
 @dataclass(slots=True)
@@ -32,6 +33,38 @@ class InferResponse:
 
 
 Outcome = InferResponse | BridgeError
+
+
+@dataclass(slots=True, eq=False)
+class RequestOptions:
+    """What a scheduler wants to know of a request; the same object for the same form of request.
+
+    Attributes
+    ----------
+    priority : int
+        1 is the highest, 0 means the model's default.
+    timeout_us : int
+        How long it may wait, if the model lets requests say so; 0 for nothing.
+    correlation_id : int or str
+        The sequence it belongs to; 0 and "" mean none.
+    start, end : bool
+        Whether it is the first, the last of its sequence.
+    shapes : tuple of (str, tuple of int)
+        Of its inputs, by name.
+    shape_key : object
+        What the model's dispatcher remembers of the shapes.
+    """
+
+    priority: int = 0
+    timeout_us: int = 0
+    correlation_id: int | str = 0
+    start: bool = False
+    end: bool = False
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    shape_key: object = None
+
+
+NO_OPTIONS = RequestOptions()
 
 
 class InferRequest:
@@ -59,24 +92,35 @@ class InferRequest:
     copied : int
         Bytes of tensor data that were copied on the way here.
     batch_size : int
-        Its first dim where the model batches, else 1.
+        Its first dim where the model batches, else 1; 0 for a place in a batch that no request fills.
+    options : RequestOptions
+        For the scheduler.
 
     Attributes
     ----------
-    queued_at : int
-        CLOCK_MONOTONIC nanoseconds at which the model took it.
+    arrived, place
+        The scheduler's, which holds this object or, where it has to know more, another for it. The
+        first is the time at which the model took it, in CLOCK_MONOTONIC nanoseconds.
+    item : object
+        What the scheduler holds for it; None for itself.
+    pattern : InferRequest or None
+        Another request of the same batch, whose inputs it has.
     """
 
     __slots__ = (
+        "arrived",
         "batch_size",
         "cancelled",
         "copied",
         "extras",
         "identifier",
         "instance",
+        "item",
         "on_done",
+        "options",
+        "pattern",
+        "place",
         "places",
-        "queued_at",
         "signature",
         "slot",
         "start",
@@ -94,6 +138,7 @@ class InferRequest:
         extras: bytes = b"",
         copied: int = 0,
         batch_size: int = 1,
+        options: RequestOptions = NO_OPTIONS,
     ) -> None:
         self.signature = signature
         self.places = places
@@ -104,7 +149,10 @@ class InferRequest:
         self.extras = extras
         self.copied = copied
         self.batch_size = batch_size
-        self.queued_at = 0
+        self.options = options
+        self.item: Any = None
+        self.pattern: InferRequest | None = None
+        self.arrived = 0
         self.cancelled: Callable[[InferRequest], None] | None = None
         self.ticket = -1
         self.instance: object = None

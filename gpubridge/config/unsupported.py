@@ -12,8 +12,6 @@ __all__ = ["unsupported_features"]
 # Top-level fields that are served nowhere: a field counts when it is present and not empty.
 _FIELDS = {
     "ensemble_scheduling": "ensembles are not served",
-    "sequence_batching": "requests of a sequence are not kept together",
-    "dynamic_batching": "requests are not gathered into batches",
     "model_warmup": "no warm-up requests are run",
     "batch_input": "no batch inputs are made",
     "batch_output": "outputs are not scattered",
@@ -52,6 +50,10 @@ def _unsupported_fields(message: ProtoMessage) -> Iterator[tuple[str, str]]:
 
 
 def _unsupported_parts(message: ProtoMessage) -> Iterator[tuple[str, str]]:
+    if message.sequence_batching.state:
+        yield "sequence_batching.state", "no state is kept between the requests of a sequence"
+    if message.sequence_batching.iterative_sequence:
+        yield "sequence_batching.iterative_sequence", "requests cannot be rescheduled"
     for group in message.instance_group:
         if group.HasField("rate_limiter"):
             yield f"instance_group '{group.name}' rate_limiter", "instances run without limits"

@@ -20,19 +20,18 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from gpubridge.engine.environment import StubEnvironment
-from gpubridge.engine.link import LinkEvents, StubLink
+from gpubridge.engine.link import Landed, LinkEvents, StubLink
 from gpubridge.engine.stub_process import StubProcess, cannot_start
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.host_shm import HostArena
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.logs import log_from_stub
 from gpubridge.transport.channel import pair
-from gpubridge.transport.messages import Batch
 
-__all__ = ["Instance", "InstanceSettings", "InstanceState"]
+__all__ = ["Instance", "InstanceListener", "InstanceSettings", "InstanceState"]
 
 _logger = logging.getLogger(__name__)
 
@@ -81,6 +80,32 @@ class InstanceSettings:
     timeout: float | None
 
 
+class InstanceListener(Protocol):
+    """Hears what becomes of an instance and of its requests; called on the event loop."""
+
+    def on_up(self, instance: Instance, /) -> None:
+        """It is ready, for the first time or again."""
+
+    def on_room(self) -> None:
+        """It may take more requests than before, or none any longer."""
+
+    def on_landed(self, landed: list[Landed], now: int, /) -> None:
+        """Batches were answered, at ``now``, so that there is room for others."""
+
+    def on_death(
+        self,
+        instance: Instance,
+        lost: list[InferRequest],
+        unstarted: list[InferRequest],
+        error: BridgeError,
+        /,
+    ) -> None:
+        """Its process died: requests that it had started have no outcome but ``error``.
+
+        The slots of the unstarted ones, in order, are theirs again.
+        """
+
+
 class Instance:
     """A model instance; owns its stub process and the link to it.
 
@@ -90,12 +115,10 @@ class Instance:
         Where requests lie.
     owners : callable
         Gives a number that no other stub process of this server has or had.
-    on_room : callable
-        Called when requests can be submitted again.
-    on_orphans : callable
-        Gets the requests that a dead stub had not started, in order.
-    on_batch : callable
-        Gets each batch that was answered, its requests and why some failed, for statistics.
+    index : int
+        Which of its model's instances it is.
+    listener : InstanceListener
+        Hears of everything that matters to the model's requests.
     """
 
     def __init__(
@@ -103,9 +126,8 @@ class Instance:
         settings: InstanceSettings,
         arena: HostArena,
         owners: Callable[[], int],
-        on_room: Callable[[], None],
-        on_orphans: Callable[[list[InferRequest]], None],
-        on_batch: Callable[[Batch, list[InferRequest], dict[InferRequest, str]], None],
+        index: int,
+        listener: InstanceListener,
     ) -> None:
         self.settings = settings
         self.name = settings.name
@@ -115,9 +137,8 @@ class Instance:
         self.restarts = 0
         self._arena = arena
         self._owners = owners
-        self._on_room = on_room
-        self._on_orphans = on_orphans
-        self._on_batch = on_batch
+        self.index = index
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._link: StubLink | None = None
         self._process: StubProcess | None = None
@@ -206,7 +227,6 @@ class Instance:
             on_ready=self._on_ready,
             on_failed=self._on_failed,
             on_broken=self._on_broken,
-            on_batch=self._on_result,
             on_landed=self._on_landed,
             on_log=lambda fields: log_from_stub(self.name, fields),
         )
@@ -227,7 +247,7 @@ class Instance:
             self.state = InstanceState.READY
             self.window = 1
             since = time.monotonic()
-            self._on_room()
+            self._listener.on_up(self)
             how = await asyncio.shield(process.exited)
             self._bury(how)
             if self._stopping:
@@ -244,7 +264,7 @@ class Instance:
             self.state = InstanceState.FAILING if backoff else InstanceState.RESTARTING
             if backoff:
                 # Nobody shall wait for a stub that keeps dying.
-                self._on_room()
+                self._listener.on_room()
                 _logger.warning("instance '%s' starts again in %.1f s", self.name, backoff)
                 await asyncio.sleep(backoff)
             try:
@@ -267,21 +287,18 @@ class Instance:
         if not self._stopping:
             _logger.error("%s", text)
             self.state = InstanceState.RESTARTING
-        orphans = self._collect(StubDied(text))
-        if orphans:
-            self._on_orphans(orphans)
+        lost, unstarted = self._collect()
+        self._listener.on_death(self, lost, unstarted, StubDied(text))
 
-    def _collect(self, error: BridgeError | None = None) -> list[InferRequest]:
-        """Close the link of a dead stub; returns the requests that it had not started."""
+    def _collect(self) -> tuple[list[InferRequest], list[InferRequest]]:
+        """Close the link of a dead stub; returns the requests that it had started, and had not."""
         link, self._link = self._link, None
         self._process = None
         if link is None:
-            return []
-        started, unstarted = link.close()
+            return [], []
+        lost, unstarted = link.close()
         self.in_flight = self.window = 0
-        for request in started:
-            request.finish(error or StubDied(self._unhealthy("ended")))
-        return unstarted
+        return lost, unstarted
 
     def _unhealthy(self, how: str) -> str:
         return f"Stub process '{self.name}' is not healthy. It {how}."
@@ -353,18 +370,16 @@ class Instance:
         if self._started is not None and not self._started.done():
             self._started.set_exception(StubDied(self._unhealthy(future.result())))
 
-    def _on_result(
-        self, batch: Batch, requests: list[InferRequest], failures: dict[InferRequest, str]
-    ) -> None:
-        count = len(requests)
-        self.in_flight -= count
-        spent = (batch.ended - batch.started) / max(count, 1)
-        average = self._execute_ns
-        self._execute_ns = spent if average == 0.0 else average + 0.125 * (spent - average)
-        self._on_batch(batch, requests, failures)
-
-    def _on_landed(self) -> None:
+    def _on_landed(self, landed: list[Landed], now: int) -> None:
+        requests = spent = 0
+        for batch, members, _ in landed:
+            requests += len(members)
+            spent += batch.ended - batch.started
+        self.in_flight -= requests
+        if requests:
+            mean = spent / requests
+            self._execute_ns += (mean - self._execute_ns) * (0.125 if self._execute_ns else 1.0)
         if self._link is not None and self.state is InstanceState.READY:
             fed = max(1, min(_WINDOW_LIMIT, int(_AHEAD_NS / (self._execute_ns + 1.0))))
             self.window = min(fed, self.in_flight + self._link.free_tickets)
-        self._on_room()
+        self._listener.on_landed(landed, now)

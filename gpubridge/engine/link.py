@@ -34,26 +34,30 @@ from gpubridge.transport.messages import (
 )
 from gpubridge.transport.records import record_encoder, record_reader
 
-__all__ = ["LinkEvents", "StubLink"]
+__all__ = ["Landed", "LinkEvents", "StubLink"]
 
 _FRAME_BYTES = 64 * 1024
-_FRAME_BATCHES = 8
+_FRAME_BATCHES = 6
 """A message is sent with so many batches at the latest: the stub starts while the server goes on."""
+
+
+Landed = tuple[Batch, list[InferRequest], dict[InferRequest, str]]
+"""An answered batch, its requests, and why some of them failed."""
+
+_ANSWERED = -1
 
 
 @dataclass(slots=True)
 class LinkEvents:
     """What a link tells its owner; called on the event loop.
 
-    ``on_batch`` gets each batch that was answered, its requests, and why some of them failed;
-    ``on_landed`` follows when all that came at once was taken.
+    ``on_landed`` gets the batches that were answered in one message, and when.
     """
 
     on_ready: Callable[[], None]
     on_failed: Callable[[str], None]
     on_broken: Callable[[str], None]
-    on_batch: Callable[[Batch, list[InferRequest], dict[InferRequest, str]], None]
-    on_landed: Callable[[], None]
+    on_landed: Callable[[list[Landed], int], None]
     on_log: Callable[[dict[str, Any]], None]
 
 
@@ -123,34 +127,14 @@ class StubLink:
         """Send one batch; batches submitted in one turn of the event loop travel in one message."""
         self._sequence += 1
         flight: dict[int, InferRequest] = {}
-        records = []
         for request in requests:
-            slot = request.slot
-            ticket = self._lent.lend(slot)
+            ticket = self._lent.lend(request.slot)
             self._control.cancelled[ticket] = 0
             request.ticket = ticket
             request.instance = self
             flight[ticket] = request
-            refs: list[int] = []
-            if slot is not None:
-                region = slot.segment.region
-                if region not in self._announced:
-                    self._announce(slot.segment)
-                base = slot.offset + request.start
-                for offset, nbytes in request.places:
-                    refs += (region, base + offset, nbytes, ticket)
-            records.append(
-                self._encode(
-                    ticket,
-                    request.signature,
-                    refs,
-                    0,
-                    request.identifier.encode(),
-                    request.extras,
-                )
-            )
         self._flights[self._sequence] = flight
-        batch = encode_batch(self._sequence, records)
+        batch = encode_batch(self._sequence, [self._record(request) for request in requests])
         self._batches.append(batch)
         self._batch_bytes += len(batch)
         if len(self._batches) >= _FRAME_BATCHES or self._batch_bytes > _FRAME_BYTES:
@@ -158,6 +142,26 @@ class StubLink:
         elif not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
+
+    def _record(self, request: InferRequest) -> bytes:
+        source = request.pattern or request
+        slot = source.slot
+        refs: list[int] = []
+        if slot is not None:
+            region = slot.segment.region
+            if region not in self._announced:
+                self._announce(slot.segment)
+            base = slot.offset + source.start
+            for offset, nbytes in source.places:
+                refs += (region, base + offset, nbytes, source.ticket)
+        return self._encode(
+            request.ticket,
+            request.signature,
+            refs,
+            0,
+            request.identifier.encode(),
+            request.extras,
+        )
 
     def cancel(self, request: InferRequest) -> None:
         """Tell the stub that nobody waits for this request; it is skipped if it has not started."""
@@ -229,6 +233,8 @@ class StubLink:
         unstarted: list[InferRequest] = []
         for sequence, flight in self._flights.items():
             for ticket, request in flight.items():
+                if request.ticket == _ANSWERED:
+                    continue
                 if sequence <= started_last:
                     self._lent.recall(ticket)
                     started.append(request)
@@ -279,9 +285,8 @@ class StubLink:
             kind = message[0]
             if kind == Kind.RESULTS:
                 batches = decode_results(message, self._reader)
-                for batch in batches:
-                    self._land(batch)
-                self._events.on_landed()
+                now = time.monotonic_ns()
+                self._events.on_landed([self._land(batch) for batch in batches], now)
             elif kind == Kind.REGION:
                 self._map_region(decode_control(message), fds)
             elif kind == Kind.DROP_REGION:
@@ -313,31 +318,32 @@ class StubLink:
             raise MalformedMessage(error.message) from error
         self._output_bytes[region] = size
 
-    def _land(self, batch: Batch) -> None:
+    def _land(self, batch: Batch) -> Landed:
         """Give each request of an answered batch its outcome."""
         flight = self._flights.get(batch.sequence)
-        if flight is None or len(flight) != len(batch.records):
+        records = batch.records
+        if flight is None or len(flight) != len(records):
             raise MalformedMessage(f"results of batch {batch.sequence}, which is not at the stub")
         if not batch.started <= batch.called <= batch.ended:
             raise MalformedMessage(
                 f"results of batch {batch.sequence}, which ended before it began"
             )
-        requests = list(flight.values())
         failures = _NO_FAILURES
-        for record in batch.records:
-            request = flight.get(record.ticket)
-            if request is None:
-                raise MalformedMessage(f"a result for ticket {record.ticket}, which is not running")
+        for record in records:
+            ticket = record.ticket
+            request = flight.get(ticket)
+            if request is None or request.ticket != ticket:
+                raise MalformedMessage(f"a result for ticket {ticket}, which is not running")
             outcome = outcome_of(record, self._borrowed)
             if record.word:
                 failures = {**failures, request: failure_reason(record)}
-            del flight[record.ticket]
-            if not self._lent.settle(record.ticket):
-                self._kept.add(record.ticket)
+            request.ticket = _ANSWERED
+            if not self._lent.settle(ticket):
+                self._kept.add(ticket)
             request.slot = None
             request.finish(outcome)
         del self._flights[batch.sequence]
-        self._events.on_batch(batch, requests, failures)
+        return batch, list(flight.values()), failures
 
     # -- the end -------------------------------------------------------------------------------
 

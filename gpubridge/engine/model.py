@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpubridge.config import InstanceGroup, ModelConfig
+from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment, stub_environment
 from gpubridge.engine.instance import Instance, InstanceSettings, InstanceState
-from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.statistics import ModelStatistics
-from gpubridge.transport.messages import Batch
 
 __all__ = ["EngineLimits", "Model"]
 
@@ -78,10 +75,9 @@ class Model:
         self._arena = arena
         self._owners = owners
         self._limits = limits
-        self._queue: deque[InferRequest] = deque()
+        self._dispatcher = Dispatcher(config, arena, self.statistics)
         self._instances: list[Instance] = []
         self._stopping = False
-        self._idle: asyncio.Event = asyncio.Event()
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -98,16 +94,10 @@ class Model:
         for group in self.config.instance_groups:
             settings += self._placed(group, environment)
         self._instances = [
-            Instance(
-                entry,
-                self._arena,
-                self._owners,
-                on_room=self._dispatch,
-                on_orphans=self._requeue,
-                on_batch=self._count,
-            )
-            for entry in settings
+            Instance(entry, self._arena, self._owners, index, self._dispatcher)
+            for index, entry in enumerate(settings)
         ]
+        self._dispatcher.instances = self._instances
         try:
             results = await asyncio.gather(
                 *(instance.start() for instance in self._instances), return_exceptions=True
@@ -129,17 +119,20 @@ class Model:
         self._stopping = True
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
-        if self.pending:
-            try:
-                await asyncio.wait_for(self._idle.wait(), seconds)
-            except asyncio.TimeoutError:
-                _logger.warning(
-                    "model '%s' still has %d requests after %g s", self.name, self.pending, seconds
-                )
-        self._refuse_queued(self._why_not())
+        idle = asyncio.Event()
+        self._dispatcher.stop(idle.set)
+        try:
+            await asyncio.wait_for(idle.wait(), seconds)
+        except asyncio.TimeoutError:
+            _logger.warning(
+                "model '%s' still has %d requests after %g s", self.name, self.pending, seconds
+            )
+        unloaded = f"Request for model '{self.name}' cannot be served: it is being unloaded"
+        self._dispatcher.refuse_queued(unloaded)
         left = max(deadline - clock(), _FINALIZE_SECONDS)
         await asyncio.gather(*(instance.stop(left) for instance in self._instances))
-        self._refuse_queued(self._why_not())
+        self._dispatcher.refuse_queued(unloaded)
+        self._dispatcher.close()
 
     def _placed(self, group: InstanceGroup, environment: StubEnvironment) -> list[InstanceSettings]:
         """Give each instance of a group its name, its device and its ``initialize`` arguments."""
@@ -192,7 +185,7 @@ class Model:
     @property
     def pending(self) -> int:
         """Requests that are queued or at a stub."""
-        return len(self._queue) + sum(instance.in_flight for instance in self._instances)
+        return self._dispatcher.pending
 
     @property
     def instances(self) -> list[Instance]:
@@ -203,108 +196,7 @@ class Model:
 
     def submit(self, request: InferRequest) -> None:
         """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
-        if self._stopping:
-            self._refuse(request, self._why_not())
-            return
-        request.cancelled = self._cancel
-        request.queued_at = time.monotonic_ns()
-        if request.copied:
-            self.statistics.copied(request.copied)
-        self._queue.append(request)
-        self._dispatch()
-
-    def _dispatch(self) -> None:
-        """Send queued requests to the instances that have room, the least loaded first."""
-        queue = self._queue
-        while queue:
-            instance = self._free_instance()
-            if instance is None:
-                if not self._may_come_up():
-                    self._refuse_queued(self._why_not())
-                break
-            request = queue.popleft()
-            if request.on_done is None:
-                self._free(request)
-                continue
-            instance.submit((request,))
-        if self._stopping and not self.pending:
-            self._idle.set()
-
-    def _free_instance(self) -> Instance | None:
-        best: Instance | None = None
-        for instance in self._instances:
-            load = instance.in_flight
-            if load < instance.window and (best is None or load < best.in_flight):
-                best = instance
-        return best
-
-    def _may_come_up(self) -> bool:
-        return any(
-            instance.state in (InstanceState.READY, InstanceState.RESTARTING)
-            for instance in self._instances
-        )
-
-    def _why_not(self) -> str:
-        if self._stopping:
-            reason = "it is being unloaded"
-        else:
-            reason = next(
-                (i.last_error for i in self._instances if i.last_error), "it is not ready"
-            )
-        return f"Request for model '{self.name}' cannot be served: {reason}"
-
-    def _requeue(self, orphans: list[InferRequest]) -> None:
-        """Put requests of a dead stub that it had not started back to the queue's front."""
-        for request in orphans:
-            request.instance = None
-        self._queue.extendleft(reversed(orphans))
-        self._dispatch()
-
-    def _cancel(self, request: InferRequest) -> None:
-        for instance in self._instances:
-            instance.cancel(request)
-
-    def _count(
-        self, batch: Batch, requests: list[InferRequest], failures: dict[InferRequest, str]
-    ) -> None:
-        """Count an answered batch."""
-        statistics = self.statistics
-        statistics.copied(batch.copied)
-        now = time.monotonic_ns()
-        started = batch.started
-        size = spent = queued = 0
-        for request in requests:
-            if failures and request in failures:
-                statistics.failed(failures[request], now - request.queued_at)
-                continue
-            size += request.batch_size
-            spent += now - request.queued_at
-            queued += started - request.queued_at
-        if size:
-            statistics.executed(
-                len(requests) - len(failures),
-                size,
-                spent,
-                queued,
-                batch.called - started,
-                batch.ended - batch.called,
-                now - batch.ended,
-            )
-
-    def _refuse_queued(self, text: str) -> None:
-        queue, self._queue = self._queue, deque()
-        for request in queue:
-            self._refuse(request, text)
-
-    def _refuse(self, request: InferRequest, text: str) -> None:
-        self._free(request)
-        self.statistics.failed("REJECTED", max(0, time.monotonic_ns() - request.queued_at))
-        request.finish(BridgeError(text, ErrorCode.UNAVAILABLE))
-
-    def _free(self, request: InferRequest) -> None:
-        slot, request.slot = request.slot, None
-        if slot is not None:
-            self._arena.free(slot)
+        self._dispatcher.submit(request)
 
     # -- housekeeping --------------------------------------------------------------------------
 

@@ -195,9 +195,10 @@ class ModelRepository:
         return [versions[version]]
 
     def loaded(self) -> Iterator[Model]:
-        """Every loaded model version."""
-        for versions in list(self._models.values()):
-            yield from list(versions.values())
+        """Every loaded model version, by name and version."""
+        for name in sorted(self._models):
+            versions = self._models[name]
+            yield from [versions[number] for number in sorted(versions)]
 
     def index(self) -> list[VersionStatus]:
         """The repository index, by name and version."""

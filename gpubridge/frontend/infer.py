@@ -143,6 +143,7 @@ class _InferHandler:
             form.extras,
             copied,
             form.batch_size,
+            form.options,
         )
 
     def _packed(self, form: RequestForm, data: int, copied: int) -> InferRequest:
@@ -172,6 +173,7 @@ class _InferHandler:
             form.extras,
             copied + packed,
             form.batch_size,
+            form.options,
         )
 
     def _done(self, outcome: Outcome) -> None:

@@ -153,8 +153,8 @@ class Tensor:
         # Not np.ndarray(..., buffer=source): that forgets the view, and with it the lease.
         return np.frombuffer(source, dtype).reshape(self._shape)
 
-    def _payload(self) -> memoryview | bytes:
-        """Give the data as flat bytes for sending, without a copy where there need be none.
+    def _payload(self) -> memoryview | NDArray[Any]:
+        """Give the data as a C-contiguous buffer for sending, without a copy where there need be none.
 
         Strings are serialised, unless they arrived serialised and nobody has looked at them since:
         an array once handed out may have been edited.
@@ -162,13 +162,14 @@ class Tensor:
         array = self._array
         if self._datatype == "BYTES" and array is not None:
             try:
-                return bytes_codec.encode(array)
+                return memoryview(bytes_codec.encode(array))
             except BridgeError as error:
                 raise TritonModelException(error.message) from None
         if self._source is not None:
             return self._source
         assert array is not None  # one of the two is always there
-        return _flat_bytes(array)
+        # ml_dtypes' bfloat16 has no buffer format; its bytes have.
+        return array.reshape(-1).view(np.uint8) if self._datatype == "BF16" else array
 
     def to_dlpack(self) -> Any:
         """Give an unversioned DLPack capsule of the data; no copy.
@@ -212,9 +213,9 @@ class Tensor:
     def _export(self, max_version: tuple[int, int] | None, copied: bool = False) -> Any:
         owner: object = self
         # Strings are refused below; there is no point in serialising them first.
-        memory = b"" if self._datatype == "BYTES" else self._payload()
+        memory: Any = b"" if self._datatype == "BYTES" else self._payload()
         if copied:
-            owner = memory = bytearray(memory)  # type: ignore[assignment]
+            owner = memory = bytearray(memory)
         try:
             return dlpack.export_host(
                 owner, memory, self._datatype, self._shape, max_version, copied
@@ -257,13 +258,3 @@ class Tensor:
 
 
 _new = object.__new__
-
-
-def _flat_bytes(array: NDArray[Any]) -> memoryview | bytes:
-    if not array.size:
-        return b""
-    try:
-        return array.data.cast("B")
-    except (ValueError, TypeError):
-        # ml_dtypes' bfloat16 has no buffer format; its bytes have.
-        return array.reshape(-1).view(np.uint8).data

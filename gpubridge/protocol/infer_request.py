@@ -7,6 +7,7 @@ one look-up.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -26,6 +27,7 @@ from gpubridge.protocol.fields import (
 from gpubridge.protocol.input_check import check_inputs
 from gpubridge.protocol.json_tensor import data_from_json
 from gpubridge.protocol.request_form import LENGTH_BYTES, InputForm, OutputForm, RequestForm
+from gpubridge.request import NO_OPTIONS, RequestOptions
 from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
 from gpubridge.transport.signatures import encode_signature
 
@@ -73,7 +75,7 @@ def parse_request(header: bytes, config: ModelConfig, following: int) -> Request
     """
     document = parse_json(header)
     identifier = string(document, "id") if _has(document, "id") else ""
-    extras, binary_default = _parameters(document)
+    extras, binary_default, options = _parameters(document)
     inputs = [_input(entry) for entry in array(document, "inputs")]
     outputs = _outputs(document, config)
     _check_following(inputs, following, config.name)
@@ -106,6 +108,7 @@ def parse_request(header: bytes, config: ModelConfig, following: int) -> Request
             for entry, place in zip(inputs, places, strict=True)
         ),
         packed=any(entry.data is not None for entry in inputs),
+        options=replace(options, shapes=tuple((entry.name, entry.shape) for entry in inputs)),
         batch_size=inputs[0].shape[0] if config.max_batch_size and inputs else 1,
     )
 
@@ -274,32 +277,43 @@ def _outputs(document: JsonObject, config: ModelConfig) -> dict[str, OutputForm]
     return outputs or None
 
 
-def _parameters(document: JsonObject) -> tuple[bytes, bool]:
-    """Return the extras that go to the stub, and whether outputs are binary by default."""
+def _parameters(document: JsonObject) -> tuple[bytes, bool, RequestOptions]:
+    """Return the extras that go to the stub, whether outputs are binary by default, and the options."""
     if not _has(document, "parameters"):
-        return b"", False
+        return b"", False, NO_OPTIONS
     given = _object(document["parameters"])
     extras: JsonObject = {}
     parameters: JsonObject = {}
     binary_default = False
+    priority = 0
     for name, value in given.items():
         if name == "binary_data_output":
             binary_default = boolean(value, name)
         elif name == "sequence_id":
             extras["correlation_id"] = _sequence_id(value)
-        elif name == "sequence_start":
-            extras["flags"] = extras.get("flags", 0) | boolean(value, name)
-        elif name == "sequence_end":
-            extras["flags"] = extras.get("flags", 0) | boolean(value, name) << 1
-        elif name in ("priority", "timeout"):
-            number = unsigned(value, name)
-            if name == "timeout":
-                extras["timeout"] = number
+        elif name in _SEQUENCE_FLAGS:
+            flag = boolean(value, name) * _SEQUENCE_FLAGS[name]
+            extras["flags"] = extras.get("flags", 0) | flag
+        elif name == "timeout":
+            extras["timeout"] = unsigned(value, name)
+        elif name == "priority":
+            priority = unsigned(value, name)
         else:
             parameters[name] = _parameter(name, value)
     if parameters:
         extras["parameters"] = orjson.dumps(parameters).decode()
-    return (orjson.dumps(extras) if extras else b""), binary_default
+    options = RequestOptions(
+        priority,
+        extras.get("timeout", 0),
+        extras.get("correlation_id", 0),
+        bool(extras.get("flags", 0) & _SEQUENCE_FLAGS["sequence_start"]),
+        bool(extras.get("flags", 0) & _SEQUENCE_FLAGS["sequence_end"]),
+    )
+    return (orjson.dumps(extras) if extras else b""), binary_default, options
+
+
+_SEQUENCE_FLAGS = {"sequence_start": 1, "sequence_end": 2}
+"""As ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_...`` has them."""
 
 
 def _sequence_id(value: Any) -> str | int:

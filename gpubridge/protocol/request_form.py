@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpubridge.request import NO_OPTIONS, RequestOptions
+
 __all__ = ["LENGTH_BYTES", "InputForm", "OutputForm", "RequestForm"]
 
 LENGTH_BYTES = 4
@@ -62,6 +64,8 @@ class RequestForm:
         Whether some input came as JSON values, so that the inputs must be put together.
     batch_size : int
         The first dim where the model batches, else 1.
+    options : RequestOptions
+        For the model's scheduler.
     answer_for, answer
         What the response encoder remembers of the last answer to this form.
     """
@@ -78,5 +82,6 @@ class RequestForm:
     aligned: bool
     packed: bool
     batch_size: int = 1
+    options: RequestOptions = NO_OPTIONS
     answer_for: Any = field(default=None, compare=False)
     answer: Any = field(default=None, compare=False)

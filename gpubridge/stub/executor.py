@@ -10,10 +10,13 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+import numpy as np
+
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Logger, Tensor
 from gpubridge.stub.loader import model_error_text
 from gpubridge.stub.outputs import OutputMemory
+from gpubridge.tensor.dtypes import numpy_dtype
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import Batch, ResponseFlag, encode_result_batch
@@ -121,6 +124,8 @@ class Executor:
             for spec, view in zip(signature.tensors, self._views(record.refs))
         ]
         extras = record.extras or _NO_EXTRAS
+        if "controls" in extras:
+            inputs += [_control(*control) for control in extras["controls"]]
         ticket = record.ticket
         cancelled = self._control.cancelled
         return InferenceRequest._received(
@@ -156,9 +161,9 @@ class Executor:
             )
         count = len(requests)
         responses = execute(requests)
-        if inspect.iscoroutine(responses):
+        if type(responses) is not list and inspect.iscoroutine(responses):
             responses = self._await(responses)
-        if type(responses) is not list and not isinstance(responses, list):
+        if not isinstance(responses, list):
             raise _ContractError(
                 f"Expected a list in the execute return, found type '{type(responses)}'."
             )
@@ -227,6 +232,12 @@ class Executor:
             f"Failed to process the request(s) for model '{self._identity.instance}', "
             f"message: {text}"
         )
+
+
+def _control(name: str, datatype: str, shape: Sequence[int], value: Any) -> Tensor:
+    """Make the input by which the scheduler tells the model where in its sequence a request is."""
+    value = value.encode() if isinstance(value, str) else value
+    return Tensor(name, np.full(shape, value, numpy_dtype(datatype)))
 
 
 class _ContractError(Exception):

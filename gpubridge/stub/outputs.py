@@ -9,6 +9,7 @@ import numpy as np
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena, Segment, Slot
+from gpubridge.tensor.native import native
 from gpubridge.transport.channel import ChannelClosed
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.leases import LentSlots
@@ -50,40 +51,32 @@ class OutputMemory:
     ) -> None:
         self.copied = 0
         self._foreign = False
+        compiled = native()
+        self._place = _place if compiled is None else compiled.place
         self._arena = HostArena(owner, limit, on_create, on_drop)
         self._lent = LentSlots(table, self._arena)
 
     def place(self, payloads: Sequence[Any]) -> list[int]:
-        """Copy the payloads (flat buffers) into a slot; returns the fields of their references.
+        """Copy the payloads into a slot; returns the fields of their references, one after another.
+
+        Parameters
+        ----------
+        payloads : sequence of memoryview or numpy.ndarray
+            C-contiguous.
 
         Raises
         ------
         BridgeError
             UNAVAILABLE when the output memory is full.
         """
-        sizes = [len(payload) for payload in payloads]
+        sizes = [payload.nbytes for payload in payloads]
         total = sum([(size + 63) & -_ALIGNMENT for size in sizes])
         if total == 0:
-            return [0, 0, 0, NO_LEASE] * len(payloads)
+            return [0, 0, 0, NO_LEASE] * len(sizes)
         slot = self._allocate(total)
-        memory = slot.memory
-        offset = slot.offset
-        region = slot.segment.region
         lease = self._lent.lend(slot)
-        fields: list[int] = []
-        at = 0
-        for payload, size in zip(payloads, sizes):
-            if size > _LARGE:
-                # NumPy copies without the GIL: the model's other threads go on.
-                np.copyto(
-                    np.frombuffer(memory, np.uint8, size, at), np.frombuffer(payload, np.uint8)
-                )
-            elif size:
-                memory[at : at + size] = payload
-            fields += (region, offset + at, size, lease)
-            at += (size + 63) & -_ALIGNMENT
         self.copied += sum(sizes)
-        return fields
+        return self._place(slot.memory, payloads, slot.segment.region, slot.offset, lease)
 
     def reclaim(self) -> None:
         """Take back the slots that the server is done with."""
@@ -116,3 +109,22 @@ class OutputMemory:
         except BridgeError:
             self._lent.sweep()
             return self._arena.allocate(nbytes)
+
+
+def _place(
+    memory: memoryview, payloads: Sequence[Any], region: int, offset: int, lease: int
+) -> list[int]:
+    """Do what the compiled module does faster."""
+    fields: list[int] = []
+    at = 0
+    for payload in payloads:
+        size = payload.nbytes
+        if size > _LARGE:
+            # NumPy copies without the GIL: the model's other threads go on.
+            source = np.frombuffer(payload, np.uint8)
+            np.copyto(np.frombuffer(memory, np.uint8, size, at), source)
+        elif size:
+            memory[at : at + size] = memoryview(payload).cast("B")
+        fields += (region, offset + at, size, lease)
+        at += (size + 63) & -_ALIGNMENT
+    return fields

@@ -34,8 +34,8 @@ class ModelStatistics:
         Requests, each counted with its batch size.
     executions : int
         Calls of ``execute``.
-    last_inference_ms : int
-        Wall-clock milliseconds of the last execution's end; 0 before the first.
+    last_ended_ns : int
+        CLOCK_MONOTONIC nanoseconds of the last execution's end; 0 before the first.
     failures : dict
         Requests by reason.
     batches : dict
@@ -54,7 +54,7 @@ class ModelStatistics:
         "infer_ns",
         "inferences",
         "input_ns",
-        "last_inference_ms",
+        "last_ended_ns",
         "model",
         "output_ns",
         "queue_ns",
@@ -66,12 +66,19 @@ class ModelStatistics:
     def __init__(self, model: str, version: int) -> None:
         self.model = model
         self.version = version
-        self.inferences = self.executions = self.last_inference_ms = 0
+        self.inferences = self.executions = self.last_ended_ns = 0
         self.success_count = self.success_ns = self.fail_ns = 0
         self.queue_ns = self.input_ns = self.infer_ns = self.output_ns = 0
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
         self.batches: dict[int, BatchStatistics] = {}
         self.copied_bytes = self.copies = 0
+
+    @property
+    def last_inference_ms(self) -> int:
+        """Wall-clock milliseconds of the last execution's end; 0 before the first."""
+        if not self.last_ended_ns:
+            return 0
+        return (time.time_ns() - time.monotonic_ns() + self.last_ended_ns) // 1_000_000
 
     @property
     def fail_count(self) -> int:
@@ -89,40 +96,41 @@ class ModelStatistics:
         self.failures[reason] += 1
         self.fail_ns += spent_ns
 
-    def executed(  # noqa: PLR0913  (figures of one execution)
+    def executed(
         self,
-        requests: int,
+        executions: int,
         size: int,
-        spent_ns: int,
-        queue_ns: int,
-        input_ns: int,
-        infer_ns: int,
-        output_ns: int,
+        requests: tuple[int, int, int],
+        steps: tuple[int, int, int],
     ) -> None:
-        """Count an execution.
+        """Count executions of one batch size.
 
         Parameters
         ----------
-        requests, size : int
-            How many succeeded, and the sum of their batch sizes.
-        spent_ns, queue_ns : int
-            Sums over them.
-        input_ns, infer_ns, output_ns : int
-            Of the one execution.
+        size : int
+            The sum of the batch sizes of the requests of one execution.
+        requests : (int, int, int)
+            How many requests succeeded in all of them, the same number in each; nanoseconds of all
+            of them from arrival to answer, and in the queue.
+        steps : (int, int, int)
+            Nanoseconds of input, execute and output, summed over the executions.
         """
-        self.executions += 1
-        self.inferences += size
-        self.success_count += requests
+        done, spent_ns, queue_ns = requests
+        input_ns, infer_ns, output_ns = steps
+        # Every request of an execution spends the same time in its steps.
+        each = done // executions
+        self.executions += executions
+        self.inferences += executions * size
+        self.success_count += done
         self.success_ns += spent_ns
         self.queue_ns += queue_ns
-        self.input_ns += requests * input_ns
-        self.infer_ns += requests * infer_ns
-        self.output_ns += requests * output_ns
-        self.last_inference_ms = time.time_ns() // 1_000_000
+        self.input_ns += each * input_ns
+        self.infer_ns += each * infer_ns
+        self.output_ns += each * output_ns
         batch = self.batches.get(size)
         if batch is None:
             batch = self.batches[size] = BatchStatistics()
-        batch.executions += 1
+        batch.executions += executions
         batch.input_ns += input_ns
         batch.infer_ns += infer_ns
         batch.output_ns += output_ns

@@ -94,8 +94,10 @@ class NativeModule(Protocol):
     def bytes_decode(self, buffer: Any, items: Any, /) -> None:
         """Fill a C-contiguous object array; ValueError if malformed or of another count."""
 
-    def copy(self, destination: Any, source: Any, /) -> None:
-        """Copy between buffers of one size, without the GIL; ValueError if the sizes differ."""
+    def place(
+        self, memory: memoryview, buffers: Sequence[Any], region: int, offset: int, lease: int, /
+    ) -> list[int]:
+        """Copy buffers to `memory` one after another; see `gpubridge.stub.outputs`."""
 
     def capsule_read(self, capsule: Capsule, /) -> tuple[Any, ...]:
         """Read the fields of an unconsumed capsule, in the order of `CapsuleFields`."""

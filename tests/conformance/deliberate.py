@@ -255,7 +255,6 @@ AUTO_COMPLETE = Difference(
     "called when a model is loaded; loads",
     "not called; refused",
 )
-BATCHING = Difference("`dynamic_batching` and other schedulers", "served", "refused at load")
 DECOUPLED = Difference(
     "decoupled models",
     "serves them; infer over HTTP is refused",

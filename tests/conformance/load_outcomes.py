@@ -7,7 +7,6 @@ from typing import Any
 
 from tests.conformance.deliberate import (
     AUTO_COMPLETE,
-    BATCHING,
     CONFIG_REASON,
     CONFIG_STRICT,
     CONFIG_TEXT,
@@ -75,7 +74,6 @@ OTHERWISE: dict[str, tuple[Difference, str]] = {
             "other_dims",
         )
     },
-    "config_batching_without_batch": (BATCHING, r".*'dynamic_batching' is not supported yet"),
 }
 
 _CODE = re.compile(r"(?:Internal|Invalid argument|Unsupported): ")

@@ -103,7 +103,7 @@ def test_a_request_that_does_not_end_is_given_up_after_the_exit_timeout(threads,
 def test_a_finalize_that_hangs_or_fails_does_not_keep_the_server(tmp_path, finalize, logged):
     write_code_model(tmp_path, finalize=finalize)
     write_code_model(tmp_path, "tidy")
-    with running_server(tmp_path, "--exit-timeout-secs=1") as server:
+    with running_server(tmp_path, "--exit-timeout-secs=3") as server:
         pids = descendants(server.pid)
         assert server.stop() == 0
         assert gone(pids)

@@ -30,8 +30,14 @@ class TestNotServedYet:
     @pytest.mark.parametrize(
         ("rest", "field"),
         [
-            ("sequence_batching { }", "sequence_batching"),
-            ("dynamic_batching { }", "dynamic_batching"),
+            (
+                "sequence_batching { iterative_sequence: true }",
+                "sequence_batching.iterative_sequence",
+            ),
+            (
+                'sequence_batching { state { input_name: "S" output_name: "T" } }',
+                "sequence_batching.state",
+            ),
             ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled"),
             ('model_warmup [ { name: "w" } ]', "model_warmup"),
             ("response_cache { enable: true }", "response_cache.enable"),

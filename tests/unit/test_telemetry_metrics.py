@@ -36,7 +36,7 @@ def test_a_family_without_samples_is_left_out():
 
 def test_counters_keep_tritons_names_and_sum_over_requests():
     statistics = ModelStatistics("m", 3)
-    statistics.executed(2, 5, 9_000_000, 1_000_000, 10_000, 200_000, 3_000)
+    statistics.executed(1, 5, (2, 9_000_000, 1_000_000), (10_000, 200_000, 3_000))
     statistics.failed("BACKEND", 1)
     statistics.copied(64)
     page = metrics_page([ModelState(statistics, 4, 6)], HostMetrics())

@@ -1,0 +1,15 @@
+// Tensors put into a slot one after another.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+
+namespace gpubridge {
+
+// Copies buffers to `memory`, each aligned to 64 bytes; returns the fields of their references:
+// region, offset (from that of `memory`), size and lease of each, one after another.
+nanobind::list place(nanobind::handle memory, nanobind::handle buffers, std::uint64_t region,
+                     std::uint64_t offset, std::uint64_t lease);
+
+}  // namespace gpubridge

@@ -1,0 +1,334 @@
+"""Brings a model's requests to its instances, in the batches that its scheduler makes, and counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+
+from gpubridge.config import ModelConfig
+from gpubridge.engine.alarm import Alarm
+from gpubridge.engine.batch_recorder import BatchRecorder
+from gpubridge.engine.instance import Instance, InstanceState
+from gpubridge.engine.link import Landed
+from gpubridge.engine.scheduling import (
+    Item,
+    Scheduler,
+    SequenceItem,
+    request_scheduler,
+    sequence_scheduler,
+    shape_agreement,
+)
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import HostArena
+from gpubridge.request import InferRequest, Outcome, RequestOptions
+from gpubridge.telemetry.statistics import ModelStatistics
+
+__all__ = ["Dispatcher"]
+
+_clock = time.monotonic_ns
+_OnDone = Callable[[Outcome], None]
+
+
+class Dispatcher:
+    """A model's requests from the moment they are submitted to that of their outcome.
+
+    Holds no request itself: those that wait are the scheduler's, the others at an instance.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        Says which scheduler.
+    arena : HostArena
+        Where requests lie.
+    statistics : ModelStatistics
+        Counted here.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG when the scheduler's settings contradict each other.
+    """
+
+    def __init__(self, config: ModelConfig, arena: HostArena, statistics: ModelStatistics) -> None:
+        self._name = config.name
+        self._arena = arena
+        self._statistics = statistics
+        self._recorder = BatchRecorder(statistics)
+        self._agreement = shape_agreement(config)
+        sequences = sequence_scheduler(config)
+        self._sequences = sequences is not None
+        self._scheduler: Scheduler[Any] = sequences or request_scheduler(config)
+        # Requests that are no batch with others may wait at the stub as well as here; batches form
+        # as late as possible.
+        choice = config.message.WhichOneof("scheduling_choice")
+        self._ahead = choice is None
+        self._alarm = None if self._ahead else Alarm(self.dispatch)
+        self._ordered = self._scheduler.wants_answers
+        self._held: dict[Item, tuple[_OnDone | None, Outcome]] = {}
+        self._stopping = False
+        self._on_idle: Callable[[], None] | None = None
+        self.instances: Sequence[Instance] = ()
+
+    # -- what the model asks -------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """Requests that are queued or at a stub."""
+        return self._scheduler.pending + sum(instance.in_flight for instance in self.instances)
+
+    @property
+    def queued(self) -> int:
+        """Requests that are at no stub yet."""
+        return self._scheduler.pending
+
+    def submit(self, request: InferRequest) -> None:
+        """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
+        now = request.arrived = _clock()
+        request.cancelled = self._cancel
+        if request.copied:
+            self._statistics.copied(request.copied)
+        try:
+            if self._ahead:
+                self._scheduler.add(request, now)
+            else:
+                item = request.item = self._item(request)
+                self._scheduler.add(item, now)
+                if self._ordered:
+                    request.on_done = partial(self._hold, item, request.on_done)
+        except BridgeError as error:
+            self._refuse(request, error)
+            return
+        self.dispatch(now)
+
+    def stop(self, on_idle: Callable[[], None]) -> None:
+        """Take nothing new; ``on_idle`` is called, once or more, when nothing is pending."""
+        self._stopping = True
+        self._on_idle = on_idle
+        self._scheduler.stop()
+        if not self.pending:
+            on_idle()
+
+    def refuse_queued(self, text: str) -> None:
+        """Refuse everything that is at no stub yet."""
+        for item in self._scheduler.clear():
+            self._refuse(_request(item), BridgeError(text, ErrorCode.UNAVAILABLE))
+        self._release(self._scheduler.releasable())
+
+    def close(self) -> None:
+        """Give the timer back; idempotent."""
+        if self._alarm is not None:
+            self._alarm.close()
+
+    # -- from the scheduler to the instances ---------------------------------------------------
+
+    def dispatch(self, now: int = 0) -> None:
+        """Send what is due to the instances that have room, the least loaded first."""
+        if self._ahead:
+            self._feed_ahead()
+        else:
+            now = now or _clock()
+            self._settle_refused(now)
+            self._feed(now)
+            due = self._scheduler.next_wakeup(now)
+            if due is not None and self._alarm is not None:
+                self._alarm.set(due)
+        if self._stopping and self._on_idle is not None and not self.pending:
+            self._on_idle()
+
+    def _feed_ahead(self) -> None:
+        """Hand out requests that are batches by themselves; some may wait at the stub."""
+        take = self._scheduler.take
+        while True:
+            best: Instance | None = None
+            for instance in self.instances:
+                load = instance.in_flight
+                if load < instance.window and (best is None or load < best.in_flight):
+                    best = instance
+            if best is None:
+                self._check_hope()
+                return
+            requests = take(best.index, 0)
+            if requests is None:
+                return
+            best.submit(requests)
+
+    def _feed(self, now: int) -> None:
+        """Hand out batches, each as late as possible: to instances that have nothing to do."""
+        free = [i for i in self.instances if i.window and not i.in_flight]
+        if not free:
+            self._check_hope()
+        for instance in free:
+            items = self._scheduler.take(instance.index, now)
+            if items:
+                instance.submit(
+                    [_sequence_request(i) if self._sequences else i.request for i in items]
+                )
+
+    def _check_hope(self) -> None:
+        """Refuse what waits when no instance is going to take it."""
+        if self._scheduler.pending and not self._may_come_up():
+            self.refuse_queued(self._why_not())
+
+    def _item(self, request: InferRequest) -> Item:
+        options = request.options
+        if self._sequences:
+            return SequenceItem(
+                request,
+                options.correlation_id,
+                options.start,
+                options.end,
+                self._shape_key(options),
+                options.timeout_us,
+                request.identifier,
+                request.batch_size,
+            )
+        return Item(
+            request,
+            request.batch_size,
+            self._shape_key(options),
+            options.priority,
+            options.timeout_us,
+            request.identifier,
+        )
+
+    def _shape_key(self, options: RequestOptions) -> object:
+        """Return what must be equal in requests of one batch; options are mostly the same object."""
+        key = options.shape_key
+        if key is None:
+            agreement = self._agreement
+            key = options.shape_key = tuple(
+                (name, shape[1:] if name in agreement.inputs else None)
+                for name, shape in sorted(options.shapes)
+                if agreement.same_inputs or name in agreement.inputs
+            )
+        return key
+
+    def _may_come_up(self) -> bool:
+        return any(
+            instance.state in (InstanceState.READY, InstanceState.RESTARTING)
+            for instance in self.instances
+        )
+
+    def _why_not(self) -> str:
+        reason = next((i.last_error for i in self.instances if i.last_error), "it is not ready")
+        return f"Request for model '{self._name}' cannot be served: {reason}"
+
+    # -- outcomes that are not a model's -------------------------------------------------------
+
+    def _settle_refused(self, now: int) -> None:
+        refusals = self._scheduler.refused(now)
+        for item, error in refusals:
+            self._refuse(item.request, error)
+        if refusals:
+            self._release(self._scheduler.releasable())
+
+    def _refuse(self, request: InferRequest, error: BridgeError) -> None:
+        self._free(request)
+        reason = "CANCELED" if error.code == ErrorCode.CANCELLED else "REJECTED"
+        self._statistics.failed(reason, _clock() - request.arrived)
+        on_done = request.on_done
+        if isinstance(on_done, partial):
+            # It never ran, so it has no place in the order of outcomes.
+            request.on_done = on_done.args[1]
+        request.finish(error)
+
+    def _cancel(self, request: InferRequest) -> None:
+        """Spare the model a request that nobody waits for, if that is still possible."""
+        item: Any = request if self._ahead else request.item
+        if self._scheduler.cancel(item):
+            self._free(request)
+            self._statistics.failed("CANCELED", _clock() - request.arrived)
+            self._release(self._scheduler.releasable())
+            self.dispatch()
+            return
+        if self._ordered:
+            # The scheduler still wants to know when it is over.
+            request.on_done = partial(self._hold, item, None)
+        if not self._sequences:
+            for instance in self.instances:
+                instance.cancel(request)
+
+    def _hold(self, item: Item, on_done: _OnDone | None, outcome: Outcome) -> None:
+        """Keep an outcome until it is its turn."""
+        self._held[item] = on_done, outcome
+        self._release(self._scheduler.answered(item, _clock()))
+
+    def _release(self, items: Iterable[Item]) -> None:
+        for item in items:
+            on_done, outcome = self._held.pop(item)
+            if on_done is not None:
+                on_done(outcome)
+
+    def _free(self, request: InferRequest) -> None:
+        slot, request.slot = request.slot, None
+        if slot is not None:
+            self._arena.free(slot)
+
+    # -- what instances tell -------------------------------------------------------------------
+
+    def on_room(self) -> None:
+        """An instance may take more, or none can any longer."""
+        self.dispatch()
+
+    def on_up(self, instance: Instance) -> None:
+        """An instance is ready, for the first time or again."""
+        self._scheduler.instance_up(instance.index)
+        self.dispatch()
+
+    def on_death(
+        self,
+        instance: Instance,
+        lost: Sequence[InferRequest],
+        unstarted: Sequence[InferRequest],
+        error: BridgeError,
+    ) -> None:
+        """An instance's process died: the requests it had started fail, the others wait again."""
+        items: list[Any] = [r if self._ahead else r.item for r in unstarted]
+        self._scheduler.put_back(items)
+        for request in unstarted:
+            request.instance = None
+            if request.on_done is None:
+                self._cancel(request)
+        now = _clock()
+        self._scheduler.instance_died(instance.index, now)
+        for request in lost:
+            if request.batch_size:
+                self._statistics.failed("BACKEND", now - request.arrived)
+                request.finish(error)
+        self.dispatch()
+
+    def on_landed(self, landed: list[Landed], now: int) -> None:
+        """Batches were answered, at ``now``, so that there is room for others."""
+        self._recorder.record(landed, now)
+        self.dispatch(now)
+
+
+def _request(item: Any) -> InferRequest:
+    return item if type(item) is InferRequest else item.request
+
+
+def _sequence_request(item: SequenceItem) -> InferRequest:
+    """Return the request of an item, with the control tensors that the scheduler adds to it."""
+    request: InferRequest = item.request
+    if item.pattern is not None:
+        # A place in the batch that no request fills: inputs of the same form, an outcome for nobody.
+        pattern: InferRequest = item.pattern.request
+        request = InferRequest(pattern.signature, None, 0, pattern.places, _ignore, batch_size=0)
+        request.pattern = pattern
+        request.item = item
+    if item.controls:
+        extras: dict[str, Any] = orjson.loads(request.extras) if request.extras else {}
+        extras["controls"] = [
+            (control.name, control.datatype, control.shape, control.value)
+            for control in item.controls
+        ]
+        request.extras = orjson.dumps(extras)
+    return request
+
+
+def _ignore(_: Outcome) -> None:
+    """Nobody waits for this."""

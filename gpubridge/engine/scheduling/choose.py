@@ -1,0 +1,52 @@
+"""Which scheduler a model's configuration asks for."""
+
+from __future__ import annotations
+
+from gpubridge.config import ModelConfig
+from gpubridge.engine.scheduling.default import DefaultScheduler
+from gpubridge.engine.scheduling.dynamic import DynamicScheduler
+from gpubridge.engine.scheduling.item import Item
+from gpubridge.engine.scheduling.policy import Scheduler
+from gpubridge.engine.scheduling.sequence import SequenceScheduler
+from gpubridge.engine.scheduling.sequence_direct import DirectSequenceScheduler
+from gpubridge.engine.scheduling.sequence_oldest import OldestSequenceScheduler
+from gpubridge.engine.scheduling.sequence_settings import (
+    DirectStrategy,
+    parse_sequence_batching,
+)
+from gpubridge.engine.scheduling.settings import parse_dynamic_batching
+
+__all__ = ["request_scheduler", "sequence_scheduler"]
+
+
+def request_scheduler(config: ModelConfig) -> Scheduler[Item]:
+    """Return the scheduler of a model without ``sequence_batching``.
+
+    Raises
+    ------
+    BridgeError
+        ``INVALID_ARG``: its settings contradict each other.
+    """
+    message = config.message
+    if message.WhichOneof("scheduling_choice") != "dynamic_batching":
+        return DefaultScheduler()
+    settings = parse_dynamic_batching(config.name, message.dynamic_batching)
+    return DynamicScheduler[Item](settings, config.max_batch_size)
+
+
+def sequence_scheduler(config: ModelConfig) -> SequenceScheduler | None:
+    """Return the scheduler of a model with ``sequence_batching``; None for another model.
+
+    Raises
+    ------
+    BridgeError
+        ``INVALID_ARG``: its settings cannot be.
+    """
+    message = config.message
+    if message.WhichOneof("scheduling_choice") != "sequence_batching":
+        return None
+    settings = parse_sequence_batching(config.name, message.sequence_batching)
+    strategy = settings.strategy
+    if isinstance(strategy, DirectStrategy):
+        return DirectSequenceScheduler(settings, strategy, config.name, config.max_batch_size)
+    return OldestSequenceScheduler(settings, strategy, config.name, config.max_batch_size)

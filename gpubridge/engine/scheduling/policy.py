@@ -1,0 +1,88 @@
+"""What every scheduler does, so that a model drives any of them in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from gpubridge.engine.scheduling.item import Item
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["STOPPING", "Refusal", "Scheduler", "stopping_error"]
+
+ItemT = TypeVar("ItemT", bound=Item)
+Refusal = tuple[ItemT, BridgeError]
+
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
+
+class Scheduler(Protocol[ItemT]):
+    """Decides which requests make the next batch of which instance; does nothing by itself.
+
+    It reads no clock: ``now_ns`` is any clock that never goes back. It owns the items from `add`
+    until `take`, `refused`, a `cancel` that returns True, or `clear` gives them away; each comes
+    out in exactly one of these ways. A taken item comes back by `put_back` or is reported by
+    `answered`.
+
+    Attributes
+    ----------
+    wants_answers : bool
+        Whether `answered` must be called at all; where not, every outcome can go out at once.
+    """
+
+    wants_answers: bool
+
+    @property
+    def pending(self) -> int:
+        """How many items it holds that were not taken."""
+
+    def add(self, item: ItemT, now_ns: int, /) -> None:
+        """Take an item over.
+
+        Raises
+        ------
+        BridgeError
+            The item is refused and was not taken over; ``UNAVAILABLE`` for a full queue.
+        """
+
+    def take(self, instance: int, now_ns: int, /) -> list[ItemT] | None:
+        """Give away the next batch for an instance that has room, if one is due."""
+
+    def next_wakeup(self, now_ns: int, /) -> int | None:
+        """Return when to call `refused`, and `take` for the free instances, if nothing else happens.
+
+        Never before ``now_ns``; None for never. A batch that only waits for an instance needs no
+        waking.
+        """
+
+    def refused(self, now_ns: int, /) -> list[Refusal[ItemT]]:
+        """Give away the items that will not be executed, each with the reason."""
+
+    def cancel(self, item: ItemT, /) -> bool:
+        """Give an item away if it was not taken yet; return whether that was so."""
+
+    def put_back(self, items: Sequence[ItemT], /) -> None:
+        """Take back what was taken last but never started; it goes to the front, in that order."""
+
+    def answered(self, item: ItemT, now_ns: int, /) -> list[ItemT]:
+        """Hear that a taken item has its outcome; return the items whose outcomes may go out now."""
+
+    def releasable(self) -> list[ItemT]:
+        """Return what else may go out since a `cancel` or `refused` made a gap in the order."""
+
+    def instance_up(self, instance: int, /) -> None:
+        """Hear that an instance takes batches, for the first time or again."""
+
+    def instance_died(self, instance: int, now_ns: int, /) -> None:
+        """Hear that an instance is gone; its items that never started were put back before."""
+
+    def stop(self) -> None:
+        """Accept nothing new; what is held is still given out."""
+
+    def clear(self) -> list[ItemT]:
+        """Give everything away."""
+
+
+def stopping_error() -> BridgeError:
+    """Return the refusal of a scheduler after `Scheduler.stop`."""
+    return BridgeError(STOPPING, ErrorCode.UNAVAILABLE)

@@ -1,0 +1,94 @@
+"""Which requests a sequence batcher takes, and what it says to the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container
+
+from gpubridge.engine.scheduling.control import ControlPlan
+from gpubridge.engine.scheduling.policy import stopping_error
+from gpubridge.engine.scheduling.sequence_item import Sequence, SequenceItem
+from gpubridge.engine.scheduling.settings import invalid
+from gpubridge.errors import BridgeError
+
+__all__ = ["Admission"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Admission:
+    """Checks requests one by one; holds none.
+
+    Parameters
+    ----------
+    model : str
+        The model's name.
+    controls : ControlPlan
+        Knows which correlation ids the model can get.
+    iterative : bool
+        Requests without a correlation id get one, and are sequences of their own.
+    """
+
+    def __init__(self, model: str, controls: ControlPlan, iterative: bool) -> None:
+        self._model = model
+        self._controls = controls
+        self._own_id = 0
+        self.iterative = iterative
+        self.stopped = False
+
+    def check(self, item: SequenceItem, known: Container[int | str]) -> None:
+        """Raise what is wrong with a request, whatever its sequence; see that it has an id."""
+        request = f"inference request to model '{self._model}' must specify"
+        if item.size > 1:
+            raise invalid(f"{request} batch-size 1 due to requirements of sequence batcher")
+        if not item.correlation_id:
+            if not self.iterative:
+                raise invalid(f"{request} a non-zero or non-empty correlation ID")
+            item.correlation_id = self._next_own_id(known)
+            item.start = True
+        elif not self._controls.accepts(item.correlation_id):
+            raise invalid(
+                f"{request} an integer correlation ID, because the model's control input for it "
+                f"has an integer data type; got '{item.correlation_id}'"
+            )
+        if self.stopped and item.start:
+            raise stopping_error()
+        if not item.start and item.correlation_id not in known:
+            raise self.not_started(item)
+
+    def _next_own_id(self, known: Container[int | str]) -> int:
+        self._own_id += 1
+        while self._own_id in known:
+            self._own_id += 1
+        return self._own_id
+
+    def warn_of_conflict(self, item: SequenceItem) -> None:
+        """Log that a request starts a sequence whose id is in use."""
+        _logger.warning(
+            "sequence %s for model '%s' has a conflict. The previous sequence did not end before "
+            "this sequence start. Previous sequence will be terminated early.",
+            item.correlation_id,
+            self._model,
+        )
+
+    def not_started(self, item: SequenceItem) -> BridgeError:
+        """Return the error for a request whose sequence does not exist."""
+        return invalid(
+            f"inference request for sequence {item.correlation_id} to model '{self._model}' must "
+            "specify the START flag on the first request of the sequence"
+        )
+
+    def not_iterative(self) -> BridgeError:
+        """Return the error for a model that reschedules although it said it would not."""
+        return invalid(
+            f"model '{self._model}' released a request for rescheduling, which needs "
+            "'iterative_sequence: true' in its sequence_batching; set it in config.pbtxt"
+        )
+
+    def broken_off(self, sequence: Sequence) -> str:
+        """Return why a queued request of a sequence that ended early is not executed."""
+        return (
+            f"inference request for sequence {sequence.correlation_id} to model '{self._model}' "
+            "was not executed: a request of the sequence was cancelled, or its model instance "
+            "stopped; start the sequence again with the START flag"
+        )

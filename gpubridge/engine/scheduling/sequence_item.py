@@ -1,0 +1,133 @@
+"""A request of a sequence, and the sequence itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Any
+
+from gpubridge.engine.scheduling.control import ControlTensor
+from gpubridge.engine.scheduling.item import Item
+from gpubridge.engine.scheduling.sequence_settings import StateSpec
+
+__all__ = ["Sequence", "SequenceItem"]
+
+
+class SequenceItem(Item):
+    """One request of a sequence, or a place in a batch that no request fills.
+
+    Parameters
+    ----------
+    request : object
+        None for padding.
+    correlation_id : int or str
+        0 and "" mean none.
+    start, end : bool
+        The flags of the request; of a rescheduled one both are False.
+    shape, timeout_us, identifier, size
+        As in `Item`. The time-out only matters while the sequence waits for a slot.
+
+    Attributes
+    ----------
+    controls : tuple of ControlTensor
+        Set by `take`: the inputs to add to the request.
+    states : tuple of (StateSpec, handle or None)
+        Set by `take`: what the previous request of the sequence left, or None for the initial
+        state. The handle stays the scheduler's; it is valid until the item is answered.
+    instance : int
+        Set by `take`: who got it last.
+    pattern : SequenceItem or None
+        Of padding: the item of the same batch whose inputs' datatypes and shapes it has.
+    """
+
+    __slots__ = (
+        "controls",
+        "correlation_id",
+        "end",
+        "instance",
+        "pattern",
+        "sequence",
+        "start",
+        "states",
+    )
+
+    def __init__(  # noqa: PLR0913  (made once per request: no room for a builder)
+        self,
+        request: Any,
+        correlation_id: int | str = 0,
+        start: bool = False,
+        end: bool = False,
+        shape: Hashable = None,
+        timeout_us: int = 0,
+        identifier: str = "",
+        size: int = 1,
+    ) -> None:
+        super().__init__(request, size, shape, 0, timeout_us, identifier)
+        self.correlation_id = correlation_id
+        self.start = start
+        self.end = end
+        self.sequence: Sequence | None = None
+        self.instance = -1
+        self.controls: tuple[ControlTensor, ...] = ()
+        self.states: tuple[tuple[StateSpec, object], ...] = ()
+        self.pattern: SequenceItem | None = None
+
+
+class Sequence:
+    """Requests with one correlation id, between a START and whatever ends them.
+
+    Attributes
+    ----------
+    queue : deque of SequenceItem
+        What was not taken yet.
+    instance, slot : int
+        Where it lives; -1 while it has no slot.
+    in_flight : int
+        Items that were taken and not answered.
+    complete : bool
+        Its END has come: it gets no further requests.
+    broken : bool
+        A request in its midst was cancelled: it ends with what is in flight.
+    closed : bool
+        It is over, and holds nothing.
+    states : dict
+        Handle of each state by the name of its output.
+    """
+
+    __slots__ = (
+        "broken",
+        "closed",
+        "complete",
+        "correlation_id",
+        "deadline",
+        "idle_since",
+        "in_flight",
+        "instance",
+        "offered",
+        "queue",
+        "slot",
+        "states",
+        "watched",
+    )
+
+    def __init__(self, correlation_id: int | str) -> None:
+        self.correlation_id = correlation_id
+        self.queue: deque[SequenceItem] = deque()
+        self.instance = -1
+        self.slot = -1
+        self.in_flight = 0
+        self.complete = False
+        self.broken = False
+        self.closed = False
+        self.states: dict[str, object] = {}
+        # When it must have got a slot, since when it has nothing to do, and when its timer rings.
+        self.deadline = 0
+        self.idle_since = 0
+        self.watched = 0
+        # Its item that is in an instance's batcher (oldest strategy).
+        self.offered: SequenceItem | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something of it is queued or in flight."""
+        return bool(self.queue) or self.in_flight > 0

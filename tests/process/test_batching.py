@@ -1,0 +1,207 @@
+"""Schedulers at work: real requests, gathered, ordered, refused and kept together."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.process.server import running_server, wait_until, write_model
+
+GATHERER = """
+import time
+import triton_python_backend_utils as pb_utils
+import numpy as np
+
+class TritonPythonModel:
+    def execute(self, requests):
+        data = [pb_utils.get_input_tensor_by_name(r, "IN").as_numpy() for r in requests]
+        time.sleep(max(float(d.max()) for d in data))
+        size = sum(len(d) for d in data)
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full(d.shape, size, np.float32))])
+            for d in data
+        ]
+"""
+
+COUNTER = """
+import os
+import triton_python_backend_utils as pb_utils
+import numpy as np
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            get = lambda name: pb_utils.get_input_tensor_by_name(request, name).as_numpy().item()
+            value, start, end, ready = get("IN"), get("START"), get("END"), get("READY")
+            key = get("CORRID")
+            if ready:
+                self.sums[key] = (0 if start else self.sums[key]) + value
+                if value < 0:
+                    os.kill(os.getpid(), 9)
+            out = self.sums.pop(key) if end else self.sums.get(key, -1)
+            shape = (1, 1)
+            responses.append(
+                pb_utils.InferenceResponse(
+                    [pb_utils.Tensor("OUT", np.full(shape, out, np.float32)),
+                     pb_utils.Tensor("SIZE", np.full(shape, len(requests), np.float32))]
+                )
+            )
+        return responses
+"""
+
+CONTROLS = "".join(
+    f'control_input [{{ name: "{name}" control [{{ kind: CONTROL_SEQUENCE_{name} {values} }}] }}]\n'
+    for name, values in (
+        ("START", "fp32_false_true: [0, 1]"),
+        ("END", "bool_false_true: [false, true]"),
+        ("READY", "int32_false_true: [0, 1]"),
+        ("CORRID", "data_type: TYPE_UINT64"),
+    )
+)
+OUT_AND_SIZE = (
+    'name: "OUT" data_type: TYPE_FP32 dims: [1] }, { name: "SIZE" data_type: TYPE_FP32 dims: [1]'
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    one = {
+        "inputs": 'name: "IN" data_type: TYPE_FP32 dims: [1]',
+        "outputs": 'name: "OUT" data_type: TYPE_FP32 dims: [1]',
+    }
+    gather = "max_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 300000 %s }"
+    write_model(repository, "gather", GATHERER, config=gather % "", **one)
+    write_model(repository, "prefer", GATHERER, config=gather % "preferred_batch_size: [3]", **one)
+    alone = "max_batch_size: 1\ndynamic_batching {{ default_queue_policy {{ {} }} }}"
+    for name, policy in (
+        ("full", "max_queue_size: 2"),
+        ("late", "default_timeout_microseconds: 50000"),
+    ):
+        write_model(repository, name, GATHERER, config=alone.format(policy), **one)
+    two = {"inputs": one["inputs"], "outputs": OUT_AND_SIZE}
+    for name, strategy in (
+        ("direct", "direct { }"),
+        ("oldest", "oldest { max_candidate_sequences: 4 }"),
+    ):
+        config = "max_batch_size: 4\nsequence_batching { max_sequence_idle_microseconds: 60000000\n%s\n%s }"
+        write_model(repository, name, COUNTER, config=config % (CONTROLS, strategy), **two)
+    with running_server(repository) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def threads():
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+def ask(server, model, value, size=1, **options):
+    tensor = triton.InferInput("IN", [size, 1], "FP32")
+    tensor.set_data_from_numpy(np.full((size, 1), value, np.float32))
+    with triton.InferenceServerClient(server.http_url, network_timeout=30) as client:
+        result = client.infer(model, [tensor], **options)
+    return [result.as_numpy(name) for name in ("OUT", "SIZE")]
+
+
+def statistics(server, model):
+    _, _, body = server.request("GET", f"/v2/models/{model}/stats")
+    return json.loads(body)["model_stats"][0]
+
+
+def test_requests_that_come_together_are_one_batch(server, threads):
+    answers = list(threads.map(lambda size: ask(server, "gather", 0, size)[0], [1, 2, 5]))
+    assert [answer.tolist() for answer in answers] == [[[8.0]] * 1, [[8.0]] * 2, [[8.0]] * 5]
+    figures = statistics(server, "gather")
+    assert (figures["execution_count"], figures["inference_count"]) == (1, 8)
+    assert [entry["batch_size"] for entry in figures["batch_stats"]] == [8]
+
+
+def test_a_preferred_size_is_not_waited_beyond(server, threads):
+    answers = list(threads.map(lambda _: ask(server, "prefer", 0)[0].item(), range(6)))
+    assert answers == [3.0] * 6
+    assert statistics(server, "prefer")["execution_count"] == 2
+
+
+def test_a_full_queue_refuses(server, threads):
+    busy = [threads.submit(ask, server, "full", 1.0) for _ in range(3)]
+    wait_until(
+        lambda: (
+            server.metrics()['nv_inference_pending_request_count{model="full",version="1"}'] == 3
+        ),
+        "the queue to be full",
+        server,
+    )
+    with pytest.raises(InferenceServerException, match="Exceeds maximum queue size") as caught:
+        ask(server, "full", 0)
+    assert caught.value.status() == "503"
+    assert [task.result()[0].item() for task in busy] == [1.0] * 3
+    refused = 'nv_inference_request_failure{model="full",reason="REJECTED",version="1"}'
+    assert server.metrics()[refused] == 1
+
+
+def test_a_request_that_waits_too_long_is_refused(server, threads):
+    first = threads.submit(ask, server, "late", 0.5)
+    wait_until(
+        lambda: (
+            server.metrics()['nv_inference_pending_request_count{model="late",version="1"}'] == 1
+        ),
+        "a request to run",
+        server,
+    )
+    with pytest.raises(InferenceServerException, match="Request timeout expired"):
+        ask(server, "late", 0)
+    assert first.result()[0].item() == 1.0
+
+
+@pytest.mark.parametrize("model", ["direct", "oldest"])
+def test_sequences_keep_their_state_and_their_order(server, threads, model):
+    def count(number):
+        sums = []
+        for step in range(5):
+            out, size = ask(
+                server,
+                model,
+                number,
+                sequence_id=number,
+                sequence_start=step == 0,
+                sequence_end=step == 4,
+            )
+            assert 1 <= size.item() <= 4
+            sums.append(out.item())
+        return sums
+
+    # More than there are slots: some wait until others have ended.
+    answers = list(threads.map(count, range(1, 11)))
+    assert answers == [[number * step for step in range(1, 6)] for number in range(1, 11)]
+
+
+@pytest.mark.parametrize("model", ["direct", "oldest"])
+def test_a_sequence_must_start(server, model):
+    with pytest.raises(InferenceServerException, match="must specify the START flag on the first"):
+        ask(server, model, 1, sequence_id=99)
+    with pytest.raises(InferenceServerException, match="non-zero or non-empty correlation ID"):
+        ask(server, model, 1)
+
+
+@pytest.mark.parametrize("model", ["direct", "oldest"])
+def test_a_sequence_whose_stub_died_never_goes_on(server, model):
+    assert ask(server, model, 5, sequence_id=7, sequence_start=True)[0].item() == 5
+    assert ask(server, model, 3, sequence_id=8, sequence_start=True)[0].item() == 3
+    with pytest.raises(InferenceServerException, match="is not healthy"):
+        ask(server, model, -1, sequence_id=7)
+    wait_until(lambda: server.is_ready(model), "the model to be ready again", server)
+    for number in (7, 8):
+        with pytest.raises(InferenceServerException, match="must specify the START flag"):
+            ask(server, model, 1, sequence_id=number)
+    assert ask(server, model, 2, sequence_id=8, sequence_start=True)[0].item() == 2
+    assert ask(server, model, 2, sequence_id=8, sequence_end=True)[0].item() == 4

@@ -1,0 +1,159 @@
+"""gRPC's C core as the client of an echo over HTTP/2 on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import grpc
+import pytest
+import uvloop
+
+from gpubridge.frontend.http2.compression import encode_headers
+from gpubridge.frontend.http2.connection import Http2Connection
+from gpubridge.frontend.http2.limits import Http2Limits
+
+HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
+DONE = encode_headers([(b"grpc-status", b"0")])
+LARGE = 5 << 20
+
+
+class Echo(asyncio.BufferedProtocol):
+    """Unary calls: /echo/now answers with what came, /echo/never does not answer."""
+
+    seen: list[Echo]
+
+    def __init__(self):
+        self.connection = Http2Connection(self, Http2Limits(), time.monotonic)
+        self.paused = False
+        self.calls, self.targets, self.paths, self.resets = {}, {}, {}, []
+        self.closed_with = None
+        self.reads = 0
+        self.seen.append(self)
+
+    def connection_made(self, transport):
+        self.transport = transport
+        self.flush()
+
+    def connection_lost(self, exc):
+        self.connection.lost()
+
+    def get_buffer(self, sizehint):
+        return self.connection.memory()
+
+    def buffer_updated(self, nbytes):
+        self.reads += 1
+        self.connection.received(nbytes)
+        self.flush()
+
+    def pause_writing(self):
+        self.paused = True
+
+    def resume_writing(self):
+        self.paused = False
+        self.flush()
+
+    def flush(self):
+        while not self.paused and (parts := self.connection.take_output()):
+            self.transport.writelines(parts)
+        if self.connection.closed and not self.paused:
+            self.transport.close()
+
+    def on_headers(self, stream_id, headers, end):
+        self.calls[stream_id] = b""
+        self.paths[stream_id] = headers.path
+
+    def on_data(self, stream_id, view, end):
+        if stream_id in self.targets:
+            raise AssertionError("data beside its target")
+        message = self.calls[stream_id] = self.calls[stream_id] + view
+        if end:
+            self.answer(stream_id, [message])
+        elif len(message) >= 5:
+            size = 5 + int.from_bytes(message[1:5], "big")
+            if size > len(message):
+                self.targets[stream_id] = whole = bytearray(size)
+                whole[: len(message)] = message
+                self.connection.receive_into(stream_id, memoryview(whole)[len(message) :])
+
+    def on_filled(self, stream_id, end):
+        self.calls[stream_id] = memoryview(self.targets.pop(stream_id))
+        if end:
+            self.answer(stream_id, [self.calls[stream_id]])
+
+    def answer(self, stream_id, message):
+        if self.paths[stream_id] == b"/echo/now":
+            self.connection.send_headers(stream_id, HEAD)
+            self.connection.send_data(stream_id, message)
+            self.connection.send_headers(stream_id, DONE, end=True)
+
+    def on_reset(self, stream_id, code):
+        self.resets.append(code)
+
+    def on_closed(self, code, text):
+        self.closed_with = (code, text)
+
+    def on_writable(self, stream_id): ...
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def echo(request):
+    """Serve on a thread; return a channel to it, and the connections it sees."""
+    Echo.seen = []
+    loop = request.param()
+    server = loop.run_until_complete(loop.create_server(Echo, "127.0.0.1", 0))
+    port = server.sockets[0].getsockname()[1]
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+            yield channel, Echo.seen
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        for connection in Echo.seen:
+            connection.transport.abort()
+        server.close()
+        loop.run_until_complete(server.wait_closed())
+        loop.close()
+    assert [connection.closed_with for connection in Echo.seen if connection.closed_with] == []
+
+
+def test_small_calls(echo):
+    channel, _ = echo
+    call = channel.unary_unary("/echo/now")
+    for size in (0, 1, 10, 4000, 20_000, 100_000):
+        assert call(b"x" * size, timeout=30) == b"x" * size
+
+
+def test_large_messages_both_ways(echo):
+    channel, seen = echo
+    message = bytes(range(256)) * (LARGE // 256)
+    call = channel.unary_unary("/echo/now")
+    assert call(message, timeout=30) == message
+    assert call(message, timeout=30) == message
+    # All but what came with a frame's header went straight to its place.
+    assert seen[0].connection.copied_bytes < LARGE // 8
+
+
+def test_many_calls_at_once(echo):
+    channel, seen = echo
+    call = channel.unary_unary("/echo/now")
+    pending = [call.future(b"%d" % n * 100, timeout=30) for n in range(200)]
+    assert [future.result() for future in pending] == [b"%d" % n * 100 for n in range(200)]
+    assert seen[0].connection.open_streams == 0
+
+
+def test_a_cancelled_call_is_told_and_the_others_go_on(echo):
+    channel, seen = echo
+    never = channel.unary_unary("/echo/never").future(b"x")
+    now = channel.unary_unary("/echo/now")
+    assert now(b"first", timeout=30) == b"first"
+    assert never.cancel()
+    deadline = time.monotonic() + 30
+    while not seen[0].resets and time.monotonic() < deadline:
+        assert now(b"again", timeout=30) == b"again"
+    assert seen[0].resets == [8]
+    assert now(b"last", timeout=30) == b"last"
