@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_door_flags(command: argparse.ArgumentParser, defaults: ServerSettings) -> None:
     add = command.add_argument
-    for door in ("http", "metrics"):
+    for door in ("http", "grpc", "metrics"):
         add(
             f"--allow-{door}",
             type=_flag,
@@ -76,7 +76,6 @@ def _add_door_flags(command: argparse.ArgumentParser, defaults: ServerSettings) 
             default=getattr(defaults, f"{door}_port"),
             help="to listen on; 0 for any free one",
         )
-    add("--allow-grpc", type=_flag, default=False, metavar="BOOL", help="not served yet")
 
 
 def _add_model_flags(command: argparse.ArgumentParser) -> None:
@@ -134,6 +133,12 @@ def _add_limit_flags(command: argparse.ArgumentParser, defaults: ServerSettings)
         help="bytes of the largest request body",
     )
     add(
+        "--grpc-max-message-size",
+        type=int,
+        default=defaults.grpc_max_message_size,
+        help="bytes of the largest message of a gRPC request",
+    )
+    add(
         "--exit-timeout-secs",
         type=int,
         default=defaults.exit_timeout_secs,
@@ -163,16 +168,16 @@ def _add_log_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    if options.allow_grpc:
-        raise BridgeError(
-            "--allow-grpc=true: gRPC is not served yet; use HTTP", ErrorCode.UNSUPPORTED
-        )
     settings = ServerSettings(
         model_repositories=tuple(options.model_repository),
         allow_http=options.allow_http,
         http_address=options.http_address,
         http_port=options.http_port,
         http_max_input_size=options.http_max_input_size,
+        allow_grpc=options.allow_grpc,
+        grpc_address=options.grpc_address,
+        grpc_port=options.grpc_port,
+        grpc_max_message_size=options.grpc_max_message_size,
         allow_metrics=options.allow_metrics,
         metrics_address=options.metrics_address,
         metrics_port=options.metrics_port,

@@ -23,6 +23,7 @@ __all__ = ["Finding", "examine", "exit_code", "report"]
 
 _SERVER_PACKAGES = (
     ("uvloop", "uvloop"),
+    ("hpack", "hpack"),
     ("httptools", "httptools"),
     ("orjson", "orjson"),
     ("numpy", "numpy"),

@@ -7,7 +7,10 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import gpubridge
 from gpubridge.config import PythonBackendSettings, ServerSettings
@@ -15,13 +18,17 @@ from gpubridge.cuda_ipc import probe_devices
 from gpubridge.engine.model import EngineLimits
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
+from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
-from gpubridge.frontend.http.message import Router
+from gpubridge.frontend.http2.limits import Http2Limits
 from gpubridge.frontend.routes import MetricsRouter, V2Router
 
 __all__ = ["serve"]
 
 _logger = logging.getLogger(__name__)
+
+_MakeProtocol = Callable[[set[Any]], asyncio.BaseProtocol]
 
 _RECEIVE_BYTES = 16 * 1024
 _FLUSH_SECONDS = 1.0
@@ -34,7 +41,7 @@ class _Door:
     name: str
     address: str
     server: asyncio.Server
-    connections: set[HttpConnection]
+    connections: set[Any]
 
 
 async def serve(settings: ServerSettings) -> int:
@@ -53,9 +60,10 @@ async def serve(settings: ServerSettings) -> int:
         loop.add_signal_handler(number, stop.set)
     repository = _build_repository(settings)
     router = V2Router(repository, strict_readiness=settings.strict_readiness)
+    service = GrpcService(repository, router.ready)
     doors: list[_Door] = []
     try:
-        await _open_doors(settings, repository, router, doors)
+        await _open_doors(settings, repository, (router, service), doors)
         loading = loop.create_task(repository.load_all())
         stopping = loop.create_task(stop.wait())
         await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -67,6 +75,7 @@ async def serve(settings: ServerSettings) -> int:
             _logger.error("error: creating server: Internal - failed to load all models")
             return 1
         router.forget_models()
+        service.forget_models()
         router.serving = True
         _logger.info("ready")
         await stopping
@@ -98,27 +107,34 @@ def _build_repository(settings: ServerSettings) -> ModelRepository:
 
 
 async def _open_doors(
-    settings: ServerSettings, repository: ModelRepository, router: V2Router, doors: list[_Door]
+    settings: ServerSettings,
+    repository: ModelRepository,
+    served: tuple[V2Router, GrpcService],
+    doors: list[_Door],
 ) -> None:
+    router, service = served
     receive = bytearray(_RECEIVE_BYTES)
     http = HttpSettings(settings.http_max_input_size)
-    wanted: list[tuple[str, str, int, Router]] = []
+    if settings.allow_grpc:
+        grpc = GrpcSettings(settings.grpc_max_message_size, Http2Limits())
+        grpc_calls: _MakeProtocol = partial(GrpcConnection, service, grpc)
+        address, port = settings.grpc_address, settings.grpc_port
+        doors.append(await _open_door("GRPCInferenceService", address, port, grpc_calls))
     if settings.allow_http:
-        wanted.append(("HTTPService", settings.http_address, settings.http_port, router))
+        requests: _MakeProtocol = partial(HttpConnection, router, http, receive)
+        address, port = settings.http_address, settings.http_port
+        doors.append(await _open_door("HTTPService", address, port, requests))
     if settings.allow_metrics:
-        metrics = MetricsRouter(repository)
-        wanted.append(("Metrics Service", settings.metrics_address, settings.metrics_port, metrics))
-    for name, address, port, handlers in wanted:
-        doors.append(await _open_door(name, address, port, handlers, http, receive))
+        pages: _MakeProtocol = partial(HttpConnection, MetricsRouter(repository), http, receive)
+        address, port = settings.metrics_address, settings.metrics_port
+        doors.append(await _open_door("Metrics Service", address, port, pages))
 
 
-async def _open_door(
-    name: str, address: str, port: int, router: Router, settings: HttpSettings, receive: bytearray
-) -> _Door:
-    connections: set[HttpConnection] = set()
+async def _open_door(name: str, address: str, port: int, protocol: _MakeProtocol) -> _Door:
+    connections: set[Any] = set()
     try:
         server = await asyncio.get_running_loop().create_server(
-            lambda: HttpConnection(router, settings, receive, connections),
+            lambda: protocol(connections),
             address,
             port,
             backlog=1024,

@@ -40,6 +40,8 @@ class ServerSettings:
         What becomes of KIND_GPU instances on a machine without a GPU.
     http_max_input_size : int
         The largest body of an HTTP request.
+    grpc_max_message_size : int
+        The largest message of a gRPC request.
     log_verbose : int
         0 logs nothing verbose; each level above includes the lower ones.
     log_file : Path or None
@@ -64,9 +66,10 @@ class ServerSettings:
     http_address: str = "127.0.0.1"
     http_port: int = 8000
     http_max_input_size: int = 64 * _MIB
-    allow_grpc: bool = False
+    allow_grpc: bool = True
     grpc_address: str = "127.0.0.1"
     grpc_port: int = 8001
+    grpc_max_message_size: int = 2**31 - 1
     allow_metrics: bool = True
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 8002
@@ -113,6 +116,7 @@ class ServerSettings:
     def _check_numbers(self) -> None:
         for name, least in (
             ("http_max_input_size", 1),
+            ("grpc_max_message_size", 1),
             ("exit_timeout_secs", 0),
             ("log_verbose", 0),
             ("request_arena_limit", 1),

@@ -31,7 +31,7 @@ from gpubridge.request import NO_OPTIONS, RequestOptions
 from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
 from gpubridge.transport.signatures import encode_signature
 
-__all__ = ["FormCache", "parse_request", "raw_request"]
+__all__ = ["FormCache", "model_shape", "parse_request", "raw_request"]
 
 
 _HEADER_KEPT = 8192
@@ -92,7 +92,7 @@ def parse_request(header: bytes, config: ModelConfig, following: int) -> Request
         outputs=outputs,
         binary_default=binary_default,
         signature=encode_signature(
-            [(entry.name, entry.datatype, _model_shape(entry, config)) for entry in inputs],
+            [(entry.name, entry.datatype, model_shape(entry, config)) for entry in inputs],
             tuple(outputs or ()),
         ),
         extras=extras,
@@ -165,7 +165,7 @@ def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
         inputs=[entry],
         outputs=None,
         binary_default=True,
-        signature=encode_signature([(entry.name, entry.datatype, _model_shape(entry, config))]),
+        signature=encode_signature([(entry.name, entry.datatype, model_shape(entry, config))]),
         extras=b"",
         binary_bytes=nbytes,
         places=((-before, entry.nbytes),),
@@ -179,7 +179,7 @@ def _has(document: Any, name: str) -> bool:
     return type(document) is dict and name in document
 
 
-def _model_shape(entry: InputForm, config: ModelConfig) -> tuple[int, ...]:
+def model_shape(entry: InputForm, config: ModelConfig) -> tuple[int, ...]:
     """Return the shape that the model sees: the configured reshape applied."""
     spec = next(spec for spec in config.inputs if spec.name == entry.name)
     if spec.reshape is None:

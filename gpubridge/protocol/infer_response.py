@@ -14,7 +14,7 @@ from gpubridge.request import InferResponse
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.signatures import TensorSpec
 
-__all__ = ["EncodedResponse", "encode_response"]
+__all__ = ["EncodedResponse", "as_configured", "encode_response"]
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ def encode_response(
     constant = response.parameters is None
     any_binary = False
     for tensor, buffer in zip(signature.tensors, response.buffers, strict=True):
-        spec = _as_configured(tensor, config)
+        spec = as_configured(tensor, config)
         if _wants_binary(form, spec.name):
             any_binary = True
             outputs.append(_binary_output(spec, len(buffer)))
@@ -79,7 +79,7 @@ def encode_response(
     return EncodedResponse(header, buffers, nbytes)
 
 
-def _as_configured(tensor: TensorSpec, config: ModelConfig) -> TensorSpec:
+def as_configured(tensor: TensorSpec, config: ModelConfig) -> TensorSpec:
     """Give an output the dims that clients see where its configuration has a reshape."""
     output = next((output for output in config.outputs if output.name == tensor.name), None)
     if output is None or output.reshape is None:

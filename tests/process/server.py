@@ -33,7 +33,7 @@ _STOP_SECONDS = 40
 
 
 class Server:
-    """A running server; ``http_url`` and ``metrics_url`` are ``host:port``."""
+    """A running server; ``http_url``, ``grpc_url`` and ``metrics_url`` are ``host:port``."""
 
     def __init__(self, process: subprocess.Popen[bytes], log_path: Path) -> None:
         self.process = process
@@ -41,6 +41,7 @@ class Server:
         self._log_path = log_path
         self.http_url = ""
         self.metrics_url = ""
+        self.grpc_url = ""
 
     def log(self) -> str:
         """What the server and its models have printed so far."""
@@ -120,6 +121,8 @@ def running_server(
         "serve",
         "--http-port",
         "0",
+        "--grpc-port",
+        "0",
         "--metrics-port",
         "0",
     ]
@@ -159,6 +162,8 @@ def _wait_for_doors(server: Server) -> None:
         http_door = re.search(r"Started HTTPService at (\S+)", log)
         metrics_door = re.search(r"Started Metrics Service at (\S+)", log)
         if http_door and metrics_door:
+            grpc_door = re.search(r"Started GRPCInferenceService at (\S+)", log)
+            server.grpc_url = grpc_door[1] if grpc_door else ""
             server.http_url, server.metrics_url = http_door[1], metrics_door[1]
             return True
         return False

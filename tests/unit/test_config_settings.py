@@ -86,7 +86,7 @@ def test_refused(changes: dict[str, Any], message: str) -> None:
         {"metrics_port": 8000, "allow_metrics": False},
         {"metrics_port": 8000, "metrics_address": "127.0.0.2"},
         {"http_port": 0, "metrics_port": 0},
-        {"grpc_port": 8000},
+        {"grpc_port": 8000, "allow_grpc": False},
         {"load_models": ("m",), "model_control_mode": "explicit"},
     ],
 )

@@ -1,0 +1,166 @@
+"""A call: one stream's request message or messages, and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gpubridge.errors import BridgeError
+from gpubridge.frontend.grpc.framing import MessageReader
+from gpubridge.frontend.grpc.status import CallFailed, Status, failure, headers, ok_trailers
+from gpubridge.protocol.grpc.infer_response import encode_frame
+
+if TYPE_CHECKING:
+    from gpubridge.frontend.grpc.connection import GrpcConnection
+
+__all__ = ["Call", "UnaryCall", "read_timeout"]
+
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+def read_timeout(value: bytes) -> float | None:
+    """Return the seconds of a ``grpc-timeout``; None for what is none."""
+    match = _TIMEOUT.fullmatch(value)
+    return None if match is None else int(match[1]) * _SECONDS[match[2]]
+
+
+class Call:
+    """What all calls have in common: how they end.
+
+    Parameters
+    ----------
+    connection : GrpcConnection
+        Where it came, and where its answer goes.
+    stream_id : int
+        Its stream there.
+    coding : bytes
+        What compressed messages are compressed with.
+    """
+
+    __slots__ = ("_connection", "_done", "_reader", "_stream_id", "_timer", "_told")
+
+    def __init__(self, connection: GrpcConnection, stream_id: int, coding: bytes) -> None:
+        self._connection = connection
+        self._stream_id = stream_id
+        self._reader = MessageReader(connection.message_limit, coding)
+        self._timer: asyncio.TimerHandle | None = None
+        self._told = False
+        self._done = False
+
+    # -- what the connection tells ---------------------------------------------------------------
+
+    def data(self, view: memoryview, end: bool) -> None:
+        """Body bytes came."""
+        raise NotImplementedError
+
+    def filled(self, end: bool) -> None:
+        """The memory that was named for body bytes is full."""
+        raise NotImplementedError
+
+    def writable(self) -> None:
+        """All that was queued is on its way."""
+
+    def abort(self) -> None:
+        """The stream is gone: nobody waits for an answer."""
+        self._settle()
+
+    def limit_time(self, seconds: float) -> None:
+        """End the call with DEADLINE_EXCEEDED after so many seconds."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(seconds, self._late)
+
+    # -- how it ends -----------------------------------------------------------------------------
+
+    def fail(self, error: BridgeError | CallFailed) -> None:
+        """End the call with an error."""
+        if self._done:
+            return
+        fields = failure(error)
+        if not self._told:
+            fields = [(b":status", b"200"), (b"content-type", b"application/grpc"), *fields]
+        self._connection.http2.send_headers(self._stream_id, fields, end=True)
+        self._finish()
+
+    def _succeed(self) -> None:
+        """End the call, all of its answer being sent."""
+        self._tell()
+        self._connection.http2.send_headers(self._stream_id, ok_trailers(), end=True)
+        self._finish()
+
+    def _tell(self) -> None:
+        """Send the headers of the answer, once."""
+        if not self._told:
+            self._told = True
+            self._connection.http2.send_headers(self._stream_id, headers())
+
+    def _finish(self) -> None:
+        self._settle()
+        self._connection.forget(self._stream_id)
+        self._connection.flush_soon()
+
+    def _settle(self) -> None:
+        self._done = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if not self._done:
+            # Before the answer, so that what the call holds is given up.
+            self._give_up()
+            self.fail(CallFailed(Status.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+
+    def _give_up(self) -> None:
+        """Let go of what the call holds or waits for."""
+
+
+class UnaryCall(Call):
+    """A call that is answered at once.
+
+    Parameters
+    ----------
+    answer : callable
+        Makes the answer's message of the request's; may raise BridgeError.
+    """
+
+    __slots__ = ("_answer", "_messages")
+
+    def __init__(
+        self,
+        connection: GrpcConnection,
+        stream_id: int,
+        coding: bytes,
+        answer: Callable[[bytes], bytes],
+    ) -> None:
+        super().__init__(connection, stream_id, coding)
+        self._answer = answer
+        self._messages: list[bytes] = []
+
+    def data(self, view: memoryview, end: bool) -> None:
+        """Collect the one message; answer it when the request has ended."""
+        if self._done:
+            return
+        try:
+            self._messages += self._reader.feed(view)
+            if end:
+                message = _only(self._messages, self._reader.empty)
+                frame = encode_frame(self._answer(message))
+                self._tell()
+                self._connection.http2.send_data(self._stream_id, [frame])
+                self._succeed()
+        except (BridgeError, CallFailed) as error:
+            self.fail(error)
+
+
+def _only(messages: list[bytes], whole: bool) -> bytes:
+    if len(messages) != 1 or not whole:
+        raise CallFailed(
+            Status.INTERNAL,
+            f"expected one whole message in the request, got {len(messages)}"
+            f"{'' if whole else ' and a part of another'}",
+        )
+    return messages[0]

@@ -1,0 +1,231 @@
+"""One client's connection: bytes between its socket and HTTP/2, streams to calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from gpubridge.frontend.grpc.call import Call, read_timeout
+from gpubridge.frontend.grpc.service import GrpcService
+from gpubridge.frontend.grpc.status import CallFailed, Status, failure
+from gpubridge.frontend.http2.connection import Http2Connection
+from gpubridge.frontend.http2.faults import Http2ErrorCode
+from gpubridge.frontend.http2.headers import Fields, RequestHeaders
+from gpubridge.frontend.http2.limits import Http2Limits
+
+__all__ = ["GrpcConnection", "GrpcSettings"]
+
+_CODINGS = (b"identity", b"gzip", b"deflate")
+_EMPTY = memoryview(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcSettings:
+    """Limits of a connection.
+
+    Attributes
+    ----------
+    message_limit : int
+        Bytes of a request's message, after decompression too.
+    http2 : Http2Limits
+        What HTTP/2 allows.
+    """
+
+    message_limit: int
+    http2: Http2Limits
+
+
+class _Reading:
+    """What the headers of a call say to gRPC; found out once for headers that repeat."""
+
+    __slots__ = ("coding", "failed", "timeout")
+
+    def __init__(self, headers: RequestHeaders) -> None:
+        fields = dict(headers.fields)
+        self.coding = fields.get(b"grpc-encoding", b"identity")
+        self.timeout: float | None = None
+        self.failed: CallFailed | None = None
+        timeout = fields.get(b"grpc-timeout")
+        if timeout is not None:
+            self.timeout = read_timeout(timeout)
+            if self.timeout is None:
+                self.failed = CallFailed(
+                    Status.INTERNAL,
+                    f"grpc-timeout: expected digits and a unit of H M S m u n, got {timeout!r}",
+                )
+        if self.coding not in _CODINGS:
+            self.failed = CallFailed(
+                Status.UNIMPLEMENTED,
+                f"grpc-encoding: expected identity, deflate or gzip, got {self.coding!r}",
+            )
+
+
+class GrpcConnection(asyncio.BufferedProtocol):
+    """A client's connection.
+
+    Parameters
+    ----------
+    service : GrpcService
+        Answers the calls.
+    connections : set
+        Holds this connection for as long as it is open.
+
+    Attributes
+    ----------
+    http2 : Http2Connection
+        Where calls send their answers.
+    """
+
+    def __init__(
+        self, service: GrpcService, settings: GrpcSettings, connections: set[GrpcConnection]
+    ) -> None:
+        self.message_limit = settings.message_limit
+        self.http2 = Http2Connection(self, settings.http2, time.monotonic)
+        self._service = service
+        self._connections = connections
+        self._calls: dict[int, Call] = {}
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._paused = False
+        self._flush_due = False
+
+    # -- what asyncio calls ----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start: our settings go first."""
+        self._transport = transport  # type: ignore[assignment]
+        self._connections.add(self)
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give up what is not finished."""
+        self._connections.discard(self)
+        self.http2.lost()
+        self._abort_calls()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go."""
+        return self.http2.memory()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take ``nbytes`` that have come."""
+        self.http2.received(nbytes)
+        self._flush()
+
+    def eof_received(self) -> bool:
+        """The client sends no more: what it has asked is answered, then the connection closes."""
+        if not self._calls:
+            return False
+        self.http2.goaway()
+        self.flush_soon()
+        return True
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly: neither read from it nor take more to be sent."""
+        self._paused = True
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._paused = False
+        self._transport.resume_reading()
+        self.flush_soon()
+
+    # -- what the server asks --------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Take no new calls; close when those that are open have ended."""
+        self.http2.goaway()
+        self.flush_soon()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+    # -- what calls ask --------------------------------------------------------------------------
+
+    def forget(self, stream_id: int) -> None:
+        """A call has ended."""
+        self._calls.pop(stream_id, None)
+
+    def flush_soon(self) -> None:
+        """Send what calls have left to be sent; once for all that they leave in a turn of the loop."""
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        http2 = self.http2
+        while not self._paused:
+            parts = http2.take_output()
+            if not parts:
+                break
+            if len(parts) == 1:
+                self._transport.write(parts[0])
+            else:
+                self._transport.writelines(parts)
+        if http2.closed and not self._transport.is_closing():
+            self._transport.close()
+
+    # -- what HTTP/2 tells -----------------------------------------------------------------------
+
+    def on_headers(self, stream_id: int, headers: RequestHeaders, end: bool) -> None:
+        """A call begins."""
+        reading = headers.note
+        if not isinstance(reading, _Reading):
+            reading = headers.note = _Reading(headers)
+        call = None
+        if reading.failed is None:
+            call = self._service.open(self, stream_id, headers, reading.coding)
+        if call is None:
+            error = reading.failed or CallFailed(Status.UNIMPLEMENTED, "")
+            fields = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+            self.http2.send_headers(stream_id, [*fields, *failure(error)], end=True)
+            return
+        self._calls[stream_id] = call
+        if reading.timeout is not None:
+            call.limit_time(reading.timeout)
+        if end:
+            call.data(_EMPTY, True)
+
+    def on_data(self, stream_id: int, view: memoryview, end: bool) -> None:
+        """Part of a call's request."""
+        call = self._calls.get(stream_id)
+        if call is not None:
+            call.data(view, end)
+
+    def on_filled(self, stream_id: int, end: bool) -> None:
+        """Memory that a call has named is full."""
+        call = self._calls.get(stream_id)
+        if call is not None:
+            call.filled(end)
+
+    def on_trailers(self, stream_id: int, fields: Fields) -> None:
+        """A request ends with trailers, which mean nothing."""
+        self.on_data(stream_id, _EMPTY, True)
+
+    def on_reset(self, stream_id: int, code: int) -> None:
+        """Nobody waits for a call's answer any more."""
+        call = self._calls.pop(stream_id, None)
+        if call is not None:
+            call.abort()
+
+    def on_writable(self, stream_id: int) -> None:
+        """What a call had queued is on its way."""
+        call = self._calls.get(stream_id)
+        if call is not None:
+            call.writable()
+
+    def on_pong(self, payload: bytes) -> None:
+        """No PING of ours asks for anything."""
+
+    def on_closed(self, code: Http2ErrorCode, text: str) -> None:
+        """The connection is over."""
+        self._abort_calls()
+
+    def _abort_calls(self) -> None:
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.abort()

@@ -1,0 +1,177 @@
+"""ModelInfer: a message into shared memory, a request to the model, its answer back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpubridge.engine.model import Model
+from gpubridge.errors import BridgeError
+from gpubridge.frontend.grpc.call import Call
+from gpubridge.frontend.grpc.framing import PREFIX, read_prefix
+from gpubridge.frontend.grpc.status import CallFailed, Status
+from gpubridge.host_shm import HostArena
+from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
+from gpubridge.protocol.grpc.infer_response import encode_response
+from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
+from gpubridge.request import InferRequest, InferResponse, Outcome
+
+if TYPE_CHECKING:
+    from gpubridge.frontend.grpc.connection import GrpcConnection
+
+__all__ = ["InferCall"]
+
+_DIRECT = 1 << 16
+"""A longer message is received straight into shared memory; a shorter one is copied there."""
+
+
+class InferCall(Call):
+    """One inference request; owns its memory until the model takes it over.
+
+    Parameters
+    ----------
+    forms : FormCache
+        What forms of requests mean.
+    arena : HostArena
+        Where requests lie.
+    """
+
+    __slots__ = ("_arena", "_forms", "_known", "_prefix", "_receiver", "_request")
+
+    def __init__(
+        self,
+        connection: GrpcConnection,
+        stream_id: int,
+        coding: bytes,
+        forms: FormCache[Model],
+        arena: HostArena,
+    ) -> None:
+        super().__init__(connection, stream_id, coding)
+        self._forms = forms
+        self._arena = arena
+        self._receiver: RequestReceiver | None = None
+        self._request: InferRequest | None = None
+        self._known: KnownRequest[Model] | None = None
+        # The beginning of the message, while it is not known how long that is.
+        self._prefix: bytes | None = b""
+
+    def data(self, view: memoryview, end: bool) -> None:
+        """Take part of the message, or all of it."""
+        if self._done:
+            return
+        try:
+            if self._prefix is not None:
+                view = self._begin(view)
+            if self._receiver is not None:
+                self._receive(self._receiver, view)
+            elif len(view):
+                for message in self._reader.feed(view):
+                    self._submit(message)
+            if end:
+                self._end()
+        except (BridgeError, CallFailed) as error:
+            self._give_up()
+            self.fail(error)
+
+    def filled(self, end: bool) -> None:
+        """A tensor has been received."""
+        receiver = self._receiver
+        if receiver is None:
+            return
+        receiver.filled()
+        try:
+            if end:
+                self._end()
+        except (BridgeError, CallFailed) as error:
+            self._give_up()
+            self.fail(error)
+
+    def abort(self) -> None:
+        """Give the memory back, or tell the model that nobody waits."""
+        self._give_up()
+        super().abort()
+
+    # -- the message -----------------------------------------------------------------------------
+
+    def _begin(self, view: memoryview) -> memoryview:
+        """Decide where the message goes; returns what follows what was used up for that."""
+        assert self._prefix is not None
+        start = self._prefix + bytes(view[: PREFIX - len(self._prefix)])
+        rest = view[PREFIX - len(self._prefix) :]
+        if len(start) < PREFIX:
+            self._prefix = start
+            return rest
+        self._prefix = None
+        compressed, length = read_prefix(start, self._connection.message_limit)
+        if length > _DIRECT and not compressed:
+            self._receiver = RequestReceiver(length, self._arena)
+        elif length == len(rest) and not compressed:
+            # All of it at once, as most messages come.
+            self._submit(bytes(rest))
+            return rest[length:]
+        else:
+            self._reader.feed(memoryview(start))
+        return rest
+
+    def _receive(self, receiver: RequestReceiver, view: memoryview) -> None:
+        """Take part of a large message, and say where the next part belongs."""
+        if len(view):
+            receiver.feed(view)
+        if receiver.target is not None:
+            self._connection.http2.receive_into(self._stream_id, receiver.target)
+
+    def _end(self) -> None:
+        """The request has ended."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            if not receiver.complete:
+                self._receiver = receiver
+                raise CallFailed(Status.INTERNAL, "the request ends in the middle of its message")
+            try:
+                known, request = receiver.request(self._forms, self._answer)
+            finally:
+                receiver.close()
+            self._hand_over(known, request)
+        elif self._request is None and not self._done:
+            raise CallFailed(Status.INTERNAL, "expected one whole message in the request, got none")
+
+    def _submit(self, message: bytes) -> None:
+        if self._request is not None:
+            raise CallFailed(Status.INTERNAL, "expected one message in the request, got another")
+        known, request = whole_request(message, self._forms, self._arena, self._answer)
+        self._hand_over(known, request)
+
+    def _hand_over(self, known: KnownRequest[Model], request: InferRequest) -> None:
+        self._known = known
+        self._request = request
+        known.model.submit(request)
+
+    def _give_up(self) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
+        if self._request is not None and not self._done:
+            self._request.cancel()
+
+    # -- the answer ------------------------------------------------------------------------------
+
+    def _answer(self, outcome: Outcome) -> None:
+        """Send what the model answered."""
+        if self._done:
+            return
+        known = self._known
+        if not isinstance(outcome, InferResponse) or known is None:
+            assert isinstance(outcome, BridgeError)
+            self.fail(outcome)
+            return
+        assert self._request is not None
+        model = known.model
+        try:
+            frame = encode_response(
+                known.form, self._request.identifier, outcome, model.config, model.version
+            )
+        except BridgeError as error:
+            self.fail(error)
+            return
+        self._tell()
+        self._connection.http2.send_data(self._stream_id, frame)
+        self._succeed()

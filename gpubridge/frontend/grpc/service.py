@@ -1,0 +1,154 @@
+"""The methods that gRPC clients can call, and who answers each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gpubridge.engine.model import Model
+from gpubridge.engine.repository import ModelRepository
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.grpc.call import Call, UnaryCall
+from gpubridge.frontend.grpc.infer import InferCall
+from gpubridge.frontend.grpc.stream import StreamCall
+from gpubridge.frontend.http2.headers import RequestHeaders
+from gpubridge.protocol.grpc import metadata
+from gpubridge.protocol.grpc.infer_request import FormCache
+from gpubridge.protocol.grpc.messages import parse_message
+
+if TYPE_CHECKING:
+    from gpubridge.frontend.grpc.connection import GrpcConnection
+
+__all__ = ["GrpcService"]
+
+_SERVICE = b"/inference.GRPCInferenceService/"
+_HEALTH = b"/grpc.health.v1.Health/"
+
+_NOT_SERVED = {
+    "RepositoryModelLoad": "models are loaded at the start only",
+    "RepositoryModelUnload": "models are loaded at the start only",
+    "SystemSharedMemoryStatus": "system shared memory is not served yet",
+    "SystemSharedMemoryRegister": "system shared memory is not served yet; send the tensors",
+    "SystemSharedMemoryUnregister": "system shared memory is not served yet",
+    "CudaSharedMemoryStatus": "CUDA shared memory is not served yet",
+    "CudaSharedMemoryRegister": "CUDA shared memory is not served yet; send the tensors",
+    "CudaSharedMemoryUnregister": "CUDA shared memory is not served yet",
+    "TraceSetting": "traces are not served yet",
+    "LogSettings": "log settings cannot be changed yet",
+}
+
+
+class GrpcService:
+    """GRPCInferenceService and the health service.
+
+    Parameters
+    ----------
+    repository : ModelRepository
+        The models.
+    ready : callable
+        Whether the server takes requests.
+    """
+
+    def __init__(self, repository: ModelRepository, ready: Callable[[], bool]) -> None:
+        self._repository = repository
+        self._ready = ready
+        self._forms: FormCache[Model] = FormCache(self._find)
+        unary: dict[bytes, Callable[[bytes], bytes]] = {
+            _SERVICE + b"ServerLive": partial(_constant, "ServerLiveRequest", _live),
+            _SERVICE + b"ServerReady": partial(_constant, "ServerReadyRequest", self._server_ready),
+            _SERVICE + b"ModelReady": self._model_ready,
+            _SERVICE + b"ServerMetadata": partial(
+                _constant, "ServerMetadataRequest", metadata.server_metadata
+            ),
+            _SERVICE + b"ModelMetadata": self._model_metadata,
+            _SERVICE + b"ModelConfig": self._model_config,
+            _SERVICE + b"ModelStatistics": self._model_statistics,
+            _SERVICE + b"RepositoryIndex": self._index,
+            _HEALTH + b"Check": self._health,
+        }
+        for method, reason in _NOT_SERVED.items():
+            unary[_SERVICE + method.encode()] = partial(_refuse, method, reason)
+        self._unary = unary
+
+    def forget_models(self) -> None:
+        """Models have changed: look each up again."""
+        self._forms.forget()
+
+    def open(
+        self, connection: GrpcConnection, stream_id: int, headers: RequestHeaders, coding: bytes
+    ) -> Call | None:
+        """Return the call that a stream is; None for a method that there is not."""
+        path = headers.path
+        arena = self._repository.arena
+        if path == _SERVICE + b"ModelInfer":
+            return InferCall(connection, stream_id, coding, self._forms, arena)
+        answer = self._unary.get(path)
+        if answer is not None:
+            return UnaryCall(connection, stream_id, coding, answer)
+        if path == _SERVICE + b"ModelStreamInfer":
+            errors_end = (b"triton_grpc_error", b"true") in headers.fields
+            return StreamCall(
+                connection, stream_id, coding, self._forms, arena, errors_end=errors_end
+            )
+        return None
+
+    # -- methods ---------------------------------------------------------------------------------
+
+    def _find(self, name: str, version: str) -> Model:
+        return self._repository.find(name, metadata.model_version(version))
+
+    def _server_ready(self) -> bytes:
+        return metadata.server_ready(self._ready())
+
+    def _model_ready(self, message: bytes) -> bytes:
+        name, version = metadata.model_name("ModelReadyRequest", message)
+        try:
+            ready = self._find(name, version).ready
+        except BridgeError as error:
+            if error.code != ErrorCode.NOT_FOUND:
+                raise
+            ready = False
+        return metadata.model_ready(ready)
+
+    def _model_metadata(self, message: bytes) -> bytes:
+        name, version = metadata.model_name("ModelMetadataRequest", message)
+        model = self._find(name, version)
+        versions = [model.version] if version else self._repository.versions(name)
+        return metadata.model_metadata(model.config, versions)
+
+    def _model_config(self, message: bytes) -> bytes:
+        name, version = metadata.model_name("ModelConfigRequest", message)
+        return metadata.model_config(self._find(name, version).config)
+
+    def _model_statistics(self, message: bytes) -> bytes:
+        name, version = metadata.model_name("ModelStatisticsRequest", message)
+        if name:
+            models = self._repository.selected(name, metadata.model_version(version))
+        else:
+            models = list(self._repository.loaded())
+        return metadata.model_statistics(model.statistics for model in models)
+
+    def _index(self, message: bytes) -> bytes:
+        rows = self._repository.index()
+        if metadata.ready_models_only(message):
+            rows = [row for row in rows if row.state == "READY"]
+        return metadata.repository_index(rows)
+
+    def _health(self, message: bytes) -> bytes:
+        metadata.check_health_request(message)
+        return metadata.health_answer(self._ready())
+
+
+def _constant(request: str, answer: Callable[[], bytes], message: bytes) -> bytes:
+    """Answer a request that says nothing."""
+    parse_message(request, message)
+    return answer()
+
+
+def _live() -> bytes:
+    return metadata.server_live(True)
+
+
+def _refuse(method: str, reason: str, _: bytes) -> bytes:
+    raise BridgeError(f"{method}: {reason}", ErrorCode.UNSUPPORTED)

@@ -1,0 +1,200 @@
+"""ModelStreamInfer: many requests on one stream, answered in their order."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gpubridge.engine.model import Model
+from gpubridge.errors import BridgeError
+from gpubridge.frontend.grpc.call import Call
+from gpubridge.frontend.grpc.status import CallFailed, Status
+from gpubridge.host_shm import HostArena
+from gpubridge.protocol.grpc.fields import read_request
+from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
+from gpubridge.protocol.grpc.infer_response import FrameSegments, encode_response
+from gpubridge.protocol.grpc.receiver import whole_request
+from gpubridge.protocol.grpc.stream import error_frame, stream_frame
+from gpubridge.request import InferRequest, InferResponse, Outcome
+
+if TYPE_CHECKING:
+    from gpubridge.frontend.grpc.connection import GrpcConnection
+
+__all__ = ["StreamCall"]
+
+_OPEN_REQUESTS = 64
+"""Requests of a stream that may be at models; further ones are not read."""
+_UNSENT_BYTES = 1 << 20
+"""Bytes of answers that may wait for a slow reader; beyond that its requests are not read."""
+
+
+class _Turn:
+    """The place of one answer in the order of its stream."""
+
+    __slots__ = ("frame", "known", "request")
+
+    def __init__(self) -> None:
+        self.known: KnownRequest[Model] | None = None
+        self.request: InferRequest | None = None
+        self.frame: FrameSegments | None = None
+
+
+class StreamCall(Call):
+    """One stream of inference requests.
+
+    An error is an answer like others: the stream goes on, unless its client has asked for the
+    opposite.
+
+    Parameters
+    ----------
+    forms : FormCache
+        What forms of requests mean.
+    arena : HostArena
+        Where requests lie.
+    errors_end : bool
+        Whether an error ends the stream, with its status.
+    """
+
+    __slots__ = ("_arena", "_ended", "_errors_end", "_forms", "_turns", "_unread", "_waiting")
+
+    def __init__(
+        self,
+        connection: GrpcConnection,
+        stream_id: int,
+        coding: bytes,
+        forms: FormCache[Model],
+        arena: HostArena,
+        *,
+        errors_end: bool,
+    ) -> None:
+        super().__init__(connection, stream_id, coding)
+        self._forms = forms
+        self._arena = arena
+        self._errors_end = errors_end
+        self._turns: deque[_Turn] = deque()
+        self._waiting: deque[bytes] = deque()
+        self._unread = 0
+        self._ended = False
+        connection.http2.hold(stream_id)
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def data(self, view: memoryview, end: bool) -> None:
+        """Take requests."""
+        if self._done:
+            return
+        # Sent early: clients wait for the headers of a stream before they report it as open.
+        self._tell()
+        self._unread += len(view)
+        try:
+            self._waiting.extend(self._reader.feed(view))
+            if end and not self._reader.empty:
+                raise CallFailed(Status.INTERNAL, "the stream ends in the middle of a message")
+        except CallFailed as error:
+            self._give_up()
+            self.fail(error)
+            return
+        self._ended = self._ended or end
+        self._advance()
+
+    def writable(self) -> None:
+        """The client has caught up."""
+        self._advance()
+
+    def _advance(self) -> None:
+        """Submit what waits, while there is room for its answers; end the call when all is done."""
+        while self._waiting and not self._done and self._has_room():
+            self._begin(self._waiting.popleft())
+        if self._done:
+            return
+        if not self._waiting and self._unread and self._has_room():
+            unread, self._unread = self._unread, 0
+            self._connection.http2.consume(self._stream_id, unread)
+        if self._ended and not self._waiting and not self._turns:
+            self._succeed()
+
+    def _has_room(self) -> bool:
+        if len(self._turns) >= _OPEN_REQUESTS:
+            return False
+        return self._connection.http2.queued(self._stream_id) < _UNSENT_BYTES
+
+    def _begin(self, message: bytes) -> None:
+        turn = _Turn()
+        self._turns.append(turn)
+        try:
+            known, request = whole_request(
+                message, self._forms, self._arena, partial(self._answer, turn)
+            )
+        except BridgeError as error:
+            self._fail_turn(turn, error, _identifier(message))
+            return
+        turn.known = known
+        turn.request = request
+        known.model.submit(request)
+
+    def abort(self) -> None:
+        """Tell the models that nobody waits."""
+        self._give_up()
+        super().abort()
+
+    def _give_up(self) -> None:
+        self._waiting.clear()
+        turns, self._turns = self._turns, deque()
+        for turn in turns:
+            if turn.request is not None and turn.frame is None:
+                turn.request.cancel()
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    def _answer(self, turn: _Turn, outcome: Outcome) -> None:
+        if self._done:
+            return
+        known, request = turn.known, turn.request
+        assert known is not None
+        assert request is not None
+        try:
+            if not isinstance(outcome, InferResponse):
+                raise outcome
+            final = {**(outcome.parameters or {}), "triton_final_response": True}
+            model = known.model
+            turn.frame = stream_frame(
+                encode_response(
+                    known.form,
+                    request.identifier,
+                    replace(outcome, parameters=final),
+                    model.config,
+                    model.version,
+                )
+            )
+        except BridgeError as error:
+            self._fail_turn(turn, error, request.identifier)
+            return
+        self._send_ready()
+
+    def _fail_turn(self, turn: _Turn, error: BridgeError, identifier: str) -> None:
+        if self._errors_end:
+            self._give_up()
+            self.fail(error)
+            return
+        turn.frame = error_frame(error.message, identifier)
+        self._send_ready()
+
+    def _send_ready(self) -> None:
+        """Send the answers whose turn it is."""
+        turns = self._turns
+        while turns and turns[0].frame is not None:
+            frame = turns.popleft().frame
+            assert frame is not None
+            self._connection.http2.send_data(self._stream_id, frame)
+        self._connection.flush_soon()
+        self._advance()
+
+
+def _identifier(message: bytes) -> str:
+    """Return the id of a request that is wrong, as far as it can be read."""
+    try:
+        return read_request(message).identifier
+    except BridgeError:
+        return ""

@@ -1,0 +1,91 @@
+"""What a frame is made of: types, flags, its nine bytes of header, and the small frames we send.
+
+::
+
+    0        3      4       5             9             9 + length
+    | length | type | flags | stream id   | payload ... |
+       24 bit  8 bit  8 bit   1 + 31 bit
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+
+__all__ = [
+    "HEADER_BYTES",
+    "MAX_STREAM_ID",
+    "PREFACE",
+    "FrameType",
+    "frame",
+    "goaway_frame",
+    "pack_header",
+    "rst_stream_frame",
+    "unpack_header",
+    "window_update_frame",
+]
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEADER_BYTES = 9
+MAX_STREAM_ID = 0x7FFFFFFF
+
+
+class FrameType(enum.IntEnum):
+    """The types of frames of RFC 9113, section 6."""
+
+    DATA = 0
+    HEADERS = 1
+    PRIORITY = 2
+    RST_STREAM = 3
+    SETTINGS = 4
+    PUSH_PROMISE = 5
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
+
+
+# Plain integers: the code of every frame compares them.
+DATA = 0
+HEADERS = 1
+PRIORITY = 2
+RST_STREAM = 3
+SETTINGS = 4
+PUSH_PROMISE = 5
+PING = 6
+GOAWAY = 7
+WINDOW_UPDATE = 8
+CONTINUATION = 9
+
+END_STREAM = 0x01
+ACK = 0x01
+END_HEADERS = 0x04
+PADDED = 0x08
+PRIORITY_FIELDS = 0x20
+
+# Length and type are one word: length << 8 | type.
+_HEADER = struct.Struct(">IBI")
+_RST_STREAM = struct.Struct(">IBII")
+_GOAWAY = struct.Struct(">II")
+pack_header = _HEADER.pack
+unpack_header = _HEADER.unpack_from
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    """Return a whole frame."""
+    return pack_header(len(payload) << 8 | kind, flags, stream_id) + payload
+
+
+def rst_stream_frame(stream_id: int, code: int) -> bytes:
+    """Return a RST_STREAM frame."""
+    return _RST_STREAM.pack(4 << 8 | RST_STREAM, 0, stream_id, code)
+
+
+def window_update_frame(stream_id: int, increment: int) -> bytes:
+    """Return a WINDOW_UPDATE frame; stream 0 is the connection."""
+    return _RST_STREAM.pack(4 << 8 | WINDOW_UPDATE, 0, stream_id, increment)
+
+
+def goaway_frame(last_stream_id: int, code: int, text: str) -> bytes:
+    """Return a GOAWAY frame whose debug data is ``text``."""
+    return frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream_id, code) + text.encode()[:1024])

@@ -1,0 +1,313 @@
+"""The top level of a ModelInferRequest, field by field, without protobuf.
+
+A request is its *form* (everything but the id and the raw contents), which is mostly the same bytes
+again and again, and the raw contents, which may be large and are to be received where they stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.protocol.grpc.messages import MALFORMED
+
+__all__ = ["FieldScanner", "RequestHead", "malformed", "read_request", "varint"]
+
+_ID = 3
+_INPUTS = 5
+_RAW = 7
+
+# Tags of length-delimited fields.
+_ID_TAG = _ID << 3 | 2
+_RAW_TAG = _RAW << 3 | 2
+_FORM_TAGS = frozenset(number << 3 | 2 for number in (1, 2, 4, 5, 6))
+
+_LONGEST_VARINT = 10
+_LAST_SHIFT = 7 * (_LONGEST_VARINT - 1)
+_DEEPEST = 100
+_MOST_FIELDS = 1 << 14
+
+
+def malformed(reason: str) -> BridgeError:
+    """Make the error of bytes that are no message: Triton's, with the reason as its cause."""
+    error = BridgeError(MALFORMED, ErrorCode.INTERNAL)
+    error.__cause__ = ValueError(reason)
+    return error
+
+
+def varint(number: int) -> bytes:
+    """Encode a number of 0 or more."""
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """What the top level of a message says.
+
+    Attributes
+    ----------
+    form : bytes
+        The message without its id and raw contents; a message itself.
+    identifier : str
+        The id.
+    sizes : tuple of int
+        Bytes of each raw content.
+    offsets : sequence of int
+        Where each begins: in the message, or in the slot that it was received into.
+    """
+
+    form: bytes
+    identifier: str
+    sizes: tuple[int, ...]
+    offsets: list[int]
+
+
+def read_request(message: bytes) -> RequestHead:
+    """Read the top level of a whole message.
+
+    Raises
+    ------
+    BridgeError
+        ``INTERNAL`` for bytes that are no message.
+    """
+    end = len(message)
+    at = id_at = id_end = 0
+    identifier = ""
+    try:
+        while at < end:
+            tag = message[at]
+            if tag == _RAW_TAG:
+                break
+            size = message[at + 1]
+            start = at + 2
+            if size > 127:
+                size = size & 127 | message[start] << 7
+                start += 1
+            stop = start + size
+            if size > 0x3FFF or stop > end:
+                return _read_any(message)
+            if tag == _ID_TAG and not id_end:
+                identifier = message[start:stop].decode()
+                id_at, id_end = at, stop
+            elif tag not in _FORM_TAGS:
+                return _read_any(message)
+            at = stop
+        raws = _raw_contents(message, at)
+    except (IndexError, UnicodeDecodeError) as error:
+        raise malformed(str(error)) from error
+    if raws is None:
+        return _read_any(message)
+    form = message[:at] if not id_end else message[:id_at] + message[id_end:at]
+    return RequestHead(form, identifier, tuple(raws[0]), raws[1])
+
+
+def _raw_contents(message: bytes, at: int) -> tuple[list[int], list[int]] | None:
+    """Return sizes and offsets of the raw contents from ``at`` on; None if there are other fields."""
+    end = len(message)
+    sizes = []
+    offsets = []
+    while at < end:
+        if message[at] != _RAW_TAG:
+            return None
+        size = message[at + 1]
+        at += 2
+        shift = 7
+        while size >> shift:
+            # Bit `shift` of what was read so far says that the number goes on.
+            if shift > _LAST_SHIFT:
+                raise malformed("a number has more than 64 bits")
+            size += (message[at] - 1) << shift
+            at += 1
+            shift += 7
+        sizes.append(size)
+        offsets.append(at)
+        at += size
+    if at != end:
+        raise malformed("it ends within a raw content")
+    return sizes, offsets
+
+
+def _read_any(message: bytes) -> RequestHead:
+    """Read a message with its fields in an unusual order, or with unknown ones."""
+    scanner = FieldScanner(len(message))
+    view = memoryview(message)
+    sizes = []
+    offsets = []
+    at = 0
+    while at < len(message):
+        at += scanner.feed(view[at:])
+        if scanner.raw is not None:
+            sizes.append(scanner.raw)
+            offsets.append(at)
+            at += scanner.raw
+            scanner.pass_raw()
+    return RequestHead(scanner.form(), scanner.identifier(), tuple(sizes), offsets)
+
+
+class FieldScanner:
+    """Splits a message that comes in pieces into its form, its id and its raw contents.
+
+    Parameters
+    ----------
+    nbytes : int
+        Bytes of the whole message.
+
+    Attributes
+    ----------
+    raw : int or None
+        Bytes of the raw content that comes next, which the caller takes: then `pass_raw`.
+    left : int
+        Bytes of the message that are still to come, that raw content included.
+    inputs : int
+        Inputs seen so far.
+    """
+
+    __slots__ = (
+        "_depth",
+        "_fields",
+        "_form",
+        "_identifier",
+        "_pending",
+        "_sink",
+        "_want",
+        "inputs",
+        "left",
+        "raw",
+    )
+
+    def __init__(self, nbytes: int) -> None:
+        self.left = nbytes
+        self.raw: int | None = None
+        self.inputs = 0
+        self._form = bytearray()
+        self._identifier = bytearray()
+        self._pending = bytearray()
+        self._sink = self._form
+        self._want = 0
+        self._depth = 0
+        self._fields = 0
+
+    def feed(self, data: memoryview) -> int:
+        """Take bytes up to the next raw content; returns how many were taken.
+
+        Raises
+        ------
+        BridgeError
+            ``INTERNAL`` as soon as the bytes can be no message of that length.
+        """
+        if len(data) > self.left:
+            raise malformed("there is more than its length says")
+        at = 0
+        while at < len(data):
+            if self._want:
+                taken = min(self._want, len(data) - at)
+                self._sink += data[at : at + taken]
+                self._want -= taken
+                self.left -= taken
+                at += taken
+                continue
+            self._pending.append(data[at])
+            self.left -= 1
+            at += 1
+            self._header()
+            if self.raw is not None:
+                break
+        return at
+
+    def pass_raw(self) -> None:
+        """Go on behind the raw content."""
+        assert self.raw is not None
+        self.left -= self.raw
+        self.raw = None
+
+    def form(self) -> bytes:
+        """Return the form of the complete message.
+
+        Raises
+        ------
+        BridgeError
+            ``INTERNAL`` where the message ends within a field.
+        """
+        if self.left or self._want or self._pending or self._depth:
+            raise malformed("it ends within a field")
+        return bytes(self._form)
+
+    def identifier(self) -> str:
+        """Return the id.
+
+        Raises
+        ------
+        BridgeError
+            ``INTERNAL`` where it is no UTF-8.
+        """
+        try:
+            return self._identifier.decode()
+        except UnicodeDecodeError as error:
+            raise malformed("its id is no UTF-8") from error
+
+    def _header(self) -> None:
+        """Look whether the pending bytes are a field's tag, and its length or number."""
+        tag, at = _read_varint(self._pending, 0)
+        if at == 0:
+            return
+        number, kind = tag >> 3, tag & 7
+        if number == 0:
+            raise malformed("a field has number 0")
+        top = self._depth == 0
+        length = 0
+        if kind in (0, 2):
+            value, at = _read_varint(self._pending, at)
+            if at == 0:
+                return
+            length = value if kind == 2 else 0
+        elif kind in (1, 5):
+            length = 8 if kind == 1 else 4
+        elif kind in (3, 4):
+            self._depth += 1 if kind == 3 else -1
+            if not 0 <= self._depth <= _DEEPEST:
+                raise malformed("its groups do not match, or are too deep")
+        else:
+            raise malformed(f"there is no wire type {kind}")
+        if length > self.left:
+            raise malformed("a field is longer than the message")
+        self._begin(number if top and kind == 2 else 0, length)
+
+    def _begin(self, number: int, length: int) -> None:
+        """Begin with the data of a field; the number is 0 for one without a meaning here."""
+        self._fields += 1
+        if self._fields > _MOST_FIELDS:
+            # Each takes time, and two bytes are enough for one.
+            raise BridgeError(
+                f"expected a request of at most {_MOST_FIELDS} fields, got more; send large data as "
+                "raw_input_contents",
+                ErrorCode.INVALID_ARG,
+            )
+        if number == _RAW:
+            self.raw = length
+        elif number == _ID:
+            self._identifier.clear()
+            self._sink, self._want = self._identifier, length
+        else:
+            self.inputs += number == _INPUTS
+            self._form += self._pending
+            self._sink, self._want = self._form, length
+        self._pending.clear()
+
+
+def _read_varint(data: bytearray, at: int) -> tuple[int, int]:
+    """Return a number and where it ends; 0 for the latter when it goes on."""
+    value = 0
+    for i in range(at, len(data)):
+        if i - at == _LONGEST_VARINT:
+            break
+        value |= (data[i] & 127) << 7 * (i - at)
+        if data[i] < 128:
+            return value & (1 << 64) - 1, i + 1
+    if len(data) - at >= _LONGEST_VARINT:
+        raise malformed("a number has more than 64 bits")
+    return 0, 0

@@ -1,0 +1,171 @@
+"""The messages that describe the server and its models, from the documents of the HTTP side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from gpubridge.config import ModelConfig
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.protocol import metadata as documents
+from gpubridge.protocol.fields import invalid
+from gpubridge.protocol.grpc.fields import FieldScanner
+from gpubridge.protocol.grpc.messages import message_class, parse_message
+from gpubridge.telemetry.statistics import ModelStatistics
+
+__all__ = [
+    "ModelName",
+    "check_health_request",
+    "health_answer",
+    "model_config",
+    "model_metadata",
+    "model_name",
+    "model_ready",
+    "model_statistics",
+    "model_version",
+    "ready_models_only",
+    "repository_index",
+    "server_live",
+    "server_metadata",
+    "server_ready",
+]
+
+# Of a HealthCheckResponse of grpc.health.v1: field 1, an enum.
+_SERVING = b"\x08\x01"
+_NOT_SERVING = b"\x08\x02"
+
+_VERSION = re.compile(r"[ \t-\r]*([+-]?[0-9]+)", re.ASCII)
+_LARGEST = (1 << 63) - 1
+
+
+class ModelName(NamedTuple):
+    """The model that a request names, and its version as the request spells it."""
+
+    name: str
+    version: str
+
+
+def model_name(request: str, data: bytes) -> ModelName:
+    """Read a request that only names a model: ``ModelReadyRequest`` and its like.
+
+    Raises
+    ------
+    BridgeError
+        INTERNAL for bytes that are no such message.
+    """
+    message = parse_message(request, data)
+    return ModelName(message.name, message.version)
+
+
+def model_version(text: str) -> int | None:
+    """Return the version that a request spells; None for any.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG in Triton's words, which reads as far as there are digits.
+    """
+    if not text:
+        return None
+    match = _VERSION.match(text)
+    # A longer number is out of range whatever it is, and int() refuses very long ones.
+    version = int(match[1][:40]) if match else _LARGEST + 1
+    if not -_LARGEST - 1 <= version <= _LARGEST:
+        raise invalid(
+            f"failed to get model version from specified version string '{text}' (details: stol), "
+            "version should be an integral value > 0"
+        )
+    if version < 0:
+        raise invalid(
+            f"invalid model version specified '{text}' , version should be an integral value > 0"
+        )
+    return version
+
+
+def server_live(live: bool) -> bytes:
+    """Return a ServerLiveResponse."""
+    return _message("ServerLiveResponse", {"live": live})
+
+
+def server_ready(ready: bool) -> bytes:
+    """Return a ServerReadyResponse."""
+    return _message("ServerReadyResponse", {"ready": ready})
+
+
+def model_ready(ready: bool) -> bytes:
+    """Return a ModelReadyResponse."""
+    return _message("ModelReadyResponse", {"ready": ready})
+
+
+def server_metadata() -> bytes:
+    """Return a ServerMetadataResponse: name, version and extensions."""
+    return _message("ServerMetadataResponse", orjson.loads(documents.server_metadata()))
+
+
+def model_metadata(config: ModelConfig, versions: Sequence[int]) -> bytes:
+    """Return a ModelMetadataResponse: a model's versions and tensors."""
+    document = orjson.loads(documents.model_metadata(config, versions))
+    return _message("ModelMetadataResponse", document)
+
+
+def model_config(config: ModelConfig) -> bytes:
+    """Return a ModelConfigResponse: a model's configuration with all defaults."""
+    return _message("ModelConfigResponse", {"config": config.message})
+
+
+def model_statistics(models: Iterable[ModelStatistics]) -> bytes:
+    """Return a ModelStatisticsResponse."""
+    document = orjson.loads(documents.model_statistics(models))
+    return _message("ModelStatisticsResponse", document)
+
+
+def repository_index(rows: Iterable[Any]) -> bytes:
+    """Return a RepositoryIndexResponse; ``rows`` have name, version, state and reason."""
+    models = orjson.loads(documents.repository_index(rows))
+    return _message("RepositoryIndexResponse", {"models": models})
+
+
+def ready_models_only(data: bytes) -> bool:
+    """Read a RepositoryIndexRequest: whether it asks for the models that are ready only.
+
+    Raises
+    ------
+    BridgeError
+        UNSUPPORTED, in Triton's words, where it names a repository; INTERNAL for other bytes.
+    """
+    message = parse_message("RepositoryIndexRequest", data)
+    if message.repository_name:
+        raise BridgeError("'repository_name' specification is not supported", ErrorCode.UNSUPPORTED)
+    ready: bool = message.ready
+    return ready
+
+
+def check_health_request(data: bytes) -> None:
+    """Check a HealthCheckRequest of grpc.health.v1; the service that it names does not matter.
+
+    Raises
+    ------
+    BridgeError
+        INTERNAL for bytes that are no message.
+    """
+    scanner = FieldScanner(len(data))
+    view = memoryview(data)
+    while scanner.left:
+        view = view[scanner.feed(view) :]
+        if scanner.raw is not None:
+            view = view[scanner.raw :]
+            scanner.pass_raw()
+    scanner.form()
+
+
+def health_answer(serving: bool) -> bytes:
+    """Return a HealthCheckResponse of grpc.health.v1."""
+    return _SERVING if serving else _NOT_SERVING
+
+
+def _message(name: str, fields: dict[str, Any]) -> bytes:
+    encoded: bytes = message_class(name)(**fields).SerializeToString()
+    return encoded

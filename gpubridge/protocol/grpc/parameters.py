@@ -1,0 +1,212 @@
+"""The parameters of a gRPC request, its inputs and its outputs, with Triton's words for wrong ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+import orjson
+
+from gpubridge.config.schema import ProtoMessage
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.protocol.fields import invalid
+from gpubridge.request import NO_OPTIONS, RequestOptions
+
+__all__ = [
+    "NO_PARAMETERS",
+    "RequestParameters",
+    "SharedRegion",
+    "classes_wanted",
+    "refuse_region",
+    "shared_region",
+]
+
+_EMPTY_FINAL = "triton_enable_empty_final_response"
+_UNSIGNED = (1 << 64) - 1
+
+_REGION = "shared_memory_region"
+_SIZE = "shared_memory_byte_size"
+_OFFSET = "shared_memory_offset"
+
+
+class RequestParameters(NamedTuple):
+    """What a request's parameters say.
+
+    Attributes
+    ----------
+    extras : bytes
+        As they go to the stub.
+    options : RequestOptions
+        For the scheduler; the shapes are not in it yet.
+    empty_final_response : bool
+        Whether a stream's client wants a response that only says that it was the last.
+    """
+
+    extras: bytes
+    options: RequestOptions
+    empty_final_response: bool
+
+    @classmethod
+    def read(cls, given: ProtoMessage) -> RequestParameters:
+        """Read a map of parameters.
+
+        Raises
+        ------
+        BridgeError
+            INVALID_ARG in Triton's words.
+        """
+        if not given:
+            return NO_PARAMETERS
+        extras: dict[str, Any] = {}
+        custom: dict[str, Any] = {}
+        priority = 0
+        empty_final = False
+        for name in sorted(given):
+            value = given[name]
+            if name == "sequence_id":
+                extras["correlation_id"] = _sequence_id(value)
+            elif name in ("sequence_start", "sequence_end"):
+                bit = _boolean(name, value) << (name == "sequence_end")
+                extras["flags"] = extras.get("flags", 0) | bit
+            elif name == "priority":
+                priority = _priority(value)
+            elif name == "timeout":
+                # Triton takes a negative one as it lies in memory.
+                extras["timeout"] = _choice(name, value, ("int64_param",)) & _UNSIGNED
+            elif name == _EMPTY_FINAL:
+                empty_final = _boolean(name, value)
+            else:
+                custom[name] = _custom(name, value)
+        if custom:
+            extras["parameters"] = _json(custom)
+        flags = extras.get("flags", 0)
+        options = RequestOptions(
+            priority,
+            extras.get("timeout", 0),
+            extras.get("correlation_id", 0),
+            bool(flags & 1),
+            bool(flags & 2),
+        )
+        return cls(orjson.dumps(extras) if extras else b"", options, empty_final)
+
+
+NO_PARAMETERS = RequestParameters(b"", NO_OPTIONS, False)
+
+
+class SharedRegion(NamedTuple):
+    """A piece of memory that the client registered: bytes of it from an offset on."""
+
+    name: str
+    nbytes: int
+    offset: int
+
+
+def shared_region(tensor: ProtoMessage) -> SharedRegion | None:
+    """Return the shared memory that an input's or output's parameters name, if any.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG in Triton's words.
+    """
+    found: dict[str, Any] = {}
+    for name, field in (
+        (_REGION, "string_param"),
+        (_SIZE, "int64_param"),
+        (_OFFSET, "int64_param"),
+    ):
+        if name in tensor.parameters:
+            value = tensor.parameters[name]
+            if value.WhichOneof("parameter_choice") != field:
+                raise invalid(
+                    f"invalid value type for '{name}' parameter for tensor '{tensor.name}', "
+                    f"expected {field}."
+                )
+            found[name] = getattr(value, field)
+    if _REGION not in found:
+        for name in found:
+            raise invalid(
+                f"'{name}' can not be specified without '{_REGION}' parameter for tensor "
+                f"'{tensor.name}'"
+            )
+        return None
+    if _SIZE not in found:
+        raise invalid(
+            f"'{_SIZE}' must be specified along with '{_REGION}' parameter for tensor "
+            f"'{tensor.name}'"
+        )
+    return SharedRegion(found[_REGION], found[_SIZE], found.get(_OFFSET, 0))
+
+
+def classes_wanted(tensor: ProtoMessage) -> int:
+    """Return how many classes an output's parameters ask for; 0 for the output itself.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG in Triton's words.
+    """
+    if "classification" not in tensor.parameters:
+        return 0
+    count: int = _choice(
+        "classification", tensor.parameters["classification"], ("int64_param",), ""
+    )
+    if count <= 0:
+        raise invalid("invalid value for 'classification' parameter, expected >= 0")
+    return count
+
+
+def _choice(name: str, value: ProtoMessage, fields: tuple[str, ...], stop: str = ".") -> Any:
+    """Return a parameter's value, which must be in one of some fields."""
+    field = value.WhichOneof("parameter_choice")
+    if field not in fields:
+        raise invalid(
+            f"invalid value type for '{name}' parameter, expected {' or '.join(fields)}{stop}"
+        )
+    return getattr(value, field)
+
+
+def _boolean(name: str, value: ProtoMessage) -> bool:
+    flag: bool = _choice(name, value, ("bool_param",))
+    return flag
+
+
+def _sequence_id(value: ProtoMessage) -> int | str:
+    given: int | str = _choice("sequence_id", value, ("int64_param", "string_param"))
+    return given if isinstance(given, str) else given & _UNSIGNED
+
+
+def _priority(value: ProtoMessage) -> int:
+    priority: int = _choice("priority", value, ("int64_param", "uint64_param"))
+    if priority < 0:
+        raise invalid("invalid value for 'priority', expected value >= 0.")
+    return priority
+
+
+def _custom(name: str, value: ProtoMessage) -> bool | int | str | float:
+    if name.startswith("triton_"):
+        raise invalid(
+            "parameter keys starting with 'triton_' are reserved for Triton usage. Only the "
+            f"following keys starting with 'triton_' are allowed: {_EMPTY_FINAL}"
+        )
+    field = value.WhichOneof("parameter_choice")
+    if field not in ("bool_param", "int64_param", "string_param", "double_param"):
+        raise invalid(
+            f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or "
+            "string_param."
+        )
+    given: bool | int | str | float = getattr(value, field)
+    return given
+
+
+def _json(parameters: dict[str, Any]) -> str:
+    if all(math.isfinite(v) for v in parameters.values() if isinstance(v, float)):
+        return orjson.dumps(parameters).decode()
+    # orjson makes null of infinities, which JSON does not know but models are given.
+    return json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))
+
+
+def refuse_region(region: SharedRegion) -> BridgeError:
+    """Make the error of a region that nobody registered."""
+    return BridgeError(f"Unable to find shared memory region: '{region.name}'", ErrorCode.NOT_FOUND)

@@ -1,0 +1,179 @@
+"""Receives a large ModelInferRequest: its raw contents straight into an arena's slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from gpubridge.errors import BridgeError
+from gpubridge.host_shm import HostArena, Slot
+from gpubridge.protocol.body import ALIGNMENT
+from gpubridge.protocol.grpc.fields import FieldScanner, RequestHead, read_request
+from gpubridge.protocol.grpc.infer_request import (
+    FormCache,
+    HasConfig,
+    KnownRequest,
+    aligned_end,
+    infer_request,
+    pack_inputs,
+)
+from gpubridge.request import InferRequest, Outcome
+
+__all__ = ["RequestReceiver", "whole_request"]
+
+T = TypeVar("T", bound=HasConfig)
+
+
+def whole_request(
+    message: bytes,
+    forms: FormCache[T],
+    arena: HostArena,
+    on_done: Callable[[Outcome], None],
+) -> tuple[KnownRequest[T], InferRequest]:
+    """Make the request of a message that came as a whole, a small one: its inputs are copied.
+
+    Returns
+    -------
+    known : KnownRequest
+        The model, and the form that the answer depends on.
+    request : InferRequest
+        To be submitted to that model, which then owns its slot.
+
+    Raises
+    ------
+    BridgeError
+        When it is no valid request; nothing is held then.
+    """
+    head = read_request(message)
+    known = forms.read(head)
+    form = known.form
+    slot = pack_inputs(form, head, message, arena)
+    copied = sum(nbytes for _, nbytes in form.places) if form.packed else form.binary_bytes
+    try:
+        request = infer_request(known, head, slot, on_done, copied)
+    except BridgeError:
+        arena.free(slot)
+        raise
+    return known, request
+
+
+class RequestReceiver:
+    """Takes one message in pieces; owns the slot of its raw contents until the request is made.
+
+    Feed it whatever comes. When `target` is some memory, the next bytes of the message may be
+    received there instead, then `filled` says so; they may be fed as well.
+
+    Parameters
+    ----------
+    nbytes : int
+        Bytes of the message. No more than that, and some alignment, is ever allocated.
+    arena : HostArena
+        Where raw contents go.
+
+    Attributes
+    ----------
+    target : memoryview or None
+        Where the rest of the raw content that has begun belongs; None between raw contents.
+    copied : int
+        Bytes of raw contents that were fed, and so copied.
+    """
+
+    __slots__ = ("_arena", "_end", "_offsets", "_scanner", "_sizes", "_slot", "copied", "target")
+
+    def __init__(self, nbytes: int, arena: HostArena) -> None:
+        self.target: memoryview | None = None
+        self.copied = 0
+        self._arena = arena
+        self._scanner = FieldScanner(nbytes)
+        self._slot: Slot | None = None
+        self._end = 0
+        self._sizes: list[int] = []
+        self._offsets: list[int] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole message has come."""
+        return self._scanner.left == 0
+
+    def feed(self, data: memoryview) -> None:
+        """Take the next bytes of the message.
+
+        Raises
+        ------
+        BridgeError
+            ``INTERNAL`` as soon as it can be no message, ``UNAVAILABLE`` without room for it.
+        """
+        while True:
+            if self.target is not None:
+                taken = min(len(data), len(self.target))
+                self.target[:taken] = data[:taken]
+                self.copied += taken
+                if taken == len(self.target):
+                    self.filled()
+                else:
+                    self.target = self.target[taken:]
+            else:
+                taken = self._scanner.feed(data)
+                if self._scanner.raw is not None:
+                    self._begin_raw(self._scanner.raw)
+            data = data[taken:]
+            if not data:
+                break
+
+    def filled(self) -> None:
+        """The target has been filled."""
+        self.target = None
+        self._scanner.pass_raw()
+
+    def request(
+        self, forms: FormCache[T], on_done: Callable[[Outcome], None]
+    ) -> tuple[KnownRequest[T], InferRequest]:
+        """Make the request of the complete message; the slot goes with it.
+
+        Raises
+        ------
+        BridgeError
+            When it is no valid request; the slot is freed by `close`.
+        """
+        scanner = self._scanner
+        head = RequestHead(scanner.form(), scanner.identifier(), tuple(self._sizes), self._offsets)
+        known = forms.read(head)
+        form = known.form
+        received = self._slot
+        in_place = received is not None and all(
+            there == at for there, (at, _) in zip(self._offsets, form.places, strict=False)
+        )
+        if not in_place:
+            # The inputs came as typed fields, or behind the raw contents: they were not expected.
+            memory = memoryview(b"") if received is None else received.memory
+            self._slot = pack_inputs(form, head, memory, self._arena)
+            self.copied += sum(nbytes for _, nbytes in form.places)
+            if received is not None:
+                self._arena.free(received)
+        assert self._slot is not None
+        request = infer_request(known, head, self._slot, on_done, self.copied)
+        self._slot = None
+        return known, request
+
+    def close(self) -> None:
+        """Give the memory back, if it was not given away with the request."""
+        slot, self._slot = self._slot, None
+        self.target = None
+        if slot is not None:
+            self._arena.free(slot)
+
+    def _begin_raw(self, nbytes: int) -> None:
+        """Find a place for a raw content: aligned, as inputs are in the form."""
+        left = self._scanner.left
+        if self._slot is None:
+            self._slot = self._arena.allocate(max(left, 1) + ALIGNMENT * self._scanner.inputs)
+        at = aligned_end(self._end)
+        if at + left > self._slot.size:
+            at = self._end
+        self._sizes.append(nbytes)
+        self._offsets.append(at)
+        self._end = at + nbytes
+        if nbytes:
+            self.target = self._slot.memory[at : self._end]
+        else:
+            self._scanner.pass_raw()

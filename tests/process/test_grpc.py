@@ -1,0 +1,313 @@
+"""gRPC as clients of several kinds see it: tritonclient sync and asyncio, and plain grpcio."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+
+import numpy as np
+import pytest
+
+from tests.process.server import running_server, wait_until, write_code_model, write_model
+
+grpc = pytest.importorskip("grpc")
+triton = pytest.importorskip("tritonclient.grpc")
+aio = pytest.importorskip("tritonclient.grpc.aio")
+from tritonclient.grpc import service_pb2  # noqa: E402
+from tritonclient.utils import InferenceServerException  # noqa: E402
+
+ECHO = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            if data.size and data.flat[0] < 0:
+                time.sleep(-float(data.flat[0]))
+            if data.size and data.flat[0] == 13:
+                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("thirteen")))
+            else:
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]))
+        return responses
+"""
+STRINGS = ECHO.replace("data.flat[0]", "0")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "echo", ECHO)
+    write_model(
+        repository,
+        "strings",
+        STRINGS,
+        inputs='name: "IN" data_type: TYPE_STRING dims: [-1]',
+        outputs='name: "OUT" data_type: TYPE_STRING dims: [-1]',
+    )
+    write_code_model(repository, "m")
+    with running_server(repository, f"--request-arena-limit={64 << 20}") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        yield client
+
+
+def tensor(data, datatype="FP32"):
+    tensor = triton.InferInput("IN", list(data.shape), datatype)
+    tensor.set_data_from_numpy(data)
+    return tensor
+
+
+def test_what_the_server_and_its_models_say_of_themselves(client):
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("echo")
+    assert client.is_model_ready("echo", "1")
+    assert not client.is_model_ready("echo", "2")
+    assert not client.is_model_ready("none")
+    assert client.get_server_metadata().name == "gpubridge"
+    metadata = client.get_model_metadata("echo")
+    assert [list(t.shape) for t in metadata.inputs] == [[-1]]
+    assert list(metadata.versions) == ["1"]
+    assert client.get_model_config("echo").config.backend == "python"
+    index = client.get_model_repository_index()
+    assert [(m.name, m.version, m.state) for m in index.models] == [
+        (name, "1", "READY") for name in ("echo", "m", "strings")
+    ]
+
+
+@pytest.mark.parametrize("size", [0, 1, 16, 20_000, 3_000_000])
+def test_tensors_of_all_sizes_come_back(client, size):
+    data = np.arange(size, dtype=np.float32) % 1000 + 100
+    result = client.infer("echo", [tensor(data)], request_id="x7")
+    np.testing.assert_array_equal(result.as_numpy("OUT"), data)
+    assert result.get_response().id == "x7"
+
+
+def test_strings_come_back(client):
+    data = np.array([b"", b"a", b"\xff\0", "ü".encode() * 50_000], np.object_)
+    result = client.infer("strings", [tensor(data, "BYTES")])
+    assert result.as_numpy("OUT").tolist() == data.tolist()
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_compressed_requests_are_understood(client, algorithm):
+    data = np.ones(50_000, np.float32)
+    result = client.infer("echo", [tensor(data)], compression_algorithm=algorithm)
+    np.testing.assert_array_equal(result.as_numpy("OUT"), data)
+
+
+def test_large_tensors_are_not_copied_on_their_way_in(server, client):
+    def copied():
+        labels = '{kind="host",model="echo",version="1"}'
+        return server.metrics()[f"gpubridge_copied_bytes_total{labels}"]
+
+    data = np.ones(4_000_000, np.float32)
+    before = copied()
+    client.infer("echo", [tensor(data)])
+    # Once from the model into output memory, and what came together with something else.
+    assert data.nbytes <= copied() - before <= 1.01 * data.nbytes + (1 << 16)
+
+
+ERRORS = {
+    "unknown model": (
+        "none",
+        np.ones(1, np.float32),
+        "StatusCode.NOT_FOUND",
+        "'none' is not found",
+    ),
+    "model's own": ("echo", np.full(1, 13, np.float32), "StatusCode.INTERNAL", "thirteen"),
+    "wrong shape": (
+        "echo",
+        np.ones((1, 1), np.float32),
+        "StatusCode.INVALID_ARGUMENT",
+        "unexpected shape for input 'IN'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_have_the_right_status(client, case):
+    model, data, status, text = ERRORS[case]
+    with pytest.raises(InferenceServerException, match=text) as caught:
+        client.infer(model, [tensor(data)])
+    assert caught.value.status() == status
+
+
+def test_a_deadline_ends_the_call_and_nothing_else(server, client):
+    with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
+        client.infer("echo", [tensor(np.full(1, -1, np.float32))], client_timeout=0.2)
+    assert client.infer("echo", [tensor(np.ones(1, np.float32))]).as_numpy("OUT").tolist() == [1]
+
+
+def pending(server):
+    return server.metrics()['nv_inference_pending_request_count{model="echo",version="1"}']
+
+
+def test_a_cancelled_call_is_not_executed(server, client):
+    def cancelled():
+        name = 'nv_inference_request_failure{model="echo",reason="CANCELED",version="1"}'
+        return server.metrics()[name]
+
+    wait_until(lambda: pending(server) == 0, "the requests before to be over", server)
+
+    before = cancelled()
+    done = queue.Queue()
+    blocker = client.async_infer(
+        "echo", [tensor(np.full(1, -1, np.float32))], lambda result, error: done.put(error)
+    )
+    wait_until(lambda: pending(server) == 1, "the first request to run", server)
+    call = client.async_infer(
+        "echo", [tensor(np.ones(1, np.float32))], lambda result, error: done.put(error)
+    )
+    wait_until(lambda: pending(server) == 2, "both requests to have come", server)
+    call.cancel()
+    assert "Locally cancelled" in str(done.get(timeout=30))
+    assert done.get(timeout=30) is None
+    wait_until(lambda: cancelled() == before + 1, "the request to be counted as cancelled", server)
+    del blocker
+
+
+def test_many_calls_at_once_get_their_own_answers(client):
+    results = queue.Queue()
+    for number in range(300):
+        client.async_infer(
+            "echo",
+            [tensor(np.full(3, 100 + number, np.float32))],
+            lambda result, error: results.put((result, error)),
+            request_id=str(number),
+        )
+    for _ in range(300):
+        result, error = results.get(timeout=30)
+        assert error is None
+        assert result.as_numpy("OUT").tolist() == [100.0 + int(result.get_response().id)] * 3
+
+
+def test_a_stream_answers_in_order_and_survives_errors(client):
+    results = queue.Queue()
+    client.start_stream(lambda result, error: results.put((result, error)))
+    values = [1, 13, 3, -0.2, 5] * 20
+    for number, value in enumerate(values):
+        client.async_stream_infer(
+            "echo", [tensor(np.full(1, value, np.float32))], request_id=str(number)
+        )
+    for number, value in enumerate(values):
+        result, error = results.get(timeout=60)
+        if value == 13:
+            assert "thirteen" in error.message()
+        else:
+            assert result.get_response().id == str(number)
+            assert result.as_numpy("OUT").tolist() == [np.float32(value)]
+            assert result.get_response().parameters["triton_final_response"].bool_param
+    client.stop_stream()
+
+
+def test_a_stream_whose_client_does_not_read_slows_only_itself(server):
+    requests = 400
+    data = tensor(np.ones(100_000, np.float32))
+    message = triton._utils._get_inference_request(
+        "echo", [data], "", "", None, 0, False, False, 0, None, None
+    )
+    sent = 0
+    closing = threading.Event()
+
+    def endless():
+        nonlocal sent
+        for _ in range(requests):
+            sent += 1
+            yield message
+        closing.wait(60)
+
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        stub = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            service_pb2.ModelInferRequest.SerializeToString,
+            service_pb2.ModelStreamInferResponse.FromString,
+        )
+        answers = stub(endless())
+        first = next(answers)
+        assert not first.error_message
+        # Nobody reads on: others are answered as ever, in an arena of 64 MiB.
+        with triton.InferenceServerClient(server.grpc_url) as client:
+            for _ in range(20):
+                client.infer("echo", [tensor(np.ones(10, np.float32))])
+        for _ in range(requests - 1):
+            assert not next(answers).error_message
+        closing.set()
+    assert sent == requests
+
+
+def test_asyncio_clients_are_served(server):
+    async def session():
+        async with aio.InferenceServerClient(server.grpc_url) as client:
+            assert await client.is_server_ready()
+            inputs = [tensor(np.full(2, 4, np.float32))]
+            results = await asyncio.gather(*(client.infer("echo", inputs) for _ in range(50)))
+
+            async def requests():
+                for _ in range(5):
+                    yield {"model_name": "echo", "inputs": inputs}
+
+            streamed = [entry async for entry in client.stream_infer(requests())]
+            return results, streamed
+
+    results, streamed = asyncio.run(session())
+    assert [r.as_numpy("OUT").tolist() for r in results] == [[4.0, 4.0]] * 50
+    assert [(r.as_numpy("OUT").tolist(), error) for r, error in streamed] == [
+        ([4.0, 4.0], None)
+    ] * 5
+
+
+BAD_CALLS = {
+    "unknown method": ("inference.GRPCInferenceService/Nope", b"", grpc.StatusCode.UNIMPLEMENTED),
+    "unknown service": ("a.b/C", b"", grpc.StatusCode.UNIMPLEMENTED),
+    "no message": (
+        "inference.GRPCInferenceService/ModelInfer",
+        b"\xff\xff",
+        grpc.StatusCode.INTERNAL,
+    ),
+    "not served yet": (
+        "inference.GRPCInferenceService/TraceSetting",
+        b"",
+        grpc.StatusCode.UNIMPLEMENTED,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_calls_that_cannot_be_answered(server, case):
+    method, message, status = BAD_CALLS[case]
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(f"/{method}")(message)
+        assert caught.value.code() == status
+        health = channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
+        assert health == b"\x08\x01"
+
+
+def test_a_client_that_vanishes_leaves_nothing(server):
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        for _ in range(5):
+            client.async_infer(
+                "echo", [tensor(np.full(1, -0.3, np.float32))], lambda result, error: None
+            )
+        wait_until(lambda: pending(server) > 0, "a request to run", server)
+    wait_until(lambda: pending(server) == 0, "the requests to be over", server)
+
+
+def test_a_stub_that_dies_is_unavailable(client, server):
+    code = triton.InferInput("IN", [1], "BYTES")
+    code.set_data_from_numpy(np.array([b"os.kill(os.getpid(), 9)"], np.object_))
+    with pytest.raises(
+        InferenceServerException, match="Stub process 'm_0' is not healthy"
+    ) as error:
+        client.infer("m", [code])
+    assert error.value.status() == "StatusCode.UNAVAILABLE"
+    wait_until(lambda: client.is_model_ready("m"), "the model to be ready again", server)

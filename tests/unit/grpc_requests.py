@@ -1,0 +1,113 @@
+"""What the tests of gRPC messages share: models, an arena, and requests for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from gpubridge.config import ModelConfig
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import HostArena
+from gpubridge.protocol.grpc.infer_request import FormCache
+from gpubridge.protocol.grpc.messages import message_class
+from gpubridge.protocol.grpc.receiver import whole_request
+from tests.unit.model_configs import model_config
+
+__all__ = [
+    "BATCHED",
+    "IDENTITY",
+    "MODEL",
+    "Model",
+    "Request",
+    "cache",
+    "inputs_of",
+    "make",
+    "raw",
+    "refusal",
+    "two_inputs",
+    "typed",
+]
+
+Request = message_class("ModelInferRequest")
+
+
+@dataclass(eq=False)
+class Model:
+    config: ModelConfig
+
+
+MODEL = Model(model_config("A FP32 [4];B FP32 [4]", "X FP32 [4];Y FP32 [4]"))
+
+
+def cache(model=MODEL):
+    """A form cache that knows one model, by the name of its configuration."""
+
+    def find(name, version):
+        if name != model.config.name:
+            raise BridgeError(f"no {name!r}", ErrorCode.NOT_FOUND)
+        return model
+
+    return FormCache(find)
+
+
+def raw(*inputs, **fields):
+    """A request of (name, datatype, shape, bytes), as tritonclient makes it."""
+    request = Request(model_name="m", **fields)
+    for name, datatype, shape, data in inputs:
+        request.inputs.add(name=name, datatype=datatype, shape=shape)
+        request.raw_input_contents.append(data)
+    return request
+
+
+def two_inputs(**fields):
+    return raw(("A", "FP32", [4], b"a" * 16), ("B", "FP32", [4], b"b" * 16), **fields)
+
+
+def make(request, model=MODEL, forms=None):
+    """Take a request as a whole; returns what is known, the engine's request and its inputs."""
+    arena = HostArena(1, 1 << 24)
+    try:
+        forms = forms or cache(model)
+        known, made = whole_request(request.SerializeToString(), forms, arena, lambda _: None)
+        inputs = inputs_of(made)
+        arena.free(made.slot)
+    finally:
+        lent = arena.lent()
+        arena.close()
+    assert lent == (0, 0)
+    return known, made, inputs
+
+
+def inputs_of(made):
+    return [
+        bytes(made.slot.memory[made.start + at : made.start + at + nbytes])
+        for at, nbytes in made.places
+    ]
+
+
+DATATYPES = "BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FP16 FP32 FP64 BF16 BYTES"
+IDENTITY = Model(
+    model_config(
+        ";".join(
+            f"{kind} {'STRING' if kind == 'BYTES' else kind} [-1] optional: true"
+            for kind in DATATYPES.split()
+        )
+    )
+)
+BATCHED = Model(model_config("A FP32 [4];S STRING [1] optional: true", more="max_batch_size: 8"))
+
+
+def typed(datatype, field, values, count=None):
+    request = Request(model_name="m")
+    entry = request.inputs.add(name=datatype, datatype=datatype)
+    entry.shape.append(len(values) if count is None else count)
+    entry.contents.SetInParent()
+    getattr(entry.contents, field).extend(values)
+    return request
+
+
+def refusal(request, model=MODEL):
+    with pytest.raises(BridgeError) as refused:
+        make(request, model)
+    return refused.value.code.name, refused.value.message

@@ -1,0 +1,184 @@
+"""Everything over gRPC that is no inference: documents as messages, versions, status, health."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.parse
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, strategies as st
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.protocol.grpc import metadata
+from gpubridge.protocol.grpc.messages import message_class
+from gpubridge.protocol.grpc.status import MESSAGE_LIMIT, grpc_message, grpc_status
+from gpubridge.telemetry.statistics import ModelStatistics
+from tests.unit.model_configs import model_config
+
+CONFIG = model_config("A FP32 [4]", "X FP32 [-1]", "max_batch_size: 8")
+
+
+def parsed(name, data):
+    return message_class(name).FromString(data)
+
+
+def test_the_schema_needs_no_grpc():
+    program = (
+        "import sys\n"
+        "from gpubridge.protocol.grpc import metadata\n"
+        "metadata.server_metadata()\n"
+        "assert not {'grpc', 'tritonclient.grpc'} & set(sys.modules)\n"
+        "from tritonclient.grpc import service_pb2\n"
+        "from gpubridge.protocol.grpc.messages import message_class\n"
+        "assert message_class('ModelInferRequest') is service_pb2.ModelInferRequest\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_server():
+    message = parsed("ServerMetadataResponse", metadata.server_metadata())
+    assert message.name == "gpubridge"
+    assert "statistics" in message.extensions
+    assert metadata.server_live(True) == metadata.server_ready(True) == b"\x08\x01"
+    assert metadata.model_ready(False) == b""
+
+
+def test_model_metadata():
+    message = parsed("ModelMetadataResponse", metadata.model_metadata(CONFIG, [1, 3]))
+    assert (message.name, list(message.versions), message.platform) == ("m", ["1", "3"], "python")
+    assert [(t.name, t.datatype, list(t.shape)) for t in message.inputs] == [("A", "FP32", [-1, 4])]
+    assert [(t.name, t.datatype, list(t.shape)) for t in message.outputs] == [
+        ("X", "FP32", [-1, -1])
+    ]
+
+
+def test_model_config():
+    message = parsed("ModelConfigResponse", metadata.model_config(CONFIG))
+    assert message.config == CONFIG.message
+
+
+def test_model_statistics():
+    statistics = ModelStatistics("m", 2)
+    statistics.executed(2, 4, (2, 100, 10), (1, 2, 3))
+    statistics.failed("OTHER", 5)
+    (message,) = parsed(
+        "ModelStatisticsResponse", metadata.model_statistics([statistics])
+    ).model_stats
+    assert (message.name, message.version) == ("m", "2")
+    assert (message.inference_count, message.execution_count) == (8, 2)
+    stats = message.inference_stats
+    assert (stats.success.count, stats.success.ns, stats.queue.ns) == (2, 100, 10)
+    assert (stats.fail.count, stats.fail.ns) == (1, 5)
+    assert stats.HasField("cache_hit")
+    assert [
+        (b.batch_size, b.compute_infer.count, b.compute_infer.ns) for b in message.batch_stats
+    ] == [(4, 2, 2)]
+
+
+@dataclass
+class Row:
+    name: str
+    version: int | None
+    state: str
+    reason: str
+
+
+def test_repository_index():
+    rows = [Row("a", 1, "READY", ""), Row("b", None, "", ""), Row("c", 2, "UNAVAILABLE", "why")]
+    found = parsed("RepositoryIndexResponse", metadata.repository_index(rows)).models
+    assert [(m.name, m.version, m.state, m.reason) for m in found] == [
+        ("a", "1", "READY", ""),
+        ("b", "", "", ""),
+        ("c", "2", "UNAVAILABLE", "why"),
+    ]
+
+
+def test_an_index_of_one_repository_is_refused():
+    assert metadata.ready_models_only(b"\x10\x01")
+    assert not metadata.ready_models_only(b"")
+    with pytest.raises(
+        BridgeError, match="'repository_name' specification is not supported"
+    ) as refused:
+        metadata.ready_models_only(b"\x0a\x01x")
+    assert refused.value.code == ErrorCode.UNSUPPORTED
+
+
+def test_a_model_named_in_a_request():
+    assert metadata.model_name("ModelReadyRequest", b"\x0a\x01m\x12\x013") == ("m", "3")
+    with pytest.raises(BridgeError, match="Unable to parse request") as refused:
+        metadata.model_name("ModelReadyRequest", b"\xff")
+    assert refused.value.code == ErrorCode.INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("", None),
+        ("1", 1),
+        (" 1", 1),
+        ("1x", 1),
+        ("+1", 1),
+        ("01", 1),
+        ("0", 0),
+        (str(2**63 - 1), 2**63 - 1),
+    ],
+)
+def test_versions_as_triton_reads_them(text, version):
+    assert metadata.model_version(text) == version
+
+
+@pytest.mark.parametrize("text", ["abc", "x1", "99999999999999999999", "9" * 10_000, "\u0661"])
+def test_versions_that_are_none(text):
+    with pytest.raises(BridgeError) as refused:
+        metadata.model_version(text)
+    assert refused.value.message == (
+        f"failed to get model version from specified version string '{text}' (details: stol), "
+        "version should be an integral value > 0"
+    )
+    assert refused.value.code == ErrorCode.INVALID_ARG
+
+
+def test_a_negative_version():
+    with pytest.raises(
+        BridgeError, match="invalid model version specified '-2' , version should be"
+    ):
+        metadata.model_version("-2")
+
+
+def test_health():
+    assert metadata.health_answer(True) == b"\x08\x01"
+    assert metadata.health_answer(False) == b"\x08\x02"
+    for request in (b"", b"\x0a\x01x", b"\x3a\x01x"):
+        metadata.check_health_request(request)
+    with pytest.raises(BridgeError, match="Unable to parse request"):
+        metadata.check_health_request(b"\x0a\x05x")
+
+
+def test_status_numbers_are_grpcs():
+    grpc = pytest.importorskip("grpc")
+    names = {"INVALID_ARG": "INVALID_ARGUMENT", "UNSUPPORTED": "UNIMPLEMENTED"}
+    for code in ErrorCode:
+        expected = getattr(grpc.StatusCode, names.get(code.name, code.name))
+        assert grpc_status(code) == expected.value[0]
+
+
+@given(st.text(max_size=300))
+def test_messages_are_percent_encoded(text):
+    encoded = grpc_message(text)
+    assert all(0x20 <= byte <= 0x7E for byte in encoded)
+    assert urllib.parse.unquote(encoded.decode()) == text
+
+
+def test_only_what_must_be_is_encoded():
+    assert grpc_message('it\'s a "text": ~100% [ä]\n') == b'it\'s a "text": ~100%25 [%C3%A4]%0A'
+    assert grpc_message("\ud800") == b"?"
+
+
+@pytest.mark.parametrize("text", ["a" * 10_000, "ä" * 3000, "☃%" * 2000])
+def test_long_messages_are_cut_after_a_whole_character(text):
+    encoded = grpc_message(text)
+    assert MESSAGE_LIMIT - 12 < len(encoded) <= MESSAGE_LIMIT
+    assert encoded.endswith(b"...")
+    assert text.startswith(urllib.parse.unquote(encoded[:-3].decode()))

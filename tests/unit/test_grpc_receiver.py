@@ -1,0 +1,182 @@
+"""Large requests in pieces: every split gives the same request, in place and within bounds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from gpubridge.errors import BridgeError
+from gpubridge.host_shm import HostArena
+from gpubridge.protocol.grpc.receiver import RequestReceiver
+from tests.unit.grpc_requests import Model, Request, cache, inputs_of, raw, two_inputs
+from tests.unit.model_configs import model_config
+
+MODEL = Model(model_config("A UINT8 [-1];B FP32 [-1];S STRING [1] optional: true"))
+REQUEST = raw(
+    ("A", "UINT8", [7], b"0123456"),
+    ("B", "FP32", [2], b"abcdefgh"),
+    ("S", "BYTES", [1], b"\2\0\0\0hi"),
+    id="ident",
+)
+MESSAGE = REQUEST.SerializeToString()
+
+
+@pytest.fixture
+def arena():
+    arena = HostArena(1, 1 << 24)
+    yield arena
+    assert arena.lent() == (0, 0)
+    arena.close()
+
+
+def feed(receiver, pieces):
+    for piece in pieces:
+        receiver.feed(memoryview(piece))
+
+
+def finish(receiver, arena):
+    """Make the request; returns its data, whether each is aligned, and what was copied."""
+    assert receiver.complete
+    try:
+        _, request = receiver.request(cache(MODEL), lambda _: None)
+    finally:
+        receiver.close()
+    result = inputs_of(request), [at % 64 for at, _ in request.places], request.copied
+    assert request.identifier == "ident"
+    arena.free(request.slot)
+    return result
+
+
+def test_every_split_in_two(arena):
+    for cut in range(len(MESSAGE) + 1):
+        receiver = RequestReceiver(len(MESSAGE), arena)
+        feed(receiver, [MESSAGE[:cut], MESSAGE[cut:]])
+        expected = list(REQUEST.raw_input_contents)
+        assert finish(receiver, arena) == (expected, [0, 0, 0], 21)
+
+
+def test_byte_by_byte(arena):
+    receiver = RequestReceiver(len(MESSAGE), arena)
+    feed(receiver, [MESSAGE[i : i + 1] for i in range(len(MESSAGE))])
+    assert finish(receiver, arena)[0] == list(REQUEST.raw_input_contents)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1))
+def test_any_pieces_of_any_order_of_fields(sizes):
+    # The raw contents before everything else: nothing is known then of where they belong.
+    head = Request()
+    head.CopyFrom(REQUEST)
+    del head.raw_input_contents[:]
+    message = (
+        Request(raw_input_contents=REQUEST.raw_input_contents).SerializeToString()
+        + b"\xa3\x06\x3a\x01x\xa4\x06"
+        + head.SerializeToString()
+    )
+    arena = HostArena(1, 1 << 24)
+    receiver = RequestReceiver(len(message), arena)
+    at = 0
+    while at < len(message):
+        size = sizes[at % len(sizes)]
+        receiver.feed(memoryview(message)[at : at + size])
+        at += size
+    inputs, alignments, _ = finish(receiver, arena)
+    assert inputs == list(REQUEST.raw_input_contents)
+    assert alignments == [0, 0, 0]
+    assert arena.lent() == (0, 0)
+    arena.close()
+
+
+def test_raw_contents_are_received_where_they_stay(arena):
+    data = [bytes(range(256)) * 400, b"\x01\x02\x03\x04" * 30_000]
+    request = raw(
+        ("A", "UINT8", [len(data[0])], data[0]),
+        ("B", "FP32", [len(data[1]) // 4], data[1]),
+        id="ident",
+    )
+    message = memoryview(request.SerializeToString())
+    receiver = RequestReceiver(len(message), arena)
+    receiver.feed(message[:1000])
+    begun = receiver.copied
+    assert 0 < begun < 1000
+    at = 1000
+    targets = 0
+    while not receiver.complete:
+        target = receiver.target
+        if target is None:
+            receiver.feed(message[at : at + 1])
+            at += 1
+        else:
+            target[:] = message[at : at + len(target)]
+            at += len(target)
+            targets += 1
+            receiver.filled()
+    assert targets == 2
+    assert finish(receiver, arena) == (data, [0, 0], begun)
+
+
+def test_unexpected_raw_contents_fill_the_slot_without_gaps(arena):
+    # 4096 bytes are left when the first raw content begins, and nobody knows of any input yet: the
+    # slot has no room to align the second.
+    head = Request(model_name="m", id="ident")
+    head.inputs.add(name="A", datatype="UINT8", shape=[7])
+    head.inputs.add(name="B", datatype="FP32", shape=[1000])
+    rest = head.SerializeToString()
+    rest += b"\xa2\x06" + bytes([4096 - 7 - 3 - 4000 - len(rest) - 3]) + bytes(1000)
+    rest = rest[: 4096 - 7 - 3 - 4000]
+    raws = [b"0123456", bytes(range(250)) * 16]
+    message = Request(raw_input_contents=raws).SerializeToString() + rest
+    receiver = RequestReceiver(len(message), arena)
+    receiver.feed(memoryview(message))
+    assert finish(receiver, arena) == (raws, [0, 0], 2 * 4007)
+
+
+def test_typed_contents_of_any_size(arena):
+    request = Request(model_name="m", id="ident")
+    entry = request.inputs.add(name="A", datatype="UINT8", shape=[50_000])
+    entry.contents.uint_contents.extend(i % 256 for i in range(50_000))
+    entry = request.inputs.add(name="B", datatype="FP32", shape=[1])
+    entry.contents.fp32_contents.append(0)
+    message = request.SerializeToString()
+    receiver = RequestReceiver(len(message), arena)
+    feed(receiver, [message[i : i + 999] for i in range(0, len(message), 999)])
+    inputs, _, copied = finish(receiver, arena)
+    assert inputs == [(bytes(range(256)) * 196)[:50_000], bytes(4)]
+    assert copied == 50_004
+
+
+def test_a_request_that_is_refused_leaves_nothing(arena):
+    message = two_inputs(id="x").SerializeToString()
+    receiver = RequestReceiver(len(message), arena)
+    receiver.feed(memoryview(message))
+    with pytest.raises(BridgeError, match="data-type is 'FP32', but model 'm' expects 'UINT8'"):
+        receiver.request(cache(MODEL), lambda _: None)
+    receiver.close()
+
+
+def test_a_request_that_ends_early_leaves_nothing(arena):
+    for end in range(len(MESSAGE)):
+        receiver = RequestReceiver(len(MESSAGE), arena)
+        receiver.feed(memoryview(MESSAGE)[:end])
+        assert not receiver.complete
+        receiver.close()
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_mutated_bytes_never_take_more_than_the_message(data):
+    message = bytearray(MESSAGE)
+    for _ in range(data.draw(st.integers(1, 4))):
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    arena = HostArena(1, 1 << 24)
+    receiver = RequestReceiver(len(message), arena)
+    cut = data.draw(st.integers(0, len(message)))
+    try:
+        feed(receiver, [bytes(message[:cut]), bytes(message[cut:])])
+        assert arena.lent()[1] <= max(4096, 2 * (len(message) + 64 * len(REQUEST.inputs)))
+        _, request = receiver.request(cache(MODEL), lambda _: None)
+        arena.free(request.slot)
+    except BridgeError:
+        pass
+    receiver.close()
+    assert arena.lent() == (0, 0)
+    arena.close()

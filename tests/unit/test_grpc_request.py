@@ -1,0 +1,185 @@
+"""ModelInferRequest to the engine's request: data, options, and Triton's words for wrong ones."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from gpubridge.errors import BridgeError
+from gpubridge.protocol.grpc import infer_request
+from gpubridge.request import RequestOptions
+from gpubridge.transport.signatures import SignatureCache
+from tests.unit.grpc_requests import (
+    BATCHED,
+    IDENTITY,
+    MODEL,
+    Request,
+    cache,
+    make,
+    raw,
+    refusal,
+    two_inputs,
+    typed,
+)
+
+SIGNATURES = SignatureCache()
+
+
+def test_raw_inputs_lie_aligned_in_the_slot():
+    known, made, inputs = make(raw(("B", "FP32", [4], b"b" * 16), ("A", "FP32", [4], b"a" * 16)))
+    assert inputs == [b"b" * 16, b"a" * 16]
+    assert all(at % 64 == 0 for at, _ in made.places)
+    assert made.copied == 32
+    assert SIGNATURES[made.signature].tensors[0][:3] == ("B", "FP32", (4,))
+    assert (known.model, known.form.outputs, made.identifier, made.extras) == (MODEL, None, "", b"")
+
+
+def test_outputs_asked_for_are_in_the_signature():
+    request = two_inputs()
+    for name in ("Y", "X", "Y"):
+        request.outputs.add(name=name).parameters["binary_data"].bool_param = False
+    known, made, _ = make(request)
+    assert list(known.form.outputs) == ["Y", "X"]
+    assert SIGNATURES[made.signature].requested == ("Y", "X")
+
+
+def test_a_form_is_parsed_once_whatever_the_id_and_the_data(monkeypatch):
+    forms = cache()
+    first, _, _ = make(two_inputs(), forms=forms)
+    monkeypatch.setattr(infer_request, "parse_message", None)
+    other = two_inputs(id="one")
+    other.raw_input_contents[1] = b"c" * 16
+    known, made, inputs = make(other, forms=forms)
+    assert known is first
+    assert made.identifier == "one"
+    assert inputs == [b"a" * 16, b"c" * 16]
+
+
+def test_a_form_with_other_sizes_is_checked_again():
+    forms = cache()
+    make(two_inputs(), forms=forms)
+    short = two_inputs(id="7")
+    short.raw_input_contents[1] = b"c" * 8
+    with pytest.raises(BridgeError, match=r"\[request id: 7\] input byte size mismatch"):
+        make(short, forms=forms)
+
+
+def test_strings_of_other_lengths_need_no_parser(monkeypatch):
+    forms = cache(IDENTITY)
+    make(raw(("BYTES", "BYTES", [1], b"\1\0\0\0x")), forms=forms)
+    monkeypatch.setattr(infer_request, "parse_message", None)
+    _, _, inputs = make(raw(("BYTES", "BYTES", [1], b"\3\0\0\0xyz")), forms=forms)
+    assert inputs == [b"\3\0\0\0xyz"]
+    with pytest.raises(BridgeError, match=r"\[request id: k\] expected 1 string elements .* got 0"):
+        make(raw(("BYTES", "BYTES", [1], b""), id="k"), forms=forms)
+
+
+def test_models_are_looked_up_again_when_they_changed():
+    forms = cache()
+    first, _, _ = make(two_inputs(), forms=forms)
+    forms.forget()
+    second, _, _ = make(two_inputs(), forms=forms)
+    assert second is not first
+
+
+def test_the_number_of_forms_kept_is_bounded(monkeypatch):
+    monkeypatch.setattr(infer_request, "_FORMS_KEPT", 4)
+    forms = cache()
+    for version in range(20):
+        make(two_inputs(model_version=str(version)), forms=forms)
+    assert len(forms._known) <= 4
+
+
+def test_a_batched_request_says_its_size():
+    known, made, _ = make(raw(("A", "FP32", [3, 4], bytes(48))), BATCHED)
+    assert made.batch_size == known.form.batch_size == 3
+    assert astuple(made.options) == astuple(RequestOptions(shapes=(("A", (3, 4)),)))
+
+
+def test_raw_contents_beyond_the_inputs_mean_nothing():
+    request = two_inputs()
+    request.raw_input_contents.append(b"more")
+    assert make(request)[2] == [b"a" * 16, b"b" * 16]
+
+
+def test_inputs_of_no_bytes():
+    assert make(raw(("FP32", "FP32", [0], b"")), IDENTITY)[2] == [b""]
+    assert make(Request(model_name="m"), IDENTITY)[2] == []
+
+
+def test_options_and_extras():
+    request = two_inputs()
+    for name, field, value in (
+        ("sequence_id", "int64_param", -1),
+        ("sequence_start", "bool_param", True),
+        ("sequence_end", "bool_param", True),
+        ("priority", "uint64_param", 5),
+        ("timeout", "int64_param", 7),
+        ("triton_enable_empty_final_response", "bool_param", True),
+        ("binary_data_output", "bool_param", True),
+        ("a", "double_param", 1.5),
+    ):
+        setattr(request.parameters[name], field, value)
+    known, made, _ = make(request)
+    shapes = (("A", (4,)), ("B", (4,)))
+    expected = RequestOptions(5, 7, (1 << 64) - 1, True, True, shapes)
+    assert astuple(made.options) == astuple(expected)
+    extras = json.loads(made.extras)
+    assert json.loads(extras.pop("parameters")) == {"a": 1.5, "binary_data_output": True}
+    assert extras == {"correlation_id": (1 << 64) - 1, "flags": 3, "timeout": 7}
+    assert known.empty_final_response
+
+
+def test_a_negative_timeout_is_taken_as_it_lies_in_memory():
+    request = two_inputs()
+    request.parameters["timeout"].int64_param = -5
+    assert make(request)[1].options.timeout_us == (1 << 64) - 5
+
+
+def test_a_sequence_may_have_a_name():
+    request = two_inputs()
+    request.parameters["sequence_id"].string_param = "abc"
+    _, made, _ = make(request)
+    assert made.options.correlation_id == "abc"
+    assert json.loads(made.extras) == {"correlation_id": "abc"}
+
+
+def test_an_infinite_parameter_reaches_the_model():
+    request = two_inputs()
+    request.parameters["x"].double_param = float("inf")
+    assert json.loads(json.loads(make(request)[1].extras)["parameters"]) == {"x": float("inf")}
+
+
+TYPED = [
+    ("BOOL", "bool_contents", [True, False], "?"),
+    ("INT8", "int_contents", [1, -2, 300], "i1"),
+    ("INT16", "int_contents", [1, -2, 70000], "i2"),
+    ("INT32", "int_contents", [1, -2], "i4"),
+    ("INT64", "int64_contents", [1, -(1 << 63)], "i8"),
+    ("UINT8", "uint_contents", [1, 300], "u1"),
+    ("UINT16", "uint_contents", [1, 70000], "u2"),
+    ("UINT32", "uint_contents", [1, (1 << 32) - 1], "u4"),
+    ("UINT64", "uint64_contents", [1, (1 << 64) - 1], "u8"),
+    ("FP32", "fp32_contents", [1.5, float("inf")], "f4"),
+    ("FP64", "fp64_contents", [1.1, -2.0], "f8"),
+]
+
+
+@pytest.mark.parametrize(("datatype", "field", "values", "dtype"), TYPED)
+def test_typed_contents(datatype, field, values, dtype):
+    _, _, inputs = make(typed(datatype, field, values), IDENTITY)
+    wide = np.array(values, {"i": "i8", "u": "u8"}.get(dtype[0], dtype))
+    assert inputs == [wide.astype(dtype).tobytes()]
+    _, text = refusal(typed(datatype, field, values, len(values) + 1), IDENTITY)
+    assert "input byte size mismatch" in text
+
+
+@given(st.lists(st.binary(max_size=9), max_size=9))
+def test_typed_strings(values):
+    _, _, inputs = make(typed("BYTES", "bytes_contents", values), IDENTITY)
+    assert inputs == [b"".join(struct.pack("<I", len(v)) + v for v in values)]

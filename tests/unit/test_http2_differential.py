@@ -1,0 +1,282 @@
+"""The h2 library as the client: whatever it does, both sides have seen the same."""
+
+from __future__ import annotations
+
+import contextlib
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.exceptions
+from hypothesis import HealthCheck, given, settings as test_settings, strategies as st
+
+from gpubridge.frontend.http2 import frames
+from gpubridge.frontend.http2.faults import Http2ErrorCode
+from tests.unit.test_http2_peer import DONE, OK, REQUEST, Server, data, headers, split
+
+FIELDS = [(name.decode(), value.decode()) for name, value in REQUEST]
+FEW = test_settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+
+
+def whole_frames(output):
+    return [frames.frame(*frame) for frame in split(output)]
+
+
+class Exchange:
+    """An h2 client and our connection, with bytes carried between them on demand."""
+
+    def __init__(self, **limits):
+        self.server = Server(started=False, **limits)
+        self.client = h2.connection.H2Connection(
+            h2.config.H2Configuration(client_side=True, header_encoding=None)
+        )
+        self.client.initiate_connection()
+        self.sent, self.answered = {}, {}
+        self.got, self.got_ended, self.got_trailers = {}, set(), set()
+        self.resets = set()
+        self.finished = set()
+        self.acknowledging = True
+        self.started = set()
+
+    def carry(self, chunk=1 << 30):
+        """Carry bytes both ways until nobody has any."""
+        for _ in range(1000):
+            up = self.client.data_to_send()
+            self.server.feed(up, chunk)
+            down = self.server.output()
+            # One by one: h2 takes up a new MAX_FRAME_SIZE only between two calls.
+            for whole in whole_frames(down):
+                for event in self.client.receive_data(whole):
+                    self.seen(event)
+            if not up and not down:
+                return
+        raise AssertionError("they never come to rest")
+
+    def seen(self, event):
+        if isinstance(event, h2.events.DataReceived):
+            self.got[event.stream_id] += event.data
+            if self.acknowledging:
+                self.acknowledge(event.stream_id, event.flow_controlled_length)
+        elif isinstance(event, h2.events.StreamEnded):
+            self.got_ended.add(event.stream_id)
+        elif isinstance(event, h2.events.TrailersReceived):
+            self.got_trailers.add(event.stream_id)
+        elif isinstance(event, h2.events.StreamReset) and event.error_code:
+            self.resets.add(event.stream_id)
+        assert not isinstance(event, h2.events.ConnectionTerminated), event
+
+    def acknowledge(self, stream_id, size):
+        if size:
+            with contextlib.suppress(h2.exceptions.StreamClosedError):
+                self.client.acknowledge_received_data(size, stream_id)
+
+    # -- what may happen ------------------------------------------------------------------------
+
+    def request(self):
+        stream_id = self.client.get_next_available_stream_id()
+        if self.client.open_outbound_streams < 20:
+            self.client.send_headers(stream_id, FIELDS)
+            self.sent[stream_id] = b""
+            self.answered[stream_id] = b""
+            self.got[stream_id] = b""
+
+    def open_streams(self):
+        return [s for s in self.sent if s not in self.finished]
+
+    def send(self, stream_id, payload, padding, end):
+        if stream_id in self.server.recorder.ended:
+            return
+        room = self.client.local_flow_control_window(stream_id)
+        room = min(room, self.client.max_outbound_frame_size) - (padding or 0) - 1
+        payload = payload[: max(room, 0)]
+        self.client.send_data(stream_id, payload, end_stream=end, pad_length=padding)
+        self.sent[stream_id] += payload
+        self.carry()
+
+    def answer(self, stream_id, payload, end):
+        connection = self.server.connection
+        if not self.answered[stream_id] and stream_id not in self.started:
+            connection.send_headers(stream_id, OK)
+            self.started.add(stream_id)
+        half = memoryview(payload)[: len(payload) // 2]
+        connection.send_data(stream_id, [half, payload[len(payload) // 2 :]])
+        self.answered[stream_id] += payload
+        if end:
+            connection.send_headers(stream_id, DONE, end=True)
+            self.finished.add(stream_id)
+
+    def cancel(self, stream_id):
+        self.client.reset_stream(stream_id, Http2ErrorCode.CANCEL)
+        self.finished.add(stream_id)
+        self.resets.add(stream_id)
+
+    def settled(self):
+        """Open every window wide, and carry all there is."""
+        self.acknowledging = True
+        self.client.update_settings({4: 1 << 24})
+        self.client.increment_flow_control_window(1 << 24)
+        self.carry()
+        self.carry()
+
+    def check(self):
+        """Compare what either side has sent with what the other has seen."""
+        recorder = self.server.recorder
+        assert recorder.fault is None
+        for stream_id, sent in self.sent.items():
+            if stream_id in self.resets:
+                assert sent.startswith(recorder.bodies[stream_id])
+                assert self.answered[stream_id].startswith(self.got[stream_id])
+            else:
+                assert recorder.bodies[stream_id] == sent
+                assert self.got[stream_id] == self.answered[stream_id]
+                assert (stream_id in self.got_trailers) == (stream_id in self.finished)
+            assert self.server.connection.queued(stream_id) == 0
+
+
+def act_on_the_connection(exchange, action, draw):
+    if action == "ping":
+        exchange.client.ping(b"pingpong")
+    elif action == "window":
+        exchange.client.update_settings({4: draw(st.sampled_from([0, 1000, 65535, 1 << 20]))})
+    elif action == "frame":
+        exchange.client.update_settings({5: draw(st.sampled_from([16384, 20000, 1 << 20]))})
+    elif action == "hold":
+        exchange.acknowledging = not exchange.acknowledging
+    elif action == "request":
+        exchange.request()
+
+
+def act_on_a_stream(exchange, stream_id, action, draw):
+    size = draw(st.sampled_from([0, 1, 100, 5000, 16385, 70_000]))
+    if action == "cancel":
+        exchange.cancel(stream_id)
+    elif action == "send":
+        padding = draw(st.sampled_from([None, 0, 20]))
+        exchange.send(stream_id, b"u" * size, padding, draw(st.booleans()))
+    else:
+        body = bytes([draw(st.integers(0, 255))]) * size
+        exchange.answer(stream_id, body, draw(st.booleans()))
+
+
+ON_THE_CONNECTION = ["request", "window", "frame", "ping", "hold", "carry"]
+ON_A_STREAM = ["send", "answer", "cancel"]
+
+
+@FEW
+@given(st.data())
+def test_both_sides_see_the_same(draws):
+    draw = draws.draw
+    exchange = Exchange()
+    exchange.carry()
+    chunk = draw(st.sampled_from([1 << 30, 1000, 7]), "chunk")
+    exchange.request()
+    exchange.carry(chunk)
+    actions = st.sampled_from(ON_THE_CONNECTION + ON_A_STREAM)
+    for action in draw(st.lists(actions, min_size=5, max_size=40), "actions"):
+        streams = exchange.open_streams()
+        if action in ON_THE_CONNECTION:
+            act_on_the_connection(exchange, action, draw)
+        elif streams:
+            act_on_a_stream(exchange, draw(st.sampled_from(streams)), action, draw)
+        if action in ("carry", "request"):
+            exchange.carry(chunk)
+    exchange.settled()
+    exchange.check()
+
+
+# -- illegal sequences --------------------------------------------------------------------------
+
+LEGAL = st.sampled_from(
+    [
+        headers(1),
+        headers(3, end=True),
+        headers(5),
+        data(1, b"x" * 10),
+        data(1, b"", end=True),
+        data(5, b"y" * 100, end=True),
+        frames.frame(frames.PING, 0, 0, b"12345678"),
+        frames.frame(frames.SETTINGS, 0, 0, b"\0\4\0\0\1\0"),
+        frames.frame(frames.SETTINGS, 1, 0),
+        frames.frame(frames.PRIORITY, 0, 1, b"\0\0\0\0\1"),
+        frames.rst_stream_frame(1, 8),
+        frames.rst_stream_frame(5, 8),
+        frames.window_update_frame(0, 100),
+        frames.window_update_frame(1, 100),
+        frames.goaway_frame(0, 0, "bye"),
+        frames.frame(frames.CONTINUATION, 4, 1, b""),
+        frames.frame(frames.HEADERS, 0, 7, b""),
+        frames.frame(frames.CONTINUATION, 4, 7, b""),
+        frames.frame(frames.DATA, 8, 1, b"\5abcdefgh"),
+        frames.frame(frames.HEADERS, 0x2C, 9, b"\2\0\0\0\0\1" + headers(9)[9:] + b"\0\0"),
+        frames.frame(200, 0xFF, 1, b"unknown"),
+        frames.frame(frames.PUSH_PROMISE, 4, 1, b"\0\0\0\2"),
+    ]
+)
+STREAM_CODES = {0, 1, 3, 5, 7, 11}
+CONNECTION_CODES = {0, 1, 3, 5, 6, 9, 11}
+
+
+@FEW
+@given(
+    st.lists(LEGAL, max_size=20),
+    st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=5),
+    st.sampled_from([1 << 30, 100, 3]),
+)
+def test_nothing_that_comes_gets_an_exception_out(sequence, mutations, chunk):
+    server = Server()
+    stream = bytearray(b"".join(sequence))
+    for place, value in mutations:
+        if stream:
+            stream[place % len(stream)] = value
+    server.feed(stream, chunk)
+    server.feed(b"\0" * 100, chunk)
+    for kind, _, _, payload in server.frames():
+        assert kind in (frames.RST_STREAM, frames.GOAWAY, frames.SETTINGS, frames.PING), kind
+        if kind == frames.RST_STREAM:
+            assert int.from_bytes(payload, "big") in STREAM_CODES
+        if kind == frames.GOAWAY:
+            assert int.from_bytes(payload[4:8], "big") in CONNECTION_CODES
+    assert server.connection.closed == (server.recorder.fault is not None)
+
+
+@FEW
+@given(st.binary(max_size=300), st.sampled_from([1 << 30, 1]))
+def test_noise_is_survived(noise, chunk):
+    server = Server()
+    server.feed(noise, chunk)
+    for block in (noise, b"\x82\x84\x86" + noise):
+        Server().open(1, block=block)
+
+
+@FEW
+@given(st.lists(LEGAL, max_size=12))
+def test_what_h2_refuses_is_refused(sequence):
+    """Where h2 as a server ends the connection, ours does, or resets the stream; and no more."""
+    theirs = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+    theirs.initiate_connection()
+    theirs.receive_data(frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0))
+    ours = Server()
+    for whole in sequence:
+        lenient = whole[3] in (frames.GOAWAY, frames.RST_STREAM) or (
+            whole[3] == frames.SETTINGS and whole[4] & 1
+        )
+        if lenient:
+            continue  # h2 goes by an older reading of these
+        theirs.data_to_send()
+        refused = False
+        try:
+            theirs.receive_data(whole)
+        except h2.exceptions.ProtocolError:
+            refused = True
+        reset = any(f[0] == frames.RST_STREAM for f in split(theirs.data_to_send()))
+        ours.feed(whole)
+        answers = ours.frames()
+        complained = ours.connection.closed or any(f[0] == frames.RST_STREAM for f in answers)
+        if refused or reset:
+            assert complained, whole
+            return
+        if complained:
+            assert whole[3] in (frames.HEADERS, frames.CONTINUATION), (whole, ours.recorder.events)
+            return

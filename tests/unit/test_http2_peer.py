@@ -1,0 +1,244 @@
+"""The peer that the tests of HTTP/2 use, and how a connection begins and ends."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from gpubridge.frontend.http2 import frames
+from gpubridge.frontend.http2.compression import encode_headers
+from gpubridge.frontend.http2.connection import Http2Connection
+from gpubridge.frontend.http2.faults import Http2ErrorCode
+from gpubridge.frontend.http2.limits import Http2Limits
+
+REQUEST = (
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/service/method"),
+    (b":authority", b"here"),
+)
+BLOCK = encode_headers(REQUEST)
+OK = encode_headers([(b":status", b"200")])
+DONE = encode_headers([(b"grpc-status", b"0")])
+
+
+class Recorder:
+    """A handler that writes down what it is told."""
+
+    def __init__(self):
+        self.events = []
+        self.bodies = {}
+        self.ended = set()
+
+    def on_headers(self, stream_id, headers, end):
+        self.events.append(("headers", stream_id, headers.path))
+        self.bodies[stream_id] = b""
+        if end:
+            self.ended.add(stream_id)
+
+    def on_data(self, stream_id, view, end):
+        assert stream_id not in self.ended
+        self.bodies[stream_id] += view
+        if end:
+            self.ended.add(stream_id)
+
+    def on_filled(self, stream_id, end):
+        self.events.append(("filled", stream_id, end))
+        if end:
+            self.ended.add(stream_id)
+
+    def on_trailers(self, stream_id, fields):
+        self.events.append(("trailers", stream_id, fields))
+        self.ended.add(stream_id)
+
+    def on_reset(self, stream_id, code):
+        self.events.append(("reset", stream_id, code))
+
+    def on_writable(self, stream_id):
+        self.events.append(("writable", stream_id))
+
+    def on_pong(self, payload):
+        self.events.append(("pong", payload))
+
+    def on_closed(self, code, text):
+        self.events.append(("closed", code, text))
+
+    @property
+    def fault(self):
+        """The code with which the connection was closed, if it was."""
+        return next((event[1] for event in self.events if event[0] == "closed"), None)
+
+
+class Server:
+    """A connection, its recorder, a clock that stands still, and bytes instead of a socket."""
+
+    def __init__(self, recorder=None, *, started=True, **limits):
+        self.recorder = recorder or Recorder()
+        self.now = 0.0
+        self.connection = Http2Connection(self.recorder, Http2Limits(**limits), lambda: self.now)
+        if started:
+            self.feed(frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0))
+            self.frames()
+
+    def feed(self, data, chunk=1 << 30):
+        """Receive bytes, in pieces of at most ``chunk``."""
+        data = memoryview(data)
+        while data:
+            memory = self.connection.memory()
+            assert len(memory)
+            size = min(len(memory), len(data), chunk)
+            memory[:size] = data[:size]
+            self.connection.received(size)
+            data = data[size:]
+
+    def output(self):
+        """Take all output there is, as bytes."""
+        taken = []
+        while parts := self.connection.take_output():
+            taken += [bytes(part) for part in parts]
+        return b"".join(taken)
+
+    def frames(self):
+        """Take all output, as frames."""
+        return split(self.output())
+
+    def open(self, stream_id, *, end=False, block=BLOCK):
+        """Begin a request."""
+        self.feed(headers(stream_id, end=end, block=block))
+
+
+def split(data):
+    """Split bytes into frames of type, flags, stream id and payload."""
+    found = []
+    while data:
+        word, flags, stream_id = frames.unpack_header(data, 0)
+        stop = 9 + (word >> 8)
+        assert len(data) >= stop
+        found.append((word & 0xFF, flags, stream_id, data[9:stop]))
+        data = data[stop:]
+    return found
+
+
+def headers(stream_id, *, end=False, block=BLOCK):
+    return frames.frame(frames.HEADERS, 4 | end, stream_id, block)
+
+
+def data(stream_id, payload, *, end=False):
+    return frames.frame(frames.DATA, int(end), stream_id, payload)
+
+
+def settings(*pairs):
+    return frames.frame(frames.SETTINGS, 0, 0, b"".join(struct.pack(">HI", *p) for p in pairs))
+
+
+def test_it_begins_with_settings_and_a_wide_window():
+    server = Server(started=False, max_concurrent_streams=7, stream_window=1 << 20)
+    (kind, _, _, payload), update = server.frames()
+    assert kind == frames.SETTINGS
+    assert dict(struct.iter_unpack(">HI", payload)) == {
+        3: 7,
+        4: 1 << 20,
+        5: 1 << 22,
+        6: 1 << 14,
+    }
+    assert update[0] == frames.WINDOW_UPDATE
+    assert int.from_bytes(update[3], "big") == (1 << 26) - 65535
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 23, 24, 25, 1000])
+def test_a_request_comes_in_any_pieces(chunk):
+    server = Server(started=False)
+    server.frames()
+    server.feed(
+        frames.PREFACE
+        + settings()
+        + headers(1)
+        + data(1, b"a" * 300)
+        + frames.frame(frames.PING, 0, 0, b"12345678")
+        + data(1, b"b" * 300, end=True),
+        chunk,
+    )
+    assert server.recorder.events == [("headers", 1, b"/service/method")]
+    assert server.recorder.bodies == {1: b"a" * 300 + b"b" * 300}
+    assert server.recorder.ended == {1}
+    assert server.frames() == [
+        (frames.SETTINGS, 1, 0, b""),
+        (frames.PING, 1, 0, b"12345678"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"GET / HTTP/1.1\r\nhost: here\r\n\r\n",
+        b"P",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\rX",
+        frames.PREFACE + frames.frame(frames.PING, 0, 0, b"12345678"),
+        frames.PREFACE + frames.frame(frames.SETTINGS, 1, 0),
+    ],
+)
+def test_what_is_not_http_2_is_sent_away(first):
+    server = Server(started=False)
+    server.frames()
+    server.feed(first)
+    if first == b"P":
+        assert not server.connection.closed
+        return
+    assert server.connection.closed
+    assert server.recorder.fault == Http2ErrorCode.PROTOCOL_ERROR
+    ((kind, _, _, payload),) = server.frames()
+    assert kind == frames.GOAWAY
+    assert payload[:8] == struct.pack(">II", 0, 1)
+    assert payload[8:].startswith(b"expected ")
+    server.feed(b"more" * 100_000)
+    assert server.frames() == []
+
+
+def test_draining_lets_streams_come_until_the_peer_knows():
+    server = Server()
+    server.open(1, end=True)
+    server.connection.drain()
+    server.connection.drain()
+    goaway, ping = server.frames()
+    assert goaway[3] == struct.pack(">II", 0x7FFFFFFF, 0)
+    server.open(3, end=True)
+    server.feed(frames.frame(frames.PING, 1, 0, ping[3]))
+    server.open(5, end=True)
+    first, second = server.frames()
+    assert first == (frames.GOAWAY, 0, 0, struct.pack(">II", 3, 0))
+    assert second[:3] == (frames.RST_STREAM, 0, 5)
+    for stream_id in (1, 3):
+        assert not server.connection.closed
+        server.connection.send_headers(stream_id, OK, end=True)
+    assert server.connection.closed
+    assert server.recorder.events[-1] == ("closed", Http2ErrorCode.NO_ERROR, "")
+    assert [event[2] for event in server.frames()] == [1, 3]
+
+
+def test_pings_of_ours_are_answered_and_told():
+    server = Server()
+    server.connection.ping(b"abcdefgh")
+    assert server.frames() == [(frames.PING, 0, 0, b"abcdefgh")]
+    server.feed(frames.frame(frames.PING, 1, 0, b"abcdefgh"))
+    assert server.recorder.events == [("pong", b"abcdefgh")]
+
+
+def test_a_lost_socket_forgets_everything():
+    server = Server()
+    server.open(1)
+    body = bytearray(1 << 20)
+    server.connection.send_data(1, [memoryview(body)])
+    server.connection.lost()
+    body.clear()  # refused while a view of it is held
+    assert server.connection.closed
+    assert server.connection.open_streams == 0
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"max_frame_size": 16383}, {"max_frame_size": 1 << 24}, {"stream_window": 65534}],
+)
+def test_limits_that_the_protocol_does_not_allow_are_refused(limits):
+    with pytest.raises(ValueError, match=r"expected \d+ to \d+, got"):
+        Http2Limits(**limits)

@@ -1,0 +1,211 @@
+"""What is sent: in order, in turn, within the peer's windows, without copies."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from gpubridge.errors import InternalError
+from gpubridge.frontend.http2 import frames
+from gpubridge.frontend.http2.faults import Http2ErrorCode as Code
+from tests.unit.test_http2_peer import DONE, OK, Recorder, Server, settings, split
+
+WIDE = frames.window_update_frame(0, 0x7FFFFFFF - 65535) + settings((4, 0x7FFFFFFF))
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    server.feed(WIDE)
+    for stream_id in (1, 3, 5):
+        server.open(stream_id, end=True)
+    server.frames()
+    return server
+
+
+def bodies(sent):
+    """Join what was sent of each stream."""
+    found = {}
+    for kind, _, stream_id, payload in sent:
+        if kind == frames.DATA:
+            found[stream_id] = found.get(stream_id, b"") + payload
+    return found
+
+
+def test_small_responses_become_one_write(server):
+    connection = server.connection
+    for stream_id in (1, 3):
+        connection.send_headers(stream_id, OK)
+        connection.send_data(stream_id, [b"ab", memoryview(b"cd")])
+        connection.send_headers(stream_id, DONE, end=True)
+    (written,) = connection.take_output()
+    assert type(written) is bytes
+    assert connection.take_output() == []
+    assert split(written) == [
+        frame
+        for stream_id in (1, 3)
+        for frame in (
+            (frames.HEADERS, 4, stream_id, OK),
+            (frames.DATA, 0, stream_id, b"abcd"),
+            (frames.HEADERS, 5, stream_id, DONE),
+        )
+    ]
+    assert connection.open_streams == 1
+
+
+def test_fields_are_encoded_and_large_blocks_split(server):
+    value = b"v" * 40_000
+    server.connection.send_headers(1, [(b":status", b"200"), (b"x", value)], end=True)
+    sent = server.frames()
+    assert [frame[:3] for frame in sent] == [
+        (frames.HEADERS, 1, 1),
+        (frames.CONTINUATION, 0, 1),
+        (frames.CONTINUATION, 4, 1),
+    ]
+    assert b"".join(frame[3] for frame in sent).endswith(value)
+
+
+def test_large_memory_is_handed_on_as_it_is(server):
+    server.feed(settings((5, (1 << 24) - 1)))
+    server.frames()
+    memory = np.zeros(3 << 20, np.uint8)
+    server.connection.send_data(1, [memoryview(memory)])
+    parts = []
+    while taken := server.connection.take_output():
+        parts += taken
+    large = [part for part in parts if len(part) > 100]
+    assert all(np.shares_memory(np.frombuffer(part, np.uint8), memory) for part in large)
+    assert sum(map(len, large)) == memory.size
+    assert len(large) == 3  # a mebibyte at a time
+
+
+@pytest.mark.parametrize("way", ["sent", "reset", "reset by the peer", "closed"])
+def test_memory_is_let_go(server, way):
+    memory = np.zeros(300_000, np.uint8)
+    gone = weakref.ref(memory)
+    server.connection.send_data(1, [memoryview(memory)])
+    del memory
+    assert gone() is not None
+    if way == "sent":
+        server.output()
+    elif way == "reset":
+        server.connection.reset(1, Code.CANCEL)
+    elif way == "reset by the peer":
+        server.feed(frames.rst_stream_frame(1, Code.CANCEL))
+    else:
+        server.connection.close(Code.NO_ERROR, "")
+    gc.collect()
+    assert gone() is None
+    assert server.connection.queued(1) == 0
+
+
+def test_windows_hold_data_back_and_trailers_behind_it():
+    server = Server()
+    server.feed(settings((4, 10)))
+    server.open(1, end=True)
+    server.frames()
+    server.connection.send_headers(1, OK)
+    server.connection.send_data(1, [b"0123456", b"789abcdef"])
+    server.connection.send_headers(1, DONE, end=True)
+    assert bodies(server.frames()) == {1: b"0123456789"}
+    assert server.connection.queued(1) == 6
+    server.feed(frames.window_update_frame(1, 3))
+    assert bodies(server.frames()) == {1: b"abc"}
+    server.feed(settings((4, 5)))
+    assert bodies(server.frames()) == {}
+    server.feed(settings((4, 20)))
+    sent = [frame for frame in server.frames() if frame[0] != frames.SETTINGS]
+    assert sent == [(frames.DATA, 0, 1, b"def"), (frames.HEADERS, 5, 1, DONE)]
+    assert server.connection.open_streams == 0
+
+
+def test_the_connections_window_holds_back_all():
+    server = Server()
+    for stream_id in (1, 3):
+        server.open(stream_id, end=True)
+        server.connection.send_data(stream_id, [bytes(40_000)], end=True)
+    assert sum(map(len, bodies(server.frames()).values())) == 65535
+    server.open(5, end=True)
+    server.connection.send_headers(5, DONE, end=True)
+    assert [frame[2] for frame in server.frames()] == [5]
+    server.feed(frames.window_update_frame(0, 100_000))
+    assert sum(map(len, bodies(server.frames()).values())) == 80_000 - 65535
+    assert server.connection.open_streams == 0
+
+
+def test_streams_take_turns(server):
+    server.connection.send_data(1, [bytes(8 << 20)], end=True)
+    server.connection.send_data(3, [bytes(300_000)], end=True)
+    server.connection.send_data(5, [b"small"], end=True)
+    first = b"".join(bytes(part) for part in server.connection.take_output())
+    seen = bodies(split(first))
+    assert seen[5] == b"small"
+    assert len(seen[1]) < 2 << 20
+    assert len(bodies(split(first) + server.frames())[3]) == 300_000
+    assert max(len(frame[3]) for frame in split(first)) == 16384
+
+
+def test_the_handler_is_told_when_nothing_is_queued_any_more():
+    class Pages(Recorder):
+        """Sends the next page when the last is gone."""
+
+        left = 5
+
+        def on_writable(self, stream_id):
+            super().on_writable(stream_id)
+            self.left -= 1
+            page = bytes([self.left]) * 100_000
+            server.connection.send_data(stream_id, [page], end=not self.left)
+
+    server = Server(Pages())
+    server.feed(WIDE)
+    server.open(1, end=True)
+    server.connection.send_data(1, [b"\5" * 100_000])
+    assert server.connection.queued(1) == 100_000
+    assert bodies(server.frames()) == {1: b"".join(bytes([n]) * 100_000 for n in range(5, -1, -1))}
+    assert server.recorder.events[1:] == [("writable", 1)] * 5
+
+
+def test_what_has_ended_takes_nothing_more(server):
+    connection = server.connection
+    connection.send_data(1, [bytes(50_000)])
+    with pytest.raises(InternalError, match="expected trailers"):
+        connection.send_headers(1, OK)
+    connection.send_headers(1, DONE, end=True)
+    with pytest.raises(InternalError):
+        connection.send_data(1, [b"more"])
+    with pytest.raises(InternalError):
+        connection.send_headers(1, DONE, end=True)
+    server.output()
+    for stream_id in (1, 99):
+        connection.send_headers(stream_id, OK)
+        connection.send_data(stream_id, [b"nobody"], end=True)
+        connection.reset(stream_id, Code.CANCEL)
+        connection.receive_into(stream_id, memoryview(bytearray(5)))
+        connection.hold(stream_id)
+        connection.consume(stream_id, 5)
+    assert server.output() == b""
+
+
+def test_a_peer_with_a_small_header_table_is_told_that_ours_is_empty():
+    server = Server()
+    server.feed(settings((1, 100), (1, 4096)))
+    for stream_id in (1, 3):
+        server.open(stream_id)
+        server.connection.send_headers(stream_id, OK)
+    blocks = [frame[3] for frame in server.frames() if frame[0] == frames.HEADERS]
+    assert blocks == [b"\x20" + OK, OK]
+
+
+def test_an_empty_end_needs_no_window():
+    server = Server()
+    server.feed(settings((4, 0)))
+    server.open(1, end=True)
+    server.frames()
+    server.connection.send_data(1, [b""])
+    assert server.frames() == []
+    server.connection.send_data(1, [], end=True)
+    assert server.frames() == [(frames.DATA, 1, 1, b"")]
