@@ -77,13 +77,14 @@ class PerfAnalyzer:
     name = "perf_analyzer"
     _WINDOWS = 3
 
-    def __init__(self, program: Path, libraries: Path) -> None:
+    def __init__(self, program: Path, libraries: Path, protocol: str = "http") -> None:
         self._program = program
+        self._protocol = protocol
         self._environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
 
     def run(self, payload: Payload, port: int, connections: int, seconds: int) -> LoadFigures:
         window_ms = max(seconds * 1000 // self._WINDOWS, 200)
-        command = [str(self._program), "-m", payload.model, "-i", "http"]
+        command = [str(self._program), "-m", payload.model, "-i", self._protocol]
         command += ["-u", f"127.0.0.1:{port}", "--concurrency-range", str(connections)]
         command += ["--measurement-interval", str(window_ms), "--max-trials", str(self._WINDOWS)]
         # Every window counts: the rounds of the benchmark are what shows instability.
@@ -104,7 +105,8 @@ class PerfAnalyzer:
             requests_per_second=rate,
             p50_us=float(row["p50 latency"]),
             p99_us=float(row["p99 latency"]),
-            mean_us=float(row["Avg latency"]) if "Avg latency" in row else float("nan"),
+            # By Little's law: the report has no mean.
+            mean_us=connections / rate * 1e6,
             failed=0,  # perf_analyzer ends with an error at the first failed request
         )
 
@@ -151,6 +153,13 @@ def choose_generator(peer: Peer | None, wanted: str = "auto") -> LoadGenerator:
         f"load generator {wanted}: not found (wrk on PATH, perf_analyzer in the peer's folder)"
     )
     raise BenchmarkError(message)
+
+
+def choose_grpc_generator(peer: Peer | None) -> LoadGenerator | None:
+    """Return the generator of calls over gRPC, if there is one."""
+    if peer is None or peer.perf_analyzer is None:
+        return None
+    return PerfAnalyzer(peer.perf_analyzer, peer.perf_analyzer_libraries, "grpc")
 
 
 def _output_of(command: list[str], environment: dict[str, str], seconds: int) -> str:

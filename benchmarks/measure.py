@@ -7,7 +7,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.failure import BenchmarkError
@@ -49,11 +49,27 @@ class Bench:
     ours: Contender
     theirs: Contender | None
     generator: LoadGenerator
+    grpc_generator: LoadGenerator | None
     effort: Effort
     logs: Path
 
     def sides(self) -> Sequence[Contender]:
         return [self.ours] if self.theirs is None else [self.ours, self.theirs]
+
+    def load(self, protocol: str) -> LoadGenerator:
+        """Return what loads a server over a protocol.
+
+        Raises
+        ------
+        BenchmarkError
+            If nothing here can.
+        """
+        if protocol == "http":
+            return self.generator
+        if self.grpc_generator is None:
+            message = "over gRPC only perf_analyzer can be the load: expected it in --peer DIR"
+            raise BenchmarkError(message)
+        return self.grpc_generator
 
     def server(self, side: int, repository: Path) -> ServerProcess:
         contender = self.sides()[side]
@@ -93,25 +109,27 @@ def _load_rounds(row: Row, bench: Bench) -> list[list[Sample]]:
         for server in servers:
             server.wait_ready()
             check_answer(payload, server.http_port, server.name)
-            bench.generator.run(payload, server.http_port, row.connections, _WARM_UP_SECONDS)
+            port = server.ports.of(row.protocol)
+            bench.load(row.protocol).run(payload, port, row.connections, _WARM_UP_SECONDS)
         for _ in range(bench.effort.rounds):
             for server, taken in zip(servers, samples, strict=True):
-                taken.append(_load_once(payload, row.connections, server, bench))
+                taken.append(_load_once(payload, row, server, bench))
         for server in servers:
             check_answer(payload, server.http_port, server.name)
     return samples
 
 
-def _load_once(payload: Payload, connections: int, server: ServerProcess, bench: Bench) -> Sample:
+def _load_once(payload: Payload, row: Row, server: ServerProcess, bench: Bench) -> Sample:
     """Load one server for a round, with the CPU time its processes spent per request."""
     before = cpu_seconds(server.pid)
-    figures = bench.generator.run(payload, server.http_port, connections, bench.effort.seconds)
+    generator, port = bench.load(row.protocol), server.ports.of(row.protocol)
+    figures = generator.run(payload, port, row.connections, bench.effort.seconds)
     spent = cpu_seconds(server.pid) - before
     server.check_alive()
     if figures.failed or not figures.requests:
         message = (
             f"{server.name}: {figures.failed} failed and {figures.requests} answered requests to "
-            f"{payload.path} on {connections} connections; a figure needs answers without failures"
+            f"{payload.path} on {row.connections} connections; a figure needs answers without failures"
         )
         raise BenchmarkError(message)
     return asdict(figures) | {"server_cpu_us": spent / figures.requests * 1e6}
@@ -152,7 +170,6 @@ def _idle_rounds(row: Row, bench: Bench) -> list[list[Sample]]:
 
 def _soak(row: Row, bench: Bench) -> list[list[Sample]]:
     """Return what gpubridge holds before and after a mix of requests; the peer is not soaked."""
-    del row
     mix = [(PAYLOADS[name](), connections) for name, connections in _SOAK_MIX]
     requests = 0.0
     with bench.server(0, _SERVED) as server:
@@ -163,7 +180,8 @@ def _soak(row: Row, bench: Bench) -> list[list[Sample]]:
         before = _settled_usage(server)
         for _ in range(bench.effort.soak_passes):
             for payload, connections in mix:
-                requests += _load_once(payload, connections, server, bench)["requests"]
+                load = replace(row, connections=connections)
+                requests += _load_once(payload, load, server, bench)["requests"]
         after = _settled_usage(server)
     sample: Sample = {"requests": requests, "pss_growth_mib": after.pss_mib - before.pss_mib}
     for moment, held in (("before", before), ("after", after)):

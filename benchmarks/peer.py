@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.server_process import Launch
+from benchmarks.server_process import Launch, Ports
 
 _VARIABLE = "GPUBRIDGE_PEER"
 _QUESTIONS = (
@@ -38,8 +38,8 @@ class Peer:
     def perf_analyzer_libraries(self) -> Path:
         return self.directory / "lib"
 
-    def launch(self, repository: Path, http_port: int, metrics_port: int) -> Launch:
-        """Return how to serve ``repository`` over HTTP on loopback.
+    def launch(self, repository: Path, ports: Ports) -> Launch:
+        """Return how to serve ``repository`` on loopback.
 
         The environment is built from nothing: the stub embeds a Python that must find the peer's
         own venv (its numpy 1), not the one that runs this benchmark.
@@ -49,9 +49,9 @@ class Peer:
         command = [str(triton / "bin" / "tritonserver")]
         command += [f"--model-repository={repository}"]
         command += [f"--backend-directory={triton / 'backends'}"]
-        command += ["--http-address=127.0.0.1", f"--http-port={http_port}"]
-        command += ["--metrics-address=127.0.0.1", f"--metrics-port={metrics_port}"]
-        command += ["--allow-grpc=false"]
+        command += ["--http-address=127.0.0.1", f"--http-port={ports.http}"]
+        command += ["--grpc-address=127.0.0.1", f"--grpc-port={ports.grpc}"]
+        command += ["--metrics-address=127.0.0.1", f"--metrics-port={ports.metrics}"]
         libraries = [self.site_packages / "nvidia_pytriton.libs", self.python_libraries]
         environment = {
             "HOME": str(Path.home()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -34,6 +34,7 @@ class Row:
     aim: float | None = None
     payload: str = ""
     connections: int = 0
+    protocol: str = "http"
 
 
 def _throughput(
@@ -68,6 +69,19 @@ def _latency(payload: str, title: str, floor: float | None, aim: float | None) -
     )
 
 
+def _calls(row: Row, concurrent: int) -> Row:
+    """Return a row of the same work over gRPC."""
+    return replace(
+        row,
+        name=f"{row.payload}_grpc_{concurrent}",
+        title=row.title.replace(
+            "HTTP, " + _count(row.connections), f"gRPC, {concurrent} concurrent"
+        ),
+        connections=concurrent,
+        protocol="grpc",
+    )
+
+
 def _count(connections: int) -> str:
     return "1 connection" if connections == 1 else f"{connections} connections"
 
@@ -86,6 +100,13 @@ ROWS: tuple[Row, ...] = (
     _latency("fp32_16m", _16M, floor=None, aim=None),
     _throughput("bytes_10k", _STRINGS, 4, floor=3.0, aim=10.0),
     _latency("bytes_10k", _STRINGS, floor=1 / 3, aim=1 / 10),
+    _calls(_throughput("add_sub", _ADD_SUB, 16, floor=2.5, aim=4.0), 16),
+    replace(
+        _calls(_latency("add_sub", _ADD_SUB, floor=0.7, aim=0.5), 1),
+        metric="mean_us",
+        unit="µs mean",
+    ),
+    _calls(_throughput("fp32_600k", _600K, 4, floor=2.0, aim=3.0), 4),
     Row(
         "start_to_ready",
         "start to ready, one model with a complete config.pbtxt",

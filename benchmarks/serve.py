@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.server_process import Launch
+from benchmarks.server_process import Launch, Ports
 
 _PROJECT = Path(__file__).resolve().parent.parent
 
@@ -20,10 +20,10 @@ class Gpubridge:
     name = "gpubridge"
     python = f"{platform.python_version()} with numpy {np.__version__}"
 
-    def launch(self, repository: Path, http_port: int, metrics_port: int) -> Launch:
-        """Return how to serve ``repository`` over HTTP on loopback."""
+    def launch(self, repository: Path, ports: Ports) -> Launch:
+        """Return how to serve ``repository`` on loopback."""
         command = [sys.executable, "-m", "gpubridge", "serve"]
         command += ["--model-repository", str(repository)]
-        command += ["--http-port", str(http_port), "--metrics-port", str(metrics_port)]
-        command += ["--allow-grpc", "false"]
+        command += ["--http-port", str(ports.http), "--grpc-port", str(ports.grpc)]
+        command += ["--metrics-port", str(ports.metrics)]
         return Launch(command, dict(os.environ), _PROJECT)

@@ -31,6 +31,19 @@ class Launch:
     directory: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where a server listens."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+    def of(self, protocol: str) -> int:
+        """Return the port of "http" or "grpc"."""
+        return self.grpc if protocol == "grpc" else self.http
+
+
 class Contender(Protocol):
     """One of the two programs that are compared."""
 
@@ -42,7 +55,7 @@ class Contender(Protocol):
         """The Python and numpy that its models run on."""
         ...
 
-    def launch(self, repository: Path, http_port: int, metrics_port: int) -> Launch: ...
+    def launch(self, repository: Path, ports: Ports) -> Launch: ...
 
 
 class ServerProcess:
@@ -53,9 +66,10 @@ class ServerProcess:
 
     def __init__(self, contender: Contender, repository: Path, log: Path) -> None:
         self.name = contender.name
-        self.http_port, metrics_port = _free_ports(2)
+        self.ports = Ports(*_free_ports(3))
+        self.http_port = self.ports.http
         self._log = log
-        self._launch = contender.launch(repository, self.http_port, metrics_port)
+        self._launch = contender.launch(repository, self.ports)
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
 
