@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +19,30 @@ from gpubridge.telemetry.logs import configure_logging
 
 __all__ = ["main"]
 
+_TLS = "TLS is not served: put a proxy that ends it before the server"
+_REFUSED = {
+    "--grpc-use-ssl": _TLS,
+    "--grpc-use-ssl-mutual": _TLS,
+    "--grpc-server-cert": _TLS,
+    "--grpc-server-key": _TLS,
+    "--grpc-root-cert": _TLS,
+    "--allow-sagemaker": "SageMaker's door is not served; use HTTP",
+    "--allow-vertex-ai": "Vertex AI's door is not served; use HTTP",
+    "--cache-config": "the response cache is not served: every request is executed",
+    "--rate-limit": "the rate limiter is not served: instances take what they can",
+    "--load-model": "models are loaded at the start only, all of them, so far",
+    "--repository-poll-secs": "models are loaded at the start only so far",
+    "--trace-config": "traces are not served yet",
+}
+"""Flags of tritonserver that ask for what there is not: never ignored in silence."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        sys.stderr.write(_unknown(unknown[0], options.flags))
+        return 2
     try:
         code: int = options.run(options)
     except BridgeError as error:
@@ -48,15 +69,33 @@ def _parser() -> argparse.ArgumentParser:
     _add_model_flags(command)
     _add_limit_flags(command, defaults)
     _add_log_flags(command)
-    command.set_defaults(run=_serve)
+    command.set_defaults(run=_serve, flags=_names(command))
     command = commands.add_parser(
         "doctor",
         help="say what works on this machine, what does not, and what to do",
         description="Say what works on this machine, what does not and why, and what to do. The "
         "exit code is 1 when models cannot be served here.",
     )
-    command.set_defaults(run=_doctor)
+    command.set_defaults(run=_doctor, flags=_names(command))
     return parser
+
+
+def _names(command: argparse.ArgumentParser) -> list[str]:
+    """Return the flags that a command has."""
+    return [name for name in command._option_string_actions if name.startswith("--")]
+
+
+def _unknown(argument: str, flags: Sequence[str]) -> str:
+    """Say what is wrong with an argument that no command has, and which may be meant."""
+    flag = argument.partition("=")[0]
+    reason = _REFUSED.get(flag)
+    if reason is not None:
+        return f"error: {flag}: {reason}\n"
+    if not argument.startswith("-"):
+        return f"error: expected flags only, got {argument!r}\n"
+    close = difflib.get_close_matches(flag, flags, n=1, cutoff=0.6)
+    hint = f"; did you mean {close[0]}?" if close else "; --help lists them all"
+    return f"error: unknown flag {flag}{hint}\n"
 
 
 def _add_door_flags(command: argparse.ArgumentParser, defaults: ServerSettings) -> None:
@@ -85,7 +124,7 @@ def _add_model_flags(command: argparse.ArgumentParser) -> None:
         "--model-store",
         type=Path,
         action="append",
-        required=True,
+        default=[],
         metavar="DIR",
         help="a directory with one directory per model; may be given several times",
     )

@@ -204,6 +204,13 @@ class ModelRepository:
         """The repository index, by name and version."""
         return [self._statuses[key] for key in sorted(self._statuses)]
 
+    def control_error(self) -> BridgeError:
+        """Return the answer to a client that wants to load or unload a model: not in this mode."""
+        return BridgeError(
+            "explicit model load / unload is not allowed if polling is enabled",
+            ErrorCode.UNAVAILABLE,
+        )
+
     @property
     def failures(self) -> list[VersionStatus]:
         """The models that did not load."""

@@ -24,6 +24,7 @@ _MODEL = re.compile(
     rb"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?(?P<rest>|/infer|/ready|/config|/stats)",
     re.ASCII,
 )
+_CONTROL = re.compile(rb"/v2/repository/models/[^/]+/(?:load|unload)")
 _LONGEST_BODY = 1 << 20
 _ROUTES_KEPT = 1024
 
@@ -50,6 +51,36 @@ class _Simple:
     def complete(self, exchange: Exchange, copied: int) -> None:
         """Answer."""
         self._answer(exchange)
+
+    def abort(self) -> None:
+        """Nothing is held."""
+
+
+class _Index:
+    """Takes a request for the repository index, whose body may ask for ready models only."""
+
+    __slots__ = ("_body", "_repository")
+
+    def __init__(self, repository: ModelRepository) -> None:
+        self._repository = repository
+        self._body = bytearray()
+
+    def body_memory(self, nbytes: int) -> memoryview:
+        """Give the body a place."""
+        if nbytes > _LONGEST_BODY:
+            raise BridgeError(
+                f"this path takes no body of {nbytes} bytes (at most {_LONGEST_BODY})",
+                ErrorCode.INVALID_ARG,
+            )
+        self._body = bytearray(nbytes)
+        return memoryview(self._body)
+
+    def complete(self, exchange: Exchange, copied: int) -> None:
+        """Answer."""
+        rows = self._repository.index()
+        if metadata.ready_models_only(bytes(self._body)):
+            rows = [row for row in rows if row.state == "READY"]
+        exchange.respond(200, _JSON, metadata.repository_index(rows), plain=True)
 
     def abort(self) -> None:
         """Nothing is held."""
@@ -84,7 +115,6 @@ class V2Router(_Failures):
             b"/v2": (b"GET", _document(metadata.server_metadata())),
             b"/v2/health/live": (b"GET", _healthy(lambda: True)),
             b"/v2/health/ready": (b"GET", _healthy(self.ready)),
-            b"/v2/repository/index": (b"POST", self._index),
             b"/v2/models/stats": (b"GET", self._statistics),
         }
 
@@ -126,7 +156,7 @@ class V2Router(_Failures):
             return _Simple(answer)
         match = _MODEL.fullmatch(path)
         if match is None:
-            raise BridgeError("Not Found", ErrorCode.NOT_FOUND)
+            return self._repository_route(head, path)
         return self._model_route(head, match)
 
     def failure(self, error: BridgeError, status: int | None) -> tuple[int, bytes]:
@@ -162,12 +192,17 @@ class V2Router(_Failures):
             body = metadata.model_metadata(model.config, versions)
         return _Simple(_document(body))
 
+    def _repository_route(self, head: RequestHead, path: bytes) -> RequestHandler:
+        if path != b"/v2/repository/index" and not _CONTROL.fullmatch(path):
+            raise BridgeError("Not Found", ErrorCode.NOT_FOUND)
+        if head.method != b"POST":
+            raise _MethodNotAllowed
+        if path == b"/v2/repository/index":
+            return _Index(self._repository)
+        raise self._repository.control_error()
+
     def _statistics(self, exchange: Exchange) -> None:
         _statistics(self._repository.loaded())(exchange)
-
-    def _index(self, exchange: Exchange) -> None:
-        index = metadata.repository_index(self._repository.index())
-        exchange.respond(200, _JSON, index, plain=True)
 
 
 class MetricsRouter(_Failures):

@@ -9,6 +9,7 @@ import orjson
 
 import gpubridge
 from gpubridge.config import ModelConfig, TensorSpec
+from gpubridge.protocol.fields import internal, parse_json
 from gpubridge.telemetry.statistics import ModelStatistics
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "model_config",
     "model_metadata",
     "model_statistics",
+    "ready_models_only",
     "repository_index",
     "server_metadata",
 ]
@@ -108,6 +110,22 @@ def _statistics(model: ModelStatistics) -> dict[str, Any]:
 
 def _duration(count: int, nanoseconds: int) -> dict[str, int]:
     return {"count": count, "ns": nanoseconds}
+
+
+def ready_models_only(body: bytes) -> bool:
+    """Read the body of a request for the index: whether it asks for the models that are ready only.
+
+    Raises
+    ------
+    BridgeError
+        INTERNAL, in Triton's words, for what cannot be read.
+    """
+    document = parse_json(body) if body else {}
+    if type(document) is not dict or "ready" not in document:
+        return False
+    if type(document["ready"]) is not bool:
+        raise internal("attempt to access JSON non-boolean as boolean")
+    return document["ready"]
 
 
 def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:

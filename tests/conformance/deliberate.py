@@ -260,10 +260,6 @@ DECOUPLED = Difference(
     "serves them; infer over HTTP is refused",
     "refused when the model is loaded",
 )
-CONTROL = Difference("`/v2/repository/models/NAME/load` and `/unload`", "served", "404")
-INDEX_FILTER = Difference(
-    "`ready` in the body of `/v2/repository/index`", "lists only what is ready", "lists everything"
-)
 SHARED_MEMORY = Difference("`/v2/systemsharedmemory`, `/v2/cudasharedmemory`", "served", "404")
 LOGGING = Difference("`/v2/logging`, `/v2/trace`", "served", "404")
 CLASSIFICATION = Difference("`classification` of an output", "served", "501")

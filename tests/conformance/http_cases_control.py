@@ -75,26 +75,14 @@ REPOSITORY = [
         "repository index ready only",
         "/v2/repository/index",
         b'{"ready":true}',
-        may_differ=deliberate.INDEX_FILTER,
+        may_differ=deliberate.DECOUPLED,
     ),
-    post(
-        "repository index ready junk",
-        "/v2/repository/index",
-        b'{"ready":1}',
-        may_differ=deliberate.INDEX_FILTER,
-    ),
-    post(
-        "repository index not JSON",
-        "/v2/repository/index",
-        b"junk",
-        may_differ=deliberate.INDEX_FILTER,
-    ),
+    post("repository index ready junk", "/v2/repository/index", b'{"ready":1}'),
+    post("repository index not JSON", "/v2/repository/index", b"junk"),
     get("repository index by GET", "/v2/repository/index"),
-    post("load in mode none", "/v2/repository/models/add_sub/load", may_differ=deliberate.CONTROL),
-    post(
-        "unload in mode none", "/v2/repository/models/add_sub/unload", may_differ=deliberate.CONTROL
-    ),
-    get("load by GET", "/v2/repository/models/add_sub/load", may_differ=deliberate.CONTROL),
+    post("load in mode none", "/v2/repository/models/add_sub/load"),
+    post("unload in mode none", "/v2/repository/models/add_sub/unload"),
+    get("load by GET", "/v2/repository/models/add_sub/load"),
 ]
 
 SYSTEM = "/v2/systemsharedmemory"

@@ -26,8 +26,6 @@ _SERVICE = b"/inference.GRPCInferenceService/"
 _HEALTH = b"/grpc.health.v1.Health/"
 
 _NOT_SERVED = {
-    "RepositoryModelLoad": "models are loaded at the start only",
-    "RepositoryModelUnload": "models are loaded at the start only",
     "SystemSharedMemoryStatus": "system shared memory is not served yet",
     "SystemSharedMemoryRegister": "system shared memory is not served yet; send the tensors",
     "SystemSharedMemoryUnregister": "system shared memory is not served yet",
@@ -67,6 +65,8 @@ class GrpcService:
             _SERVICE + b"RepositoryIndex": self._index,
             _HEALTH + b"Check": self._health,
         }
+        for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
+            unary[_SERVICE + method.encode()] = self._control
         for method, reason in _NOT_SERVED.items():
             unary[_SERVICE + method.encode()] = partial(_refuse, method, reason)
         self._unary = unary
@@ -134,6 +134,9 @@ class GrpcService:
         if metadata.ready_models_only(message):
             rows = [row for row in rows if row.state == "READY"]
         return metadata.repository_index(rows)
+
+    def _control(self, _: bytes) -> bytes:
+        raise self._repository.control_error()
 
     def _health(self, message: bytes) -> bytes:
         metadata.check_health_request(message)
