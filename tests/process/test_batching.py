@@ -126,6 +126,12 @@ def test_requests_that_come_together_are_one_batch(server, threads):
     assert [entry["batch_size"] for entry in figures["batch_stats"]] == [8]
 
 
+def test_a_batch_that_is_not_full_goes_when_its_delay_is_over(server, threads):
+    # Nothing else happens meanwhile: only the timer can send it.
+    answers = list(threads.map(lambda size: ask(server, "gather", 0, size)[0].max(), [1, 2]))
+    assert answers == [3.0, 3.0]
+
+
 def test_a_preferred_size_is_not_waited_beyond(server, threads):
     answers = list(threads.map(lambda _: ask(server, "prefer", 0)[0].item(), range(6)))
     assert answers == [3.0] * 6

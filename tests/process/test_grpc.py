@@ -48,6 +48,7 @@ def server(tmp_path_factory):
         inputs='name: "IN" data_type: TYPE_STRING dims: [-1]',
         outputs='name: "OUT" data_type: TYPE_STRING dims: [-1]',
     )
+    write_model(repository, "pair", ECHO, config="instance_group [{ count: 2 }]")
     write_code_model(repository, "m")
     with running_server(repository, f"--request-arena-limit={64 << 20}") as running:
         yield running
@@ -79,7 +80,7 @@ def test_what_the_server_and_its_models_say_of_themselves(client):
     assert client.get_model_config("echo").config.backend == "python"
     index = client.get_model_repository_index()
     assert [(m.name, m.version, m.state) for m in index.models] == [
-        (name, "1", "READY") for name in ("echo", "m", "strings")
+        (name, "1", "READY") for name in ("echo", "m", "pair", "strings")
     ]
 
 
@@ -206,6 +207,17 @@ def test_a_stream_answers_in_order_and_survives_errors(client):
             assert result.get_response().id == str(number)
             assert result.as_numpy("OUT").tolist() == [np.float32(value)]
             assert result.get_response().parameters["triton_final_response"].bool_param
+    client.stop_stream()
+
+
+def test_a_stream_keeps_its_order_where_a_later_request_is_done_first(client):
+    results = queue.Queue()
+    client.start_stream(lambda result, error: results.put((result, error)))
+    values = [-0.5, 1, 2, 3]
+    for value in values:
+        client.async_stream_infer("pair", [tensor(np.full(1, value, np.float32))])
+    answers = [results.get(timeout=30)[0].as_numpy("OUT").item() for _ in values]
+    assert answers == values
     client.stop_stream()
 
 

@@ -98,6 +98,17 @@ def test_a_repeated_block_gives_the_same_object_until_the_table_changes():
     assert decoder.request(7, shifted).fields == first.fields
 
 
+def test_an_entry_that_takes_the_place_of_another_makes_blocks_unknown():
+    decoder = HeaderDecoder(Http2Limits())
+    table_of_one = b"\x3f\x03"  # 34 bytes: one entry of two
+    decoder.request(1, table_of_one + BLOCK + b"\x40\x01x\x01y")
+    assert decoder.request(3, BLOCK + b"\xbe").fields[-1] == (b"x", b"y")
+    assert decoder.known
+    decoder.request(5, BLOCK + b"\x40\x01x\x01z")
+    assert not decoder.known
+    assert decoder.request(7, BLOCK + b"\xbe").fields[-1] == (b"x", b"z")
+
+
 @pytest.mark.parametrize("change", [b"\x20", b"\x20\x3f\xe1\x1f"])
 def test_a_changed_table_size_makes_blocks_unknown(change):
     decoder = HeaderDecoder(Http2Limits())

@@ -190,6 +190,23 @@ def test_more_than_the_window_is_refused(padding):
     assert server.recorder.events[-1][:2] == ("headers", 3)
 
 
+def test_a_place_in_the_middle_of_a_frame_needs_no_credit_for_what_is_under_way():
+    server = Server(stream_window=WINDOW)
+    server.open(1)
+    whole = data(1, bytes(WINDOW - 10))
+    server.connection.hold(1)
+    server.feed(whole[:1000])
+    server.connection.receive_into(1, memoryview(bytearray(WINDOW)))
+    assert updates(server) == {1: 1000 - 9}
+
+
+def test_the_connections_window_is_widened_by_halves():
+    server = Server(connection_window=WINDOW)
+    for number in range(WINDOW // 2048):
+        server.feed(headers(2 * number + 1) + data(2 * number + 1, bytes(1024), end=True))
+    assert updates(server) == {0: WINDOW // 2}
+
+
 def test_more_than_the_connections_window_ends_it():
     server = Server(stream_window=1 << 20, connection_window=WINDOW)
     server.open(1)

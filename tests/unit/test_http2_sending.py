@@ -148,6 +148,18 @@ def test_streams_take_turns(server):
     assert max(len(frame[3]) for frame in split(first)) == 16384
 
 
+def test_a_turn_is_no_longer_than_its_share(server):
+    server.feed(settings((5, (1 << 24) - 1)))
+    server.frames()
+    for stream_id in (1, 3):
+        server.connection.send_data(stream_id, [bytes(300_000)])
+    server.connection.send_data(5, [b"small"])
+    sent = [(frame[2], len(frame[3])) for frame in server.frames()]
+    share = 1 << 17
+    assert sent[:3] == [(1, share), (3, share), (5, 5)]
+    assert sum(size for _, size in sent) == 600_005
+
+
 def test_the_handler_is_told_when_nothing_is_queued_any_more():
     class Pages(Recorder):
         """Sends the next page when the last is gone."""

@@ -72,8 +72,6 @@ class Http2Connection:
 
     def received(self, nbytes: int) -> None:
         """Take ``nbytes`` that were received where ``memory()`` said; callbacks come from here."""
-        if self._state.closed:
-            return
         receiver = self._receiver
         try:
             while True:

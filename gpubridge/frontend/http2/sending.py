@@ -106,7 +106,6 @@ class Sender:
             not 0 < size <= _SMALL
             or size > self._window
             or size > stream.send_window
-            or stream.queued
             or self._round
         ):
             self._queue(stream, buffers, size, end)
