@@ -6,11 +6,10 @@ to stderr, and what only a server can do says so.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["Host", "attach", "current", "detach", "register_aliases"]
+__all__ = ["Host", "attach", "current", "detach"]
 
 
 class Host(NamedTuple):
@@ -46,18 +45,3 @@ def detach() -> None:
 def current() -> Host | None:
     """Give the host, or None outside of a server."""
     return _host
-
-
-def register_aliases() -> None:
-    """Let models import this room under the names they know.
-
-    A foreign interpreter has only the gpubridge package on its path, not the modules beside it that
-    a ``pip install`` puts there; so the stub registers ``triton_python_backend_utils`` and
-    ``c_python_backend_utils`` itself, as the very same modules.
-    """
-    # Both import this module.
-    from gpubridge import pb_utils  # noqa: PLC0415
-    from gpubridge.pb_utils import c_module  # noqa: PLC0415
-
-    sys.modules["triton_python_backend_utils"] = pb_utils
-    sys.modules["c_python_backend_utils"] = c_module

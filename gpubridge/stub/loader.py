@@ -10,7 +10,7 @@ import types
 from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.pb_utils.host import register_aliases
+from gpubridge.pb_utils.aliases import register_aliases
 
 __all__ = ["load_model", "model_error_text"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpubridge import pb_utils
-from gpubridge.pb_utils import c_module, host
+from gpubridge.pb_utils import aliases, c_module, host
 
 Failure = pb_utils.TritonModelException
 
@@ -132,7 +132,7 @@ def test_shims_are_the_same_names():
 def test_aliases_in_a_process_that_has_no_shims(monkeypatch):
     monkeypatch.delitem(sys.modules, "triton_python_backend_utils", raising=False)
     monkeypatch.delitem(sys.modules, "c_python_backend_utils", raising=False)
-    host.register_aliases()
+    aliases.register_aliases()
     try:
         import c_python_backend_utils
         import triton_python_backend_utils

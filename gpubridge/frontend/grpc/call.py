@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.grpc.framing import MessageReader
 from gpubridge.frontend.grpc.status import CallFailed, Status, failure, headers, ok_trailers
+from gpubridge.frontend.http2.connection import Http2Connection
 from gpubridge.protocol.grpc.infer_response import encode_frame
 
-if TYPE_CHECKING:
-    from gpubridge.frontend.grpc.connection import GrpcConnection
-
-__all__ = ["Call", "UnaryCall", "read_timeout"]
+__all__ = ["Call", "CallOwner", "UnaryCall", "read_timeout"]
 
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -27,12 +25,30 @@ def read_timeout(value: bytes) -> float | None:
     return None if match is None else int(match[1]) * _SECONDS[match[2]]
 
 
+class CallOwner(Protocol):
+    """The connection, as far as its calls have to know it."""
+
+    @property
+    def http2(self) -> Http2Connection:
+        """Where answers are sent."""
+
+    @property
+    def message_limit(self) -> int:
+        """Bytes of the longest message of a request."""
+
+    def forget(self, stream_id: int) -> None:
+        """Hear that a call has ended."""
+
+    def flush_soon(self) -> None:
+        """Send what calls have left to be sent."""
+
+
 class Call:
     """What all calls have in common: how they end.
 
     Parameters
     ----------
-    connection : GrpcConnection
+    connection : CallOwner
         Where it came, and where its answer goes.
     stream_id : int
         Its stream there.
@@ -42,7 +58,7 @@ class Call:
 
     __slots__ = ("_connection", "_done", "_reader", "_stream_id", "_timer", "_told")
 
-    def __init__(self, connection: GrpcConnection, stream_id: int, coding: bytes) -> None:
+    def __init__(self, connection: CallOwner, stream_id: int, coding: bytes) -> None:
         self._connection = connection
         self._stream_id = stream_id
         self._reader = MessageReader(connection.message_limit, coding)
@@ -131,7 +147,7 @@ class UnaryCall(Call):
 
     def __init__(
         self,
-        connection: GrpcConnection,
+        connection: CallOwner,
         stream_id: int,
         coding: bytes,
         answer: Callable[[bytes], bytes],

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError
-from gpubridge.frontend.grpc.call import Call
+from gpubridge.frontend.grpc.call import Call, CallOwner
 from gpubridge.frontend.grpc.framing import PREFIX, read_prefix
 from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.host_shm import HostArena
@@ -14,9 +12,6 @@ from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
 from gpubridge.protocol.grpc.infer_response import encode_response
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from gpubridge.request import InferRequest, InferResponse, Outcome
-
-if TYPE_CHECKING:
-    from gpubridge.frontend.grpc.connection import GrpcConnection
 
 __all__ = ["InferCall"]
 
@@ -39,7 +34,7 @@ class InferCall(Call):
 
     def __init__(
         self,
-        connection: GrpcConnection,
+        connection: CallOwner,
         stream_id: int,
         coding: bytes,
         forms: FormCache[Model],

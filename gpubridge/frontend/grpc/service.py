@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.grpc.call import Call, UnaryCall
+from gpubridge.frontend.grpc.call import Call, CallOwner, UnaryCall
 from gpubridge.frontend.grpc.infer import InferCall
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.http2.headers import RequestHeaders
 from gpubridge.protocol.grpc import metadata
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.messages import parse_message
-
-if TYPE_CHECKING:
-    from gpubridge.frontend.grpc.connection import GrpcConnection
 
 __all__ = ["GrpcService"]
 
@@ -76,7 +72,7 @@ class GrpcService:
         self._forms.forget()
 
     def open(
-        self, connection: GrpcConnection, stream_id: int, headers: RequestHeaders, coding: bytes
+        self, connection: CallOwner, stream_id: int, headers: RequestHeaders, coding: bytes
     ) -> Call | None:
         """Return the call that a stream is; None for a method that there is not."""
         path = headers.path

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError
-from gpubridge.frontend.grpc.call import Call
+from gpubridge.frontend.grpc.call import Call, CallOwner
 from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.host_shm import HostArena
 from gpubridge.protocol.grpc.fields import read_request
@@ -18,9 +17,6 @@ from gpubridge.protocol.grpc.infer_response import FrameSegments, encode_respons
 from gpubridge.protocol.grpc.receiver import whole_request
 from gpubridge.protocol.grpc.stream import error_frame, stream_frame
 from gpubridge.request import InferRequest, InferResponse, Outcome
-
-if TYPE_CHECKING:
-    from gpubridge.frontend.grpc.connection import GrpcConnection
 
 __all__ = ["StreamCall"]
 
@@ -61,7 +57,7 @@ class StreamCall(Call):
 
     def __init__(
         self,
-        connection: GrpcConnection,
+        connection: CallOwner,
         stream_id: int,
         coding: bytes,
         forms: FormCache[Model],
