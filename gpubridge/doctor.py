@@ -185,7 +185,7 @@ def _native() -> Finding:
     reason = absence()
     if reason is None:
         return Finding("compiled module", works=True, detail="gpubridge._native is loaded")
-    advice = "nothing breaks, BYTES tensors and DLPack are slower; install with a C++17 compiler"
+    advice = "nothing breaks, small requests, BYTES tensors and DLPack are slower; install with a C++17 compiler"
     return Finding("compiled module", works=False, detail=reason, advice=advice)
 
 
