@@ -40,7 +40,8 @@ def run(fd: int, server_pid: int) -> int:
     _die_with(server_pid)
     channel = Channel(socket.socket(fileno=fd))
     os.register_at_fork(after_in_child=channel.close)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # Whole lines, whatever PYTHONUNBUFFERED says: other processes write to the same log.
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     try:
         message, fds = channel.receive()
         stub = _Stub(channel, decode_control(message), fds)
