@@ -4,13 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import Slot
+from gpubridge.host_shm import Segment, Slot
+from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.signatures import Signature
 
-__all__ = ["NO_OPTIONS", "InferRequest", "InferResponse", "Outcome", "RequestOptions"]
+__all__ = [
+    "NO_BYTES",
+    "NO_OPTIONS",
+    "InferRequest",
+    "InferResponse",
+    "MemoryRange",
+    "Outcome",
+    "RequestOptions",
+]
+
+
+class MemoryRange(NamedTuple):
+    """Bytes of a tensor, wherever they lie: any stub can be handed them, and nobody copies them.
+
+    Attributes
+    ----------
+    segment : Segment or None
+        Where; None for no bytes.
+    offset, nbytes : int
+        Bytes from the segment's start; bytes.
+    keep : object
+        As long as this is held, the memory stays what it is.
+    """
+
+    segment: Segment | None
+    offset: int
+    nbytes: int
+    keep: object
 
 
 @dataclass(slots=True)
@@ -25,12 +53,30 @@ class InferResponse:
         Their bytes, in the stub's output memory; that memory goes back when the last view is gone.
     parameters : dict
         Response parameters.
+    memory : BorrowedMemory
+        The stub's output memory as this process sees it.
+    refs : sequence of (int, int, int, int)
+        Where in it each output lies.
     """
 
     signature: Signature
     buffers: list[memoryview]
     parameters: dict[str, object] | None = None
+    memory: BorrowedMemory | None = None
+    refs: Sequence[tuple[int, int, int, int]] = ()
 
+    def ranges(self) -> list[MemoryRange]:
+        """Return where the outputs lie, to hand them on to a stub; asked when the response arrives."""
+        memory = self.memory
+        return [
+            MemoryRange(memory.segment(ref[0]), ref[1], ref[2], buffer)
+            if memory is not None and ref[2]
+            else NO_BYTES
+            for ref, buffer in zip(self.refs, self.buffers, strict=True)
+        ]
+
+
+NO_BYTES = MemoryRange(None, 0, 0, None)
 
 Outcome = InferResponse | BridgeError
 
@@ -105,6 +151,9 @@ class InferRequest:
         What the scheduler holds for it; None for itself.
     pattern : InferRequest or None
         Another request of the same batch, whose inputs it has.
+    ranges : sequence of MemoryRange or None
+        Where each input lies, if not all of them are in the slot at ``places``. The slot, if there is
+        one, is freed as ever.
     """
 
     __slots__ = (
@@ -121,6 +170,7 @@ class InferRequest:
         "pattern",
         "place",
         "places",
+        "ranges",
         "signature",
         "slot",
         "start",
@@ -152,6 +202,7 @@ class InferRequest:
         self.options = options
         self.item: Any = None
         self.pattern: InferRequest | None = None
+        self.ranges: Sequence[MemoryRange] | None = None
         self.arrived = 0
         self.cancelled: Callable[[InferRequest], None] | None = None
         self.ticket = -1

@@ -18,15 +18,15 @@ import enum
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.link import Landed, LinkEvents, StubLink
+from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_process import StubProcess, cannot_start
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
-from gpubridge.host_shm import HostArena
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.logs import log_from_stub
 from gpubridge.transport.channel import pair
@@ -111,10 +111,8 @@ class Instance:
 
     Parameters
     ----------
-    arena : HostArena
-        Where requests lie.
-    owners : callable
-        Gives a number that no other stub process of this server has or had.
+    regions : Regions
+        Memory that any stub can be handed.
     index : int
         Which of its model's instances it is.
     listener : InstanceListener
@@ -124,8 +122,7 @@ class Instance:
     def __init__(
         self,
         settings: InstanceSettings,
-        arena: HostArena,
-        owners: Callable[[], int],
+        regions: Regions,
         index: int,
         listener: InstanceListener,
     ) -> None:
@@ -135,8 +132,7 @@ class Instance:
         self.in_flight = 0
         self.window = 0
         self.restarts = 0
-        self._arena = arena
-        self._owners = owners
+        self._regions = regions
         self.index = index
         self._listener = listener
         self._loop = asyncio.get_running_loop()
@@ -231,7 +227,7 @@ class Instance:
             on_log=lambda fields: log_from_stub(self.name, fields),
         )
         try:
-            link = StubLink(ours, self._arena, self._owners(), self.settings.output_limit, events)
+            link = StubLink(ours, self._regions, self.settings.output_limit, events)
         except BridgeError:
             ours.close()
             theirs.close()
@@ -320,11 +316,6 @@ class Instance:
         """Spare the stub a request that it has not started."""
         if self._link is not None and request.instance is self._link:
             self._link.cancel(request)
-
-    def drop_region(self, region: int) -> None:
-        """Have the stub unmap a region of the server's arena."""
-        if self._link is not None:
-            self._link.drop_region(region)
 
     def housekeep(self) -> None:
         """Called now and then: settle kept memory, and end an execute that takes too long."""

@@ -17,11 +17,12 @@ from typing import Any
 
 from gpubridge.engine.outbox import Outbox
 from gpubridge.engine.outcome import failure_reason, outcome_of
+from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import HostArena, Segment
-from gpubridge.request import InferRequest
+from gpubridge.host_shm import Segment
+from gpubridge.request import InferRequest, MemoryRange
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
-from gpubridge.transport.control import ControlPage
+from gpubridge.transport.control import NO_LEASE, ControlPage
 from gpubridge.transport.leases import BorrowedMemory, LentSlots
 from gpubridge.transport.messages import (
     Batch,
@@ -68,30 +69,27 @@ class StubLink:
     ----------
     sock : socket.socket
         The server's end of the channel; owned from now on.
-    arena : HostArena
-        Where requests lie; their slots go back to it.
-    owner : int
-        Upper half of the ids of the stub's own regions.
+    regions : Regions
+        Memory that any stub can be handed. Slots of requests go back to its arena.
     """
 
     def __init__(
         self,
         sock: socket.socket,
-        arena: HostArena,
-        owner: int,
+        regions: Regions,
         output_limit: int,
         events: LinkEvents,
     ) -> None:
         sock.setblocking(False)
         self._channel = Channel(sock)
-        self._arena = arena
-        self._owner = owner
+        self._regions = regions
+        self._owner = regions.new_owner()
         self._output_limit = output_limit
         self._output_bytes: dict[int, int] = {}
         self._events = events
         self._loop = asyncio.get_running_loop()
         self._control = ControlPage(Segment.create(0, ControlPage.SIZE))
-        self._lent = LentSlots(self._control.lent, arena)
+        self._lent = LentSlots(self._control.lent, regions.arena)
         self._borrowed = BorrowedMemory(self._control.outputs)
         self._announced: set[int] = set()
         self._kept: set[int] = set()
@@ -129,6 +127,8 @@ class StubLink:
         flight: dict[int, InferRequest] = {}
         for request in requests:
             ticket = self._lent.lend(request.slot)
+            if request.ranges is not None:
+                self._lend_ranges(ticket, request.ranges)
             self._control.cancelled[ticket] = 0
             request.ticket = ticket
             request.instance = self
@@ -147,7 +147,11 @@ class StubLink:
         source = request.pattern or request
         slot = source.slot
         refs: list[int] = []
-        if slot is not None:
+        if source.ranges is not None:
+            for segment, offset, nbytes, _ in source.ranges:
+                region = 0 if segment is None else segment.region
+                refs += (region, offset, nbytes, source.ticket if region else NO_LEASE)
+        elif slot is not None:
             region = slot.segment.region
             if region not in self._announced:
                 self._announce(slot.segment)
@@ -163,14 +167,27 @@ class StubLink:
             request.extras,
         )
 
+    def _lend_ranges(self, ticket: int, ranges: Sequence[MemoryRange]) -> None:
+        """Lend a request's inputs that lie anywhere, and have the stub know where that is."""
+        segments = [part.segment for part in ranges if part.segment is not None]
+        if not segments:
+            # The stub will look at nothing, and so not say that it has.
+            self._control.lent[ticket] = 0
+            return
+        self._lent.keep(ticket, ranges)
+        for segment in segments:
+            if segment.region not in self._announced:
+                self._announce(segment)
+
     def cancel(self, request: InferRequest) -> None:
         """Tell the stub that nobody waits for this request; it is skipped if it has not started."""
         self._control.cancelled[request.ticket] = 1
 
     def drop_region(self, region: int) -> None:
-        """Tell the stub to unmap a region of the server's arena."""
+        """Tell the stub to unmap a region that is not its own."""
         if region in self._announced:
             self._announced.discard(region)
+            self._flush()
             self._outbox.send(control_message(Kind.DROP_REGION, region=region))
 
     def housekeep(self, idle_seconds: float) -> None:
@@ -245,6 +262,9 @@ class StubLink:
         for ticket in self._kept:
             self._lent.recall(ticket)
         self._kept.clear()
+        self._regions.leave(self, self._announced)
+        for region in self._borrowed.regions():
+            self._regions.drop(region)
         self._borrowed.close()
         self._control.close()
         return started, unstarted
@@ -262,6 +282,7 @@ class StubLink:
     def _announce(self, segment: Segment) -> None:
         self._flush()
         self._announced.add(segment.region)
+        self._regions.join(segment.region, self)
         self._outbox.send(
             control_message(Kind.REGION, region=segment.region, size=segment.size), (segment.fd,)
         )
@@ -293,6 +314,7 @@ class StubLink:
                 region = _number(decode_control(message), "region")
                 self._borrowed.drop(region)
                 self._output_bytes.pop(region, None)
+                self._regions.drop(region)
             elif kind == Kind.LOG:
                 self._events.on_log(_log_fields(decode_control(message)))
             elif kind == Kind.READY:
@@ -340,7 +362,7 @@ class StubLink:
             request.ticket = _ANSWERED
             if not self._lent.settle(ticket):
                 self._kept.add(ticket)
-            request.slot = None
+            request.slot = request.ranges = None
             request.finish(outcome)
         del self._flights[batch.sequence]
         return batch, list(flight.values()), failures

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from gpubridge.config import InstanceGroup, ModelConfig
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment, stub_environment
 from gpubridge.engine.instance import Instance, InstanceSettings, InstanceState
-from gpubridge.host_shm import HostArena
+from gpubridge.engine.regions import Regions
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.statistics import ModelStatistics
 
@@ -52,10 +51,8 @@ class Model:
         Its version.
     directory : Path
         The model's directory; the version's lies in it.
-    arena : HostArena
-        Where requests lie.
-    owners : callable
-        Gives numbers for stub processes, each once.
+    regions : Regions
+        Memory that any stub can be handed.
     """
 
     def __init__(
@@ -63,8 +60,7 @@ class Model:
         config: ModelConfig,
         version: int,
         directory: Path,
-        arena: HostArena,
-        owners: Callable[[], int],
+        regions: Regions,
         limits: EngineLimits,
     ) -> None:
         self.config = config
@@ -72,10 +68,9 @@ class Model:
         self.version = version
         self.statistics = ModelStatistics(config.name, version)
         self._directory = directory
-        self._arena = arena
-        self._owners = owners
+        self._regions = regions
         self._limits = limits
-        self._dispatcher = Dispatcher(config, arena, self.statistics)
+        self._dispatcher = Dispatcher(config, regions.arena, self.statistics)
         self._instances: list[Instance] = []
         self._stopping = False
 
@@ -94,7 +89,7 @@ class Model:
         for group in self.config.instance_groups:
             settings += self._placed(group, environment)
         self._instances = [
-            Instance(entry, self._arena, self._owners, index, self._dispatcher)
+            Instance(entry, self._regions, index, self._dispatcher)
             for index, entry in enumerate(settings)
         ]
         self._dispatcher.instances = self._instances
@@ -199,11 +194,6 @@ class Model:
         self._dispatcher.submit(request)
 
     # -- housekeeping --------------------------------------------------------------------------
-
-    def drop_region(self, region: int) -> None:
-        """Have every stub unmap a region of the server's arena."""
-        for instance in self._instances:
-            instance.drop_region(region)
 
     def housekeep(self) -> None:
         """Called every few seconds."""

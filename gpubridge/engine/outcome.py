@@ -35,7 +35,7 @@ def outcome_of(record: Record, borrowed: BorrowedMemory) -> Outcome:
             )
     buffers = borrowed.views(record.refs)
     parameters = extras.get("parameters") if extras else None
-    return InferResponse(record.signature, buffers, parameters)
+    return InferResponse(record.signature, buffers, parameters, borrowed, record.refs)
 
 
 def failure_reason(record: Record) -> str:

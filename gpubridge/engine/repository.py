@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,14 +11,13 @@ from typing import Literal
 
 from gpubridge.config import load_model_config, served_versions, unsupported_features
 from gpubridge.engine.model import EngineLimits, Model
+from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.host_shm import HostArena, Segment
 
 __all__ = ["ModelRepository", "VersionStatus"]
 
 _logger = logging.getLogger(__name__)
 
-_SERVER_OWNER = 0
 _TICK_SECONDS = 5.0
 _IDLE_SECONDS = 30.0
 
@@ -69,10 +67,10 @@ class ModelRepository:
         self._gpu_fallback = gpu_fallback
         self._models: dict[str, dict[int, Model]] = {}
         self._statuses: dict[tuple[str, int], VersionStatus] = {}
-        self._owners = itertools.count(_SERVER_OWNER + 1)
         self._housekeeper: asyncio.Task[None] | None = None
         self._closing = False
-        self.arena = HostArena(_SERVER_OWNER, arena_limit, on_drop=self._on_drop)
+        self._regions = Regions(arena_limit)
+        self.arena = self._regions.arena
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -104,7 +102,7 @@ class ModelRepository:
         if self._housekeeper is not None:
             self._housekeeper.cancel()
             await asyncio.gather(self._housekeeper, return_exceptions=True)
-        self.arena.close()
+        self._regions.close()
 
     async def _load(self, path: Path) -> None:
         name = path.name
@@ -121,10 +119,7 @@ class ModelRepository:
             return
         for notice in config.notices:
             _logger.info("model '%s': %s", name, notice)
-        models = [
-            Model(config, v, path, self.arena, self._owners.__next__, self._limits)
-            for v in versions
-        ]
+        models = [Model(config, v, path, self._regions, self._limits) for v in versions]
         await asyncio.gather(*(self._load_version(model) for model in models))
 
     async def _load_version(self, model: Model) -> None:
@@ -235,10 +230,6 @@ class ModelRepository:
                 for model in models:
                     model.housekeep()
                 self.arena.trim(_IDLE_SECONDS)
-
-    def _on_drop(self, segment: Segment) -> None:
-        for model in self.loaded():
-            model.drop_region(segment.region)
 
 
 def _model_directories(directory: Path) -> list[Path]:

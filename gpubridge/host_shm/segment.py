@@ -23,6 +23,8 @@ class Segment:
 
     Use :meth:`create` or :meth:`open`. The object owns ``fd`` and the mapping; :meth:`close` gives
     back both, except that memory which views still refer to stays mapped until the last view dies.
+    An object that nobody refers to closes itself: what a dead process made is handed on to others for
+    as long as somebody holds its segment.
 
     Attributes
     ----------
@@ -37,11 +39,13 @@ class Segment:
     __slots__ = ("_map", "fd", "region", "size", "view")
 
     def __init__(self, region: int, fd: int, size: int) -> None:
-        self.region = region
-        self.fd = fd
-        self.size = size
+        # The descriptor is this object's only when nothing can fail any more.
+        self.fd = -1
         self._map: mmap.mmap | None = mmap.mmap(fd, size)
+        self.region = region
+        self.size = size
         self.view = memoryview(self._map)
+        self.fd = fd
 
     @classmethod
     def create(cls, region: int, size: int) -> Segment:
@@ -102,6 +106,9 @@ class Segment:
         self.view.release()
         # Whoever still looks at this memory holds the mapping: it goes with their last view.
         self._map = None
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _unavailable(size: int, error: Exception) -> BridgeError:

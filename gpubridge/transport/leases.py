@@ -31,13 +31,14 @@ class LentSlots:
         Where slots go when they come back.
     """
 
-    __slots__ = ("_arena", "_free", "_slots", "_table")
+    __slots__ = ("_arena", "_free", "_kept", "_slots", "_table")
 
     def __init__(self, table: memoryview, arena: HostArena) -> None:
         self._table = table
         self._arena = arena
         self._free = list(range(len(table) - 1, -1, -1))
         self._slots: dict[int, Slot] = {}
+        self._kept: dict[int, object] = {}
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -60,6 +61,11 @@ class LentSlots:
             self._slots[lease] = slot
         return lease
 
+    def keep(self, lease: int, kept: object) -> None:
+        """Lend memory of others under a lease, too: ``kept``, which owns it, is held until the end."""
+        self._table[lease] = 1
+        self._kept[lease] = kept
+
     def settle(self, lease: int) -> bool:
         """Take the slot back if its borrower is done with it; returns whether that was so."""
         if self._table[lease]:
@@ -67,6 +73,8 @@ class LentSlots:
         slot = self._slots.pop(lease, None)
         if slot is not None:
             self._arena.free(slot)
+        if self._kept:
+            self._kept.pop(lease, None)
         self._free.append(lease)
         return True
 
@@ -93,6 +101,7 @@ class LentSlots:
         """End a lease that its borrower never used; the slot stays with whoever had it lent."""
         self._table[lease] = 0
         self._slots.pop(lease, None)
+        self._kept.pop(lease, None)
         self._free.append(lease)
 
     def recall(self, lease: int) -> None:
@@ -139,12 +148,18 @@ class BorrowedMemory:
         self._segments[region] = segment
         self._book.add(region, segment.view)
 
+    def segment(self, region: int) -> Segment:
+        """Return a region that is mapped, to hand it on; it lives while somebody holds it."""
+        return self._segments[region]
+
+    def regions(self) -> list[int]:
+        """The regions that are mapped."""
+        return list(self._segments)
+
     def drop(self, region: int) -> None:
-        """Unmap a region; views that still exist keep their memory."""
+        """Unmap a region; views that still exist, and who was handed it, keep its memory."""
         self._book.remove(region)
-        segment = self._segments.pop(region, None)
-        if segment is not None:
-            segment.close()
+        self._segments.pop(region, None)
 
     def views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
         """Return the bytes at places; each lease lasts until the last view under it is gone.
