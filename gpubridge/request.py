@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Segment, Slot
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.signatures import Signature
@@ -111,13 +111,15 @@ class RequestOptions:
 
 
 NO_OPTIONS = RequestOptions()
+_NO_RESPONSE = BridgeError("the model ended this request without a response", ErrorCode.INTERNAL)
 
 
 class InferRequest:
     """One inference request on its way through the server.
 
     Who submits a request to a model gives it away: the model frees ``slot``, whatever happens, and
-    calls ``on_done`` exactly once, on the event loop, unless :meth:`cancel` was called before.
+    calls ``on_done`` exactly once, on the event loop, unless :meth:`cancel` was called before. Where
+    a model may send several responses, ``on_partial`` gets each that is not the last.
 
     Parameters
     ----------
@@ -144,6 +146,11 @@ class InferRequest:
 
     Attributes
     ----------
+    on_partial : callable or None
+        Gets a response, or an error in the place of one, after which others may come; ``on_done``
+        then gets the last one, or None if there was only the word that no more come. Who has set
+        this calls :meth:`passed_on` for what it got, or the model has to wait. Not set: the first
+        response is the outcome.
     arrived, place
         The scheduler's, which holds this object or, where it has to know more, another for it. The
         first is the time at which the model took it, in CLOCK_MONOTONIC nanoseconds.
@@ -162,10 +169,12 @@ class InferRequest:
         "cancelled",
         "copied",
         "extras",
+        "first",
         "identifier",
         "instance",
         "item",
         "on_done",
+        "on_partial",
         "options",
         "pattern",
         "place",
@@ -183,7 +192,7 @@ class InferRequest:
         slot: Slot | None,
         start: int,
         places: Sequence[tuple[int, int]],
-        on_done: Callable[[Outcome], None],
+        on_done: Callable[[Any], None],
         identifier: str = "",
         extras: bytes = b"",
         copied: int = 0,
@@ -194,7 +203,9 @@ class InferRequest:
         self.places = places
         self.slot = slot
         self.start = start
-        self.on_done: Callable[[Outcome], None] | None = on_done
+        self.on_done: Callable[[Any], None] | None = on_done
+        self.on_partial: Callable[[Outcome], None] | None = None
+        self.first: Outcome | None = None
         self.identifier = identifier
         self.extras = extras
         self.copied = copied
@@ -206,12 +217,28 @@ class InferRequest:
         self.arrived = 0
         self.cancelled: Callable[[InferRequest], None] | None = None
         self.ticket = -1
-        self.instance: object = None
+        self.instance: Any = None
 
-    def finish(self, outcome: Outcome) -> None:
+    def respond(self, outcome: Outcome) -> None:
+        """Give a response that is not the last to who waits for it."""
+        if self.on_done is not None and self.on_partial is not None:
+            self.on_partial(outcome)
+            return
+        if self.first is None:
+            self.first = outcome
+        self.passed_on(1)
+
+    def passed_on(self, responses: int) -> None:
+        """Say that so many of the responses have left, so that the model may send others."""
+        if self.instance is not None:
+            self.instance.passed_on(self, responses)
+
+    def finish(self, outcome: Outcome | None) -> None:
         """Give the outcome to who waits for it; at most once."""
         on_done, self.on_done = self.on_done, None
         if on_done is not None:
+            if outcome is None and self.on_partial is None:
+                outcome = self.first or _NO_RESPONSE
             on_done(outcome)
 
     def cancel(self) -> None:

@@ -40,8 +40,6 @@ def _unsupported_fields(message: ProtoMessage) -> Iterator[tuple[str, str]]:
     for name, instead in _FIELDS.items():
         if name in present:
             yield name, instead
-    if message.model_transaction_policy.decoupled:
-        yield "model_transaction_policy.decoupled", "a request gets exactly one response"
     if message.response_cache.enable:
         yield "response_cache.enable", "every request is executed"
     if message.model_repository_agents.agents:

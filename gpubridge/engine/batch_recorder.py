@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpubridge.engine.link import Landed
+from gpubridge.engine.ledger import STILL_OPEN, Closed, Landed
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.transport.messages import Batch
@@ -17,10 +17,30 @@ class BatchRecorder:
     they cost a few additions each.
     """
 
-    __slots__ = ("_statistics",)
+    __slots__ = ("_open", "_statistics")
 
     def __init__(self, statistics: ModelStatistics) -> None:
         self._statistics = statistics
+        # The steps of the batches of requests that are not over.
+        self._open: dict[InferRequest, tuple[int, int, int, int]] = {}
+
+    def record_closed(self, closed: list[Closed], now: int) -> None:
+        """Count requests that ended at ``now``, after their batch."""
+        for request, reason in closed:
+            queued, *steps = self._open.pop(request)
+            if reason:
+                self._statistics.failed(reason, now - request.arrived)
+            else:
+                self._statistics.answered(
+                    request.batch_size,
+                    now - request.arrived,
+                    queued,
+                    (steps[0], steps[1], steps[2]),
+                )
+
+    def forget(self, request: InferRequest) -> None:
+        """A request is lost: its stub died."""
+        self._open.pop(request, None)
 
     def record(self, landed: list[Landed], now: int) -> None:
         """Count batches that were answered at ``now`` (CLOCK_MONOTONIC, ns)."""
@@ -58,21 +78,22 @@ class BatchRecorder:
     ) -> None:
         """Count one batch."""
         statistics = self._statistics
-        done = size = spent = queued = 0
+        done = size = spent = queued = going_on = 0
+        steps = (batch.called - batch.started, batch.ended - batch.called, now - batch.ended)
         for request in requests:
             if not request.batch_size:
                 continue
-            if request in failures:
-                statistics.failed(failures[request], now - request.arrived)
+            reason = failures.get(request)
+            if reason == STILL_OPEN:
+                going_on += request.batch_size
+                self._open[request] = (batch.started - request.arrived, *steps)
+                continue
+            if reason is not None:
+                statistics.failed(reason, now - request.arrived)
                 continue
             done += 1
             size += request.batch_size
             spent += now - request.arrived
             queued += batch.started - request.arrived
-        if done:
-            statistics.executed(
-                1,
-                size,
-                (done, spent, queued),
-                (batch.called - batch.started, batch.ended - batch.called, now - batch.ended),
-            )
+        if done or going_on:
+            statistics.executed(1, size, (done, spent, queued), steps, going_on)

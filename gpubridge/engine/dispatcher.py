@@ -13,7 +13,7 @@ from gpubridge.config import ModelConfig
 from gpubridge.engine.alarm import Alarm
 from gpubridge.engine.batch_recorder import BatchRecorder
 from gpubridge.engine.instance import Instance, InstanceState
-from gpubridge.engine.link import Landed
+from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.scheduling import (
     Item,
     Scheduler,
@@ -78,7 +78,8 @@ class Dispatcher:
     @property
     def pending(self) -> int:
         """Requests that are queued or at a stub."""
-        return self._scheduler.pending + sum(instance.in_flight for instance in self.instances)
+        at_stubs = sum(i.in_flight + i.open_requests for i in self.instances)
+        return self._scheduler.pending + at_stubs
 
     @property
     def queued(self) -> int:
@@ -296,6 +297,7 @@ class Dispatcher:
         now = _clock()
         self._scheduler.instance_died(instance.index, now)
         for request in lost:
+            self._recorder.forget(request)
             if request.batch_size:
                 self._statistics.failed("BACKEND", now - request.arrived)
                 request.finish(error)
@@ -305,6 +307,14 @@ class Dispatcher:
         """Batches were answered, at ``now``, so that there is room for others."""
         self._recorder.record(landed, now)
         self.dispatch(now)
+
+    def on_responses(self, closed: list[Closed], now: int, copied: int) -> None:
+        """Requests ended some time after their batch, at ``now``."""
+        if copied:
+            self._statistics.copied(copied)
+        if closed:
+            self._recorder.record_closed(closed, now)
+            self.dispatch(now)
 
 
 def _request(item: Any) -> InferRequest:

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpubridge.engine.environment import StubEnvironment
-from gpubridge.engine.link import Landed, LinkEvents, StubLink
+from gpubridge.engine.ledger import Closed, Landed
+from gpubridge.engine.link import LinkEvents, StubLink
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_process import StubProcess, cannot_start
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
@@ -91,6 +92,9 @@ class InstanceListener(Protocol):
 
     def on_landed(self, landed: list[Landed], now: int, /) -> None:
         """Batches were answered, at ``now``, so that there is room for others."""
+
+    def on_responses(self, closed: list[Closed], now: int, copied: int, /) -> None:
+        """Requests of earlier batches ended, at ``now``; ``copied`` bytes of responses were copied."""
 
     def on_death(
         self,
@@ -224,6 +228,7 @@ class Instance:
             on_failed=self._on_failed,
             on_broken=self._on_broken,
             on_landed=self._on_landed,
+            on_responses=self._on_responses,
             on_log=lambda fields: log_from_stub(self.name, fields),
         )
         try:
@@ -306,6 +311,11 @@ class Instance:
         """Why the last stub died or did not start."""
         return self._last_error
 
+    @property
+    def open_requests(self) -> int:
+        """Requests that the model still answers although their batch has ended."""
+        return 0 if self._link is None else self._link.open_requests
+
     def submit(self, requests: Sequence[InferRequest]) -> None:
         """Send one batch to the stub; only while fewer than ``window`` requests are in flight."""
         assert self._link is not None
@@ -360,6 +370,12 @@ class Instance:
             self._link.hear_out()
         if self._started is not None and not self._started.done():
             self._started.set_exception(StubDied(self._unhealthy(future.result())))
+
+    def _on_responses(self, closed: list[Closed], now: int, copied: int) -> None:
+        if closed and self._link is not None and self.state is InstanceState.READY:
+            # There may have been no ticket left.
+            self.window = max(self.window, min(1, self._link.free_tickets))
+        self._listener.on_responses(closed, now, copied)
 
     def _on_landed(self, landed: list[Landed], now: int) -> None:
         requests = spent = 0

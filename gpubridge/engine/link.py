@@ -1,8 +1,7 @@
-"""The server's side of one stub: sends it batches, takes its results, keeps the ledger of both.
+"""The server's side of one stub: sends it batches, takes its results.
 
 A link lives as long as one stub process. When the process dies, the link says which requests it had
-started (they fail) and which it had not (they are sent elsewhere); each request leaves the ledger
-exactly once.
+started (they fail) and which it had not (they are sent elsewhere).
 """
 
 from __future__ import annotations
@@ -15,50 +14,46 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpubridge.engine.ledger import Closed, Landed, Ledger
 from gpubridge.engine.outbox import Outbox
-from gpubridge.engine.outcome import failure_reason, outcome_of
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
-from gpubridge.request import InferRequest, MemoryRange
+from gpubridge.request import InferRequest
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import NO_LEASE, ControlPage
-from gpubridge.transport.leases import BorrowedMemory, LentSlots
+from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import (
-    Batch,
     Kind,
     control_message,
     decode_control,
+    decode_responses,
     decode_results,
     encode_batch,
     encode_frame,
 )
 from gpubridge.transport.records import record_encoder, record_reader
 
-__all__ = ["Landed", "LinkEvents", "StubLink"]
+__all__ = ["LinkEvents", "StubLink"]
 
 _FRAME_BYTES = 64 * 1024
 _FRAME_BATCHES = 6
 """A message is sent with so many batches at the latest: the stub starts while the server goes on."""
 
 
-Landed = tuple[Batch, list[InferRequest], dict[InferRequest, str]]
-"""An answered batch, its requests, and why some of them failed."""
-
-_ANSWERED = -1
-
-
 @dataclass(slots=True)
 class LinkEvents:
     """What a link tells its owner; called on the event loop.
 
-    ``on_landed`` gets the batches that were answered in one message, and when.
+    ``on_landed`` gets the batches that were answered in one message, and when; ``on_responses`` the
+    requests of earlier batches that ended now, when that was, and how many bytes were copied.
     """
 
     on_ready: Callable[[], None]
     on_failed: Callable[[str], None]
     on_broken: Callable[[str], None]
     on_landed: Callable[[list[Landed], int], None]
+    on_responses: Callable[[list[Closed], int, int], None]
     on_log: Callable[[dict[str, Any]], None]
 
 
@@ -89,15 +84,12 @@ class StubLink:
         self._events = events
         self._loop = asyncio.get_running_loop()
         self._control = ControlPage(Segment.create(0, ControlPage.SIZE))
-        self._lent = LentSlots(self._control.lent, regions.arena)
         self._borrowed = BorrowedMemory(self._control.outputs)
+        self._ledger = Ledger(self._control, regions.arena, self._borrowed)
         self._announced: set[int] = set()
-        self._kept: set[int] = set()
         self._reader = record_reader()
         self._encode = record_encoder()
         self._sequence = 0
-        # The batches at the stub: by sequence number, each its requests by ticket.
-        self._flights: dict[int, dict[int, InferRequest]] = {}
         self._batches: list[bytes] = []
         self._batch_bytes = 0
         self._flush_due = False
@@ -119,21 +111,17 @@ class StubLink:
     @property
     def free_tickets(self) -> int:
         """How many more requests can be at the stub."""
-        return self._lent.free
+        return self._ledger.free_tickets
+
+    @property
+    def open_requests(self) -> int:
+        """Requests whose batch has ended, but which their model still answers."""
+        return self._ledger.open_requests
 
     def submit(self, requests: Sequence[InferRequest]) -> None:
         """Send one batch; batches submitted in one turn of the event loop travel in one message."""
         self._sequence += 1
-        flight: dict[int, InferRequest] = {}
-        for request in requests:
-            ticket = self._lent.lend(request.slot)
-            if request.ranges is not None:
-                self._lend_ranges(ticket, request.ranges)
-            self._control.cancelled[ticket] = 0
-            request.ticket = ticket
-            request.instance = self
-            flight[ticket] = request
-        self._flights[self._sequence] = flight
+        self._ledger.enter(self._sequence, requests, self)
         batch = encode_batch(self._sequence, [self._record(request) for request in requests])
         self._batches.append(batch)
         self._batch_bytes += len(batch)
@@ -149,8 +137,12 @@ class StubLink:
         refs: list[int] = []
         if source.ranges is not None:
             for segment, offset, nbytes, _ in source.ranges:
-                region = 0 if segment is None else segment.region
-                refs += (region, offset, nbytes, source.ticket if region else NO_LEASE)
+                if segment is None:
+                    refs += (0, 0, 0, NO_LEASE)
+                    continue
+                if segment.region not in self._announced:
+                    self._announce(segment)
+                refs += (segment.region, offset, nbytes, source.ticket)
         elif slot is not None:
             region = slot.segment.region
             if region not in self._announced:
@@ -167,21 +159,13 @@ class StubLink:
             request.extras,
         )
 
-    def _lend_ranges(self, ticket: int, ranges: Sequence[MemoryRange]) -> None:
-        """Lend a request's inputs that lie anywhere, and have the stub know where that is."""
-        segments = [part.segment for part in ranges if part.segment is not None]
-        if not segments:
-            # The stub will look at nothing, and so not say that it has.
-            self._control.lent[ticket] = 0
-            return
-        self._lent.keep(ticket, ranges)
-        for segment in segments:
-            if segment.region not in self._announced:
-                self._announce(segment)
-
     def cancel(self, request: InferRequest) -> None:
         """Tell the stub that nobody waits for this request; it is skipped if it has not started."""
         self._control.cancelled[request.ticket] = 1
+
+    def passed_on(self, request: InferRequest, responses: int) -> None:
+        """Tell the stub that responses of a request have left."""
+        self._ledger.passed_on(request.ticket, responses)
 
     def drop_region(self, region: int) -> None:
         """Tell the stub to unmap a region that is not its own."""
@@ -192,9 +176,8 @@ class StubLink:
 
     def housekeep(self, idle_seconds: float) -> None:
         """Settle memory that models kept, and have the stub give idle memory back."""
-        for ticket in [t for t in self._kept if self._lent.settle(t)]:
-            self._kept.discard(ticket)
-        if not self._flights:
+        self._ledger.settle_kept()
+        if self._ledger.idle:
             self._outbox.send(control_message(Kind.TRIM, idle_seconds=idle_seconds))
 
     def finalize(self) -> None:
@@ -208,9 +191,9 @@ class StubLink:
         None when it has nothing to do.
         """
         started = self._control.started
-        if started in self._flights:
+        if self._ledger.holds(started):
             return self._control.started_at, True
-        if not self._flights:
+        if self._ledger.idle:
             self._stalled_at = None
             return None
         if self._stalled_at is None or self._stalled_at[0] != started:
@@ -245,23 +228,7 @@ class StubLink:
         """
         self.hear_out()
         self._channel.close()
-        started_last = self._control.started
-        started: list[InferRequest] = []
-        unstarted: list[InferRequest] = []
-        for sequence, flight in self._flights.items():
-            for ticket, request in flight.items():
-                if request.ticket == _ANSWERED:
-                    continue
-                if sequence <= started_last:
-                    self._lent.recall(ticket)
-                    started.append(request)
-                else:
-                    self._lent.withdraw(ticket)
-                    unstarted.append(request)
-        self._flights.clear()
-        for ticket in self._kept:
-            self._lent.recall(ticket)
-        self._kept.clear()
+        started, unstarted = self._ledger.close(self._control.started)
         self._regions.leave(self, self._announced)
         for region in self._borrowed.regions():
             self._regions.drop(region)
@@ -307,7 +274,11 @@ class StubLink:
             if kind == Kind.RESULTS:
                 batches = decode_results(message, self._reader)
                 now = time.monotonic_ns()
-                self._events.on_landed([self._land(batch) for batch in batches], now)
+                self._events.on_landed([self._ledger.land(batch) for batch in batches], now)
+            elif kind == Kind.RESPONSES:
+                records, copied = decode_responses(message, self._reader)
+                closed = [end for end in map(self._ledger.respond, records) if end is not None]
+                self._events.on_responses(closed, time.monotonic_ns(), copied)
             elif kind == Kind.REGION:
                 self._map_region(decode_control(message), fds)
             elif kind == Kind.DROP_REGION:
@@ -340,33 +311,6 @@ class StubLink:
             raise MalformedMessage(error.message) from error
         self._output_bytes[region] = size
 
-    def _land(self, batch: Batch) -> Landed:
-        """Give each request of an answered batch its outcome."""
-        flight = self._flights.get(batch.sequence)
-        records = batch.records
-        if flight is None or len(flight) != len(records):
-            raise MalformedMessage(f"results of batch {batch.sequence}, which is not at the stub")
-        if not batch.started <= batch.called <= batch.ended:
-            raise MalformedMessage(
-                f"results of batch {batch.sequence}, which ended before it began"
-            )
-        failures = _NO_FAILURES
-        for record in records:
-            ticket = record.ticket
-            request = flight.get(ticket)
-            if request is None or request.ticket != ticket:
-                raise MalformedMessage(f"a result for ticket {ticket}, which is not running")
-            outcome = outcome_of(record, self._borrowed)
-            if record.word:
-                failures = {**failures, request: failure_reason(record)}
-            request.ticket = _ANSWERED
-            if not self._lent.settle(ticket):
-                self._kept.add(ticket)
-            request.slot = request.ranges = None
-            request.finish(outcome)
-        del self._flights[batch.sequence]
-        return batch, list(flight.values()), failures
-
     # -- the end -------------------------------------------------------------------------------
 
     def _break(self, what: str) -> None:
@@ -381,9 +325,6 @@ class StubLink:
         self._open = False
         self._loop.remove_reader(self._channel.fileno())
         self._outbox.close()
-
-
-_NO_FAILURES: dict[InferRequest, str] = {}
 
 
 def _close(fds: Sequence[int]) -> None:

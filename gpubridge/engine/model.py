@@ -147,6 +147,7 @@ class Model:
                     "version": self.version,
                     "instance": name,
                     "outputs": [output.name for output in self.config.outputs],
+                    "decoupled": self.config.decoupled,
                     "args": {
                         "model_config": json.dumps(self.config.to_dict()),
                         "model_instance_kind": kind,

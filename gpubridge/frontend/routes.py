@@ -177,6 +177,11 @@ class V2Router(_Failures):
             return _Simple(_statistics(self._repository.selected(name, version)))
         model = self._repository.find(name, version)
         if rest == b"/infer":
+            if model.config.decoupled:
+                raise BridgeError(
+                    "HTTP end point doesn't support models with decoupled transaction policy",
+                    ErrorCode.UNSUPPORTED,
+                )
             # One door for all the ways to write its path: what it remembers is bounded for each.
             door = self._doors.get(model)
             if door is None:

@@ -11,9 +11,9 @@ from gpubridge.pb_utils.request import (
     PreferredMemory,
 )
 from gpubridge.pb_utils.response import InferenceResponse
+from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.pb_utils.tensor import Tensor
 from gpubridge.pb_utils.unavailable import (
-    InferenceResponseSender,
     Metric,
     MetricFamily,
     MetricKind,

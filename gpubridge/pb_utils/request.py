@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from gpubridge.pb_utils.arguments import (
     integer,
@@ -14,8 +13,9 @@ from gpubridge.pb_utils.arguments import (
     wrong_type,
 )
 from gpubridge.pb_utils.exceptions import TritonModelException
+from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.pb_utils.tensor import Tensor
-from gpubridge.pb_utils.unavailable import refuse, refuse_bls
+from gpubridge.pb_utils.unavailable import refuse_bls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,8 +78,14 @@ _REQUIRED: Any = _Required.REQUIRED
 _NO_TRACE = InferenceTrace()
 
 
-def _never_cancelled() -> bool:
-    return False
+class RequestOrigin(Protocol):
+    """What a received request is connected to; given by the process around the model."""
+
+    def cancelled(self) -> bool:
+        """Tell whether the client no longer waits."""
+
+    def response_sender(self) -> InferenceResponseSender:
+        """Return the request's response sender, the same each time."""
 
 
 class InferenceRequest:
@@ -114,12 +120,12 @@ class InferenceRequest:
 
     __module__ = "c_python_backend_utils"
     __slots__ = (
-        "_cancelled",
         "_correlation_id",
         "_flags",
         "_inputs",
         "_model_name",
         "_model_version",
+        "_origin",
         "_parameters",
         "_preferred_memory",
         "_release_flags",
@@ -129,12 +135,12 @@ class InferenceRequest:
         "_trace",
     )
 
-    _cancelled: Callable[[], bool]
     _correlation_id: int | str
     _flags: int
     _inputs: list[Tensor]
     _model_name: str
     _model_version: int
+    _origin: RequestOrigin | None
     _parameters: str
     _preferred_memory: PreferredMemory | None
     _release_flags: int
@@ -174,7 +180,7 @@ class InferenceRequest:
         self._requested_output_names = self._checked_names(requested_output_names)
         self._parameters = json_parameters(parameters)
         self._release_flags = 0
-        self._cancelled = _never_cancelled
+        self._origin = None
 
     def _checked_inputs(self, inputs: Any) -> list[Tensor]:
         tensors = sequence(inputs, "inputs")
@@ -213,7 +219,7 @@ class InferenceRequest:
         parameters_json: str,
         model_name: str,
         model_version: int,
-        cancelled: Callable[[], bool],
+        origin: RequestOrigin,
         trace: InferenceTrace = _NO_TRACE,
     ) -> InferenceRequest:
         """Wrap a request that arrived; its list of inputs becomes the request's own."""
@@ -227,7 +233,7 @@ class InferenceRequest:
         request._parameters = parameters_json
         request._model_name = model_name
         request._model_version = model_version
-        request._cancelled = cancelled
+        request._origin = origin
         request._trace = trace
         request._preferred_memory = None
         request._release_flags = 0
@@ -271,7 +277,7 @@ class InferenceRequest:
 
     def is_cancelled(self) -> bool:
         """Tell whether the client no longer waits; always False for a request a model made."""
-        return self._cancelled()
+        return self._origin is not None and self._origin.cancelled()
 
     def set_release_flags(self, flags: int, /) -> None:
         """Say what happens to the request after ``execute``: ``TRITONSERVER_REQUEST_RELEASE_...``.
@@ -283,9 +289,23 @@ class InferenceRequest:
         """
         self._release_flags = integer(flags, "flags", least=0)
 
-    def get_response_sender(self) -> NoReturn:
-        """Raise: response senders are not there yet."""
-        refuse("InferenceRequest.get_response_sender()")
+    def get_response_sender(self) -> InferenceResponseSender:
+        """Give the sender of this request's responses, the same each time.
+
+        A decoupled model sends any number of responses with it; another model one, and then returns
+        None for this request.
+
+        Raises
+        ------
+        TritonModelException
+            If this is not a request that a server sent.
+        """
+        if self._origin is None:
+            raise TritonModelException(
+                "get_response_sender(): expected a request that the model got in execute, got one "
+                "that was constructed: nobody waits for its responses"
+            )
+        return self._origin.response_sender()
 
     def exec(self, decoupled: bool = False) -> NoReturn:
         """Raise: calls of other models are not there yet."""

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NoReturn
 from gpubridge.pb_utils.exceptions import TritonModelException
 
 __all__ = [
-    "InferenceResponseSender",
     "Metric",
     "MetricFamily",
     "MetricKind",
@@ -75,15 +74,6 @@ class MetricFamily:
     ) -> Metric:
         """Raise: custom metrics are not there yet."""
         refuse("MetricFamily.Metric()")
-
-
-class InferenceResponseSender:
-    """Sends responses outside of ``execute``'s return value: not there yet."""
-
-    __module__ = "c_python_backend_utils"
-
-    def __init__(self) -> None:
-        raise TypeError("c_python_backend_utils.InferenceResponseSender: No constructor defined!")
 
 
 class ResponseIterator:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import threading
 import time
 from collections.abc import Coroutine, Sequence
@@ -12,33 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Logger, Tensor
-from gpubridge.stub.loader import model_error_text
+from gpubridge.stub.answers import AnswerEncoder, ContractError, ModelIdentity, error_extras
 from gpubridge.stub.outputs import OutputMemory
+from gpubridge.stub.response_lines import DecoupledOrigin, RequestOrigin, ResponseDesk
+from gpubridge.stub.results import ResultSender
 from gpubridge.tensor.dtypes import numpy_dtype
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import Batch, ResponseFlag, encode_result_batch
-from gpubridge.transport.records import Record, record_encoder
-from gpubridge.transport.signatures import encode_signature
+from gpubridge.transport.records import Record
 
-__all__ = ["Executor", "ModelIdentity"]
-
-
-class ModelIdentity:
-    """Which model and instance this process runs, for requests and error texts."""
-
-    __slots__ = ("instance", "name", "outputs", "path", "version")
-
-    def __init__(
-        self, name: str, version: int, instance: str, path: str, outputs: frozenset[str]
-    ) -> None:
-        self.name = name
-        self.version = version
-        self.instance = instance
-        self.path = path
-        self.outputs = outputs
+__all__ = ["Executor"]
 
 
 class Executor:
@@ -62,14 +46,16 @@ class Executor:
         borrowed: BorrowedMemory,
         outputs: OutputMemory,
         control: ControlPage,
+        results: ResultSender,
     ) -> None:
         self._execute = getattr(model, "execute", None)
         self._identity = identity
         self._borrowed = borrowed
         self._outputs = outputs
         self._control = control
-        self._encode_record = record_encoder()
-        self._signatures: dict[Any, bytes] = {}
+        self._answers = AnswerEncoder(identity, outputs)
+        self._desk = ResponseDesk(control, outputs, results, self._answers, identity.decoupled)
+        self._origin = DecoupledOrigin if identity.decoupled else RequestOrigin
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeps = False
         self._private_bytes = 0
@@ -80,33 +66,37 @@ class Executor:
         """Execute one batch; returns its encoded result. Never raises for what the model does."""
         cancelled = self._control.cancelled
         live = [record for record in batch.records if not cancelled[record.ticket]]
-        copied = self._outputs.copied
         self._private_bytes = 0
         borrowed = self._borrowed
         crowded = borrowed.held > _KEPT_LEASES or borrowed.held_bytes > _KEPT_BYTES
         self._views = self._private_views if crowded else borrowed.views
         started = self._control.start(batch.sequence)
         answers: list[bytes] = []
+        origins = [self._origin(self._desk, record) for record in live]
         called = started
         try:
-            requests = [self._request(record) for record in live]
+            requests = [self._request(origin) for origin in origins]
             called = time.monotonic_ns()
-            responses = self._call(requests) if live else []
+            responses = self._call(requests, origins) if live else []
             # The frame of this call would hold the requests, and so their memory.
             del requests
         except BaseException as error:
-            refusal = _failure(self._batch_error(error))
+            refusal = error_extras(self._identity.failure(error))
             # The frames of a traceback hold the requests, and so their memory.
             error.__traceback__ = None
-            responses = [refusal] * len(live)
+            responses = [self._close_sender(origin, refusal) for origin in origins]
         self.ended_at = time.monotonic_ns()
         for i, record in enumerate(live):
-            answers.append(self._answer(record, responses[i]))
+            response = responses[i]
+            if response is None:
+                answers.append(self._answers.nothing(record.ticket, _GOES_ON))
+                continue
+            answers.append(self._answers.answer(record, response))
             # Memory of the request that only its response still looked at goes back here.
-            responses[i] = None
+            responses[i] = response = None
         if len(live) != len(batch.records):
             answers += self._skip(batch.records, live)
-        copied = self._outputs.copied - copied + self._private_bytes
+        copied = self._outputs.take_copied() + self._private_bytes
         return encode_result_batch(
             batch.sequence, (started, called, self.ended_at), copied, answers
         )
@@ -116,7 +106,8 @@ class Executor:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _request(self, record: Record) -> InferenceRequest:
+    def _request(self, origin: RequestOrigin) -> InferenceRequest:
+        record = origin.record
         signature = record.signature
         received = Tensor._received
         inputs = [
@@ -126,8 +117,6 @@ class Executor:
         extras = record.extras or _NO_EXTRAS
         if "controls" in extras:
             inputs += [_control(*control) for control in extras["controls"]]
-        ticket = record.ticket
-        cancelled = self._control.cancelled
         return InferenceRequest._received(
             inputs,
             record.identifier,
@@ -138,7 +127,7 @@ class Executor:
             extras.get("parameters", "{}"),
             self._identity.name,
             self._identity.version,
-            lambda: cancelled[ticket] != 0,
+            origin,
         )
 
     def _private_views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
@@ -152,71 +141,96 @@ class Executor:
         self._private_bytes += sum(ref[2] for ref in refs)
         return [memoryview(bytearray(view)) for view in self._borrowed.views(refs)]
 
-    def _call(self, requests: list[InferenceRequest]) -> list[Any]:
-        """Call the model and check the form of what it returns."""
+    def _call(
+        self, requests: list[InferenceRequest], origins: Sequence[RequestOrigin]
+    ) -> list[Any]:
+        """Call the model and check the form of what it returns.
+
+        A response is None where the model sends by itself.
+        """
         execute = self._execute
         if execute is None:
-            raise _ContractError(
+            raise ContractError(
                 f"Python model {self._identity.path} does not implement `execute` method."
             )
         count = len(requests)
         responses = execute(requests)
         if type(responses) is not list and inspect.iscoroutine(responses):
+            if self._identity.decoupled:
+                self._start(responses, list(origins))
+                return [None] * count
             responses = self._await(responses)
+        return self._checked(responses, origins)
+
+    def _checked(self, responses: Any, origins: Sequence[RequestOrigin]) -> list[Any]:
+        """Check the form of what ``execute`` returned."""
+        count = len(origins)
+        if self._identity.decoupled:
+            if responses is not None:
+                raise ContractError(
+                    f"Python model '{self._identity.instance}' is using the decoupled mode and the "
+                    "execute function must return None."
+                )
+            return [None] * count
         if not isinstance(responses, list):
-            raise _ContractError(
+            raise ContractError(
                 f"Expected a list in the execute return, found type '{type(responses)}'."
             )
         if len(responses) != count:
-            raise _ContractError(
+            raise ContractError(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest "
                 f"objects. InferenceRequest(s) size is:{count}, and InferenceResponse(s) size "
                 f"is:{len(responses)}\n"
             )
-        for response in responses:
-            if not isinstance(response, InferenceResponse):
-                raise _ContractError(
+        for response, origin in zip(responses, origins):
+            if not isinstance(response, InferenceResponse) and (
+                response is not None or origin.sender is None
+            ):
+                raise ContractError(
                     "Expected an 'InferenceResponse' object in the execute function return list, "
                     f"found type '{type(response)}'."
                 )
-        return list(responses)
+        # Where the sender has sent something, that is the answer.
+        return [
+            response if response is not None and origin.take_back() else None
+            for response, origin in zip(responses, origins)
+        ]
+
+    def _start(self, coroutine: Coroutine[Any, Any, Any], origins: list[RequestOrigin]) -> None:
+        """Let a coroutine of a decoupled model run on its own; others may run beside it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
+
+        def done(future: Any) -> None:
+            error = future.exception()
+            if error is None and future.result() is not None:
+                error = ContractError(
+                    f"Python model '{self._identity.instance}' is using the decoupled mode and the "
+                    "execute function must return None."
+                )
+            if error is not None:
+                failure = self._identity.failure(error)
+                Logger.log_error(failure.message)
+                for origin in origins:
+                    origin.fail(failure)
+            # Senders that nobody holds any more end their requests.
+            origins.clear()
+
+        future.add_done_callback(done)
+
+    @staticmethod
+    def _close_sender(origin: RequestOrigin, refusal: bytes) -> bytes | None:
+        """Take a request back from a model that failed; None when that had answered it."""
+        return refusal if origin.close() else None
 
     def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the loop that this model's coroutines share, and wait for it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._running_loop()).result()
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="model-loop", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def _answer(self, record: Record, response: Any) -> bytes:
-        """Encode a response, its tensors placed in output memory; an error instead of it if need be."""
-        if type(response) is not bytes:
-            try:
-                return self._encode(record, response)
-            except BridgeError as error:
-                response = _failure(error)
-            except Exception as error:
-                response = _failure(self._batch_error(error))
-        return self._encode_record(record.ticket, _NOTHING, (), ResponseFlag.ERROR, extras=response)
-
-    def _encode(self, record: Record, response: InferenceResponse) -> bytes:
-        error = response._error
-        if error is not None:
-            raise BridgeError(error.message(), ErrorCode(int(error.code())))
-        tensors: Sequence[Tensor] = response._tensors
-        # Outputs that nobody asked for, or that the configuration does not know, are dropped.
-        wanted = record.signature.requested or self._identity.outputs
-        tensors = [tensor for tensor in tensors if tensor._name in wanted]
-        key = tuple([(tensor._name, tensor._datatype, tensor._shape) for tensor in tensors])
-        signature = self._signatures.get(key)
-        if signature is None:
-            if len(self._signatures) >= _SIGNATURES:
-                self._signatures.clear()
-            signature = self._signatures[key] = encode_signature(key)
-        parameters = response._parameters
-        extras = b"" if parameters == "{}" else f'{{"parameters":{parameters}}}'.encode()
-        refs = self._outputs.place([tensor._payload() for tensor in tensors])
-        return self._encode_record(record.ticket, signature, refs, extras=extras)
+        return self._loop
 
     def _skip(self, records: Sequence[Record], live: Sequence[Record]) -> list[bytes]:
         """Answer for the requests that nobody waits for any more; their memory goes back."""
@@ -224,14 +238,7 @@ class Executor:
         skipped = [record.ticket for record in records if record.ticket not in run]
         for ticket in skipped:
             self._control.lent[ticket] = 0
-        return [self._encode_record(t, _NOTHING, (), ResponseFlag.CANCELLED) for t in skipped]
-
-    def _batch_error(self, error: BaseException) -> BridgeError:
-        text = str(error) if isinstance(error, _ContractError) else model_error_text(error)
-        return BridgeError(
-            f"Failed to process the request(s) for model '{self._identity.instance}', "
-            f"message: {text}"
-        )
+        return [self._answers.nothing(ticket, ResponseFlag.CANCELLED) for ticket in skipped]
 
 
 def _control(name: str, datatype: str, shape: Sequence[int], value: Any) -> Tensor:
@@ -240,16 +247,7 @@ def _control(name: str, datatype: str, shape: Sequence[int], value: Any) -> Tens
     return Tensor(name, np.full(shape, value, numpy_dtype(datatype)))
 
 
-class _ContractError(Exception):
-    """The model broke a rule of ``execute``; its text is the answer."""
-
-
+_GOES_ON = ResponseFlag.OPEN | ResponseFlag.EMPTY
 _NO_EXTRAS: dict[str, Any] = {}
-_SIGNATURES = 4096
 _KEPT_LEASES = 1024
 _KEPT_BYTES = 64 << 20
-_NOTHING = encode_signature(())
-
-
-def _failure(error: BridgeError) -> bytes:
-    return json.dumps({"error": error.message, "code": int(error.code)}).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -24,6 +25,8 @@ _MANY = 64
 class OutputMemory:
     """Places a response's tensors in one slot each time, and takes slots back when they were sent.
 
+    Any thread may place.
+
     Parameters
     ----------
     owner : int
@@ -34,11 +37,6 @@ class OutputMemory:
         The lease bytes by which the server says that it is done with a slot.
     on_create, on_drop : callable
         Told of regions that come and go, before the server hears of anything in them.
-
-    Attributes
-    ----------
-    copied : int
-        Bytes of tensor data copied so far.
     """
 
     def __init__(
@@ -49,7 +47,8 @@ class OutputMemory:
         on_create: Callable[[Segment], None],
         on_drop: Callable[[Segment], None],
     ) -> None:
-        self.copied = 0
+        self._copied = 0
+        self._lock = threading.Lock()
         self._foreign = False
         compiled = native()
         self._place = _place if compiled is None else compiled.place
@@ -73,25 +72,35 @@ class OutputMemory:
         total = sum([(size + 63) & -_ALIGNMENT for size in sizes])
         if total == 0:
             return [0, 0, 0, NO_LEASE] * len(sizes)
-        slot = self._allocate(total)
-        lease = self._lent.lend(slot)
-        self.copied += sum(sizes)
+        with self._lock:
+            slot = self._allocate(total)
+            lease = self._lent.lend(slot)
+            self._copied += sum(sizes)
         return self._place(slot.memory, payloads, slot.segment.region, slot.offset, lease)
+
+    def take_copied(self) -> int:
+        """Return how many bytes of tensor data were copied since this was asked last."""
+        with self._lock:
+            copied, self._copied = self._copied, 0
+        return copied
 
     def reclaim(self) -> None:
         """Take back the slots that the server is done with."""
-        self._lent.sweep_oldest()
-        if len(self._lent) > _MANY:
-            self._lent.sweep()
+        with self._lock:
+            self._lent.sweep_oldest()
+            if len(self._lent) > _MANY:
+                self._lent.sweep()
 
     def disown(self) -> None:
         """Place nothing from now on: for a forked child, whose slots are its parent's."""
         self._foreign = True
+        self._lock = threading.Lock()
 
     def trim(self, idle_seconds: float) -> None:
         """Give memory back that was not used for some time."""
-        self._lent.sweep()
-        self._arena.trim(idle_seconds)
+        with self._lock:
+            self._lent.sweep()
+            self._arena.trim(idle_seconds)
 
     def _allocate(self, nbytes: int) -> Slot:
         if self._foreign:

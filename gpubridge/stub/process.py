@@ -15,7 +15,8 @@ from typing import Any
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
 from gpubridge.pb_utils import host
-from gpubridge.stub.executor import Executor, ModelIdentity
+from gpubridge.stub.answers import ModelIdentity
+from gpubridge.stub.executor import Executor
 from gpubridge.stub.loader import load_model, model_error_text
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.results import ResultSender
@@ -104,9 +105,12 @@ class _Stub:
             settings["instance"],
             settings["path"],
             frozenset(settings["outputs"]),
+            settings["decoupled"],
         )
         self._model = model
-        self._executor = Executor(model, identity, self._borrowed, self._outputs, self._control)
+        self._executor = Executor(
+            model, identity, self._borrowed, self._outputs, self._control, self._results
+        )
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()

@@ -6,7 +6,7 @@ import threading
 import time
 
 from gpubridge.transport.channel import FRAME_LIMIT, Channel, ChannelClosed
-from gpubridge.transport.messages import Kind, encode_frame
+from gpubridge.transport.messages import Kind, encode_frame, encode_responses
 
 __all__ = ["ResultSender"]
 
@@ -58,6 +58,13 @@ class ResultSender:
                 return
         if self._watched and not self._gathering.is_set():
             self._gathering.set()
+
+    def respond(self, record: bytes, copied: int) -> None:
+        """Send a response of a request whose model answers by itself; any thread may.
+
+        At once: its client waits for it, and what was gathered may come after it.
+        """
+        self._channel.send(encode_responses([record], copied))
 
     def disown(self) -> None:
         """Forget what was gathered: for a forked child, whose results are its parent's."""

@@ -102,6 +102,7 @@ class ModelStatistics:
         size: int,
         requests: tuple[int, int, int],
         steps: tuple[int, int, int],
+        going_on: int = 0,
     ) -> None:
         """Count executions of one batch size.
 
@@ -114,6 +115,9 @@ class ModelStatistics:
             of them from arrival to answer, and in the queue.
         steps : (int, int, int)
             Nanoseconds of input, execute and output, summed over the executions.
+        going_on : int
+            The sum of the batch sizes of the requests that are not over yet: :meth:`answered` counts
+            them.
         """
         done, spent_ns, queue_ns = requests
         input_ns, infer_ns, output_ns = steps
@@ -127,10 +131,32 @@ class ModelStatistics:
         self.input_ns += each * input_ns
         self.infer_ns += each * infer_ns
         self.output_ns += each * output_ns
-        batch = self.batches.get(size)
+        batch = self.batches.get(size + going_on)
         if batch is None:
-            batch = self.batches[size] = BatchStatistics()
+            batch = self.batches[size + going_on] = BatchStatistics()
         batch.executions += executions
         batch.input_ns += input_ns
         batch.infer_ns += infer_ns
         batch.output_ns += output_ns
+
+    def answered(
+        self, size: int, spent_ns: int, queue_ns: int, steps: tuple[int, int, int]
+    ) -> None:
+        """Count a request that ended well some time after its execution.
+
+        Parameters
+        ----------
+        size : int
+            Its batch size.
+        spent_ns, queue_ns : int
+            From arrival to the last response; in the queue.
+        steps : (int, int, int)
+            Nanoseconds of input, execute and output of its execution.
+        """
+        self.inferences += size
+        self.success_count += 1
+        self.success_ns += spent_ns
+        self.queue_ns += queue_ns
+        self.input_ns += steps[0]
+        self.infer_ns += steps[1]
+        self.output_ns += steps[2]

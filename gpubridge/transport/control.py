@@ -7,6 +7,7 @@ Map (bytes)::
     64  u8[TICKETS]  lent       1 while the stub may look at the ticket's memory      server 1, stub 0
     ..  u8[TICKETS]  cancelled  1 when nobody waits for the ticket's request          server writes
     ..  u8[LEASES]   outputs    1 while the server may look at an output slot         stub 1, server 0
+    ..  u32[TICKETS] passed_on  responses of the ticket's request that have left      server writes
 
 A *ticket* names a request at the stub, and the memory that the stub borrows for it; a *lease* names
 a slot of the stub's output memory that the server borrows. The lender sets the byte before it sends
@@ -30,13 +31,14 @@ NO_LEASE = 0xFFFF_FFFF
 _LENT_AT = 64
 _CANCELLED_AT = _LENT_AT + TICKETS
 _OUTPUTS_AT = _CANCELLED_AT + TICKETS
-_SIZE = _OUTPUTS_AT + LEASES
+_PASSED_ON_AT = _OUTPUTS_AT + LEASES
+_SIZE = _PASSED_ON_AT + 4 * TICKETS
 
 
 class ControlPage:
     """Views of the control page's parts; owns the segment."""
 
-    __slots__ = ("_clock", "_words", "cancelled", "lent", "outputs", "segment")
+    __slots__ = ("_clock", "_words", "cancelled", "lent", "outputs", "passed_on", "segment")
 
     SIZE = _SIZE
 
@@ -48,7 +50,8 @@ class ControlPage:
         self._words = view[:16].cast("Q")
         self.lent = view[_LENT_AT:_CANCELLED_AT]
         self.cancelled = view[_CANCELLED_AT:_OUTPUTS_AT]
-        self.outputs = view[_OUTPUTS_AT:_SIZE]
+        self.outputs = view[_OUTPUTS_AT:_PASSED_ON_AT]
+        self.passed_on = view[_PASSED_ON_AT:_SIZE].cast("I")
         self._clock = time.monotonic_ns
 
     def start(self, sequence: int) -> int:

@@ -1,6 +1,6 @@
 """The messages between the server and a stub: their kinds, and the layout of those of the hot path.
 
-The first byte of every message is its kind. Rare messages carry a JSON object after it. The two that
+The first byte of every message is its kind. Rare messages carry a JSON object after it. Those that
 carry requests and responses are packed little-endian structures::
 
     EXECUTE   frame   u8 kind, 3 pad, u32 batches
@@ -8,6 +8,7 @@ carry requests and responses are packed little-endian structures::
     RESULTS   frame   u8 kind, 3 pad, u32 batches
               batch   u64 sequence, u64 started ns, u64 called ns, u64 ended ns, u64 bytes copied,
                       u32 responses, 4 pad, response records
+    RESPONSES frame   u8 kind, 3 pad, u32 responses, u64 bytes copied, response records
 
 :mod:`gpubridge.transport.records` says how a record lies in them.
 """
@@ -32,9 +33,11 @@ __all__ = [
     "control_message",
     "decode_control",
     "decode_execute",
+    "decode_responses",
     "decode_results",
     "encode_batch",
     "encode_frame",
+    "encode_responses",
     "encode_result_batch",
 ]
 
@@ -55,13 +58,20 @@ class Kind:
     RESULTS = 18
     LOG = 19
     FINALIZED = 20
+    RESPONSES = 21
 
 
 class ResponseFlag:
-    """Bits of a response record."""
+    """Bits of a response record.
+
+    OPEN: the request is not over; its model sends further responses by itself. EMPTY: there is no
+    response in this record.
+    """
 
     ERROR = 1
     CANCELLED = 2
+    OPEN = 4
+    EMPTY = 8
 
 
 class Batch(NamedTuple):
@@ -82,6 +92,7 @@ class Batch(NamedTuple):
 _FRAME = struct.Struct("<BxxxI")
 _BATCH = struct.Struct("<QI4x")
 _RESULT = struct.Struct("<QQQQQI4x")
+_RESPONSES = struct.Struct("<BxxxIQ")
 
 
 def control_message(kind: int, **fields: Any) -> bytes:
@@ -115,6 +126,30 @@ def encode_result_batch(
 ) -> bytes:
     """Join encoded responses to a batch of a RESULTS message; the times are those of `Batch`."""
     return b"".join((_RESULT.pack(sequence, *times, copied, len(records)), *records))
+
+
+def encode_responses(records: Sequence[bytes], copied: int) -> bytes:
+    """Make a message of responses that models send by themselves."""
+    return b"".join((_RESPONSES.pack(Kind.RESPONSES, len(records), copied), *records))
+
+
+def decode_responses(message: Buffer, reader: NativeRecordReader) -> tuple[list[Record], int]:
+    """Take a RESPONSES message apart; returns its records, and how many bytes were copied for them.
+
+    Raises
+    ------
+    MalformedMessage
+        When a length or a count does not fit.
+    """
+    message = bytes(message)
+    try:
+        _, count, copied = _RESPONSES.unpack_from(message)
+        records, at = reader.read(message, _RESPONSES.size, count, False)
+    except (struct.error, ValueError) as error:
+        raise MalformedMessage(f"RESPONSES message: {error}") from error
+    if at != len(message):
+        raise MalformedMessage(f"RESPONSES message: {len(message) - at} bytes after its end")
+    return records, copied
 
 
 def decode_execute(message: Buffer, reader: NativeRecordReader) -> list[Batch]:

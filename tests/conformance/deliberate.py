@@ -255,11 +255,6 @@ AUTO_COMPLETE = Difference(
     "called when a model is loaded; loads",
     "not called; refused",
 )
-DECOUPLED = Difference(
-    "decoupled models",
-    "serves them; infer over HTTP is refused",
-    "refused when the model is loaded",
-)
 SHARED_MEMORY = Difference("`/v2/systemsharedmemory`, `/v2/cudasharedmemory`", "served", "404")
 LOGGING = Difference("`/v2/logging`, `/v2/trace`", "served", "404")
 CLASSIFICATION = Difference("`classification` of an output", "served", "501")

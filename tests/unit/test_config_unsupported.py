@@ -38,7 +38,6 @@ class TestNotServedYet:
                 'sequence_batching { state { input_name: "S" output_name: "T" } }',
                 "sequence_batching.state",
             ),
-            ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled"),
             ('model_warmup [ { name: "w" } ]', "model_warmup"),
             ("response_cache { enable: true }", "response_cache.enable"),
             ("instance_group [ { rate_limiter { } } ]", "instance_group 'm_0' rate_limiter"),
@@ -81,7 +80,7 @@ class TestNotServedYet:
         "rest",
         [
             "response_cache { enable: false }",
-            "model_transaction_policy { decoupled: false }",
+            "model_transaction_policy { decoupled: true }",
             "model_repository_agents { }",
         ],
     )

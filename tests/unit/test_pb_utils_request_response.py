@@ -170,11 +170,24 @@ def test_lists_handed_out_are_the_callers_own():
     assert made.requested_output_names() == {"B"}
 
 
+class Origin:
+    """Stands for the process around the model."""
+
+    left = False
+    sender = object()
+
+    def cancelled(self):
+        return self.left
+
+    def response_sender(self):
+        return self.sender
+
+
 def test_a_received_request():
     inputs = [tensor("X"), tensor("Y")]
-    cancelled = [False]
+    origin = Origin()
     made = pb_utils.InferenceRequest._received(
-        inputs, "id", "seq", ("O", "P"), 3, 9, '{"k": 1}', "m", 4, lambda: cancelled[0]
+        inputs, "id", "seq", ("O", "P"), 3, 9, '{"k": 1}', "m", 4, origin
     )
     assert made.inputs() == inputs
     assert made.request_id() == "id"
@@ -184,15 +197,18 @@ def test_a_received_request():
     assert pb_utils.get_input_tensor_by_name(made, "Y") is inputs[1]
     assert pb_utils.get_input_tensor_by_name(made, "Z") is None
     assert made.is_cancelled() is False
-    cancelled[0] = True
+    origin.left = True
     assert made.is_cancelled() is True
+    assert made.get_response_sender() is origin.sender
 
 
 def test_calls_of_other_models_say_why_they_fail():
     for call in (request().exec, request().async_exec):
         with pytest.raises(Failure, match=r"^BLS is only supported during the 'execute' function."):
             call(decoupled=False)
-    with pytest.raises(Failure, match=r"get_response_sender\(\) is not supported"):
+    with pytest.raises(
+        Failure, match=r"get_response_sender\(\): expected a request that the model"
+    ):
         request().get_response_sender()
 
 

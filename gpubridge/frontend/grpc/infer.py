@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpubridge.engine.model import Model
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner
 from gpubridge.frontend.grpc.framing import PREFIX, read_prefix
 from gpubridge.frontend.grpc.status import CallFailed, Status
@@ -136,6 +136,13 @@ class InferCall(Call):
         self._hand_over(known, request)
 
     def _hand_over(self, known: KnownRequest[Model], request: InferRequest) -> None:
+        if known.model.config.decoupled:
+            if request.slot is not None:
+                self._arena.free(request.slot)
+            raise BridgeError(
+                "ModelInfer RPC doesn't support models with decoupled transaction policy",
+                ErrorCode.UNSUPPORTED,
+            )
         self._known = known
         self._request = request
         known.model.submit(request)

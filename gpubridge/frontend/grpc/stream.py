@@ -1,4 +1,7 @@
-"""ModelStreamInfer: many requests on one stream, answered in their order."""
+"""ModelStreamInfer: many requests on one stream, answered in their order.
+
+Requests for decoupled models get any number of responses, each sent when it comes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from gpubridge.protocol.grpc.fields import read_request
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
 from gpubridge.protocol.grpc.infer_response import FrameSegments, encode_response
 from gpubridge.protocol.grpc.receiver import whole_request
-from gpubridge.protocol.grpc.stream import error_frame, stream_frame
+from gpubridge.protocol.grpc.stream import error_frame, final_frame, stream_frame
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
 __all__ = ["StreamCall"]
@@ -37,6 +40,18 @@ class _Turn:
         self.frame: FrameSegments | None = None
 
 
+class _Flow:
+    """A request for a decoupled model: its responses go out as they come."""
+
+    __slots__ = ("known", "request", "unsent")
+
+    def __init__(self, known: KnownRequest[Model], request: InferRequest) -> None:
+        self.known = known
+        self.request = request
+        # Responses that the client does not read yet; the model waits for room when they are many.
+        self.unsent = 0
+
+
 class StreamCall(Call):
     """One stream of inference requests.
 
@@ -53,7 +68,16 @@ class StreamCall(Call):
         Whether an error ends the stream, with its status.
     """
 
-    __slots__ = ("_arena", "_ended", "_errors_end", "_forms", "_turns", "_unread", "_waiting")
+    __slots__ = (
+        "_arena",
+        "_ended",
+        "_errors_end",
+        "_flows",
+        "_forms",
+        "_turns",
+        "_unread",
+        "_waiting",
+    )
 
     def __init__(
         self,
@@ -70,6 +94,7 @@ class StreamCall(Call):
         self._arena = arena
         self._errors_end = errors_end
         self._turns: deque[_Turn] = deque()
+        self._flows: set[_Flow] = set()
         self._waiting: deque[bytes] = deque()
         self._unread = 0
         self._ended = False
@@ -97,6 +122,10 @@ class StreamCall(Call):
 
     def writable(self) -> None:
         """The client has caught up."""
+        for flow in self._flows:
+            unsent, flow.unsent = flow.unsent, 0
+            if unsent:
+                flow.request.passed_on(unsent)
         self._advance()
 
     def _advance(self) -> None:
@@ -108,12 +137,14 @@ class StreamCall(Call):
         if not self._waiting and self._unread and self._has_room():
             unread, self._unread = self._unread, 0
             self._connection.http2.consume(self._stream_id, unread)
-        if self._ended and not self._waiting and not self._turns:
+        if self._ended and not (self._waiting or self._turns or self._flows):
             self._succeed()
 
     def _has_room(self) -> bool:
-        if len(self._turns) >= _OPEN_REQUESTS:
-            return False
+        return len(self._turns) + len(self._flows) < _OPEN_REQUESTS and self._is_read()
+
+    def _is_read(self) -> bool:
+        """Whether the client reads fast enough to get more."""
         return self._connection.http2.queued(self._stream_id) < _UNSENT_BYTES
 
     def _begin(self, message: bytes) -> None:
@@ -128,6 +159,12 @@ class StreamCall(Call):
             return
         turn.known = known
         turn.request = request
+        if known.model.config.decoupled:
+            self._turns.pop()
+            flow = _Flow(known, request)
+            self._flows.add(flow)
+            request.on_partial = partial(self._respond, flow)
+            request.on_done = partial(self._finish_flow, flow)
         known.model.submit(request)
 
     def abort(self) -> None:
@@ -138,9 +175,12 @@ class StreamCall(Call):
     def _give_up(self) -> None:
         self._waiting.clear()
         turns, self._turns = self._turns, deque()
+        flows, self._flows = self._flows, set()
         for turn in turns:
             if turn.request is not None and turn.frame is None:
                 turn.request.cancel()
+        for flow in flows:
+            flow.request.cancel()
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -151,19 +191,7 @@ class StreamCall(Call):
         assert known is not None
         assert request is not None
         try:
-            if not isinstance(outcome, InferResponse):
-                raise outcome
-            final = {**(outcome.parameters or {}), "triton_final_response": True}
-            model = known.model
-            turn.frame = stream_frame(
-                encode_response(
-                    known.form,
-                    request.identifier,
-                    replace(outcome, parameters=final),
-                    model.config,
-                    model.version,
-                )
-            )
+            turn.frame = _frame(known, request, outcome, final=True)
         except BridgeError as error:
             self._fail_turn(turn, error, request.identifier)
             return
@@ -186,6 +214,64 @@ class StreamCall(Call):
             self._connection.http2.send_data(self._stream_id, frame)
         self._connection.flush_soon()
         self._advance()
+
+    # -- responses of decoupled models -----------------------------------------------------------
+
+    def _respond(self, flow: _Flow, outcome: Outcome) -> None:
+        """Send a response, after which others may come."""
+        if self._done:
+            return
+        self._send_response(flow, outcome, final=False)
+        if self._is_read():
+            flow.request.passed_on(1)
+        else:
+            flow.unsent += 1
+
+    def _finish_flow(self, flow: _Flow, outcome: Outcome | None) -> None:
+        """Send the last response, or that there is none any more if the client wants to know."""
+        self._flows.discard(flow)
+        if self._done:
+            return
+        if outcome is not None:
+            self._send_response(flow, outcome, final=True)
+        elif flow.known.empty_final_response:
+            self._send(final_frame(flow.known.model.name, flow.request.identifier))
+        self._advance()
+
+    def _send_response(self, flow: _Flow, outcome: Outcome, *, final: bool) -> None:
+        try:
+            frame = _frame(flow.known, flow.request, outcome, final=final)
+        except BridgeError as error:
+            if self._errors_end:
+                self._give_up()
+                self.fail(error)
+                return
+            frame = error_frame(error.message, flow.request.identifier)
+        self._send(frame)
+
+    def _send(self, frame: FrameSegments) -> None:
+        self._connection.http2.send_data(self._stream_id, frame)
+        self._connection.flush_soon()
+
+
+def _frame(
+    known: KnownRequest[Model], request: InferRequest, outcome: Outcome, *, final: bool
+) -> FrameSegments:
+    """Encode a response and whether it is its request's last.
+
+    Raises
+    ------
+    BridgeError
+        When it is an error, or cannot be encoded.
+    """
+    if not isinstance(outcome, InferResponse):
+        raise outcome
+    parameters = {**(outcome.parameters or {}), "triton_final_response": final}
+    response = replace(outcome, parameters=parameters)
+    model = known.model
+    return stream_frame(
+        encode_response(known.form, request.identifier, response, model.config, model.version)
+    )
 
 
 def _identifier(message: bytes) -> str:

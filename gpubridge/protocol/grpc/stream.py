@@ -6,7 +6,7 @@ from gpubridge.protocol.grpc.fields import varint
 from gpubridge.protocol.grpc.infer_response import FRAME_PREFIX, FrameSegments, encode_frame
 from gpubridge.protocol.grpc.messages import message_class
 
-__all__ = ["error_frame", "stream_frame"]
+__all__ = ["error_frame", "final_frame", "stream_frame"]
 
 # The tag of the field infer_response.
 _INFER_RESPONSE = b"\x12"
@@ -26,4 +26,13 @@ def error_frame(text: str, identifier: str) -> FrameSegments:
     message = message_class("ModelStreamInferResponse")(
         error_message=text.encode(errors="replace").decode(), infer_response={"id": identifier}
     )
+    return [encode_frame(message.SerializeToString())]
+
+
+def final_frame(model: str, identifier: str) -> FrameSegments:
+    """Return the frame that says only that a request gets no further responses."""
+    message = message_class("ModelStreamInferResponse")()
+    message.infer_response.model_name = model
+    message.infer_response.id = identifier
+    message.infer_response.parameters["triton_final_response"].bool_param = True
     return [encode_frame(message.SerializeToString())]

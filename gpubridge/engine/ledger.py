@@ -1,0 +1,235 @@
+"""The requests at one stub: which there are, what became of each, and the memory lent for them.
+
+Each request enters once and leaves once: with its answer, or among those that a dead stub leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpubridge.engine.outcome import failure_reason, outcome_of
+from gpubridge.host_shm import HostArena
+from gpubridge.request import InferRequest
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.control import ControlPage
+from gpubridge.transport.leases import BorrowedMemory, LentSlots
+from gpubridge.transport.messages import Batch, ResponseFlag
+from gpubridge.transport.records import Record
+
+__all__ = ["Closed", "Landed", "Ledger"]
+
+_ANSWERED = -1
+
+STILL_OPEN = "open"
+"""Instead of a failure's reason: the request goes on after its batch."""
+
+Landed = tuple[Batch, list[InferRequest], dict[InferRequest, str]]
+"""An answered batch, its requests, and why some of them failed, or that they go on."""
+
+Closed = tuple[InferRequest, str]
+"""A request that went on after its batch and is over now, and why it failed, or an empty text."""
+
+_NO_FAILURES: dict[InferRequest, str] = {}
+
+
+class Ledger:
+    """Keeps the requests at a stub by their tickets.
+
+    Parameters
+    ----------
+    control : ControlPage
+        Shared with the stub; stays the caller's.
+    arena : HostArena
+        Where the slots of requests go back to.
+    borrowed : BorrowedMemory
+        The stub's output memory.
+    """
+
+    def __init__(self, control: ControlPage, arena: HostArena, borrowed: BorrowedMemory) -> None:
+        self._control = control
+        self._borrowed = borrowed
+        self._lent = LentSlots(control.lent, arena)
+        # The batches at the stub: by sequence number, each its requests by ticket.
+        self._flights: dict[int, dict[int, InferRequest]] = {}
+        # Requests whose batch has landed, and whose model still answers.
+        self._open: dict[int, InferRequest] = {}
+        # Requests that were answered while their batch still ran, and why they failed.
+        self._early: dict[InferRequest, str] = {}
+        self._kept: set[int] = set()
+
+    @property
+    def free_tickets(self) -> int:
+        """How many more requests can be at the stub."""
+        return self._lent.free
+
+    @property
+    def open_requests(self) -> int:
+        """Requests whose batch has ended, but not they."""
+        return len(self._open)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no batch is at the stub."""
+        return not self._flights
+
+    def holds(self, sequence: int) -> bool:
+        """Whether a batch is at the stub."""
+        return sequence in self._flights
+
+    def enter(self, sequence: int, requests: Sequence[InferRequest], owner: object) -> None:
+        """Give the requests of a batch their tickets, and lend their memory."""
+        flight: dict[int, InferRequest] = {}
+        control = self._control
+        for request in requests:
+            ticket = self._lent.lend(request.slot)
+            ranges = request.ranges
+            if ranges is not None:
+                if any(part.nbytes for part in ranges):
+                    self._lent.keep(ticket, ranges)
+                else:
+                    # The stub will look at nothing, and so not say that it has.
+                    control.lent[ticket] = 0
+            control.cancelled[ticket] = 0
+            control.passed_on[ticket] = 0
+            request.ticket = ticket
+            request.instance = owner
+            flight[ticket] = request
+        self._flights[sequence] = flight
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def land(self, batch: Batch) -> Landed:
+        """Give each request of an answered batch its outcome, those excepted that go on.
+
+        Raises
+        ------
+        MalformedMessage
+            When no such batch is at the stub, or its records are not those of its requests.
+        """
+        flight = self._flights.get(batch.sequence)
+        records = batch.records
+        if flight is None or len(flight) != len(records):
+            raise MalformedMessage(f"results of batch {batch.sequence}, which is not at the stub")
+        if not batch.started <= batch.called <= batch.ended:
+            raise MalformedMessage(
+                f"results of batch {batch.sequence}, which ended before it began"
+            )
+        failures = _NO_FAILURES
+        for record in records:
+            ticket = record.ticket
+            request = flight.get(ticket)
+            if record.word & ResponseFlag.OPEN and request is not None:
+                reason = self._go_on(request, ticket)
+                if reason:
+                    failures = {**failures, request: reason}
+                continue
+            if request is None or request.ticket != ticket:
+                raise MalformedMessage(f"a result for ticket {ticket}, which is not running")
+            outcome = outcome_of(record, self._borrowed)
+            if record.word:
+                failures = {**failures, request: failure_reason(record)}
+            self._leave(request, ticket)
+            request.finish(outcome)
+        del self._flights[batch.sequence]
+        return batch, list(flight.values()), failures
+
+    def _go_on(self, request: InferRequest, ticket: int) -> str:
+        """Note that a request outlives its batch; returns why it failed, or that it is open."""
+        if request.ticket == ticket:
+            if ticket in self._open:
+                raise MalformedMessage(f"two results for ticket {ticket}")
+            self._open[ticket] = request
+            return STILL_OPEN
+        if request not in self._early:
+            raise MalformedMessage(f"a result for ticket {ticket}, which is not running")
+        # Its last response came before its batch ended.
+        self._settle(ticket)
+        return self._early.pop(request)
+
+    def respond(self, record: Record) -> Closed | None:
+        """Hand on a response that a model sent by itself; returns its request if that is over now.
+
+        Raises
+        ------
+        MalformedMessage
+            When no such request is at the stub.
+        """
+        ticket = record.ticket
+        request = self._open.get(ticket) or next(
+            (flight[ticket] for flight in self._flights.values() if ticket in flight), None
+        )
+        if request is None or request.ticket != ticket:
+            raise MalformedMessage(f"a response for ticket {ticket}, which is not running")
+        outcome = None if record.word & ResponseFlag.EMPTY else outcome_of(record, self._borrowed)
+        if record.word & ResponseFlag.OPEN:
+            if outcome is not None:
+                request.respond(outcome)
+            return None
+        reason = failure_reason(record) if record.word & ResponseFlag.ERROR else ""
+        if self._open.pop(ticket, None) is not None:
+            self._leave(request, ticket)
+            request.finish(outcome)
+            return request, reason
+        # Its ticket stays with its batch until that has landed.
+        self._early[request] = reason
+        request.ticket = _ANSWERED
+        request.slot = request.ranges = None
+        request.finish(outcome)
+        return None
+
+    def passed_on(self, ticket: int, responses: int) -> None:
+        """Tell the stub that responses of a request have left, so that it may send others."""
+        if ticket != _ANSWERED:
+            cells = self._control.passed_on
+            cells[ticket] = (cells[ticket] + responses) & 0xFFFF_FFFF
+
+    def _leave(self, request: InferRequest, ticket: int) -> None:
+        request.ticket = _ANSWERED
+        self._settle(ticket)
+        request.slot = request.ranges = None
+
+    def _settle(self, ticket: int) -> None:
+        if not self._lent.settle(ticket):
+            self._kept.add(ticket)
+
+    def settle_kept(self) -> None:
+        """Take back the memory that models had kept and are done with."""
+        for ticket in [t for t in self._kept if self._lent.settle(t)]:
+            self._kept.discard(ticket)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def close(self, started_last: int) -> tuple[list[InferRequest], list[InferRequest]]:
+        """Take everything back from a stub that is dead.
+
+        Returns
+        -------
+        started, unstarted : list of InferRequest
+            Requests without an outcome: those whose batch had started, and the others, in order.
+            The slots of the unstarted are theirs again; all other memory has been taken back.
+        """
+        started: list[InferRequest] = []
+        unstarted: list[InferRequest] = []
+        for sequence, ticket, request in self._left():
+            if request.ticket == _ANSWERED:
+                self._lent.recall(ticket)
+            elif sequence <= started_last:
+                self._lent.recall(ticket)
+                started.append(request)
+            else:
+                self._lent.withdraw(ticket)
+                unstarted.append(request)
+        for ticket in self._kept:
+            self._lent.recall(ticket)
+        self._flights.clear()
+        self._open.clear()
+        self._early.clear()
+        self._kept.clear()
+        return started, unstarted
+
+    def _left(self) -> Iterator[tuple[int, int, InferRequest]]:
+        for ticket, request in self._open.items():
+            yield 0, ticket, request
+        for sequence, flight in self._flights.items():
+            for ticket, request in flight.items():
+                yield sequence, ticket, request

@@ -1,0 +1,110 @@
+"""Responses on their way out of the model: their tensors placed, their records encoded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.pb_utils import InferenceResponse, Tensor
+from gpubridge.stub.loader import model_error_text
+from gpubridge.stub.outputs import OutputMemory
+from gpubridge.transport.messages import ResponseFlag
+from gpubridge.transport.records import Record, record_encoder
+from gpubridge.transport.signatures import encode_signature
+
+__all__ = ["AnswerEncoder", "ContractError", "ModelIdentity", "error_extras"]
+
+_SIGNATURES = 4096
+_NOTHING = encode_signature(())
+
+
+class ModelIdentity:
+    """Which model and instance this process runs, for requests and error texts."""
+
+    __slots__ = ("decoupled", "instance", "name", "outputs", "path", "version")
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        instance: str,
+        path: str,
+        outputs: frozenset[str],
+        decoupled: bool,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.instance = instance
+        self.path = path
+        self.outputs = outputs
+        self.decoupled = decoupled
+
+    def failure(self, error: BaseException) -> BridgeError:
+        """Say what a model did wrong in Triton's words."""
+        text = str(error) if isinstance(error, ContractError) else model_error_text(error)
+        return BridgeError(
+            f"Failed to process the request(s) for model '{self.instance}', message: {text}"
+        )
+
+
+class ContractError(Exception):
+    """The model broke a rule of ``execute``; its text is the answer."""
+
+
+def error_extras(error: BridgeError) -> bytes:
+    """Write an error as the extras of a record."""
+    return json.dumps({"error": error.message, "code": int(error.code)}).encode()
+
+
+class AnswerEncoder:
+    """Makes records of responses; used by every thread that answers.
+
+    Parameters
+    ----------
+    outputs : OutputMemory
+        Where their tensors go.
+    """
+
+    def __init__(self, identity: ModelIdentity, outputs: OutputMemory) -> None:
+        self._identity = identity
+        self._outputs = outputs
+        self._encode_record = record_encoder()
+        self._signatures: dict[Any, bytes] = {}
+
+    def answer(self, record: Record, response: Any, flags: int = 0) -> bytes:
+        """Encode a response, or encoded error extras; an error instead of it if need be."""
+        if type(response) is not bytes:
+            try:
+                return self._response(record, response, flags)
+            except BridgeError as error:
+                response = error_extras(error)
+            except Exception as error:
+                response = error_extras(self._identity.failure(error))
+        return self._encode_record(
+            record.ticket, _NOTHING, (), ResponseFlag.ERROR | flags, extras=response
+        )
+
+    def nothing(self, ticket: int, flags: int) -> bytes:
+        """Encode a record that holds no response."""
+        return self._encode_record(ticket, _NOTHING, (), flags)
+
+    def _response(self, record: Record, response: InferenceResponse, flags: int) -> bytes:
+        error = response._error
+        if error is not None:
+            raise BridgeError(error.message(), ErrorCode(int(error.code())))
+        tensors: Sequence[Tensor] = response._tensors
+        # Outputs that nobody asked for, or that the configuration does not know, are dropped.
+        wanted = record.signature.requested or self._identity.outputs
+        tensors = [tensor for tensor in tensors if tensor._name in wanted]
+        key = tuple([(tensor._name, tensor._datatype, tensor._shape) for tensor in tensors])
+        signature = self._signatures.get(key)
+        if signature is None:
+            if len(self._signatures) >= _SIGNATURES:
+                self._signatures.clear()
+            signature = self._signatures[key] = encode_signature(key)
+        parameters = response._parameters
+        extras = b"" if parameters == "{}" else f'{{"parameters":{parameters}}}'.encode()
+        refs = self._outputs.place([tensor._payload() for tensor in tensors])
+        return self._encode_record(record.ticket, signature, refs, flags, extras=extras)

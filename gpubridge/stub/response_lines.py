@@ -1,0 +1,191 @@
+"""The responses that a model sends by itself, from any thread, at any time until the last."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.pb_utils import InferenceResponse
+from gpubridge.pb_utils.response_sender import InferenceResponseSender
+from gpubridge.stub.answers import AnswerEncoder, error_extras
+from gpubridge.stub.outputs import OutputMemory
+from gpubridge.stub.results import ResultSender
+from gpubridge.transport.channel import ChannelClosed
+from gpubridge.transport.control import ControlPage
+from gpubridge.transport.messages import ResponseFlag
+from gpubridge.transport.records import Record
+
+__all__ = ["DecoupledOrigin", "RequestOrigin", "ResponseDesk"]
+
+_WAITING_RESPONSES = 64
+_WAITING_BYTES = 16 << 20
+_FIRST_LOOK = 0.0002
+_LONGEST_LOOK = 0.01
+
+
+class ResponseDesk:
+    """What the response lines of all requests have in common.
+
+    Parameters
+    ----------
+    control : ControlPage
+        Says which requests nobody waits for, and how many responses were passed on.
+    decoupled : bool
+        Whether a request may get other than one response.
+    """
+
+    __slots__ = ("answers", "control", "decoupled", "outputs", "results")
+
+    def __init__(
+        self,
+        control: ControlPage,
+        outputs: OutputMemory,
+        results: ResultSender,
+        answers: AnswerEncoder,
+        decoupled: bool,
+    ) -> None:
+        self.control = control
+        self.outputs = outputs
+        self.results = results
+        self.answers = answers
+        self.decoupled = decoupled
+
+
+class RequestOrigin:
+    """What a received request is connected to: its client may leave, its answers go there."""
+
+    __slots__ = ("_desk", "record", "sender")
+
+    def __init__(self, desk: ResponseDesk, record: Record) -> None:
+        self._desk = desk
+        self.record = record
+        self.sender: InferenceResponseSender | None = None
+
+    def cancelled(self) -> bool:
+        """Tell whether nobody waits for the answer any more."""
+        return self._desk.control.cancelled[self.record.ticket] != 0
+
+    def response_sender(self) -> InferenceResponseSender:
+        """Return the request's sender, the same each time."""
+        if self.sender is None:
+            self.sender = InferenceResponseSender._on(_Line(self._desk, self.record))
+        return self.sender
+
+    def take_back(self) -> bool:
+        """Close the sender if it has sent nothing yet; returns whether that was so."""
+        return self.sender is None or self.sender._close(unless_sent=True)
+
+    def close(self) -> bool:
+        """Close the sender; returns whether the request has no final response yet."""
+        return self.sender is None or self.sender._close()
+
+    def fail(self, error: BridgeError) -> None:
+        """Give the request an error as its end, if it has none yet; from any thread."""
+        if self.close():
+            self._desk.results.respond(
+                self._desk.answers.answer(self.record, error_extras(error)), 0
+            )
+
+
+class DecoupledOrigin(RequestOrigin):
+    """The origin of a request that is open until its model has sent the last response.
+
+    Where the model drops the request without ever having taken its sender, nobody could.
+    """
+
+    __slots__ = ("_closed",)
+
+    def __init__(self, desk: ResponseDesk, record: Record) -> None:
+        super().__init__(desk, record)
+        self._closed = False
+
+    def close(self) -> bool:
+        """Close the sender; returns whether the request has no final response yet."""
+        if self.sender is not None:
+            return super().close()
+        was_open = not self._closed
+        self._closed = True
+        return was_open
+
+    def __del__(self) -> None:
+        if self.sender is None and not self._closed:
+            _Line(self._desk, self.record).let_go(0)
+
+
+class _Line:
+    """Where the responses of one request go.
+
+    The ticket stays this request's until the final record, so its cells in the control page do, too.
+    """
+
+    __slots__ = ("_desk", "_lock", "_on_the_way", "_record", "_sent", "decoupled")
+
+    def __init__(self, desk: ResponseDesk, record: Record) -> None:
+        self._desk = desk
+        self._record = record
+        # The sizes of the responses that the server has not passed on, and how many were sent.
+        self._on_the_way: deque[int] = deque()
+        self._sent = 0
+        self._lock = threading.Lock()
+        self.decoupled = desk.decoupled
+
+    def send(self, response: InferenceResponse | None, final: bool) -> None:
+        """Send a response, its end, or both."""
+        desk = self._desk
+        if response is None or self.cancelled():
+            if final:
+                desk.results.respond(
+                    desk.answers.nothing(self._record.ticket, ResponseFlag.EMPTY), 0
+                )
+            return
+        if not final:
+            self._wait_for_room(sum([t._payload().nbytes for t in response._tensors]))
+        answer = desk.answers.answer(self._record, response, 0 if final else ResponseFlag.OPEN)
+        desk.results.respond(answer, desk.outputs.take_copied())
+
+    def cancelled(self) -> bool:
+        """Tell whether the client no longer waits."""
+        return self._desk.control.cancelled[self._record.ticket] != 0
+
+    def let_go(self, sent: int) -> None:
+        """End the request: the model cannot any more."""
+        flags = ResponseFlag.EMPTY
+        desk = self._desk
+        try:
+            if sent:
+                desk.results.respond(desk.answers.nothing(self._record.ticket, flags), 0)
+            else:
+                error = BridgeError(
+                    "the model dropped this request without sending a response; get its response "
+                    "sender and send one, or the final flag",
+                    ErrorCode.INTERNAL,
+                )
+                desk.results.respond(desk.answers.answer(self._record, error_extras(error)), 0)
+        except ChannelClosed:
+            # The process ends: nobody is left to tell.
+            pass
+
+    def _wait_for_room(self, size: int) -> None:
+        """Wait until the server has passed on so much that a response of ``size`` bytes may go to it.
+
+        Looked at again and again: this is a cell in shared memory, and a client that makes a model
+        wait is rare.
+        """
+        pause = _FIRST_LOOK
+        while not (self._has_room(size) or self.cancelled()):
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_LOOK)
+
+    def _has_room(self, size: int) -> bool:
+        waiting = self._on_the_way
+        with self._lock:
+            left = self._sent - self._desk.control.passed_on[self._record.ticket]
+            while len(waiting) > left:
+                waiting.popleft()
+            if len(waiting) >= _WAITING_RESPONSES or sum(waiting) > _WAITING_BYTES:
+                return False
+            waiting.append(size)
+            self._sent += 1
+        return True
