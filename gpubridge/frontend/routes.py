@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
 from gpubridge.frontend.http.message import Exchange, RequestHandler, RequestHead
 from gpubridge.frontend.infer import InferDoor
 from gpubridge.protocol import metadata
@@ -21,10 +22,12 @@ _JSON = b"Content-Type: application/json\r\n"
 _PLAIN = b"Content-Type: text/plain\r\n"
 
 _MODEL = re.compile(
-    rb"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?(?P<rest>|/infer|/ready|/config|/stats)",
+    rb"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?(?P<rest>|/infer|/generate|/generate_stream|/ready|/config|/stats)",
     re.ASCII,
 )
 _CONTROL = re.compile(rb"/v2/repository/models/[^/]+/(?:load|unload)")
+_GENERATIONS = {b"/generate": GenerateHandler, b"/generate_stream": GenerateStreamHandler}
+_POSTED = (b"/infer", *_GENERATIONS)
 _LONGEST_BODY = 1 << 20
 _ROUTES_KEPT = 1024
 
@@ -168,7 +171,7 @@ class V2Router(_Failures):
     def _model_route(self, head: RequestHead, match: re.Match[bytes]) -> RequestHandler:
         name = match["model"].decode("utf-8", "surrogateescape")
         rest = match["rest"]
-        if head.method != (b"POST" if rest == b"/infer" else b"GET"):
+        if head.method != (b"POST" if rest in _POSTED else b"GET"):
             raise _MethodNotAllowed
         version = _version(match["version"])
         if rest == b"/ready":
@@ -176,6 +179,9 @@ class V2Router(_Failures):
         if rest == b"/stats":
             return _Simple(_statistics(self._repository.selected(name, version)))
         model = self._repository.find(name, version)
+        generation = _GENERATIONS.get(rest)
+        if generation is not None:
+            return generation(model, self._repository.arena)
         if rest == b"/infer":
             if model.config.decoupled:
                 raise BridgeError(

@@ -31,7 +31,7 @@ from gpubridge.request import NO_OPTIONS, RequestOptions
 from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
 from gpubridge.transport.signatures import encode_signature
 
-__all__ = ["FormCache", "model_shape", "parse_request", "raw_request"]
+__all__ = ["FormCache", "make_form", "model_shape", "parse_request", "raw_request"]
 
 
 _HEADER_KEPT = 8192
@@ -79,6 +79,25 @@ def parse_request(header: bytes, config: ModelConfig, following: int) -> Request
     inputs = [_input(entry) for entry in array(document, "inputs")]
     outputs = _outputs(document, config)
     _check_following(inputs, following, config.name)
+    return make_form(identifier, inputs, outputs, binary_default, extras, options, config)
+
+
+def make_form(  # noqa: PLR0913  (what a request says, as one thing)
+    identifier: str,
+    inputs: list[InputForm],
+    outputs: dict[str, OutputForm] | None,
+    binary_default: bool,
+    extras: bytes,
+    options: RequestOptions,
+    config: ModelConfig,
+) -> RequestForm:
+    """Check what a request says against its model, and put it together.
+
+    Raises
+    ------
+    BridgeError
+        In Triton's words.
+    """
     check_inputs(identifier, inputs, config)
     at = 0
     places = []

@@ -248,6 +248,19 @@ ONE_VERSION_BROKEN = Difference(
     "one version's fault is not another's",
 )
 
+GENERATE_LENGTH = Difference(
+    "head of an answer of `/generate`",
+    "`Transfer-Encoding: chunked`",
+    "`Content-Length`",
+    "the answer is whole when it is sent",
+)
+GENERATE_COUNT = Difference(
+    "`/generate` of a model that sends no or several responses",
+    "status 200 with an error in the body",
+    "status 400 with the same error",
+    "clients look at the status",
+)
+
 # -- what is still to come -------------------------------------------------------------------------------
 
 AUTO_COMPLETE = Difference(
@@ -258,7 +271,6 @@ AUTO_COMPLETE = Difference(
 SHARED_MEMORY = Difference("`/v2/systemsharedmemory`, `/v2/cudasharedmemory`", "served", "404")
 LOGGING = Difference("`/v2/logging`, `/v2/trace`", "served", "404")
 CLASSIFICATION = Difference("`classification` of an output", "served", "501")
-GENERATE = Difference("`/generate`, `/generate_stream`", "served", "404")
 
 
 def _documented() -> tuple[list[Difference], list[Difference]]:

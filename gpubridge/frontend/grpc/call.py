@@ -79,6 +79,9 @@ class Call:
     def writable(self) -> None:
         """All that was queued is on its way."""
 
+    def drain(self) -> None:
+        """The server stops: take nothing new, and end when what is there is answered."""
+
     def abort(self) -> None:
         """The stream is gone: nobody waits for an answer."""
         self._settle()

@@ -137,6 +137,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def drain(self) -> None:
         """Take no new calls; close when those that are open have ended."""
         self.http2.goaway()
+        for call in list(self._calls.values()):
+            call.drain()
         self.flush_soon()
 
     def abort(self) -> None:

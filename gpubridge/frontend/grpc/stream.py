@@ -167,6 +167,11 @@ class StreamCall(Call):
             request.on_done = partial(self._finish_flow, flow)
         known.model.submit(request)
 
+    def drain(self) -> None:
+        """Read no further requests."""
+        self._ended = True
+        self._advance()
+
     def abort(self) -> None:
         """Tell the models that nobody waits."""
         self._give_up()

@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.http.head import MessageHead
-from gpubridge.frontend.http.message import RequestHandler, Router, compress, response_head
+from gpubridge.frontend.http.message import (
+    RequestHandler,
+    Router,
+    compress,
+    open_head,
+    response_head,
+)
 
 __all__ = ["Answer", "AnswerQueue"]
 
@@ -38,17 +44,24 @@ class Answer:
         Who has the request and has not answered yet.
     parts : list or None
         The bytes of the answer, once it is there.
+    unfinished : bool
+        Whether others follow those in :attr:`parts`.
+    on_sent : callable or None
+        To be told when they are sent, and the client reads.
     """
 
     __slots__ = (
         "_bodiless",
+        "_chunked",
         "_coding",
         "_on_ready",
         "_router",
         "_version",
         "close",
         "handler",
+        "on_sent",
         "parts",
+        "unfinished",
     )
 
     def __init__(
@@ -69,6 +82,8 @@ class Answer:
         self.close = close
         self.handler: RequestHandler | None = None
         self.parts: list[bytes | memoryview] | None = None
+        self.unfinished = False
+        self.on_sent: Callable[[], None] | None = None
 
     def respond(
         self,
@@ -101,17 +116,54 @@ class Answer:
         self._send(head, body, ())
 
     def _send(self, head: bytes, body: bytes, buffers: Sequence[memoryview]) -> None:
-        if self.close:
-            end = b"Connection: close\r\n\r\n"
-        elif self._version == "1.0":
-            end = b"Connection: keep-alive\r\n\r\n"
-        else:
-            end = b"\r\n"
         self.handler = None
         if self._bodiless:
-            self.parts = [head + end]
+            self.parts = [head + self._head_end()]
         else:
-            self.parts = [b"".join((head, end, body)), *buffers]
+            self.parts = [b"".join((head, self._head_end(), body)), *buffers]
+        self._on_ready()
+
+    def _head_end(self) -> bytes:
+        if self.close:
+            return b"Connection: close\r\n\r\n"
+        if self._version == "1.0":
+            return b"Connection: keep-alive\r\n\r\n"
+        return b"\r\n"
+
+    def begin(self, status: int, fields: bytes, on_sent: Callable[[], None]) -> None:
+        """Begin an answer of unknown length: in chunks, or up to the end of the connection."""
+        self._chunked = self._version != "1.0"
+        if not self._chunked:
+            self.close = True
+        self.unfinished = True
+        self.on_sent = on_sent
+        head = open_head(status, fields, chunked=self._chunked)
+        self.parts = [head + self._head_end()]
+        self._on_ready()
+
+    def send(self, data: bytes) -> None:
+        """Send more of an answer that was begun."""
+        if not self._bodiless:
+            self._add(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def end(self) -> None:
+        """End an answer that was begun."""
+        self.handler = None
+        self.unfinished = False
+        self._add(b"0\r\n\r\n" if self._chunked and not self._bodiless else b"")
+
+    def take_parts(self) -> list[bytes | memoryview]:
+        """Return the bytes that are there; those that follow are others."""
+        parts = self.parts
+        assert parts is not None
+        if self.unfinished:
+            self.parts = None
+        return parts
+
+    def _add(self, data: bytes) -> None:
+        if self.parts is None:
+            self.parts = []
+        self.parts.append(data)
         self._on_ready()
 
 
@@ -164,11 +216,17 @@ class AnswerQueue:
         return answer
 
     def take_ready(self) -> Answer | None:
-        """Remove and return the answer whose turn it is, if it is there."""
+        """Return the answer whose turn it is, if it or more of it is there; remove a finished one."""
         answers = self._answers
         if answers and answers[0].parts is not None:
-            return answers.popleft()
+            return answers[0] if answers[0].unfinished else answers.popleft()
         return None
+
+    def client_reads(self) -> None:
+        """Tell the answer whose turn it is, if it is unfinished, that what it had sent is read."""
+        answers = self._answers
+        if answers and answers[0].on_sent is not None and answers[0].parts is None:
+            answers[0].on_sent()
 
     def drop_last(self) -> None:
         """Give the last place up: its request will never be whole."""

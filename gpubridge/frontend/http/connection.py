@@ -70,8 +70,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._parser = httptools.HttpRequestParser(self)
         self._parsing = False
         self._head = RequestHead()
-        # The last head that came in one piece, and what it said: a client's heads repeat.
-        self._known_head = b""
+        self._known_head = b""  # the last head that came in one piece: a client's heads repeat
         self._known: MessageHead | None = None
         self._simple: MessageHead | None = None
         self._renew()
@@ -138,6 +137,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """The client has caught up."""
         self._stalled = False
         self._update_reading()
+        self._answers.client_reads()
 
     def drain(self) -> None:
         """Answer what is asked already, then close."""
@@ -365,13 +365,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             answer = answers.take_ready()
             if answer is None:
                 break
-            parts = answer.parts
-            assert parts is not None
+            parts = answer.take_parts()
             if len(parts) == 1:
                 self._transport.write(parts[0])
             else:
                 self._transport.writelines(parts)
-            if answer.close:
+            if answer.unfinished and not self._stalled:
+                answers.client_reads()
+            elif answer.close and not answer.unfinished:
                 self._close()
                 return
         if was_full:
@@ -381,13 +382,12 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _close(self) -> None:
         self._deaf = True
-        if (self._unread or self._headed) and not self._closing:
-            # The client may still be sending. A close now would make the kernel reset the connection
-            # and the client lose its answer: what comes is dropped until the client closes, too.
-            self._closing = True
+        was_closing, self._closing = self._closing, True
+        if (self._unread or self._headed) and not was_closing:
+            # The client may still be sending: after a close now the kernel would reset the connection,
+            # and the client lose its answer. What comes is dropped until the client closes, too.
             self._transport.write_eof()
         else:
-            self._closing = True
             self._transport.close()
 
     def _update_reading(self) -> None:

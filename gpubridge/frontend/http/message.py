@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +18,7 @@ __all__ = [
     "accepted_coding",
     "compress",
     "decompress",
+    "open_head",
     "response_head",
 ]
 
@@ -132,6 +133,15 @@ class Exchange(Protocol):
     def fail(self, error: BridgeError) -> None:
         """Send an error as the answer."""
 
+    def begin(self, status: int, fields: bytes, on_sent: Callable[[], None]) -> None:
+        """Begin an answer of unknown length; ``on_sent`` is told whenever the client has read on."""
+
+    def send(self, data: bytes) -> None:
+        """Send more of an answer that was begun."""
+
+    def end(self) -> None:
+        """End an answer that was begun."""
+
 
 def response_head(status: int, fields: bytes, length: int) -> bytes:
     """Return the status line and the header of a response; ``fields`` end in CRLF or are empty."""
@@ -141,6 +151,12 @@ def response_head(status: int, fields: bytes, length: int) -> bytes:
         fields,
         length,
     )
+
+
+def open_head(status: int, fields: bytes, *, chunked: bool) -> bytes:
+    """Return the same for a response of unknown length."""
+    coding = b"Transfer-Encoding: chunked\r\n" if chunked else b""
+    return b"HTTP/1.1 %d %b\r\n%b%b" % (status, _REASONS.get(status, b"Unknown"), fields, coding)
 
 
 def accepted_coding(value: bytes) -> str | None:

@@ -1,0 +1,179 @@
+"""The generate routes: a flat JSON object in, one out, or a stream of server-sent events."""
+
+from __future__ import annotations
+
+from gpubridge.engine.model import Model
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.http.message import Exchange
+from gpubridge.host_shm import HostArena
+from gpubridge.protocol.body import pack_inputs
+from gpubridge.protocol.fields import invalid
+from gpubridge.protocol.generate import encode_generated, parse_generate
+from gpubridge.protocol.request_form import RequestForm
+from gpubridge.protocol.status import error_body, http_status
+from gpubridge.request import InferRequest, InferResponse, Outcome
+
+__all__ = ["GenerateHandler", "GenerateStreamHandler"]
+
+_JSON = b"Content-Type: application/json\r\n"
+_EVENTS = b"Content-Type: text/event-stream; charset=utf-8\r\n"
+
+
+class _Generation:
+    """A generate request; owns its body, and its slot until the model takes that over."""
+
+    __slots__ = ("_arena", "_body", "_exchange", "_form", "_model", "_request")
+
+    def __init__(self, model: Model, arena: HostArena) -> None:
+        self._model = model
+        self._arena = arena
+        self._body = bytearray()
+        self._request: InferRequest | None = None
+        self._exchange: Exchange
+        self._form: RequestForm
+
+    def body_memory(self, nbytes: int) -> memoryview:
+        """Give the JSON a place."""
+        self._body = bytearray(nbytes)
+        return memoryview(self._body)
+
+    def complete(self, exchange: Exchange, copied: int) -> None:
+        """Read the body and give the request to the model.
+
+        Raises
+        ------
+        BridgeError
+            When it is no valid request.
+        """
+        self._exchange = exchange
+        form = self._form = parse_generate(bytes(self._body), self._model.config)
+        self._body = bytearray()
+        slot, places, packed = pack_inputs(form, memoryview(b""), self._arena)
+        request = self._request = InferRequest(
+            form.signature,
+            slot,
+            0,
+            places,
+            self._done,
+            form.identifier,
+            form.extras,
+            packed,
+            form.batch_size,
+            form.options,
+        )
+        request.on_partial = self._respond
+        self._model.submit(request)
+
+    def abort(self) -> None:
+        """Tell the model that nobody waits."""
+        if self._request is not None:
+            self._request.cancel()
+
+    def _encoded(self, outcome: Outcome) -> bytes:
+        """Encode a response.
+
+        Raises
+        ------
+        BridgeError
+            When it is an error, or cannot be encoded.
+        """
+        if not isinstance(outcome, InferResponse):
+            raise outcome
+        return encode_generated(self._form, outcome, self._model.config, self._model.version)
+
+    def _respond(self, outcome: Outcome) -> None:
+        raise NotImplementedError
+
+    def _done(self, outcome: Outcome | None) -> None:
+        raise NotImplementedError
+
+
+class GenerateHandler(_Generation):
+    """Answers with the one response that there is."""
+
+    __slots__ = ("_only",)
+
+    def __init__(self, model: Model, arena: HostArena) -> None:
+        super().__init__(model, arena)
+        self._only: bytes | None = None
+
+    def _respond(self, outcome: Outcome) -> None:
+        assert self._request is not None
+        try:
+            if self._only is not None:
+                raise _not_one()
+            self._only = self._encoded(outcome)
+        except BridgeError as error:
+            # What else the model sends changes nothing.
+            self._request.cancel()
+            self._fail(error)
+            return
+        self._request.passed_on(1)
+
+    def _done(self, outcome: Outcome | None) -> None:
+        try:
+            if (outcome is None) == (self._only is None):
+                raise _not_one()
+            body = self._only if outcome is None else self._encoded(outcome)
+        except BridgeError as error:
+            self._fail(error)
+            return
+        assert body is not None
+        self._exchange.respond(200, _JSON, body, plain=True)
+
+    def _fail(self, error: BridgeError) -> None:
+        self._exchange.respond(_status(error), _JSON, error_body(error), plain=True)
+
+
+class GenerateStreamHandler(_Generation):
+    """Answers with an event for each response; an error is one of them."""
+
+    __slots__ = ("_begun", "_unsent")
+
+    def __init__(self, model: Model, arena: HostArena) -> None:
+        super().__init__(model, arena)
+        self._begun = False
+        self._unsent = 0
+
+    def _respond(self, outcome: Outcome) -> None:
+        self._unsent += 1
+        self._event(outcome)
+
+    def _done(self, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            self._event(outcome)
+        self._begin(200)
+        self._exchange.end()
+
+    def _event(self, outcome: Outcome) -> None:
+        status = 200
+        try:
+            body = self._encoded(outcome)
+        except BridgeError as error:
+            # The status is that of the first response; those of others stand in their events.
+            status, body = _status(error), error_body(error)
+        self._begin(status)
+        self._exchange.send(b"data: %b\n\n" % body)
+
+    def _begin(self, status: int) -> None:
+        if not self._begun:
+            self._begun = True
+            self._exchange.begin(status, _EVENTS, self._sent)
+
+    def _sent(self) -> None:
+        """The client reads: the model may send others."""
+        unsent, self._unsent = self._unsent, 0
+        if unsent and self._request is not None:
+            self._request.passed_on(unsent)
+
+
+def _status(error: BridgeError) -> int:
+    """Return the status of a response that is an error: Triton's, but one may try again after 503."""
+    return http_status(error.code) if error.code == ErrorCode.UNAVAILABLE else 400
+
+
+def _not_one() -> BridgeError:
+    return invalid(
+        "generate expects model to produce exactly 1 response, use generate stream for model that "
+        "generates various number of responses"
+    )

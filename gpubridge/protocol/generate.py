@@ -1,0 +1,135 @@
+"""The generate extension: one flat JSON object as a request, and one for each response."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from gpubridge.config import ModelConfig, TensorSpec
+from gpubridge.protocol.fields import JsonObject, internal, invalid, parse_json
+from gpubridge.protocol.infer_request import make_form
+from gpubridge.protocol.infer_response import as_configured
+from gpubridge.protocol.json_tensor import data_from_json, data_to_json
+from gpubridge.protocol.request_form import InputForm, RequestForm
+from gpubridge.request import NO_OPTIONS, InferResponse
+from gpubridge.tensor.dtypes import element_count
+
+__all__ = ["encode_generated", "parse_generate"]
+
+_NESTED = "parameters"
+
+
+def parse_generate(body: bytes, config: ModelConfig) -> RequestForm:
+    """Parse a generate request: members named like inputs are those, ``id`` is the id, others are parameters.
+
+    Members of ``parameters`` count like members of the object itself. An input is a value or a flat
+    list; its shape is the configured one, whose last variable dim takes what there is.
+
+    Raises
+    ------
+    BridgeError
+        In Triton's words.
+    """
+    document = parse_json(body)
+    if type(document) is not dict:
+        raise internal("attempt to get members for non-object")
+    specs = {spec.name: spec for spec in config.inputs}
+    identifier = ""
+    inputs: list[InputForm] = []
+    parameters: JsonObject = {}
+    for name, value, nested in _members(document):
+        if name in specs:
+            inputs.append(_input(specs[name], value, config))
+        elif name == "id" and not nested:
+            if type(value) is not str:
+                raise internal("Unable to parse 'id': attempt to access JSON non-string as string")
+            identifier = value
+        elif type(value) in (bool, int, str, float):
+            parameters[name] = value
+        else:
+            where = f"Converting keyword: '{_NESTED}': " if nested else ""
+            raise invalid(
+                f"{where}parameter '{name}' has invalid type. It should be either 'int', 'bool', or "
+                "'string'."
+            )
+    extras = b""
+    if parameters:
+        extras = orjson.dumps({"parameters": orjson.dumps(parameters).decode()})
+    return make_form(identifier, inputs, None, False, extras, NO_OPTIONS, config)
+
+
+def _members(document: JsonObject) -> Iterator[tuple[str, Any, bool]]:
+    """Yield names and values, and whether each lies in the nested object."""
+    for name, value in document.items():
+        if name != _NESTED:
+            yield name, value, False
+        elif type(value) is dict:
+            yield from ((inner, each, True) for inner, each in value.items())
+        else:
+            raise internal(
+                f"Expected JSON object for keyword: '{_NESTED}': attempt to access JSON non-object as "
+                "object"
+            )
+
+
+def _input(spec: TensorSpec, value: Any, config: ModelConfig) -> InputForm:
+    values = value if type(value) is list else [value]
+    shape = _shape(spec, len(values), config)
+    if shape is None:
+        raise invalid(f"The schema can not convert input '{spec.name}' to tensor with proper shape")
+    data = data_from_json(spec.name, spec.datatype, element_count(shape), values)
+    return InputForm(spec.name, spec.datatype, shape, len(data), data)
+
+
+def _shape(spec: TensorSpec, count: int, config: ModelConfig) -> tuple[int, ...] | None:
+    """Spread ``count`` elements over the dims: the fixed ones first, the last variable one the rest."""
+    dims = [-1, *spec.dims] if config.max_batch_size else list(spec.dims)
+    for dim in dims:
+        if dim > 0:
+            if count % dim:
+                return None
+            count //= dim
+    for i in reversed(range(len(dims))):
+        if dims[i] < 0:
+            dims[i] = count
+            count = 1
+    return tuple(dims) if count == 1 else None
+
+
+def encode_generated(
+    form: RequestForm, response: InferResponse, config: ModelConfig, version: int
+) -> bytes:
+    """Encode a response as one JSON object: outputs of one element as a value, others as flat lists.
+
+    Raises
+    ------
+    BridgeError
+        When an output cannot be told as JSON.
+    """
+    members: dict[str, bytes] = {
+        "model_name": orjson.dumps(config.name),
+        "model_version": b'"%d"' % version,
+    }
+    if form.identifier:
+        members["id"] = orjson.dumps(form.identifier)
+    for name, value in (response.parameters or {}).items():
+        members[name] = _value(value)
+    for tensor, buffer in zip(response.signature.tensors, response.buffers, strict=True):
+        spec = as_configured(tensor, config)
+        count = element_count(spec.shape)
+        data = data_to_json(spec.name, spec.datatype, count, buffer)
+        members[spec.name] = data[1:-1] if count == 1 else data
+    # Triton's order.
+    pairs = [b"%b:%b" % (orjson.dumps(name), members[name]) for name in sorted(members)]
+    return b"{" + b",".join(pairs) + b"}"
+
+
+def _value(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        # A model may set integers beyond 64 bits, and strings with lone surrogates.
+        return json.dumps(value, ensure_ascii=False).encode(errors="replace")

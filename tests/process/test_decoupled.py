@@ -1,0 +1,294 @@
+"""Models that answer by themselves: what their response senders do, and what clients get."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from tests.process.server import running_server, wait_until
+from tests.process.streams import Stream, write_models
+
+triton = pytest.importorskip("tritonclient.grpc")
+from tritonclient.utils import InferenceServerException  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    write_models(repository)
+    with running_server(repository) as running:
+        yield running
+
+
+@pytest.fixture
+def stream(server):
+    with Stream(server) as stream:
+        yield stream
+
+
+# -- senders ----------------------------------------------------------------------------------------
+
+
+def test_any_number_of_responses_during_execute(stream):
+    for count in (0, 1, 3, 200):
+        stream.ask(
+            f"s = request.get_response_sender()\nfor i in range({count}): s.send(answer(i))\n"
+            "s.send(flags=FINAL)",
+            "r",
+        )
+        assert [stream.take() for _ in range(count)] == [("r", str(i), False) for i in range(count)]
+        assert stream.take() == ("r", None, True)
+
+
+def test_the_last_response_may_carry_the_final_flag(stream):
+    stream.ask("s = request.get_response_sender()\ns.send(answer(1))\ns.send(answer(2), FINAL)")
+    assert [stream.take(), stream.take()] == [("", "1", False), ("", "2", True)]
+    # Nothing follows: the next answer is that of the next request.
+    stream.ask("request.get_response_sender().send(answer(3), FINAL)", "next")
+    assert stream.take() == ("next", "3", True)
+
+
+def test_an_empty_final_response_is_sent_only_to_who_asks(stream):
+    stream.ask("request.get_response_sender().send(flags=FINAL)", "quiet", final=False)
+    stream.ask("request.get_response_sender().send(flags=FINAL)", "told")
+    assert stream.take() == ("told", None, True)
+
+
+def test_responses_after_execute_in_any_order_between_requests(stream):
+    for name in ("first", "second"):
+        stream.ask(
+            "kept.append(request.get_response_sender()); kept[-1].send(answer('soon'))", name
+        )
+        assert stream.take() == (name, "soon", False)
+    stream.ask(
+        "def late():\n"
+        "    second, first = kept.pop(), kept.pop()\n"
+        "    second.send(answer(2), FINAL); first.send(answer(1), FINAL)\n"
+        "threading.Thread(target=late).start()\n"
+        "request.get_response_sender().send(flags=FINAL)",
+        "third",
+        final=False,
+    )
+    assert stream.take() == ("second", "2", True)
+    assert stream.take() == ("first", "1", True)
+
+
+def test_threads_send_at_once_and_nothing_is_lost(stream):
+    stream.ask(
+        "s = request.get_response_sender()\n"
+        "def some(k):\n"
+        "    for i in range(100): s.send(answer(k * 100 + i))\n"
+        "def all_of_them():\n"
+        "    threads = [threading.Thread(target=some, args=(k,)) for k in range(4)]\n"
+        "    [t.start() for t in threads]; [t.join() for t in threads]; s.send(flags=FINAL)\n"
+        "threading.Thread(target=all_of_them).start()"
+    )
+    texts = [int(stream.take()[1]) for _ in range(400)]
+    assert sorted(texts) == list(range(400))
+    for k in range(4):
+        mine = [text for text in texts if text // 100 == k]
+        assert mine == sorted(mine)
+    assert stream.take() == ("", None, True)
+
+
+def test_an_error_is_one_of_the_responses(stream):
+    stream.ask(
+        "s = request.get_response_sender()\ns.send(answer(1)); s.send(failure('boom'))\n"
+        "s.send(answer(2)); s.send(flags=FINAL)"
+    )
+    assert [stream.take() for _ in range(4)] == [
+        ("", "1", False),
+        "boom",
+        ("", "2", False),
+        ("", None, True),
+    ]
+
+
+def test_execute_that_raises_ends_its_requests_and_closes_their_senders(stream):
+    stream.ask("kept.append(request.get_response_sender()); raise ValueError('no')")
+    assert (
+        "Failed to process the request(s) for model 'm_0', message: ValueError: no" in stream.take()
+    )
+    stream.ask(
+        "request.get_response_sender().send(refused(lambda: kept.pop().send(answer(1))), FINAL)"
+    )
+    closed = "Unable to send response. Response sender has been closed."
+    assert stream.take() == ("", closed, True)
+
+
+def test_execute_that_raises_after_the_last_response_changes_nothing(stream):
+    stream.ask("request.get_response_sender().send(answer(1), FINAL); raise ValueError('no')")
+    stream.ask("request.get_response_sender().send(answer(2), FINAL)")
+    assert [stream.take(), stream.take()] == [("", "1", True), ("", "2", True)]
+
+
+def test_a_decoupled_model_must_return_none(stream):
+    stream.ask("request.get_response_sender()", model="list")
+    assert stream.take() == (
+        "Failed to process the request(s) for model 'list_0', message: Python model 'list_0' is using "
+        "the decoupled mode and the execute function must return None."
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            "s.send()",
+            "Inference Response object must be provided when the response flags is set to zero.",
+        ),
+        ("s.send(answer(1), 2)", "Unable to send response. Unsupported flag provided."),
+    ],
+)
+def test_wrong_use_of_a_sender(stream, call, text):
+    stream.ask(f"s = request.get_response_sender()\ns.send(refused(lambda: {call}), FINAL)")
+    assert stream.take() == ("", text, True)
+
+
+def test_a_sender_that_is_dropped_ends_its_request(stream):
+    stream.ask("request.get_response_sender().send(answer(1))", "some")
+    assert [stream.take(), stream.take()] == [("some", "1", False), ("some", None, True)]
+    stream.ask("request.get_response_sender()", "none")
+    assert "dropped this request without sending a response" in stream.take()
+    stream.ask("pass", "not even taken")
+    assert "dropped this request without sending a response" in stream.take()
+
+
+def test_coroutines_of_a_decoupled_model_run_beside_each_other(stream):
+    stream.ask("wait", "waits", model="coroutines")
+    stream.ask("go", "goes", model="coroutines")
+    answers = [stream.take() for _ in range(4)]
+    assert [a for a in answers if a[0] == "waits"] == [
+        ("waits", "wait", False),
+        ("waits", None, True),
+    ]
+    assert [a for a in answers if a[0] == "goes"] == [("goes", "go", False), ("goes", None, True)]
+    stream.ask("fail", model="coroutines")
+    assert "ValueError: no such luck" in stream.take()
+
+
+# -- models that are not decoupled ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("s.send(answer(1), FINAL)", "1"),
+        ("s.send(answer(1)); s.send(flags=FINAL)", "1"),
+        ("s.send(answer(1))", "1"),
+        ("s.send(answer(1), FINAL); result = answer(2)", "1"),
+        ("result = answer(2)", "2"),
+        (
+            "s.send(refused(lambda: s.send(flags=FINAL)), FINAL)",
+            (
+                "Unable to send response. Non-decoupled model cannot send complete final before sending a "
+                "response."
+            ),
+        ),
+        (
+            "s.send(answer(1)); kept.append(refused(lambda: s.send(answer(2))))",
+            "1",
+        ),
+        (
+            "s.send(kept.pop(), FINAL)",
+            "Unable to send response. Non-decoupled model cannot send more than one response.",
+        ),
+        ("threading.Timer(0.05, lambda s=s: s.send(answer(3), FINAL)).start()", "3"),
+    ],
+)
+def test_other_models_may_send_their_one_response(server, code, text):
+    tensor = triton.InferInput("CODE", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array(["s = request.get_response_sender()\n" + code], object))
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        assert client.infer("one", [tensor]).as_numpy("OUT").item().decode() == text
+
+
+def test_other_models_must_answer(server):
+    tensor = triton.InferInput("CODE", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array(["pass"], object))
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        with pytest.raises(
+            InferenceServerException, match="Expected an 'InferenceResponse' object"
+        ):
+            client.infer("one", [tensor])
+        tensor.set_data_from_numpy(np.array(["request.get_response_sender()"], object))
+        with pytest.raises(InferenceServerException, match="without sending a response"):
+            client.infer("one", [tensor])
+
+
+def test_one_answer_doors_refuse_decoupled_models(server):
+    body = json.dumps(
+        {"inputs": [{"name": "CODE", "datatype": "BYTES", "shape": [1], "data": [""]}]}
+    )
+    status, _, answer = server.request("POST", "/v2/models/m/infer", body)
+    assert status == 501
+    assert b"HTTP end point doesn't support models with decoupled" in answer
+    tensor = triton.InferInput("CODE", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([""], object))
+    refused = pytest.raises(InferenceServerException, match="ModelInfer RPC doesn't support")
+    with triton.InferenceServerClient(server.grpc_url) as client, refused:
+        client.infer("m", [tensor])
+
+
+# -- deaths, ends, counts ---------------------------------------------------------------------------
+
+
+def test_a_death_ends_the_requests_that_were_open(tmp_path):
+    write_models(tmp_path)
+    with running_server(tmp_path) as server, Stream(server) as stream:
+        stream.ask("kept.append(request.get_response_sender()); kept[0].send(answer(1))", "open")
+        assert stream.take() == ("open", "1", False)
+        stream.ask("os._exit(3)")
+        errors = [stream.take(), stream.take()]
+        assert all("Stub process 'm_0' is not healthy. It exited with code 3" in e for e in errors)
+        wait_until(server.is_ready, "the stub to be back", server)
+        stream.ask("request.get_response_sender().send(answer(len(kept)), FINAL)")
+        assert stream.take() == ("", "0", True)
+
+
+def test_a_stop_waits_for_the_responses_that_are_still_to_come(tmp_path):
+    write_models(tmp_path)
+    gate = tmp_path / "gate"
+    with running_server(tmp_path) as server, Stream(server) as stream:
+        stream.ask(
+            "s = request.get_response_sender(); s.send(answer(1))\n"
+            "def late():\n"
+            f"    while not Path({str(gate)!r}).exists(): time.sleep(0.01)\n"
+            "    s.send(answer(2), FINAL)\n"
+            "threading.Thread(target=late).start()"
+        )
+        assert stream.take() == ("", "1", False)
+        server.process.terminate()
+        time.sleep(0.2)
+        gate.touch()
+        assert stream.take() == ("", "2", True)
+        assert server.process.wait(20) == 0
+
+
+def test_statistics_count_a_request_when_it_is_over(tmp_path):
+    write_models(tmp_path)
+    with running_server(tmp_path) as server, Stream(server) as stream:
+
+        def counts():
+            stats = json.loads(server.request("GET", "/v2/models/m/stats")[2])["model_stats"][0]
+            inference = stats["inference_stats"]
+            return (
+                stats["inference_count"],
+                stats["execution_count"],
+                inference["success"]["count"],
+                inference["fail"]["count"],
+                inference["compute_infer"]["count"],
+            )
+
+        stream.ask("kept.append(request.get_response_sender()); kept[0].send(answer(1))")
+        stream.take()
+        stream.ask("request.get_response_sender().send(answer(1), FINAL)")
+        stream.take()
+        wait_until(lambda: counts()[1] == 2, "both executions to be counted", server)
+        assert counts() == (1, 2, 1, 0, 1)
+        stream.ask("kept.pop().send(flags=FINAL); raise ValueError")
+        wait_until(lambda: counts()[3] == 1, "the failure to be counted", server)
+        assert counts() == (2, 2, 2, 1, 2)
