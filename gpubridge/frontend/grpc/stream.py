@@ -9,6 +9,7 @@ from functools import partial
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.grpc.call import Call, CallOwner
+from gpubridge.frontend.grpc.packing import Packing
 from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.host_shm import HostArena
 from gpubridge.protocol.grpc.fields import read_request
@@ -130,6 +131,10 @@ class StreamCall(Call):
         turn.request = request
         known.model.submit(request)
 
+    def pack(self, packing: Packing) -> None:
+        """Compress the answer."""
+        self._packing = packing
+
     def abort(self) -> None:
         """Tell the models that nobody waits."""
         self._give_up()
@@ -183,6 +188,8 @@ class StreamCall(Call):
         while turns and turns[0].frame is not None:
             frame = turns.popleft().frame
             assert frame is not None
+            if self._packing is not None:
+                frame = self._packing.frame(frame)
             self._connection.http2.send_data(self._stream_id, frame)
         self._connection.flush_soon()
         self._advance()

@@ -6,9 +6,13 @@ import asyncio
 
 from gpubridge.frontend.http.answer import AnswerQueue
 from gpubridge.frontend.http.message import HttpSettings, Router
-from gpubridge.frontend.http.reading import RequestReader
+from gpubridge.frontend.http.reading import NO_PROGRESS, RequestReader, Stage
+from gpubridge.frontend.http.watch import Late, Watch
 
 __all__ = ["HttpConnection", "HttpSettings"]
+
+_TOLD_OF_TOO_MANY = 64
+"""Connections over the limit that are told so before they are closed; more are just closed."""
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -36,6 +40,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._answers = AnswerQueue(router, self.answered)
         self._reader = RequestReader(router, settings, receive, self._answers, self)
+        self._watch = Watch(settings.connections)
         self._closing = False
         self._paused = self._stalled = False
         # asyncio calls these for every read: no detour.
@@ -45,9 +50,19 @@ class HttpConnection(asyncio.BufferedProtocol):
     # -- what asyncio calls ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start."""
+        """Start, unless there are too many already."""
         self._transport = transport  # type: ignore[assignment]
         self._connections.add(self)
+        most = self._settings.connections.max_connections
+        if most and len(self._connections) > most:
+            if len(self._connections) > most + _TOLD_OF_TOO_MANY:
+                self.abort()
+                return
+            self._reader.refuse(
+                503,
+                f"the server has {most} connections open, which is the most it takes "
+                "(--http-max-connections): try again later",
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give up what is not finished."""
@@ -78,9 +93,44 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._reader.last = True
         self.close_when_done()
 
+    def finish(self) -> None:
+        """Refuse the request that is on its way: it could not be answered any more."""
+        if self._reader.progress()[0] is not Stage.NOTHING:
+            self._reader.refuse(503, "the server is stopping")
+
     def abort(self) -> None:
         """Close at once."""
         self._transport.abort()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that the socket has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
+    def check(self, now: float) -> None:
+        """Close if the client takes too long with anything."""
+        reader, watch = self._reader, self._watch
+        unsent = self.unsent
+        if watch.stuck(now, unsent, closing=self._closing):
+            self.abort()
+        elif not self._closing:
+            # While we do not read, nothing of a request that is on its way is late.
+            progress = NO_PROGRESS if self._paused else reader.progress()
+            idle = not self._answers and not unsent
+            late = watch.late(now, progress, self._answers.placed, idle=idle)
+            limits = self._settings.connections
+            if late is Late.HEAD:
+                seconds = limits.header_timeout
+                reader.refuse(408, f"expected the whole head of a request within {seconds:g} s")
+            elif late is Late.BODY:
+                seconds = limits.body_timeout
+                reader.refuse(
+                    408,
+                    f"expected 500 bytes a second of the request's body within {seconds:g} s, "
+                    "or its end",
+                )
+            elif late is Late.IDLE:
+                self._close()
 
     # -- what the reader asks --------------------------------------------------------------------
 

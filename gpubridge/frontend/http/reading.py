@@ -31,7 +31,7 @@ from gpubridge.frontend.http.message import (
     decompress,
 )
 
-__all__ = ["ReaderOwner", "RequestReader", "Stage"]
+__all__ = ["NO_PROGRESS", "ReaderOwner", "RequestReader", "Stage"]
 
 _HEAD_LIMIT = 64 * 1024
 _HEAVY = 64 * 1024
@@ -44,6 +44,9 @@ class Stage(enum.Enum):
     NOTHING = enum.auto()
     HEAD = enum.auto()
     BODY = enum.auto()
+
+
+NO_PROGRESS: tuple[Stage, object, int] = Stage.NOTHING, None, 0
 
 
 class ReaderOwner(Protocol):
@@ -168,12 +171,12 @@ class RequestReader:
             How much of its body is there.
         """
         if self.deaf:
-            return Stage.NOTHING, None, 0
+            return NO_PROGRESS
         if self.headed:
             collected = self._collected
             nbytes = self._length - self._missing if collected is None else len(collected)
             return Stage.BODY, self._answer, nbytes
-        return (Stage.NOTHING, None, 0) if self._fresh else (Stage.HEAD, self._head, 0)
+        return NO_PROGRESS if self._fresh else (Stage.HEAD, self._head, 0)
 
     # -- bytes to messages ----------------------------------------------------------------------
 
