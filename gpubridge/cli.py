@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import TypeVar
 
 import uvloop
 
 import gpubridge
 from gpubridge import doctor
-from gpubridge.config import ServerSettings
+from gpubridge.config import GrpcConnections, HttpConnections, ServerSettings
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.server import serve
 from gpubridge.telemetry.logs import configure_logging
@@ -68,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_door_flags(command, defaults)
     _add_model_flags(command)
     _add_limit_flags(command, defaults)
+    _add_connection_flags(command)
     _add_log_flags(command)
     command.set_defaults(run=_serve, flags=_names(command))
     command = commands.add_parser(
@@ -197,6 +200,33 @@ def _add_limit_flags(command: argparse.ArgumentParser, defaults: ServerSettings)
     )
 
 
+def _add_connection_flags(command: argparse.ArgumentParser) -> None:
+    types: dict[type, Callable[[str], object]] = {int: int, float: float, bool: _flag, str: str}
+    for kind in (HttpConnections, GrpcConnections):
+        for each in fields(kind):
+            command.add_argument(
+                _connection_flag(kind, each.name),
+                type=types[type(each.default)],
+                default=each.default,
+                metavar=type(each.default).__name__.upper(),
+                help=each.metadata["help"],
+            )
+
+
+_Connections = TypeVar("_Connections", HttpConnections, GrpcConnections)
+
+
+def _connections(kind: type[_Connections], options: argparse.Namespace) -> _Connections:
+    """Return what the flags of `_add_connection_flags` say."""
+    return kind(
+        **{each.name: getattr(options, f"{kind.door}_{each.name}") for each in fields(kind)}
+    )
+
+
+def _connection_flag(kind: type[HttpConnections | GrpcConnections], name: str) -> str:
+    return f"--{kind.door}-{name.replace('_', '-')}"
+
+
 def _add_log_flags(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--log-verbose", type=int, default=0, help="verbose level; 0 for none")
@@ -213,10 +243,12 @@ def _serve(options: argparse.Namespace) -> int:
         http_address=options.http_address,
         http_port=options.http_port,
         http_max_input_size=options.http_max_input_size,
+        http_connections=_connections(HttpConnections, options),
         allow_grpc=options.allow_grpc,
         grpc_address=options.grpc_address,
         grpc_port=options.grpc_port,
         grpc_max_message_size=options.grpc_max_message_size,
+        grpc_connections=_connections(GrpcConnections, options),
         allow_metrics=options.allow_metrics,
         metrics_address=options.metrics_address,
         metrics_port=options.metrics_port,

@@ -23,6 +23,7 @@ from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
 from gpubridge.frontend.http2.limits import Http2Limits
 from gpubridge.frontend.routes import MetricsRouter, V2Router
+from gpubridge.frontend.sweep import Sweeper
 
 __all__ = ["serve"]
 
@@ -62,8 +63,12 @@ async def serve(settings: ServerSettings) -> int:
     router = V2Router(repository, strict_readiness=settings.strict_readiness)
     service = GrpcService(repository, router.ready)
     doors: list[_Door] = []
+    sweeper = Sweeper([*settings.http_connections.times, *settings.grpc_connections.times])
     try:
         await _open_doors(settings, repository, (router, service), doors)
+        for door in doors:
+            sweeper.add(door.connections)
+        sweeper.add([service.health])
         loading = loop.create_task(repository.load_all())
         stopping = loop.create_task(stop.wait())
         await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -84,7 +89,9 @@ async def serve(settings: ServerSettings) -> int:
         return 0
     finally:
         router.serving = False
+        service.health.check(loop.time())
         await _close(doors, repository, settings.exit_timeout_secs)
+        sweeper.close()
 
 
 def _build_repository(settings: ServerSettings) -> ModelRepository:
@@ -114,9 +121,11 @@ async def _open_doors(
 ) -> None:
     router, service = served
     receive = bytearray(_RECEIVE_BYTES)
-    http = HttpSettings(settings.http_max_input_size)
+    http = HttpSettings(settings.http_max_input_size, settings.http_connections)
     if settings.allow_grpc:
-        grpc = GrpcSettings(settings.grpc_max_message_size, Http2Limits())
+        grpc = GrpcSettings(
+            settings.grpc_max_message_size, settings.grpc_connections, Http2Limits()
+        )
         grpc_calls: _MakeProtocol = partial(GrpcConnection, service, grpc)
         address, port = settings.grpc_address, settings.grpc_port
         doors.append(await _open_door("GRPCInferenceService", address, port, grpc_calls))
@@ -165,18 +174,32 @@ def _log_models(repository: ModelRepository) -> None:
 
 async def _close(doors: list[_Door], repository: ModelRepository, seconds: float) -> None:
     """Close the doors, answer what is in flight, finalize the models."""
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + seconds
+    deadline = asyncio.get_running_loop().time() + seconds
     for door in doors:
         door.server.close()
         for connection in list(door.connections):
             connection.drain()
     await repository.close(seconds)
-    # Answers may still be on their way to clients that read slowly; nothing tells of their end.
-    deadline = max(deadline, clock() + _FLUSH_SECONDS)
-    while any(door.connections for door in doors) and clock() < deadline:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    for door in doors:
+        for connection in list(door.connections):
+            connection.finish()
+    await _flush(doors, deadline)
     for door in doors:
         for connection in list(door.connections):
             connection.abort()
     _logger.info("stopped")
+
+
+async def _flush(doors: list[_Door], deadline: float) -> None:
+    """Let clients have the answers that are on their way, for as long as they take any of them."""
+    clock = asyncio.get_running_loop().time
+    # Nothing tells of what is taken: it is looked up.
+    since, before = clock(), None
+    while (now := clock()) < max(deadline, since + _FLUSH_SECONDS):
+        open_ones = [connection for door in doors for connection in door.connections]
+        left = len(open_ones), sum(connection.unsent for connection in open_ones)
+        if left != before:
+            since, before = now, left
+        if not open_ones or now - since >= _FLUSH_SECONDS:
+            break
+        await asyncio.sleep(0.01)

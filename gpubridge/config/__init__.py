@@ -1,5 +1,6 @@
 """Configuration: a model's ``config.pbtxt`` and versions, the server's settings."""
 
+from gpubridge.config.connections import CompressionLevel, GrpcConnections, HttpConnections
 from gpubridge.config.load import complete_model_config, load_model_config, parse_model_config
 from gpubridge.config.model_config import (
     KSERVE_DATATYPES,
@@ -22,7 +23,10 @@ from gpubridge.config.versions import (
 
 __all__ = [
     "KSERVE_DATATYPES",
+    "CompressionLevel",
     "GpuFallback",
+    "GrpcConnections",
+    "HttpConnections",
     "InputPlacement",
     "InstanceGroup",
     "InstanceKind",

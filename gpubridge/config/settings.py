@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
+from gpubridge.config.connections import GrpcConnections, HttpConnections
 from gpubridge.config.normalise import GpuFallback
 from gpubridge.errors import BridgeError, ErrorCode
 
@@ -42,6 +43,8 @@ class ServerSettings:
         The largest body of an HTTP request.
     grpc_max_message_size : int
         The largest message of a gRPC request.
+    http_connections, grpc_connections : HttpConnections, GrpcConnections
+        What their clients' connections may cost.
     log_verbose : int
         0 logs nothing verbose; each level above includes the lower ones.
     log_file : Path or None
@@ -66,10 +69,12 @@ class ServerSettings:
     http_address: str = "127.0.0.1"
     http_port: int = 8000
     http_max_input_size: int = 64 * _MIB
+    http_connections: HttpConnections = field(default_factory=HttpConnections)
     allow_grpc: bool = True
     grpc_address: str = "127.0.0.1"
     grpc_port: int = 8001
     grpc_max_message_size: int = 2**31 - 1
+    grpc_connections: GrpcConnections = field(default_factory=GrpcConnections)
     allow_metrics: bool = True
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 8002

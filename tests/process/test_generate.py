@@ -119,10 +119,12 @@ def progress(path):
 
 def standing(path):
     """What a model has written when it writes no more."""
-    before, since = None, time.monotonic()
-    while before != progress(path) or time.monotonic() - since < 0.5:
-        if before != progress(path):
-            before, since = progress(path), time.monotonic()
+    before, since = "", time.monotonic()
+    # While it writes, the file is empty for a moment.
+    while not before or time.monotonic() - since < 0.5:
+        now = progress(path)
+        if now and now != before:
+            before, since = now, time.monotonic()
         time.sleep(0.02)
     return before
 

@@ -96,6 +96,8 @@ class Echo(asyncio.BufferedProtocol):
 
     def on_writable(self, stream_id): ...
 
+    def on_ping(self): ...
+
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def echo(request):

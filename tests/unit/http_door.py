@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 
+from gpubridge.config import HttpConnections
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
 from gpubridge.protocol.status import error_body, http_status
@@ -12,6 +13,7 @@ __all__ = ["BODY_LIMIT", "GET", "Door", "chunked", "error", "parse_answers", "po
 
 BODY_LIMIT = 100_000
 _RECEIVE_BYTES = 16 * 1024
+LIMITS = HttpConnections()
 
 
 GET = b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -40,6 +42,10 @@ class Transport:
         self.sent = bytearray()
         self.state = "open"
         self.reading = True
+        self.unsent = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     def write(self, data) -> None:
         assert self.state == "open", "write on a connection that was closed"
@@ -108,13 +114,13 @@ class Handler:
 class Door:
     """A connection with its transport, its handlers, and the network before it."""
 
-    def __init__(self, *, deferred: bool = False) -> None:
+    def __init__(self, *, deferred: bool = False, connections: HttpConnections = LIMITS) -> None:
         self.deferred = deferred
         self.handlers: list[Handler] = []
         self.connections: set[HttpConnection] = set()
         self.transport = Transport()
         self.connection = HttpConnection(
-            self, HttpSettings(BODY_LIMIT), bytearray(_RECEIVE_BYTES), self.connections
+            self, HttpSettings(BODY_LIMIT, connections), bytearray(_RECEIVE_BYTES), self.connections
         )
         self.connection.connection_made(self.transport)
         self.undelivered: list[bytes] = []

@@ -150,10 +150,11 @@ def test_a_negative_version():
 def test_health():
     assert metadata.health_answer(True) == b"\x08\x01"
     assert metadata.health_answer(False) == b"\x08\x02"
-    for request in (b"", b"\x0a\x01x", b"\x3a\x01x"):
-        metadata.check_health_request(request)
+    assert metadata.health_answer(None) == b"\x08\x03"
+    for request, service in ((b"", ""), (b"\x0a\x01x", "x"), (b"\x3a\x01x", "")):
+        assert metadata.health_service(request) == service
     with pytest.raises(BridgeError, match="Unable to parse request"):
-        metadata.check_health_request(b"\x0a\x05x")
+        metadata.health_service(b"\x0a\x05x")
 
 
 def test_status_numbers_are_grpcs():

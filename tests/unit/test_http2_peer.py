@@ -58,6 +58,8 @@ class Recorder:
     def on_writable(self, stream_id):
         self.events.append(("writable", stream_id))
 
+    def on_ping(self): ...
+
     def on_pong(self, payload):
         self.events.append(("pong", payload))
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.grpc.framing import MessageReader
+from gpubridge.frontend.grpc.packing import Packing
 from gpubridge.frontend.grpc.status import CallFailed, Status, failure, headers, ok_trailers
 from gpubridge.frontend.http2.connection import Http2Connection
 from gpubridge.protocol.grpc.infer_response import encode_frame
@@ -56,12 +57,13 @@ class Call:
         What compressed messages are compressed with.
     """
 
-    __slots__ = ("_connection", "_done", "_reader", "_stream_id", "_timer", "_told")
+    __slots__ = ("_connection", "_done", "_packing", "_reader", "_stream_id", "_timer", "_told")
 
     def __init__(self, connection: CallOwner, stream_id: int, coding: bytes) -> None:
         self._connection = connection
         self._stream_id = stream_id
         self._reader = MessageReader(connection.message_limit, coding)
+        self._packing: Packing | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._told = False
         self._done = False
@@ -85,6 +87,9 @@ class Call:
     def abort(self) -> None:
         """The stream is gone: nobody waits for an answer."""
         self._settle()
+
+    def pack(self, packing: Packing) -> None:
+        """Compress the answer, if it is one to inference."""
 
     def limit_time(self, seconds: float) -> None:
         """End the call with DEADLINE_EXCEEDED after so many seconds."""
@@ -113,7 +118,8 @@ class Call:
         """Send the headers of the answer, once."""
         if not self._told:
             self._told = True
-            self._connection.http2.send_headers(self._stream_id, headers())
+            block = headers() if self._packing is None else self._packing.headers
+            self._connection.http2.send_headers(self._stream_id, block)
 
     def _finish(self) -> None:
         self._settle()

@@ -6,9 +6,12 @@ import asyncio
 import time
 from dataclasses import dataclass
 
+from gpubridge.config import CompressionLevel, GrpcConnections
 from gpubridge.frontend.grpc.call import Call, read_timeout
+from gpubridge.frontend.grpc.packing import accepted_packing
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.grpc.status import CallFailed, Status, failure
+from gpubridge.frontend.grpc.watch import Finding, Watch
 from gpubridge.frontend.http2.connection import Http2Connection
 from gpubridge.frontend.http2.faults import Http2ErrorCode
 from gpubridge.frontend.http2.headers import Fields, RequestHeaders
@@ -17,6 +20,7 @@ from gpubridge.frontend.http2.limits import Http2Limits
 __all__ = ["GrpcConnection", "GrpcSettings"]
 
 _CODINGS = (b"identity", b"gzip", b"deflate")
+_KEEPALIVE_PING = b"keepaliv"
 _EMPTY = memoryview(b"")
 
 
@@ -28,21 +32,25 @@ class GrpcSettings:
     ----------
     message_limit : int
         Bytes of a request's message, after decompression too.
+    connections : GrpcConnections
+        How many connections there may be, and how long they may take.
     http2 : Http2Limits
         What HTTP/2 allows.
     """
 
     message_limit: int
+    connections: GrpcConnections
     http2: Http2Limits
 
 
 class _Reading:
     """What the headers of a call say to gRPC; found out once for headers that repeat."""
 
-    __slots__ = ("coding", "failed", "timeout")
+    __slots__ = ("coding", "failed", "packing", "timeout")
 
-    def __init__(self, headers: RequestHeaders) -> None:
+    def __init__(self, headers: RequestHeaders, level: CompressionLevel) -> None:
         fields = dict(headers.fields)
+        self.packing = accepted_packing(fields.get(b"grpc-accept-encoding", b""), level)
         self.coding = fields.get(b"grpc-encoding", b"identity")
         self.timeout: float | None = None
         self.failed: CallFailed | None = None
@@ -87,15 +95,26 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._calls: dict[int, Call] = {}
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
+        self._max_connections = settings.connections.max_connections
+        self._compression = settings.connections.infer_response_compression_level
+        self._watch = Watch(settings.connections, self._loop.time())
+        # Something came since the last look; the client was asked to leave.
+        self._heard = self._leaving = False
         self._paused = False
         self._flush_due = False
 
     # -- what asyncio calls ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start: our settings go first."""
+        """Start: our settings go first; end if there are too many already."""
         self._transport = transport  # type: ignore[assignment]
         self._connections.add(self)
+        if 0 < self._max_connections < len(self._connections):
+            self.http2.close(
+                Http2ErrorCode.ENHANCE_YOUR_CALM,
+                f"expected at most {self._max_connections} connections "
+                "(--grpc-max-connections), got one more",
+            )
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -110,6 +129,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take ``nbytes`` that have come."""
+        self._heard = True
         self.http2.received(nbytes)
         self._flush()
 
@@ -141,9 +161,40 @@ class GrpcConnection(asyncio.BufferedProtocol):
             call.drain()
         self.flush_soon()
 
+    def finish(self) -> None:
+        """End the calls that are still open: nothing more will be answered."""
+        for call in list(self._calls.values()):
+            call.fail(CallFailed(Status.UNAVAILABLE, "the server is stopping"))
+
     def abort(self) -> None:
         """Close at once."""
         self._transport.abort()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the socket has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
+    def check(self, now: float) -> None:
+        """Ping a silent client; ask one to leave, or end the connection, if it is time."""
+        heard, self._heard = self._heard, False
+        http2 = self.http2
+        finding = self._watch.look(now, http2, self.unsent, leaving=self._leaving, heard=heard)
+        if finding is None:
+            return
+        if finding is Finding.END:
+            self.abort()
+            return
+        if finding is Finding.PING:
+            http2.ping(_KEEPALIVE_PING)
+        elif finding is Finding.LEAVE:
+            self._leaving = True
+            http2.drain()
+        else:
+            http2.close(
+                Http2ErrorCode.SETTINGS_TIMEOUT, "expected the client preface and SETTINGS in time"
+            )
+        self._flush()
 
     # -- what calls ask --------------------------------------------------------------------------
 
@@ -177,7 +228,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """A call begins."""
         reading = headers.note
         if not isinstance(reading, _Reading):
-            reading = headers.note = _Reading(headers)
+            reading = headers.note = _Reading(headers, self._compression)
         call = None
         if reading.failed is None:
             call = self._service.open(self, stream_id, headers, reading.coding)
@@ -187,6 +238,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self.http2.send_headers(stream_id, [*fields, *failure(error)], end=True)
             return
         self._calls[stream_id] = call
+        if reading.packing is not None:
+            call.pack(reading.packing)
         if reading.timeout is not None:
             call.limit_time(reading.timeout)
         if end:
@@ -220,8 +273,17 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if call is not None:
             call.writable()
 
+    def on_ping(self) -> None:
+        """End the connection of a client that pings too often."""
+        http2 = self.http2
+        if self._watch.keepalive.ping_came(
+            self._loop.time(), calls=http2.open_streams, sent=http2.frames_sent
+        ):
+            # The text that gRPC clients look for, to ping less often from then on.
+            http2.close(Http2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+
     def on_pong(self, payload: bytes) -> None:
-        """No PING of ours asks for anything."""
+        """The client is there: that anything came says so already."""
 
     def on_closed(self, code: Http2ErrorCode, text: str) -> None:
         """The connection is over."""

@@ -6,6 +6,7 @@ from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner
 from gpubridge.frontend.grpc.framing import PREFIX, read_prefix
+from gpubridge.frontend.grpc.packing import Packing
 from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.host_shm import HostArena
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
@@ -79,6 +80,10 @@ class InferCall(Call):
         except (BridgeError, CallFailed) as error:
             self._give_up()
             self.fail(error)
+
+    def pack(self, packing: Packing) -> None:
+        """Compress the answer."""
+        self._packing = packing
 
     def abort(self) -> None:
         """Give the memory back, or tell the model that nobody waits."""
@@ -174,6 +179,8 @@ class InferCall(Call):
         except BridgeError as error:
             self.fail(error)
             return
+        if self._packing is not None:
+            frame = self._packing.frame(frame)
         self._tell()
         self._connection.http2.send_data(self._stream_id, frame)
         self._succeed()

@@ -9,6 +9,7 @@ from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner, UnaryCall
+from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.http2.headers import RequestHeaders
@@ -42,11 +43,17 @@ class GrpcService:
         The models.
     ready : callable
         Whether the server takes requests.
+
+    Attributes
+    ----------
+    health : Health
+        Who is told of its state.
     """
 
     def __init__(self, repository: ModelRepository, ready: Callable[[], bool]) -> None:
         self._repository = repository
         self._ready = ready
+        self.health = Health(ready)
         self._forms: FormCache[Model] = FormCache(self._find)
         unary: dict[bytes, Callable[[bytes], bytes]] = {
             _SERVICE + b"ServerLive": partial(_constant, "ServerLiveRequest", _live),
@@ -59,7 +66,7 @@ class GrpcService:
             _SERVICE + b"ModelConfig": self._model_config,
             _SERVICE + b"ModelStatistics": self._model_statistics,
             _SERVICE + b"RepositoryIndex": self._index,
-            _HEALTH + b"Check": self._health,
+            _HEALTH + b"Check": self.health.answer,
         }
         for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
             unary[_SERVICE + method.encode()] = self._control
@@ -82,6 +89,8 @@ class GrpcService:
         answer = self._unary.get(path)
         if answer is not None:
             return UnaryCall(connection, stream_id, coding, answer)
+        if path == _HEALTH + b"Watch":
+            return HealthWatch(connection, stream_id, coding, self.health)
         if path == _SERVICE + b"ModelStreamInfer":
             errors_end = (b"triton_grpc_error", b"true") in headers.fields
             return StreamCall(
@@ -133,10 +142,6 @@ class GrpcService:
 
     def _control(self, _: bytes) -> bytes:
         raise self._repository.control_error()
-
-    def _health(self, message: bytes) -> bytes:
-        metadata.check_health_request(message)
-        return metadata.health_answer(self._ready())
 
 
 def _constant(request: str, answer: Callable[[], bytes], message: bytes) -> bytes:

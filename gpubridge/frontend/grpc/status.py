@@ -9,7 +9,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.frontend.http2.compression import encode_headers
 from gpubridge.protocol.grpc.status import grpc_message, grpc_status
 
-__all__ = ["CallFailed", "Status", "failure", "headers", "ok_trailers"]
+__all__ = ["CallFailed", "Status", "answer_fields", "failure", "headers", "ok_trailers"]
 
 
 class Status(enum.IntEnum):
@@ -36,12 +36,15 @@ class CallFailed(Exception):
 @functools.cache
 def headers() -> bytes:
     """Return the header block that every answer begins with."""
-    return encode_headers(
-        (
-            (b":status", b"200"),
-            (b"content-type", b"application/grpc"),
-            (b"grpc-accept-encoding", b"identity, deflate, gzip"),
-        )
+    return encode_headers(answer_fields())
+
+
+def answer_fields() -> tuple[tuple[bytes, bytes], ...]:
+    """Return the fields that every answer begins with."""
+    return (
+        (b":status", b"200"),
+        (b"content-type", b"application/grpc"),
+        (b"grpc-accept-encoding", b"identity, deflate, gzip"),
     )
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.grpc.call import Call, CallOwner
+from gpubridge.frontend.grpc.packing import Packing
 from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.host_shm import HostArena
 from gpubridge.protocol.grpc.fields import read_request
@@ -172,6 +173,10 @@ class StreamCall(Call):
         self._ended = True
         self._advance()
 
+    def pack(self, packing: Packing) -> None:
+        """Compress the answer."""
+        self._packing = packing
+
     def abort(self) -> None:
         """Tell the models that nobody waits."""
         self._give_up()
@@ -216,8 +221,7 @@ class StreamCall(Call):
         while turns and turns[0].frame is not None:
             frame = turns.popleft().frame
             assert frame is not None
-            self._connection.http2.send_data(self._stream_id, frame)
-        self._connection.flush_soon()
+            self._send(frame)
         self._advance()
 
     # -- responses of decoupled models -----------------------------------------------------------
@@ -255,6 +259,8 @@ class StreamCall(Call):
         self._send(frame)
 
     def _send(self, frame: FrameSegments) -> None:
+        if self._packing is not None:
+            frame = self._packing.frame(frame)
         self._connection.http2.send_data(self._stream_id, frame)
         self._connection.flush_soon()
 

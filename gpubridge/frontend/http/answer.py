@@ -18,6 +18,8 @@ from gpubridge.frontend.http.message import (
 __all__ = ["Answer", "AnswerQueue"]
 
 _PIPELINE_LIMIT = 32
+_HELD_LIMIT = 64 << 20
+"""Bytes of bodies that a connection's requests may hold before no further one is read."""
 
 
 class Answer:
@@ -42,6 +44,8 @@ class Answer:
     ----------
     handler : RequestHandler or None
         Who has the request and has not answered yet.
+    held : int
+        Bytes that the request holds, as far as they were weighed.
     parts : list or None
         The bytes of the answer, once it is there.
     unfinished : bool
@@ -59,6 +63,7 @@ class Answer:
         "_version",
         "close",
         "handler",
+        "held",
         "on_sent",
         "parts",
         "unfinished",
@@ -80,6 +85,7 @@ class Answer:
         self._coding = coding
         self._bodiless = bodiless
         self.close = close
+        self.held = 0
         self.handler: RequestHandler | None = None
         self.parts: list[bytes | memoryview] | None = None
         self.unfinished = False
@@ -176,22 +182,31 @@ class AnswerQueue:
         Knows how errors look.
     on_ready : callable
         Told when an answer is there.
+
+    Attributes
+    ----------
+    placed : int
+        How many answers have had a place so far.
     """
 
-    __slots__ = ("_answers", "_on_ready", "_router")
+    __slots__ = ("_answers", "_held", "_on_ready", "_router", "placed")
 
     def __init__(self, router: Router, on_ready: Callable[[], None]) -> None:
         self._router = router
         self._on_ready = on_ready
         self._answers: deque[Answer] = deque()
+        self._held = 0
+        self.placed = 0
 
     def __len__(self) -> int:
         return len(self._answers)
 
     @property
     def full(self) -> bool:
-        """Whether so many are open that no further request should be read."""
-        return len(self._answers) >= _PIPELINE_LIMIT
+        """Whether so many are open, or hold so much, that no further request should be read."""
+        count = len(self._answers)
+        # A single one, however large, is no reason: that its client goes away must be seen.
+        return count >= _PIPELINE_LIMIT or (self._held >= _HELD_LIMIT and count > 1)
 
     def place(self, message: MessageHead | None, *, last: bool) -> Answer:
         """Take the next place, for a message or (None) for what could not be read as one.
@@ -213,13 +228,24 @@ class AnswerQueue:
                 bodiless=message.request.method == b"HEAD",
             )
         self._answers.append(answer)
+        self.placed += 1
         return answer
+
+    def weigh(self, answer: Answer, nbytes: int) -> None:
+        """Count what a request holds from now on, until its answer is taken."""
+        answer.held = nbytes
+        self._held += nbytes
 
     def take_ready(self) -> Answer | None:
         """Return the answer whose turn it is, if it or more of it is there; remove a finished one."""
         answers = self._answers
         if answers and answers[0].parts is not None:
-            return answers[0] if answers[0].unfinished else answers.popleft()
+            answer = answers[0]
+            if not answer.unfinished:
+                answers.popleft()
+                if answer.held:
+                    self._held -= answer.held
+            return answer
         return None
 
     def client_reads(self) -> None:

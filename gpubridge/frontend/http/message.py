@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gpubridge.config import HttpConnections
 from gpubridge.errors import BridgeError, ErrorCode
 
 __all__ = [
@@ -46,9 +47,12 @@ class HttpSettings:
     ----------
     body_limit : int
         Bytes of a request body, after decompression too.
+    connections : HttpConnections
+        How many connections there may be, and how long they may take.
     """
 
     body_limit: int
+    connections: HttpConnections
 
     def too_long(self, what: str) -> str:
         """Say that a body is longer than allowed."""
@@ -177,9 +181,9 @@ def accepted_coding(value: bytes) -> str | None:
     return best[1] if best else None
 
 
-def compress(coding: str, parts: Sequence[bytes | memoryview]) -> bytes:
-    """Compress the parts as one body."""
-    packer = zlib.compressobj(wbits=31 if coding == "gzip" else 15)
+def compress(coding: str, parts: Sequence[bytes | memoryview], level: int = -1) -> bytes:
+    """Compress the parts as one body, as well as ``level`` (zlib's) says."""
+    packer = zlib.compressobj(level, wbits=31 if coding == "gzip" else 15)
     return b"".join([*(packer.compress(part) for part in parts), packer.flush()])
 
 

@@ -104,6 +104,21 @@ class Http2Connection:
         return self._state.closed
 
     @property
+    def started(self) -> bool:
+        """Whether the client's preface is there, and the beginning of its settings."""
+        return self._receiver.started
+
+    @property
+    def highest_stream(self) -> int:
+        """The highest id of a stream that the peer has used; another object for another id."""
+        return self._state.highest_id
+
+    @property
+    def frames_sent(self) -> int:
+        """Grows with the DATA frames sent, and with the streams ended."""
+        return self._state.data_frames + self._state.completed
+
+    @property
     def open_streams(self) -> int:
         """How many streams are not closed."""
         return len(self._state.streams)

@@ -96,6 +96,7 @@ class ControlFrames:
             self._on_pong(payload)
         else:
             self._sender.answer(frame(PING, ACK, 0, payload))
+            self._state.handler.on_ping()
 
     def _rst_stream(self, flags: int, stream_id: int, payload: bytes) -> None:
         state = self._state

@@ -35,6 +35,9 @@ class StreamHandler(Protocol):
     def on_writable(self, stream_id: int) -> None:
         """All that was queued for the stream has been handed out."""
 
+    def on_ping(self) -> None:
+        """The peer has sent a PING, which is answered."""
+
     def on_pong(self, payload: bytes) -> None:
         """Our ``ping`` was answered."""
 

@@ -79,6 +79,11 @@ class Receiver:
         # `memory` has handed out a target.
         self._lent = False
 
+    @property
+    def started(self) -> bool:
+        """Whether the preface is there, and the header of the first SETTINGS."""
+        return not self._starting
+
     def memory(self) -> memoryview:
         """Return where the next bytes are to be received."""
         if not self._end:

@@ -12,14 +12,13 @@ from gpubridge.config import ModelConfig
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol import metadata as documents
 from gpubridge.protocol.fields import invalid
-from gpubridge.protocol.grpc.fields import FieldScanner
 from gpubridge.protocol.grpc.messages import message_class, parse_message
 from gpubridge.telemetry.statistics import ModelStatistics
 
 __all__ = [
     "ModelName",
-    "check_health_request",
     "health_answer",
+    "health_service",
     "model_config",
     "model_metadata",
     "model_name",
@@ -36,6 +35,7 @@ __all__ = [
 # Of a HealthCheckResponse of grpc.health.v1: field 1, an enum.
 _SERVING = b"\x08\x01"
 _NOT_SERVING = b"\x08\x02"
+_SERVICE_UNKNOWN = b"\x08\x03"
 
 _VERSION = re.compile(r"[ \t-\r]*([+-]?[0-9]+)", re.ASCII)
 _LARGEST = (1 << 63) - 1
@@ -143,26 +143,22 @@ def ready_models_only(data: bytes) -> bool:
     return ready
 
 
-def check_health_request(data: bytes) -> None:
-    """Check a HealthCheckRequest of grpc.health.v1; the service that it names does not matter.
+def health_service(data: bytes) -> str:
+    """Return the service that a HealthCheckRequest of grpc.health.v1 names.
 
     Raises
     ------
     BridgeError
         INTERNAL for bytes that are no message.
     """
-    scanner = FieldScanner(len(data))
-    view = memoryview(data)
-    while scanner.left:
-        view = view[scanner.feed(view) :]
-        if scanner.raw is not None:
-            view = view[scanner.raw :]
-            scanner.pass_raw()
-    scanner.form()
+    # Its one field is like the first of this one, which we have a class for.
+    return model_name("ModelReadyRequest", data).name
 
 
-def health_answer(serving: bool) -> bytes:
-    """Return a HealthCheckResponse of grpc.health.v1."""
+def health_answer(serving: bool | None) -> bytes:
+    """Return a HealthCheckResponse of grpc.health.v1; None for an unknown service."""
+    if serving is None:
+        return _SERVICE_UNKNOWN
     return _SERVING if serving else _NOT_SERVING
 
 

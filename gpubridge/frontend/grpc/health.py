@@ -1,0 +1,106 @@
+"""grpc.health.v1: whether the server takes requests, once or at every change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpubridge.errors import BridgeError
+from gpubridge.frontend.grpc.call import Call, CallOwner
+from gpubridge.frontend.grpc.status import CallFailed, Status
+from gpubridge.protocol.grpc import metadata
+from gpubridge.protocol.grpc.infer_response import encode_frame
+
+__all__ = ["Health", "HealthWatch"]
+
+_SERVICES = frozenset(("", "inference.GRPCInferenceService", "grpc.health.v1.Health"))
+
+
+class Health:
+    """What the health service says, and who is told of changes.
+
+    Parameters
+    ----------
+    ready : callable
+        Whether the server takes requests.
+    """
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        self._ready = ready
+        self._watches: set[HealthWatch] = set()
+
+    def answer(self, message: bytes) -> bytes:
+        """Answer Check; the service that is asked for does not matter, as with Triton.
+
+        Raises
+        ------
+        BridgeError
+            INTERNAL for bytes that are no message.
+        """
+        metadata.health_service(message)
+        return metadata.health_answer(self._ready())
+
+    def status_of(self, service: str) -> bytes:
+        """Return what a watch of a service is told now."""
+        return metadata.health_answer(self._ready() if service in _SERVICES else None)
+
+    def add(self, watch: HealthWatch) -> None:
+        """Tell a watch of changes."""
+        self._watches.add(watch)
+
+    def discard(self, watch: HealthWatch) -> None:
+        """Tell it no more."""
+        self._watches.discard(watch)
+
+    def check(self, now: float) -> None:
+        """Tell the watches if something has changed."""
+        for watch in list(self._watches):
+            watch.update()
+
+
+class HealthWatch(Call):
+    """A call of Watch: the state at once, then at every change, until the client leaves.
+
+    Parameters
+    ----------
+    health : Health
+        What there is to be told.
+    """
+
+    __slots__ = ("_health", "_last", "_messages", "_service")
+
+    def __init__(
+        self, connection: CallOwner, stream_id: int, coding: bytes, health: Health
+    ) -> None:
+        super().__init__(connection, stream_id, coding)
+        self._health = health
+        self._messages: list[bytes] = []
+        self._service = ""
+        self._last = b""
+
+    def data(self, view: memoryview, end: bool) -> None:
+        """Take the request; with its end begin to tell."""
+        if self._done:
+            return
+        try:
+            self._messages += self._reader.feed(view)
+            if len(self._messages) > 1 or (end and len(self._messages) + self._reader.empty != 2):
+                raise CallFailed(Status.INTERNAL, "expected one whole message in the request")
+            if end:
+                self._service = metadata.health_service(self._messages[0])
+                self._health.add(self)
+                self.update()
+        except (BridgeError, CallFailed) as error:
+            self.fail(error)
+
+    def update(self) -> None:
+        """Tell the state if it is not what was told last."""
+        status = self._health.status_of(self._service)
+        if status != self._last:
+            self._last = status
+            self._tell()
+            self._connection.http2.send_data(self._stream_id, [encode_frame(status)])
+            self._connection.flush_soon()
+
+    def _settle(self) -> None:
+        self._health.discard(self)
+        super()._settle()

@@ -1,0 +1,88 @@
+"""Who is late on a gRPC connection: looked at now and then, with nothing to do for a call."""
+
+from __future__ import annotations
+
+import enum
+import random
+
+from gpubridge.config import GrpcConnections
+from gpubridge.frontend.grpc.keepalive import Keepalive, Pulse
+from gpubridge.frontend.http2.connection import Http2Connection
+from gpubridge.frontend.lateness import Unsent, Waiting
+
+__all__ = ["Finding", "Watch"]
+
+_GOODBYE_SECONDS = 10.0
+_AGE_SPREAD = 0.1
+
+
+class Finding(enum.Enum):
+    """What is to be done about a connection."""
+
+    #: The client has not begun as HTTP/2 begins.
+    UNSTARTED = enum.auto()
+    #: It has had no call for long, or it is old: ask the client to leave.
+    LEAVE = enum.auto()
+    #: It does not take what is sent, is dead, or did not leave: end it at once.
+    END = enum.auto()
+    #: Ask the client for a sign of life.
+    PING = enum.auto()
+
+
+class Watch:
+    """The time-outs of one connection.
+
+    Parameters
+    ----------
+    limits : GrpcConnections
+        How long things may take.
+    now : float
+        Seconds.
+
+    Attributes
+    ----------
+    keepalive : Keepalive
+        What is known of PINGs.
+    """
+
+    __slots__ = ("_age", "_grace", "_idle", "_leaving", "_sending", "_start", "keepalive")
+
+    def __init__(self, limits: GrpcConnections, now: float) -> None:
+        self.keepalive = Keepalive(limits, now)
+        self._start = Waiting(limits.preface_timeout)
+        self._idle = Waiting(limits.idle_timeout)
+        self._sending = Unsent(limits.send_timeout)
+        # Spread, so that clients which came at once do not all come again at once.
+        spread = random.uniform(1 - _AGE_SPREAD, 1 + _AGE_SPREAD)  # noqa: S311
+        self._age = Waiting(limits.max_connection_age / 1000 * spread)
+        self._grace = Waiting(limits.max_connection_age_grace / 1000)
+        self._leaving = Waiting(_GOODBYE_SECONDS)
+
+    def look(
+        self, now: float, http2: Http2Connection, unsent: int, *, leaving: bool, heard: bool
+    ) -> Finding | None:
+        """Return what is to be done, if anything.
+
+        Parameters
+        ----------
+        unsent : int
+            Bytes that the socket has not taken yet.
+        leaving : bool
+            Whether the client was asked to leave.
+        heard : bool
+            Whether anything came from the client since the last look.
+        """
+        calls = http2.open_streams
+        stuck = self._sending.too_slow(now, unsent)
+        if self._leaving.too_long(now, True if (leaving or http2.closed) and not calls else None):
+            stuck = True
+        pulse = self.keepalive.look(now, heard=heard, calls=calls, sent=http2.frames_sent)
+        if stuck or pulse is Pulse.DEAD or self._grace.too_long(now, True if leaving else None):
+            return Finding.END
+        if self._start.too_long(now, None if http2.started else True):
+            return Finding.UNSTARTED
+        old = self._age.too_long(now, True)
+        idle = self._idle.too_long(now, None if calls else http2.highest_stream)
+        if (old or idle) and not leaving:
+            return Finding.LEAVE
+        return Finding.PING if pulse is Pulse.PING else None

@@ -1,0 +1,73 @@
+"""Who is late on an HTTP connection: looked at now and then, with nothing to do for a request."""
+
+from __future__ import annotations
+
+import enum
+
+from gpubridge.config import HttpConnections
+from gpubridge.frontend.http.reading import Stage
+from gpubridge.frontend.lateness import Rate, Unsent, Waiting
+
+__all__ = ["Late", "Watch"]
+
+_LINGER_SECONDS = 10.0
+
+
+class Late(enum.Enum):
+    """What took too long."""
+
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    IDLE = enum.auto()
+
+
+class Watch:
+    """The time-outs of one connection.
+
+    Parameters
+    ----------
+    limits : HttpConnections
+        How long things may take.
+    """
+
+    __slots__ = ("_body", "_head", "_idle", "_lingering", "_sending")
+
+    def __init__(self, limits: HttpConnections) -> None:
+        self._head = Waiting(limits.header_timeout)
+        self._body = Rate(limits.body_timeout)
+        self._idle = Waiting(limits.idle_timeout)
+        self._sending = Unsent(limits.send_timeout)
+        self._lingering = Waiting(_LINGER_SECONDS)
+
+    def stuck(self, now: float, unsent: int, *, closing: bool) -> bool:
+        """Return whether the client neither takes what is sent, nor closes when all is said.
+
+        Parameters
+        ----------
+        unsent : int
+            Bytes that the socket has not taken yet.
+        """
+        slow = self._sending.too_slow(now, unsent)
+        return self._lingering.too_long(now, True if closing and not unsent else None) or slow
+
+    def late(
+        self, now: float, progress: tuple[Stage, object, int], served: int, *, idle: bool
+    ) -> Late | None:
+        """Return what is late of the request that is on its way, or of the next one.
+
+        Parameters
+        ----------
+        progress : tuple
+            What `RequestReader.progress` returned.
+        served : int
+            How many requests there were.
+        idle : bool
+            Whether none is being answered.
+        """
+        stage, message, nbytes = progress
+        if self._head.too_long(now, message if stage is Stage.HEAD else None):
+            return Late.HEAD
+        if self._body.too_slow(now, message if stage is Stage.BODY else None, nbytes):
+            return Late.BODY
+        waits = idle and stage is Stage.NOTHING
+        return Late.IDLE if self._idle.too_long(now, served if waits else None) else None

@@ -1,0 +1,102 @@
+"""What is late: rules without a clock, asked now and then with the time."""
+
+from __future__ import annotations
+
+__all__ = ["Rate", "Unsent", "Waiting"]
+
+_BYTES_PER_SECOND = 500
+
+
+class Rate:
+    """Whether something goes on fast enough: at least 500 bytes a second in each window of time.
+
+    Parameters
+    ----------
+    window : float
+        Seconds; 0 for a rate that is always fast enough.
+    """
+
+    __slots__ = ("_nbytes", "_since", "_what", "_window")
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._what: object = None
+        self._since = 0.0
+        self._nbytes = 0
+
+    def too_slow(self, now: float, what: object, nbytes: int) -> bool:
+        """Return whether the window has passed without enough progress.
+
+        Parameters
+        ----------
+        what : object
+            What goes on; another one begins anew. None for nothing.
+        nbytes : int
+            How far it has come, in bytes.
+        """
+        if what is None or not self._window:
+            self._what = None
+            return False
+        enough = self._window * _BYTES_PER_SECOND
+        if what is not self._what or nbytes - self._nbytes >= enough:
+            self._what, self._since, self._nbytes = what, now, nbytes
+            return False
+        return now - self._since >= self._window
+
+
+class Waiting:
+    """For how long the same thing has been going on.
+
+    Parameters
+    ----------
+    most : float
+        Seconds; 0 for as long as it likes.
+    """
+
+    __slots__ = ("_most", "_since", "_what")
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._what: object = None
+        self._since = 0.0
+
+    def too_long(self, now: float, what: object) -> bool:
+        """Return whether ``what``, the same object, goes on too long; None for nothing."""
+        if what is None or not self._most:
+            self._what = None
+            return False
+        if what is not self._what:
+            self._what, self._since = what, now
+            return False
+        return now - self._since >= self._most
+
+
+class Unsent:
+    """Whether a client takes what is sent to it fast enough.
+
+    Parameters
+    ----------
+    window : float
+        Seconds; 0 for a client that may take as long as it likes.
+    """
+
+    __slots__ = ("_left", "_rate", "_what")
+
+    def __init__(self, window: float) -> None:
+        self._rate = Rate(window)
+        self._left = 0
+        self._what: object = None
+
+    def too_slow(self, now: float, left: int) -> bool:
+        """Return whether the window has passed without enough progress.
+
+        Parameters
+        ----------
+        left : int
+            Bytes that the socket has not taken yet.
+        """
+        if left > self._left:
+            # More was added: what was sent meanwhile cannot be told.
+            self._what = object()
+        self._left = left
+        return self._rate.too_slow(now, self._what if left else None, -left)
