@@ -6,6 +6,7 @@ from pathlib import Path
 
 from google.protobuf import text_format  # type: ignore[import-untyped]
 
+from gpubridge.config.labels import read_labels
 from gpubridge.config.model_config import ModelConfig, model_config_from_message
 from gpubridge.config.normalise import GpuFallback, normalise_instance_groups, normalise_model
 from gpubridge.config.schema import ProtoMessage, model_config_schema
@@ -109,8 +110,9 @@ def complete_model_config(
     notices = normalise_model(config)
     if config.platform != "ensemble":
         notices += normalise_instance_groups(config, gpu_count, gpu_fallback)
-    validate_model(config, model_dir, gpu_count)
-    return model_config_from_message(config, tuple(notices))
+    validate_model(config, gpu_count)
+    labels = {output.name: read_labels(output, model_dir) for output in config.output}
+    return model_config_from_message(config, tuple(notices), labels)
 
 
 def _settle_backend(config: ProtoMessage, model_dir: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, cast
@@ -65,6 +66,8 @@ class TensorSpec:
         Requests of different shapes may share a batch.
     label_filename : str
         The file in the model's directory that names the classes of an output, or "".
+    labels : tuple of bytes
+        What it says, by class index.
     """
 
     name: str
@@ -75,6 +78,7 @@ class TensorSpec:
     is_shape_tensor: bool = False
     allow_ragged_batch: bool = False
     label_filename: str = ""
+    labels: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +138,21 @@ class ModelConfig:
         return orjson.dumps(self.to_dict()).decode()
 
 
-def model_config_from_message(message: ProtoMessage, notices: tuple[str, ...]) -> ModelConfig:
-    """Return the values of a message that was normalised and validated before."""
+def model_config_from_message(
+    message: ProtoMessage, notices: tuple[str, ...], labels: Mapping[str, tuple[bytes, ...]]
+) -> ModelConfig:
+    """Return the values of a message that was normalised and validated before.
+
+    ``labels`` are those of its outputs, by name.
+    """
     return ModelConfig(
         name=message.name,
         backend=message.backend,
         max_batch_size=message.max_batch_size,
         inputs=tuple(_input_spec(tensor) for tensor in message.input),
-        outputs=tuple(_output_spec(tensor) for tensor in message.output),
+        outputs=tuple(
+            _output_spec(tensor, labels.get(tensor.name, ())) for tensor in message.output
+        ),
         instance_groups=tuple(_instance_group(group) for group in message.instance_group),
         default_model_filename=message.default_model_filename,
         version_policy=_version_policy(message.version_policy),
@@ -164,7 +175,7 @@ def _input_spec(tensor: ProtoMessage) -> TensorSpec:
     )
 
 
-def _output_spec(tensor: ProtoMessage) -> TensorSpec:
+def _output_spec(tensor: ProtoMessage, labels: tuple[bytes, ...]) -> TensorSpec:
     return TensorSpec(
         name=tensor.name,
         datatype=_datatype(tensor.data_type),
@@ -172,6 +183,7 @@ def _output_spec(tensor: ProtoMessage) -> TensorSpec:
         reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
         is_shape_tensor=tensor.is_shape_tensor,
         label_filename=tensor.label_filename,
+        labels=labels,
     )
 
 

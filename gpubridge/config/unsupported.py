@@ -57,6 +57,3 @@ def _unsupported_parts(message: ProtoMessage) -> Iterator[tuple[str, str]]:
             yield f"instance_group '{group.name}' rate_limiter", "instances run without limits"
         if group.passive:
             yield f"instance_group '{group.name}' passive", "its instances take requests too"
-    for output in message.output:
-        if output.label_filename:
-            yield f"output '{output.name}' label_filename", "classes are returned without labels"

@@ -7,7 +7,7 @@ it cannot work is refused here with a message of our own.
 from __future__ import annotations
 
 from math import prod
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from gpubridge.config.model_config import KSERVE_DATATYPES
 from gpubridge.config.schema import ProtoMessage, model_config_schema
@@ -27,14 +27,12 @@ def refuse(message: str) -> BridgeError:
     return BridgeError(message, ErrorCode.INVALID_ARG)
 
 
-def validate_model(config: ProtoMessage, model_dir: Path, gpu_count: int) -> None:
+def validate_model(config: ProtoMessage, gpu_count: int) -> None:
     """Raise ``BridgeError(INVALID_ARG)`` for the first thing that is wrong with `config`."""
     if config.max_batch_size < 0:
         raise refuse(f"'max_batch_size' must be non-negative value for {config.name}")
     for direction, tensors in (("input", config.input), ("output", config.output)):
         _validate_tensors(config, direction, tensors)
-    for tensor in config.output:
-        _validate_labels(tensor, model_dir)
     _validate_scheduling(config)
     if config.platform != "ensemble":
         _validate_execution(config)
@@ -112,14 +110,6 @@ def _fixed_sizes(dims: ProtoMessage) -> list[int]:
         else:
             runs[-1].append(dim)
     return [prod(run) for run in runs]
-
-
-def _validate_labels(tensor: ProtoMessage, model_dir: Path) -> None:
-    if tensor.label_filename and not (model_dir / tensor.label_filename).is_file():
-        raise refuse(
-            f"failed to open text file for read {model_dir / tensor.label_filename}: "
-            "No such file or directory"
-        )
 
 
 def _validate_scheduling(config: ProtoMessage) -> None:

@@ -281,19 +281,29 @@ def _outputs(document: JsonObject, config: ModelConfig) -> dict[str, OutputForm]
         binary = False
         if "binary_data" in parameters:
             binary = boolean(parameters["binary_data"], "binary_data")
-        if "classification" in parameters:
-            raise BridgeError(
-                f"output '{name}': the classification extension is not served yet; ask for the "
-                "output itself",
-                ErrorCode.UNSUPPORTED,
-            )
+        classes = _classes(parameters)
         if "shared_memory_region" in parameters:
             region = parameters["shared_memory_region"]
             raise BridgeError(
                 f"Unable to find shared memory region: '{region}'", ErrorCode.NOT_FOUND
             )
-        outputs[name] = OutputForm(binary)
+        outputs[name] = OutputForm(binary, classes)
     return outputs or None
+
+
+def _classes(parameters: JsonObject) -> int:
+    """Return how many classes are wanted of an output; 0 for none."""
+    if "classification" not in parameters:
+        return 0
+    classes = parameters["classification"]
+    if type(classes) is not int or not 0 <= classes < 1 << 64:
+        raise internal(
+            "Unable to set 'classification': attempt to access JSON non-unsigned-integer as "
+            "unsigned-integer"
+        )
+    if classes and "shared_memory_region" in parameters:
+        raise invalid("Output can't set both 'shared_memory_region' and 'classification'")
+    return classes
 
 
 def _parameters(document: JsonObject) -> tuple[bytes, bool, RequestOptions]:

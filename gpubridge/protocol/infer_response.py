@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import orjson
 
 from gpubridge.config import ModelConfig
+from gpubridge.protocol.classification import classified
 from gpubridge.protocol.json_tensor import data_to_json
-from gpubridge.protocol.request_form import RequestForm
+from gpubridge.protocol.request_form import RequestForm, classes_of
 from gpubridge.request import InferResponse
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.signatures import TensorSpec
@@ -56,12 +57,16 @@ def encode_response(
         # The same request was answered in the same form before: only the data differ.
         header, nbytes = form.answer
         return EncodedResponse(header, response.buffers, nbytes)
+    classes = classes_of(form.outputs)
+    if classes:
+        response = classified(response, classes, config)
+        signature = response.signature
     outputs = []
     buffers = []
     constant = response.parameters is None
     any_binary = False
     for tensor, buffer in zip(signature.tensors, response.buffers, strict=True):
-        spec = as_configured(tensor, config)
+        spec = tensor if tensor.name in classes else as_configured(tensor, config)
         if _wants_binary(form, spec.name):
             any_binary = True
             outputs.append(_binary_output(spec, len(buffer)))

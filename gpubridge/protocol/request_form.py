@@ -7,7 +7,7 @@ from typing import Any
 
 from gpubridge.request import NO_OPTIONS, RequestOptions
 
-__all__ = ["LENGTH_BYTES", "InputForm", "OutputForm", "RequestForm"]
+__all__ = ["LENGTH_BYTES", "InputForm", "OutputForm", "RequestForm", "classes_of"]
 
 LENGTH_BYTES = 4
 """Each element of a BYTES tensor comes after its length, a number of so many bytes."""
@@ -34,9 +34,18 @@ class InputForm:
 
 @dataclass(slots=True)
 class OutputForm:
-    """How one output is wanted: as binary data after the header, or as JSON values in it."""
+    """How one output is wanted: as binary data after the header, or as JSON values in it.
+
+    ``classes`` is how many of its classes are wanted instead of its values; 0 for the values.
+    """
 
     binary: bool
+    classes: int = 0
+
+
+def classes_of(outputs: dict[str, OutputForm] | None) -> dict[str, int]:
+    """Return how many classes are wanted of those outputs of which classes are wanted."""
+    return {name: form.classes for name, form in (outputs or {}).items() if form.classes}
 
 
 @dataclass(slots=True)

@@ -270,7 +270,6 @@ AUTO_COMPLETE = Difference(
 )
 SHARED_MEMORY = Difference("`/v2/systemsharedmemory`, `/v2/cudasharedmemory`", "served", "404")
 LOGGING = Difference("`/v2/logging`, `/v2/trace`", "served", "404")
-CLASSIFICATION = Difference("`classification` of an output", "served", "501")
 
 
 def _documented() -> tuple[list[Difference], list[Difference]]:

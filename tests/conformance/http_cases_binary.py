@@ -208,7 +208,6 @@ ANSWERS = [
     answer(
         "of a classification",
         [{"name": "OUTPUT1", "parameters": {"classification": 2, "binary_data": True}}],
-        differs=deliberate.CLASSIFICATION,
     ),
 ]
 

@@ -329,17 +329,14 @@ OUTPUTS = [
     outputs(
         "classification",
         [{"name": "OUTPUT1", "parameters": {"classification": 2}}],
-        may_differ=deliberate.CLASSIFICATION,
     ),
     outputs(
         "classification zero",
         [{"name": "OUTPUT1", "parameters": {"classification": 0}}],
-        may_differ=deliberate.CLASSIFICATION,
     ),
     outputs(
         "classification junk",
         [{"name": "OUTPUT1", "parameters": {"classification": "x"}}],
-        may_differ=deliberate.CLASSIFICATION,
     ),
     outputs(
         "unknown region",

@@ -64,7 +64,6 @@ MISBEHAVING = [
         "classification of too many",
         "none",
         outputs=[{"name": "OUT", "parameters": {"classification": 9}}],
-        differs=deliberate.CLASSIFICATION,
     ),
     of_misbehaving("still well after all the faults", "none"),
 ]

@@ -63,7 +63,8 @@ class TestNotServedYet:
         (model_dir / "l.txt").write_text("cat\ndog\n")
         config = load_model_config(model_dir, gpu_count=0)
         assert config.outputs[0].label_filename == "l.txt"
-        assert "output 'X' label_filename" in unsupported_features(config)[0]
+        assert config.outputs[0].labels == (b"cat", b"dog")
+        assert unsupported_features(config) == []
 
     def test_ensemble(self, tmp_path: Path) -> None:
         config = load(

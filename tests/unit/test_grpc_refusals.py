@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpubridge.errors import ErrorCode
 from tests.unit.grpc_requests import BATCHED, IDENTITY, Request, raw, refusal, two_inputs, typed
 
 
@@ -211,12 +210,6 @@ def test_tritons_words(edit, text):
 )
 def test_shared_memory_that_is_not_there(edit):
     assert refusal(edited(edit)) == ("NOT_FOUND", "Unable to find shared memory region: 'reg'")
-
-
-def test_classification_is_not_served():
-    code, text = refusal(edited(on("outputs", "classification", "int64_param", 2)))
-    assert code == ErrorCode.UNSUPPORTED.name
-    assert "output 'X': the classification extension is not served yet" in text
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])

@@ -12,7 +12,6 @@ from typing import Generic, Protocol, TypeVar
 
 from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
-from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.protocol.body import ALIGNMENT, check_strings
 from gpubridge.protocol.fields import invalid
@@ -258,13 +257,7 @@ def _outputs(message: ProtoMessage, config: ModelConfig) -> dict[str, OutputForm
             raise refuse_region(region)
         if entry.name not in known:
             raise invalid(f"unexpected inference output '{entry.name}' for model '{config.name}'")
-        if classes:
-            raise BridgeError(
-                f"output '{entry.name}': the classification extension is not served yet; ask for "
-                "the output itself",
-                ErrorCode.UNSUPPORTED,
-            )
-        outputs[entry.name] = OutputForm(binary=True)
+        outputs[entry.name] = OutputForm(binary=True, classes=classes)
     return outputs or None
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import BridgeError
+from gpubridge.protocol.classification import classified
 from gpubridge.protocol.grpc.fields import varint
 from gpubridge.protocol.grpc.messages import message_class
 from gpubridge.protocol.infer_response import as_configured
-from gpubridge.protocol.request_form import RequestForm
+from gpubridge.protocol.request_form import RequestForm, classes_of
 from gpubridge.request import InferResponse
 from gpubridge.transport.signatures import Signature
 
@@ -86,6 +88,10 @@ def encode_response(
     buffers = response.buffers
     if form.answer_for is signature:
         answer: _AnswerForm = form.answer
+    elif classes := classes_of(form.outputs):
+        response = classified(response, classes, config)
+        buffers = response.buffers
+        answer = _answer_form(response.signature, config, version, classes)
     else:
         answer = _answer_form(signature, config, version)
         form.answer_for = signature
@@ -129,13 +135,16 @@ def _prefix(nbytes: int) -> bytes:
     return b"\0" + nbytes.to_bytes(4, "big")
 
 
-def _answer_form(signature: Signature, config: ModelConfig, version: int) -> _AnswerForm:
+def _answer_form(
+    signature: Signature, config: ModelConfig, version: int, classified: Collection[str] = ()
+) -> _AnswerForm:
+    """Make the form of answers with this signature; ``classified`` outputs keep their shapes."""
     names = message_class("ModelInferResponse")(
         model_name=config.name, model_version=str(version)
     ).SerializeToString()
     outputs = message_class("ModelInferResponse")()
     for tensor in signature.tensors:
-        spec = as_configured(tensor, config)
+        spec = tensor if tensor.name in classified else as_configured(tensor, config)
         outputs.outputs.add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
     described = outputs.SerializeToString()
     sizes = [tensor.nbytes for tensor in signature.tensors]

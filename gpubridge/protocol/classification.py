@@ -1,0 +1,93 @@
+"""The classification extension: the highest values of an output, as strings, instead of all of it.
+
+Each is ``value:index`` or, where the index has a label, ``value:index:label``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from gpubridge.config import ModelConfig
+from gpubridge.protocol.fields import invalid
+from gpubridge.request import InferResponse
+from gpubridge.tensor import bytes_codec
+from gpubridge.tensor.dtypes import numpy_dtype
+from gpubridge.transport.signatures import Signature, TensorSpec
+
+__all__ = ["classified"]
+
+_UNSUPPORTED = ("BOOL", "BYTES", "FP16", "BF16")
+"""Datatypes whose values Triton ranks neither (asked for a BYTES output, it dies)."""
+
+
+def classified(
+    response: InferResponse, classes: Mapping[str, int], config: ModelConfig
+) -> InferResponse:
+    """Return a response with the classes of some outputs in the place of their values.
+
+    Parameters
+    ----------
+    classes : mapping of str to int
+        How many are wanted of each of these outputs, in each element of a batch.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG, in Triton's words, for an output whose values have no order.
+    """
+    labels = {output.name: output.labels for output in config.outputs}
+    specs: list[TensorSpec] = []
+    buffers: list[memoryview] = []
+    for spec, buffer in zip(response.signature.tensors, response.buffers, strict=True):
+        count = classes.get(spec.name, 0)
+        if count:
+            shape, data = _classes(
+                spec, buffer, count, labels.get(spec.name, ()), config.max_batch_size > 0
+            )
+            specs.append(TensorSpec(spec.name, "BYTES", shape, None))
+            buffers.append(memoryview(data))
+        else:
+            specs.append(spec)
+            buffers.append(buffer)
+    signature = Signature(tuple(specs), response.signature.requested)
+    return replace(response, signature=signature, buffers=buffers)
+
+
+def _classes(
+    spec: TensorSpec, buffer: memoryview, count: int, labels: Sequence[bytes], batched: bool
+) -> tuple[tuple[int, ...], bytes]:
+    """Return shape and bytes of the classes of one output."""
+    if spec.datatype in _UNSUPPORTED:
+        raise invalid(
+            f"class result not available for output due to unsupported type '{spec.datatype}'"
+        )
+    batch = spec.shape[:1] if batched else ()
+    width = prod(spec.shape[len(batch) :])
+    count = min(count, width)
+    rows = np.frombuffer(buffer, numpy_dtype(spec.datatype)).reshape(prod(batch), width)
+    texts = [_text(row[i], i, labels) for row in rows for i in _highest(row, count).tolist()]
+    return (*batch, count), bytes_codec.encode(np.array(texts, dtype=object))
+
+
+def _highest(row: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.intp]:
+    """Return the indices of the highest values, descending, of equal ones the lower index first."""
+    values = np.where(np.isnan(row), -np.inf, row) if row.dtype.kind == "f" else row
+    among = np.arange(len(values))
+    if 0 < count * 8 < len(values):
+        # Few of many: only what is not below the last of them is worth sorting.
+        least = np.partition(values, len(values) - count)[len(values) - count]
+        among = np.flatnonzero(values >= least)
+    backwards = values[among][::-1]
+    order = len(among) - 1 - np.argsort(backwards, kind="stable")[::-1]
+    return among[order[:count]]
+
+
+def _text(value: np.generic, index: int, labels: Sequence[bytes]) -> bytes:
+    number = f"{value.item():f}" if value.dtype.kind == "f" else str(value.item())
+    label = labels[index] if index < len(labels) else b""
+    return f"{number}:{index}".encode() + (b":" + label if label else b"")

@@ -1,0 +1,97 @@
+"""The classification extension through tritonclient, over every door."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import tritonclient.grpc as over_grpc
+import tritonclient.grpc.aio as over_grpc_aio
+import tritonclient.http as over_http
+import tritonclient.http.aio as over_http_aio
+from tritonclient.utils import InferenceServerException
+
+from tests.process.server import running_server, write_model
+
+CODE = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            tensors = [pb_utils.Tensor("OUT", data), pb_utils.Tensor("FLAG", data > 1)]
+            responses.append(pb_utils.InferenceResponse(tensors))
+        return responses
+"""
+OUTPUTS = (
+    'name: "OUT" data_type: TYPE_FP32 dims: [-1] label_filename: "labels.txt" }, '
+    '{ name: "FLAG" data_type: TYPE_BOOL dims: [-1]'
+)
+ROWS = np.array([[0.5, 3, -1], [7, 0, 2.25]], np.float32)
+EXPECTED = [
+    [b"3.000000:1:dog", b"0.500000:0:cat"],
+    [b"7.000000:0:cat", b"2.250000:2"],
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    directory = write_model(repository, "m", CODE, config="max_batch_size: 4", outputs=OUTPUTS)
+    (directory / "labels.txt").write_text("cat\ndog\n")
+    with running_server(repository) as running:
+        yield running
+
+
+def tensor(client):
+    given = client.InferInput("IN", list(ROWS.shape), "FP32")
+    given.set_data_from_numpy(ROWS)
+    return given
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_over_http(server, binary):
+    with over_http.InferenceServerClient(server.http_url) as client:
+        output = over_http.InferRequestedOutput("OUT", binary_data=binary, class_count=2)
+        answer = client.infer("m", [tensor(over_http)], outputs=[output])
+    found = answer.as_numpy("OUT").tolist()
+    assert [[v if binary else v.encode() for v in row] for row in found] == EXPECTED
+    assert answer.get_output("FLAG") is None
+
+
+def test_over_grpc_beside_an_output_that_is_asked_for_itself(server):
+    outputs = [
+        over_grpc.InferRequestedOutput("OUT", class_count=2),
+        over_grpc.InferRequestedOutput("FLAG"),
+    ]
+    with over_grpc.InferenceServerClient(server.grpc_url) as client:
+        for _ in range(2):
+            answer = client.infer("m", [tensor(over_grpc)], outputs=outputs, request_id="mine")
+            assert answer.as_numpy("OUT").tolist() == EXPECTED
+            assert answer.as_numpy("FLAG").tolist() == (ROWS > 1).tolist()
+            assert answer.get_response().id == "mine"
+
+
+@pytest.mark.parametrize(
+    ("module", "url"), [(over_http_aio, "http_url"), (over_grpc_aio, "grpc_url")]
+)
+def test_over_the_asyncio_clients(server, module, url):
+    async def ask():
+        async with module.InferenceServerClient(getattr(server, url)) as client:
+            output = module.InferRequestedOutput("OUT", class_count=2)
+            return await client.infer("m", [tensor(module)], outputs=[output])
+
+    assert asyncio.run(ask()).as_numpy("OUT").tolist() == EXPECTED
+
+
+@pytest.mark.parametrize(("module", "url"), [(over_http, "http_url"), (over_grpc, "grpc_url")])
+def test_values_without_an_order_are_refused_and_nothing_else_suffers(server, module, url):
+    with module.InferenceServerClient(getattr(server, url)) as client:
+        output = module.InferRequestedOutput("FLAG", class_count=1)
+        with pytest.raises(InferenceServerException, match="unsupported type 'BOOL'"):
+            client.infer("m", [tensor(module)], outputs=[output])
+        answer = client.infer("m", [tensor(module)])
+        assert np.array_equal(answer.as_numpy("OUT"), ROWS)

@@ -1,0 +1,187 @@
+"""Classes instead of values: which, in what order, and how they are spelt."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpubridge.config import load_model_config
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.protocol.classification import classified
+from gpubridge.protocol.infer_request import parse_request
+from gpubridge.protocol.infer_response import encode_response
+from gpubridge.protocol.json_tensor import data_to_json
+from gpubridge.request import InferResponse
+from gpubridge.tensor import bytes_codec
+from gpubridge.tensor.dtypes import numpy_dtype
+from gpubridge.transport.signatures import Signature, TensorSpec
+
+LABELS = b"cat\ndog\n\nbird house\nfish"
+
+
+def write_model(tmp_path, batch=8, rest='label_filename: "labels.txt"', reshape=""):
+    directory = tmp_path / "m"
+    (directory / "1").mkdir(parents=True)
+    (directory / "1" / "model.py").touch()
+    (directory / "labels.txt").write_bytes(LABELS)
+    (directory / "config.pbtxt").write_text(
+        f'backend: "python" max_batch_size: {batch} '
+        'input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } '
+        f'output {{ name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] {rest} {reshape} }}'
+    )
+    return directory
+
+
+def config_of(tmp_path, **options):
+    return load_model_config(write_model(tmp_path, **options), gpu_count=0)
+
+
+def classes(config, array, count, datatype="FP32"):
+    spec = TensorSpec("OUT", datatype, array.shape, array.nbytes)
+    response = InferResponse(Signature((spec,), ()), [memoryview(array.tobytes())])
+    answer = classified(response, {"OUT": count}, config)
+    (spec,), (buffer,) = answer.signature.tensors, answer.buffers
+    assert spec.datatype == "BYTES"
+    elements = int(np.prod(spec.shape))
+    return spec.shape, [e.decode() for e in bytes_codec.decode(bytes(buffer), elements).tolist()]
+
+
+def test_the_highest_of_each_row_with_the_labels_that_there_are(tmp_path):
+    values = np.array([[0.1, 5.25, -3, 1e-9, 1e20, 0.5]], np.float32)
+    config = config_of(tmp_path)
+    # As Triton 2.51 spells them.
+    assert classes(config, values, 100) == (
+        (1, 6),
+        [
+            "100000002004087734272.000000:4:fish",
+            "5.250000:1:dog",
+            "0.500000:5",
+            "0.100000:0:cat",
+            "0.000000:3:bird house",
+            "-3.000000:2",
+        ],
+    )
+    assert classes(config, values.reshape(2, 3), 2) == (
+        (2, 2),
+        ["5.250000:1:dog", "0.100000:0:cat", "100000002004087734272.000000:1:dog", "0.500000:2"],
+    )
+
+
+def test_without_a_batch_dimension_all_of_it_is_one_row(tmp_path):
+    config = config_of(tmp_path, batch=0, rest="")
+    assert classes(config, np.array([[1, 4], [3, 2]], np.float32), 2) == (
+        (2,),
+        ["4.000000:1", "3.000000:2"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("datatype", "values", "expected"),
+    [
+        ("INT8", [-3, 5, 0], ["5:1", "0:2", "-3:0"]),
+        ("UINT8", [200, 3, 255], ["255:2", "200:0", "3:1"]),
+        ("INT64", [-(1 << 63), 3, 1 << 60], [f"{1 << 60}:2", "3:1", f"{-(1 << 63)}:0"]),
+        ("UINT64", [1, 1 << 63, (1 << 64) - 1], [f"{(1 << 64) - 1}:2", f"{1 << 63}:1", "1:0"]),
+        ("FP64", [1 / 3, 2.5, -0.0], ["2.500000:1", "0.333333:0", "-0.000000:2"]),
+        ("FP32", [np.nan, 1, np.inf, -np.inf, 2], None),
+    ],
+)
+def test_every_datatype_that_has_an_order(tmp_path, datatype, values, expected):
+    dtype = numpy_dtype(datatype)
+    if expected is None:
+        # What is no number is not the highest; of equals the first comes first.
+        expected = ["inf:2", "2.000000:4", "1.000000:1", "nan:0", "-inf:3"]
+    config = config_of(tmp_path, batch=0, rest="")
+    assert classes(config, np.array(values, dtype), 9, datatype)[1] == expected
+
+
+@pytest.mark.parametrize("datatype", ["BOOL", "BYTES", "FP16", "BF16"])
+def test_other_datatypes_are_refused(tmp_path, datatype):
+    with pytest.raises(BridgeError, match=f"unsupported type '{datatype}'") as caught:
+        classes(config_of(tmp_path), np.zeros((1, 4), np.uint8), 1, datatype)
+    assert caught.value.code == ErrorCode.INVALID_ARG
+
+
+@pytest.mark.parametrize("count", [1, 3, 40, 1000])
+def test_few_of_many_are_those_that_sorting_all_would_give(tmp_path, count):
+    values = np.random.default_rng(1).integers(0, 50, 1000).astype(np.int32)
+    expected = sorted(range(1000), key=lambda i: (-values[i], i))[:count]
+    config = config_of(tmp_path, batch=0, rest="")
+    _, found = classes(config, values, count, "INT32")
+    assert [int(text.split(":")[1]) for text in found] == expected
+
+
+def test_no_elements_have_no_classes(tmp_path):
+    config = config_of(tmp_path)
+    assert classes(config, np.zeros((2, 0), np.float32), 3) == ((2, 0), [])
+    assert classes(config, np.zeros((0, 4), np.float32), 3) == ((0, 3), [])
+
+
+def header(parameters):
+    return (
+        b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1,4],'
+        b'"parameters":{"binary_data_size":16}}],"outputs":[{"name":"OUT","parameters":'
+        + parameters
+        + b"}]}"
+    )
+
+
+def test_an_output_keeps_the_shape_of_its_classes_whatever_its_reshape(tmp_path):
+    config = config_of(tmp_path, rest="", reshape="reshape { shape: [ 1, -1 ] }")
+    form = parse_request(header(b'{"classification":4}'), config, 16)
+    values = np.array([[[1, 2, 3, 4]]], np.float32)
+    for _ in range(2):
+        response = InferResponse(
+            Signature((TensorSpec("OUT", "FP32", (1, 1, 4), 16),), ()),
+            [memoryview(values).cast("B")],
+        )
+        answer = encode_response(form, response, config, 1)
+        assert b'"shape":[1,4]' in answer.header
+        assert b'"data":["4.000000:3","3.000000:2"' in answer.header
+    assert not answer.buffers
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code", "text"),
+    [
+        (b'{"classification":-1}', ErrorCode.INTERNAL, "Unable to set 'classification'"),
+        (b'{"classification":"2"}', ErrorCode.INTERNAL, "non-unsigned-integer"),
+        (b'{"classification":true}', ErrorCode.INTERNAL, "non-unsigned-integer"),
+        (
+            b'{"classification":2,"shared_memory_region":"x"}',
+            ErrorCode.INVALID_ARG,
+            "Output can't set both 'shared_memory_region' and 'classification'",
+        ),
+    ],
+)
+def test_bad_counts_are_refused_in_tritons_words(tmp_path, parameters, code, text):
+    with pytest.raises(BridgeError, match=text) as caught:
+        parse_request(header(parameters), config_of(tmp_path), 16)
+    assert caught.value.code == code
+
+
+def test_a_count_of_zero_asks_for_the_values(tmp_path):
+    form = parse_request(header(b'{"classification":0}'), config_of(tmp_path), 16)
+    assert form.outputs["OUT"].classes == 0
+
+
+@pytest.mark.parametrize("name", ["../other/labels.txt", "/etc/hostname", "link"])
+def test_labels_outside_of_the_models_directory_are_refused(tmp_path, name):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "labels.txt").write_text("secret\n")
+    directory = write_model(tmp_path, rest=f'label_filename: "{name}"')
+    (directory / "link").symlink_to(tmp_path / "other" / "labels.txt")
+    with pytest.raises(BridgeError, match="label_filename in the model's directory"):
+        load_model_config(directory, gpu_count=0)
+
+
+def test_a_label_file_that_is_not_there_fails_the_load(tmp_path):
+    with pytest.raises(
+        BridgeError, match=r"failed to open text file for read .*none\.txt: No such"
+    ):
+        load_model_config(write_model(tmp_path, rest='label_filename: "none.txt"'), gpu_count=0)
+
+
+def test_labels_that_are_no_text_can_still_be_told(tmp_path):
+    data = bytes_codec.encode(np.array([b"1:0:\xff"], object))
+    assert data_to_json("OUT", "BYTES", 1, memoryview(data)).startswith(b'["1:0:')
