@@ -18,6 +18,7 @@ from gpubridge.cuda_ipc import probe_devices
 from gpubridge.engine.model import EngineLimits
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.calls.door import ModelCallServer
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
@@ -110,6 +111,7 @@ def _build_repository(settings: ServerSettings) -> ModelRepository:
         limits,
         probe.count,
         settings.gpu_fallback,
+        ModelCallServer,
     )
 
 

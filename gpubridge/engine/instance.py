@@ -20,9 +20,10 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gpubridge.engine.environment import StubEnvironment
+from gpubridge.engine.instance_owner import CallDoor, CallServer, InstanceListener
 from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.link import LinkEvents, StubLink
 from gpubridge.engine.regions import Regions
@@ -32,7 +33,7 @@ from gpubridge.request import InferRequest
 from gpubridge.telemetry.logs import log_from_stub
 from gpubridge.transport.channel import pair
 
-__all__ = ["Instance", "InstanceListener", "InstanceSettings", "InstanceState"]
+__all__ = ["Instance", "InstanceSettings", "InstanceState"]
 
 _logger = logging.getLogger(__name__)
 
@@ -81,35 +82,6 @@ class InstanceSettings:
     timeout: float | None
 
 
-class InstanceListener(Protocol):
-    """Hears what becomes of an instance and of its requests; called on the event loop."""
-
-    def on_up(self, instance: Instance, /) -> None:
-        """It is ready, for the first time or again."""
-
-    def on_room(self) -> None:
-        """It may take more requests than before, or none any longer."""
-
-    def on_landed(self, landed: list[Landed], now: int, /) -> None:
-        """Batches were answered, at ``now``, so that there is room for others."""
-
-    def on_responses(self, closed: list[Closed], now: int, copied: int, /) -> None:
-        """Requests of earlier batches ended, at ``now``; ``copied`` bytes of responses were copied."""
-
-    def on_death(
-        self,
-        instance: Instance,
-        lost: list[InferRequest],
-        unstarted: list[InferRequest],
-        error: BridgeError,
-        /,
-    ) -> None:
-        """Its process died: requests that it had started have no outcome but ``error``.
-
-        The slots of the unstarted ones, in order, are theirs again.
-        """
-
-
 class Instance:
     """A model instance; owns its stub process and the link to it.
 
@@ -121,6 +93,13 @@ class Instance:
         Which of its model's instances it is.
     listener : InstanceListener
         Hears of everything that matters to the model's requests.
+    calls : CallServer
+        Serves the model's calls of others.
+
+    Attributes
+    ----------
+    waits_for : dict
+        The models that its calls wait for, each with the number of those calls.
     """
 
     def __init__(
@@ -129,6 +108,7 @@ class Instance:
         regions: Regions,
         index: int,
         listener: InstanceListener,
+        calls: CallServer,
     ) -> None:
         self.settings = settings
         self.name = settings.name
@@ -141,6 +121,9 @@ class Instance:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._link: StubLink | None = None
+        self._calls = calls
+        self._call_door: CallDoor | None = None
+        self.waits_for: dict[str, int] = {}
         self._process: StubProcess | None = None
         self._started: asyncio.Future[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -198,15 +181,20 @@ class Instance:
     async def _launch(self) -> None:
         """Start one stub process; returns when it is ready, raises when it is not going to be."""
         self._link, theirs = self._connect()
+        ours, calls = pair()
         self._started = self._loop.create_future()
         try:
             self._process = StubProcess(self.settings.environment, self.name, theirs)
         except BridgeError:
             self._link.close()
             self._link = None
+            ours.close()
+            calls.close()
             raise
+        self._call_door = self._calls.open(ours, self._link, self)
         self._process.exited.add_done_callback(self._on_exit)
-        self._link.initialize(self.settings.stub)
+        with calls:
+            self._link.initialize(self.settings.stub, calls.fileno())
         try:
             await self._started
         except (BridgeError, asyncio.CancelledError):
@@ -295,6 +283,10 @@ class Instance:
         """Close the link of a dead stub; returns the requests that it had started, and had not."""
         link, self._link = self._link, None
         self._process = None
+        door, self._call_door = self._call_door, None
+        if door is not None:
+            door.close()
+        self.waits_for.clear()
         if link is None:
             return [], []
         lost, unstarted = link.close()

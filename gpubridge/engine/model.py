@@ -12,6 +12,7 @@ from gpubridge.config import InstanceGroup, ModelConfig
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment, stub_environment
 from gpubridge.engine.instance import Instance, InstanceSettings, InstanceState
+from gpubridge.engine.instance_owner import CallServer
 from gpubridge.engine.regions import Regions
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.statistics import ModelStatistics
@@ -62,6 +63,7 @@ class Model:
         directory: Path,
         regions: Regions,
         limits: EngineLimits,
+        calls: CallServer,
     ) -> None:
         self.config = config
         self.name = config.name
@@ -70,6 +72,7 @@ class Model:
         self._directory = directory
         self._regions = regions
         self._limits = limits
+        self._calls = calls
         self._dispatcher = Dispatcher(config, regions.arena, self.statistics)
         self._instances: list[Instance] = []
         self._stopping = False
@@ -89,7 +92,7 @@ class Model:
         for group in self.config.instance_groups:
             settings += self._placed(group, environment)
         self._instances = [
-            Instance(entry, self._regions, index, self._dispatcher)
+            Instance(entry, self._regions, index, self._dispatcher, self._calls)
             for index, entry in enumerate(settings)
         ]
         self._dispatcher.instances = self._instances

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from gpubridge.config import load_model_config, served_versions, unsupported_features
+from gpubridge.engine.instance_owner import CallServer
 from gpubridge.engine.model import EngineLimits, Model
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
@@ -51,6 +52,8 @@ class ModelRepository:
         Each holds one directory per model.
     arena_limit : int
         Bytes of memory for requests.
+    calls : callable
+        Makes who serves the models' calls of each other.
     """
 
     def __init__(
@@ -60,11 +63,13 @@ class ModelRepository:
         limits: EngineLimits,
         gpu_count: int,
         gpu_fallback: Literal["none", "host"],
+        calls: Callable[[ModelRepository], CallServer],
     ) -> None:
         self._directories = directories
         self._limits = limits
         self._gpu_count = gpu_count
         self._gpu_fallback = gpu_fallback
+        self._calls = calls(self)
         self._models: dict[str, dict[int, Model]] = {}
         self._statuses: dict[tuple[str, int], VersionStatus] = {}
         self._housekeeper: asyncio.Task[None] | None = None
@@ -119,7 +124,9 @@ class ModelRepository:
             return
         for notice in config.notices:
             _logger.info("model '%s': %s", name, notice)
-        models = [Model(config, v, path, self._regions, self._limits) for v in versions]
+        models = [
+            Model(config, v, path, self._regions, self._limits, self._calls) for v in versions
+        ]
         await asyncio.gather(*(self._load_version(model) for model in models))
 
     async def _load_version(self, model: Model) -> None:

@@ -16,6 +16,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
 from gpubridge.pb_utils import host
 from gpubridge.stub.answers import ModelIdentity
+from gpubridge.stub.calls import CallDesk
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.loader import load_model, model_error_text
 from gpubridge.stub.outputs import OutputMemory
@@ -83,13 +84,16 @@ class _Stub:
         os.register_at_fork(after_in_child=self._detach)
         self._reader = record_reader()
         self._results = ResultSender(channel)
+        calls = socket.socket(fileno=fds[1])
+        calls.setblocking(False)
+        self._calls = CallDesk(Channel(calls), self._control.lent, self._outputs)
         self._model: Any = None
         self._executor: Executor | None = None
 
     def initialize(self) -> bool:
         """Load the model and call its ``initialize``; tells the server how it went."""
         settings = self._settings
-        host.attach(host.Host(os.path.dirname(settings["path"]), self._log))
+        self._attach(None)
         try:
             kind = load_model(settings["path"], str(settings["version"]))
             model = kind()
@@ -111,6 +115,7 @@ class _Stub:
         self._executor = Executor(
             model, identity, self._borrowed, self._outputs, self._control, self._results
         )
+        self._attach(self._calls)
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -150,6 +155,7 @@ class _Stub:
 
     def _finalize(self) -> int:
         executor = self._executor
+        self._attach(None)
         if hasattr(self._model, "finalize"):
             try:
                 self._model.finalize()
@@ -159,6 +165,11 @@ class _Stub:
             executor.close()
         self._channel.send(control_message(Kind.FINALIZED))
         return 0
+
+    def _attach(self, caller: CallDesk | None) -> None:
+        """Say what the model may ask of this process."""
+        folder = os.path.dirname(self._settings["path"])
+        host.attach(host.Host(folder, self._log, caller))
 
     def _detach(self) -> None:
         """In a child that the model forked: leave what is shared with the server alone."""
