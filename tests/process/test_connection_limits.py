@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -12,9 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hpack import Encoder
 
 from tests.process.raw_http import binary_request, connected, inference, read_answer, read_head
+from tests.process.raw_http2 import (
+    GOAWAY,
+    PING,
+    PREFACE,
+    frames,
+    goaway,
+    kinds_until_cut_off,
+    open_stream,
+)
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
 grpc = pytest.importorskip("grpc")
@@ -28,8 +35,6 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
                 for r in requests]
 """
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-PING, GOAWAY = 6, 7
 SLOW = "time.sleep(2.5); self.said = 'done'"
 CODE = json.dumps(
     {"inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1], "data": [SLOW]}]}
@@ -170,41 +175,6 @@ def test_one_connection_too_many(strict):
 # -- gRPC ----------------------------------------------------------------------------------------
 
 
-def frames(sock):
-    """Type and payload of each frame until the server closes."""
-    data = b""
-    while True:
-        while len(data) < 9:
-            piece = sock.recv(1 << 16)
-            if not piece:
-                return
-            data += piece
-        length = int.from_bytes(data[:3], "big")
-        kind = data[3]
-        while len(data) < 9 + length:
-            data += sock.recv(1 << 16)
-        yield kind, data[9 : 9 + length]
-        data = data[9 + length :]
-
-
-def kinds_until_cut_off(sock):
-    """Types of the frames that come before the server closes, or resets the connection."""
-    kinds = []
-    try:
-        for kind, _ in frames(sock):
-            kinds.append(kind)
-    except ConnectionError:
-        pass
-    return kinds
-
-
-def goaway(sock):
-    """Code and text of the server's last words."""
-    said = [payload for kind, payload in frames(sock) if kind == GOAWAY]
-    _, number = struct.unpack(">II", said[-1][:8])
-    return number, said[-1][8:]
-
-
 @pytest.mark.parametrize("beginning", [b"", PREFACE[:10], PREFACE[:24]])
 def test_a_client_that_does_not_begin(strict, beginning):
     with connected(strict.grpc_url) as sock:
@@ -244,20 +214,6 @@ def attentive(repository):
     )
     with running_server(repository, *flags) as server:
         yield server
-
-
-def open_stream(sock):
-    """Open a call that waits, by hand: HEADERS of ModelStreamInfer."""
-    fields = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", "/inference.GRPCInferenceService/ModelStreamInfer"),
-        (":authority", "x"),
-        ("content-type", "application/grpc"),
-    ]
-    block = Encoder().encode(fields)
-    sock.sendall(PREFACE)
-    sock.sendall(len(block).to_bytes(3, "big") + bytes((1, 4)) + (1).to_bytes(4, "big") + block)
 
 
 def test_a_client_that_answers_no_ping_is_dead(attentive):

@@ -1,0 +1,61 @@
+"""HTTP/2 by hand: clients that begin, and then do nothing more."""
+
+from __future__ import annotations
+
+import struct
+
+from hpack import Encoder
+
+__all__ = ["GOAWAY", "PING", "PREFACE", "frames", "goaway", "kinds_until_cut_off", "open_stream"]
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+PING, GOAWAY = 6, 7
+
+
+def frames(sock):
+    """Type and payload of each frame until the server closes."""
+    data = b""
+    while True:
+        while len(data) < 9:
+            piece = sock.recv(1 << 16)
+            if not piece:
+                return
+            data += piece
+        length = int.from_bytes(data[:3], "big")
+        kind = data[3]
+        while len(data) < 9 + length:
+            data += sock.recv(1 << 16)
+        yield kind, data[9 : 9 + length]
+        data = data[9 + length :]
+
+
+def kinds_until_cut_off(sock):
+    """Types of the frames that come before the server closes, or resets the connection."""
+    kinds = []
+    try:
+        for kind, _ in frames(sock):
+            kinds.append(kind)
+    except ConnectionError:
+        pass
+    return kinds
+
+
+def goaway(sock):
+    """Code and text of the server's last words."""
+    said = [payload for kind, payload in frames(sock) if kind == GOAWAY]
+    _, number = struct.unpack(">II", said[-1][:8])
+    return number, said[-1][8:]
+
+
+def open_stream(sock):
+    """Open a call that waits, by hand: HEADERS of ModelStreamInfer."""
+    fields = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/inference.GRPCInferenceService/ModelStreamInfer"),
+        (":authority", "x"),
+        ("content-type", "application/grpc"),
+    ]
+    block = Encoder().encode(fields)
+    sock.sendall(PREFACE)
+    sock.sendall(len(block).to_bytes(3, "big") + bytes((1, 4)) + (1).to_bytes(4, "big") + block)
