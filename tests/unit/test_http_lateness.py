@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from gpubridge.config import HttpConnections
@@ -190,3 +192,38 @@ def test_at_the_end_a_request_that_is_on_its_way_is_refused(door):
     door.connection.finish()
     assert door.answers()[0][0] == 503
     assert door.handlers[0].ends == ["aborted"]
+
+
+def test_requests_that_come_together_wait_their_turn():
+    """More than may be open at once come in one read: the rest is taken in order, later."""
+
+    async def pipelined():
+        door = Door(deferred=True)
+        door.receive(b"".join(post(b"%d" % number) for number in range(100)) + HALF_HEAD)
+        assert len(door.handlers) == 32
+        assert not door.transport.reading
+        for at in range(100):
+            assert len(door.handlers) <= at + 32
+            door.handlers[at].answer()
+            await asyncio.sleep(0)
+        assert door.transport.reading
+        door.receive(b": x\r\n\r\n")
+        door.handlers[100].answer()
+        return door
+
+    door = asyncio.run(pipelined())
+    assert door.answers() == [*((200, b"%d" % number) for number in range(100)), (200, b"")]
+
+
+def test_requests_that_wait_their_turn_are_dropped_with_their_connection():
+    async def lost():
+        door = Door(deferred=True)
+        door.receive(post(b"x") * 100)
+        door.handlers[0].answer()
+        door.lose()
+        await asyncio.sleep(0)
+        return door
+
+    door = asyncio.run(lost())
+    assert len(door.handlers) == 32
+    assert all(handler.ends[-1] == "aborted" for handler in door.handlers[1:])
