@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from benchmarks.proc import Usage, usage
 
 __all__ = ["Half", "fast_half", "slow_half", "write_models"]
@@ -126,7 +128,9 @@ async def slow_half(url: str, connections: int) -> AsyncIterator[Half]:
     seen = Half()
     ways = (_slow_head, _slow_body, _slow_reader)
     tasks = [
-        asyncio.create_task(_again_and_again(ways[number % len(ways)], url, seen))
+        asyncio.create_task(
+            _again_and_again(ways[number % len(ways)], url, number / connections, seen)
+        )
         for number in range(connections)
     ]
     try:
@@ -138,8 +142,9 @@ async def slow_half(url: str, connections: int) -> AsyncIterator[Half]:
 
 
 async def _again_and_again(
-    way: Callable[[socket.socket], Coroutine[Any, Any, None]], url: str, seen: Half
+    way: Callable[[socket.socket], Coroutine[Any, Any, None]], url: str, phase: float, seen: Half
 ) -> None:
+    await asyncio.sleep(phase * _TICK_SECONDS)
     while True:
         with suppress(OSError):
             async with _connected(url, receive_bytes=_SMALL_BUFFER) as sock:
@@ -236,7 +241,7 @@ def main() -> None:
                 time.sleep(0.1)
             found = re.search(r"Started HTTPService at (\S+)", log.read_text())
             assert found is not None
-            asyncio.run(_compare(found[1], process.pid, options.connections, options.seconds))
+            uvloop.run(_compare(found[1], process.pid, options.connections, options.seconds))
         finally:
             process.terminate()
             process.wait()
