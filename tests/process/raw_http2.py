@@ -6,10 +6,20 @@ import struct
 
 from hpack import Encoder
 
-__all__ = ["GOAWAY", "PING", "PREFACE", "frames", "goaway", "kinds_until_cut_off", "open_stream"]
+__all__ = [
+    "GOAWAY",
+    "HEADERS",
+    "PING",
+    "PREFACE",
+    "frames",
+    "goaway",
+    "kinds_until_cut_off",
+    "open_stream",
+    "send_data",
+]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-PING, GOAWAY = 6, 7
+HEADERS, PING, GOAWAY = 1, 6, 7
 
 
 def frames(sock):
@@ -47,15 +57,20 @@ def goaway(sock):
     return number, said[-1][8:]
 
 
-def open_stream(sock):
-    """Open a call that waits, by hand: HEADERS of ModelStreamInfer."""
+def open_stream(sock, method=b"ModelStreamInfer"):
+    """Open a call by hand: its HEADERS."""
     fields = [
         (":method", "POST"),
         (":scheme", "http"),
-        (":path", "/inference.GRPCInferenceService/ModelStreamInfer"),
+        (":path", b"/inference.GRPCInferenceService/" + method),
         (":authority", "x"),
         ("content-type", "application/grpc"),
     ]
     block = Encoder().encode(fields)
     sock.sendall(PREFACE)
     sock.sendall(len(block).to_bytes(3, "big") + bytes((1, 4)) + (1).to_bytes(4, "big") + block)
+
+
+def send_data(sock, data):
+    """Send part of the call's request."""
+    sock.sendall(len(data).to_bytes(3, "big") + bytes((0, 0)) + (1).to_bytes(4, "big") + data)

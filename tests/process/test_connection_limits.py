@@ -15,17 +15,20 @@ import pytest
 from tests.process.raw_http import binary_request, connected, inference, read_answer, read_head
 from tests.process.raw_http2 import (
     GOAWAY,
+    HEADERS,
     PING,
     PREFACE,
     frames,
     goaway,
     kinds_until_cut_off,
     open_stream,
+    send_data,
 )
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
 grpc = pytest.importorskip("grpc")
 triton = pytest.importorskip("tritonclient.grpc")
+service_pb2 = pytest.importorskip("tritonclient.grpc.service_pb2")
 
 ECHO = """
 import triton_python_backend_utils as pb_utils
@@ -60,6 +63,7 @@ def strict(repository):
         "--http-send-timeout=0.8",
         "--grpc-max-connections=8",
         "--grpc-preface-timeout=0.4",
+        "--grpc-message-timeout=0.5",
         "--grpc-idle-timeout=0.8",
     )
     with running_server(repository, *flags) as server:
@@ -180,6 +184,21 @@ def test_a_client_that_does_not_begin(strict, beginning):
     with connected(strict.grpc_url) as sock:
         sock.sendall(beginning)
         assert goaway(sock) == (4, b"expected the client preface and SETTINGS in time")
+
+
+@pytest.mark.parametrize("elements", [100_000, 2_000_000])
+def test_a_long_message_that_does_not_come(strict, elements):
+    request = service_pb2.ModelInferRequest(model_name="echo")
+    request.inputs.add(name="IN", datatype="FP32", shape=[elements])
+    request.raw_input_contents.append(bytes(4 * elements))
+    message = request.SerializeToString()
+    with connected(strict.grpc_url) as sock:
+        open_stream(sock, b"ModelInfer")
+        send_data(sock, b"\0" + len(message).to_bytes(4, "big") + message[:1000])
+        # A little more comes, which is not enough.
+        send_data(sock, b"\0")
+        payload = next(payload for kind, payload in frames(sock) if kind == HEADERS)
+        assert b"500 bytes a second" in payload
 
 
 def test_an_idle_client_is_asked_to_leave_and_comes_again(strict):
