@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import struct
+import threading
+from contextlib import contextmanager, suppress
 
 from hpack import Encoder
+
+from tests.process.raw_http import connected
 
 __all__ = [
     "GOAWAY",
@@ -16,6 +21,7 @@ __all__ = [
     "kinds_until_cut_off",
     "open_stream",
     "send_data",
+    "tapped",
 ]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -74,3 +80,34 @@ def open_stream(sock, method=b"ModelStreamInfer"):
 def send_data(sock, data):
     """Send part of the call's request."""
     sock.sendall(len(data).to_bytes(3, "big") + bytes((0, 0)) + (1).to_bytes(4, "big") + data)
+
+
+@contextmanager
+def tapped(url):
+    """Give the address of a way to a server, and how many bytes came back on it, piece by piece."""
+    seen = []
+    with connected(url) as upstream, socket.create_server(("127.0.0.1", 0)) as door:
+
+        def forth(client):
+            with suppress(OSError):
+                while piece := client.recv(1 << 16):
+                    upstream.sendall(piece)
+
+        def back():
+            client, _ = door.accept()
+            with client, suppress(OSError):
+                sender = threading.Thread(target=forth, args=(client,))
+                sender.start()
+                while piece := upstream.recv(1 << 16):
+                    seen.append(len(piece))
+                    client.sendall(piece)
+                client.shutdown(socket.SHUT_RDWR)
+                sender.join()
+
+        receiver = threading.Thread(target=back)
+        receiver.start()
+        try:
+            yield f"127.0.0.1:{door.getsockname()[1]}", seen
+        finally:
+            upstream.shutdown(socket.SHUT_RDWR)
+            receiver.join()

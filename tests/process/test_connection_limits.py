@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -23,6 +22,7 @@ from tests.process.raw_http2 import (
     kinds_until_cut_off,
     open_stream,
     send_data,
+    tapped,
 )
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
@@ -258,36 +258,16 @@ def test_answers_are_compressed_for_those_who_accept_it(attentive):
     data = np.zeros(200_000, np.float32)
     with triton.InferenceServerClient(attentive.grpc_url) as client:
         np.testing.assert_array_equal(infer(client, data=data), data)
-    seen = []
-    with connected(attentive.grpc_url) as upstream, socket.create_server(("127.0.0.1", 0)) as door:
-        # Between client and server: how much comes back.
-        def forth(client):
-            with suppress(OSError):
-                while piece := client.recv(1 << 16):
-                    upstream.sendall(piece)
-
-        def back():
-            client, _ = door.accept()
-            with client, suppress(OSError):
-                sender = threading.Thread(target=forth, args=(client,))
-                sender.start()
-                while piece := upstream.recv(1 << 16):
-                    seen.append(len(piece))
-                    client.sendall(piece)
-                client.shutdown(socket.SHUT_RDWR)
-                sender.join()
-
-        receiver = threading.Thread(target=back)
-        receiver.start()
-        with triton.InferenceServerClient(f"127.0.0.1:{door.getsockname()[1]}") as client:
-            np.testing.assert_array_equal(infer(client, data=data), data)
-        upstream.shutdown(socket.SHUT_RDWR)
-        receiver.join()
+    with (
+        tapped(attentive.grpc_url) as (url, seen),
+        triton.InferenceServerClient(url) as client,
+    ):
+        np.testing.assert_array_equal(infer(client, data=data), data)
     assert sum(seen) < data.nbytes / 20
 
 
 def test_streams_of_compressed_answers(attentive):
-    data = np.arange(5000, dtype=np.float32)
+    data = np.zeros(50_000, np.float32)
     answers = []
     done = threading.Event()
 
@@ -296,9 +276,12 @@ def test_streams_of_compressed_answers(attentive):
         if len(answers) == 3:
             done.set()
 
-    tensor = triton.InferInput("IN", [5000], "FP32")
+    tensor = triton.InferInput("IN", [data.size], "FP32")
     tensor.set_data_from_numpy(data)
-    with triton.InferenceServerClient(attentive.grpc_url) as client:
+    with (
+        tapped(attentive.grpc_url) as (url, seen),
+        triton.InferenceServerClient(url) as client,
+    ):
         client.start_stream(answered)
         for _ in range(3):
             client.async_stream_infer("echo", [tensor])
@@ -306,6 +289,7 @@ def test_streams_of_compressed_answers(attentive):
         client.stop_stream()
     for answer in answers:
         np.testing.assert_array_equal(answer, data)
+    assert sum(seen) < data.nbytes / 20
 
 
 def test_a_client_that_pings_too_often_is_told_so(attentive):
@@ -360,7 +344,7 @@ def test_health_is_watched(tmp_path):
         running_server(tmp_path / "models", ready=False) as server,
         grpc.insecure_channel(server.grpc_url) as channel,
     ):
-        watch = health(channel, "Watch")(b"")
+        watch = health(channel, "Watch")(b"", timeout=60)
         assert next(watch) == b"\x08\x02"
         unknown = health(channel, "Watch")(b"\x0a\x05nobod")
         assert next(unknown) == b"\x08\x03"

@@ -103,17 +103,16 @@ def test_a_request_that_is_executed_is_never_late():
 
 def test_nothing_is_late_while_we_do_not_read():
     door = Door(deferred=True, connections=LIMITS)
-    door.receive(*[post(b"body")] * 31, post(b"x" * 5000)[:60])
+    slow = post(b"x" * 50_000)
+    door.receive(*[post(b"body")] * 31, slow[:60])
     assert not door.transport.reading
     check(door, *range(0, 1000, 10))
-    assert door.answers() == []
     door.handlers[0].answer()
     check(door, 1000, 1019)
-    assert door.transport.state == "open"
-    check(door, 1020)
-    for handler in door.handlers[1:31]:
+    door.receive(slow[60:])
+    for handler in door.handlers[1:]:
         handler.answer()
-    assert [status for status, _ in door.answers()] == [200] * 31 + [408]
+    assert [status for status, _ in door.answers()] == [200] * 32
 
 
 def test_a_client_that_does_not_take_its_answers_is_cut_off(door):
