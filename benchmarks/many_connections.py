@@ -31,6 +31,7 @@ __all__ = ["Half", "fast_half", "slow_half", "write_models"]
 
 _PACE_SECONDS = 0.25
 _TICK_SECONDS = 1.0
+_ARRIVAL_SECONDS = 5.0
 _SETTLE_SECONDS = 60.0
 _READ_BYTES = 1024
 _SMALL_BUFFER = 4096
@@ -208,6 +209,8 @@ async def _compare(url: str, pid: int, connections: int, seconds: float) -> None
     before = usage(pid)
     alone = await fast_half(url, half, seconds)
     async with slow_half(url, connections - half) as slow:
+        # Large answers are made, all at once, for those who then read them slowly.
+        await asyncio.sleep(_ARRIVAL_SECONDS)
         beside = await fast_half(url, half, seconds)
         during = usage(pid)
     after = await _settled(pid, before.descriptors)
