@@ -19,6 +19,7 @@ from gpubridge.engine.model import EngineLimits
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.calls.door import ModelCallServer
+from gpubridge.frontend.descriptors import allow_connections
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
@@ -122,6 +123,11 @@ async def _open_doors(
     doors: list[_Door],
 ) -> None:
     router, service = served
+    http_doors = settings.allow_http + settings.allow_metrics
+    allow_connections(
+        [settings.http_connections.max_connections] * http_doors
+        + [settings.grpc_connections.max_connections] * settings.allow_grpc
+    )
     receive = bytearray(_RECEIVE_BYTES)
     http = HttpSettings(settings.http_max_input_size, settings.http_connections)
     if settings.allow_grpc:

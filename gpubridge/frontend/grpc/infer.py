@@ -8,6 +8,7 @@ from gpubridge.frontend.grpc.call import Call, CallOwner
 from gpubridge.frontend.grpc.framing import PREFIX, read_prefix
 from gpubridge.frontend.grpc.packing import Packing
 from gpubridge.frontend.grpc.status import CallFailed, Status
+from gpubridge.frontend.lateness import Rate
 from gpubridge.host_shm import HostArena
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
 from gpubridge.protocol.grpc.infer_response import encode_response
@@ -31,7 +32,7 @@ class InferCall(Call):
         Where requests lie.
     """
 
-    __slots__ = ("_arena", "_forms", "_known", "_prefix", "_receiver", "_request")
+    __slots__ = ("_arena", "_forms", "_known", "_prefix", "_rate", "_receiver", "_request")
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class InferCall(Call):
         self._forms = forms
         self._arena = arena
         self._receiver: RequestReceiver | None = None
+        self._rate: Rate | None = None
         self._request: InferRequest | None = None
         self._known: KnownRequest[Model] | None = None
         # The beginning of the message, while it is not known how long that is.
@@ -80,6 +82,24 @@ class InferCall(Call):
         except (BridgeError, CallFailed) as error:
             self._give_up()
             self.fail(error)
+
+    def check(self, now: float, window: float) -> None:
+        """Fail if a message comes too slowly that holds memory already."""
+        receiver = self._receiver
+        if receiver is None:
+            return
+        if self._rate is None:
+            self._rate = Rate(window)
+        missing = self._connection.http2.missing(self._stream_id)
+        if self._rate.too_slow(now, receiver, -receiver.left(missing)):
+            self._give_up()
+            self.fail(
+                CallFailed(
+                    Status.DEADLINE_EXCEEDED,
+                    f"expected 500 bytes a second of the request's message within {window:g} s, "
+                    "or its end",
+                )
+            )
 
     def pack(self, packing: Packing) -> None:
         """Compress the answer."""
