@@ -24,6 +24,7 @@ from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
 from gpubridge.frontend.http2.limits import Http2Limits
 from gpubridge.frontend.routes import MetricsRouter, V2Router
 from gpubridge.frontend.sweep import Sweeper
+from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
 __all__ = ["serve"]
 
@@ -45,7 +46,7 @@ class _Door:
     connections: set[Any]
 
 
-async def serve(settings: ServerSettings) -> int:
+async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code of the process.
 
     On a signal the doors close, requests in flight are answered, models are finalized.
@@ -59,7 +60,7 @@ async def serve(settings: ServerSettings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    repository = _build_repository(settings)
+    repository = _build_repository(settings, telemetry)
     router = V2Router(repository, strict_readiness=settings.strict_readiness)
     service = GrpcService(repository, router.ready)
     doors: list[_Door] = []
@@ -94,7 +95,7 @@ async def serve(settings: ServerSettings) -> int:
         sweeper.close()
 
 
-def _build_repository(settings: ServerSettings) -> ModelRepository:
+def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> ModelRepository:
     backend = PythonBackendSettings.from_backend_config(settings.backend_config.get("python", {}))
     for notice in backend.notices:
         _logger.info("%s", notice)
@@ -110,6 +111,7 @@ def _build_repository(settings: ServerSettings) -> ModelRepository:
         limits,
         probe.count,
         settings.gpu_fallback,
+        telemetry,
     )
 
 

@@ -19,20 +19,19 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from gpubridge.engine.environment import StubEnvironment
+from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.link import LinkEvents, StubLink
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_process import StubProcess, cannot_start
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.request import InferRequest
-from gpubridge.telemetry.logs import log_from_stub
+from gpubridge.telemetry.logs import ServerLog, log_from_stub
 from gpubridge.transport.channel import pair
 
-__all__ = ["Instance", "InstanceListener", "InstanceSettings", "InstanceState"]
+__all__ = ["Instance", "InstanceListener", "InstanceState"]
 
 _logger = logging.getLogger(__name__)
 
@@ -54,31 +53,6 @@ class InstanceState(enum.Enum):
     READY = "ready"
     RESTARTING = "restarting"
     FAILING = "failing"
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceSettings:
-    """What an instance needs to know to run its stub.
-
-    Attributes
-    ----------
-    name : str
-        Triton's form, ``{model}_{group}_{index}``.
-    stub : dict
-        The fields of the INITIALIZE message: model path, version, ``initialize`` arguments.
-    environment : StubEnvironment
-        The interpreter.
-    output_limit : int
-        Bytes of output memory that the stub may make.
-    timeout : float or None
-        Seconds that one ``execute`` may take.
-    """
-
-    name: str
-    stub: dict[str, Any]
-    environment: StubEnvironment
-    output_limit: int
-    timeout: float | None
 
 
 class InstanceListener(Protocol):
@@ -121,6 +95,8 @@ class Instance:
         Which of its model's instances it is.
     listener : InstanceListener
         Hears of everything that matters to the model's requests.
+    log : ServerLog
+        Says what of the stub's log lines is written.
     """
 
     def __init__(
@@ -129,6 +105,7 @@ class Instance:
         regions: Regions,
         index: int,
         listener: InstanceListener,
+        log: ServerLog,
     ) -> None:
         self.settings = settings
         self.name = settings.name
@@ -139,6 +116,7 @@ class Instance:
         self._regions = regions
         self.index = index
         self._listener = listener
+        self._log = log
         self._loop = asyncio.get_running_loop()
         self._link: StubLink | None = None
         self._process: StubProcess | None = None
@@ -223,13 +201,14 @@ class Instance:
             ours, theirs = pair()
         except OSError as error:
             raise cannot_start(self.name, error) from error
+        model = self.settings.stub["name"]
         events = LinkEvents(
             on_ready=self._on_ready,
             on_failed=self._on_failed,
             on_broken=self._on_broken,
             on_landed=self._on_landed,
             on_responses=self._on_responses,
-            on_log=lambda fields: log_from_stub(self.name, fields),
+            on_log=lambda fields: log_from_stub(model, self.name, fields),
         )
         try:
             link = StubLink(ours, self._regions, self.settings.output_limit, events)
@@ -237,6 +216,7 @@ class Instance:
             ours.close()
             theirs.close()
             raise
+        link.tell_log_levels(self._log.stub_levels)
         return link, theirs
 
     async def _keep_running(self) -> None:
@@ -248,6 +228,8 @@ class Instance:
             self.state = InstanceState.READY
             self.window = 1
             since = time.monotonic()
+            # They may have changed while the model was loaded.
+            self.tell_log_levels()
             self._listener.on_up(self)
             how = await asyncio.shield(process.exited)
             self._bury(how)
@@ -326,6 +308,11 @@ class Instance:
         """Spare the stub a request that it has not started."""
         if self._link is not None and request.instance is self._link:
             self._link.cancel(request)
+
+    def tell_log_levels(self) -> None:
+        """Have the stub know which levels are logged now."""
+        if self._link is not None:
+            self._link.tell_log_levels(self._log.stub_levels)
 
     def housekeep(self) -> None:
         """Called now and then: settle kept memory, and end an execute that takes too long."""

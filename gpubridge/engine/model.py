@@ -11,9 +11,19 @@ from pathlib import Path
 from gpubridge.config import InstanceGroup, ModelConfig
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment, stub_environment
-from gpubridge.engine.instance import Instance, InstanceSettings, InstanceState
+from gpubridge.engine.first_response import FirstResponse
+from gpubridge.engine.instance import Instance, InstanceState
+from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.regions import Regions
+from gpubridge.engine.tracing import Received, RequestTracing
 from gpubridge.request import InferRequest
+from gpubridge.telemetry.latencies import (
+    FIRST_RESPONSE_BUCKETS_MS,
+    LatencyHistogram,
+    LatencyWindow,
+)
+from gpubridge.telemetry.metrics_settings import MetricsSettings
+from gpubridge.telemetry.server_telemetry import ServerTelemetry
 from gpubridge.telemetry.statistics import ModelStatistics
 
 __all__ = ["EngineLimits", "Model"]
@@ -53,6 +63,8 @@ class Model:
         The model's directory; the version's lies in it.
     regions : Regions
         Memory that any stub can be handed.
+    telemetry : ServerTelemetry
+        Where it tells of itself.
     """
 
     def __init__(
@@ -62,15 +74,19 @@ class Model:
         directory: Path,
         regions: Regions,
         limits: EngineLimits,
+        telemetry: ServerTelemetry,
     ) -> None:
         self.config = config
         self.name = config.name
         self.version = version
-        self.statistics = ModelStatistics(config.name, version)
+        self.statistics = _statistics(config, version, telemetry.metrics)
+        self.tracing = RequestTracing(telemetry.traces, config.name, version)
+        self.traces = telemetry.traces
+        self._log = telemetry.log
         self._directory = directory
         self._regions = regions
         self._limits = limits
-        self._dispatcher = Dispatcher(config, regions.arena, self.statistics)
+        self._dispatcher = Dispatcher(config, regions.arena, self.statistics, self.tracing)
         self._instances: list[Instance] = []
         self._stopping = False
 
@@ -89,7 +105,7 @@ class Model:
         for group in self.config.instance_groups:
             settings += self._placed(group, environment)
         self._instances = [
-            Instance(entry, self._regions, index, self._dispatcher)
+            Instance(entry, self._regions, index, self._dispatcher, self._log)
             for index, entry in enumerate(settings)
         ]
         self._dispatcher.instances = self._instances
@@ -184,15 +200,32 @@ class Model:
         return self._dispatcher.pending
 
     @property
+    def queued(self) -> int:
+        """Requests that are at no stub yet."""
+        return self._dispatcher.queued
+
+    @property
     def instances(self) -> list[Instance]:
         """Its instances."""
         return self._instances
 
     # -- work ----------------------------------------------------------------------------------
 
-    def submit(self, request: InferRequest) -> None:
-        """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
+    def submit(self, request: InferRequest, received: Received | None = None) -> None:
+        """Take a request over: its slot is freed here, its outcome comes by ``on_done``.
+
+        ``received`` is when its door got it, should the request be traced.
+        """
+        if self.traces.active:
+            self.tracing.begin(request, received)
+        if self.statistics.first_response is not None:
+            FirstResponse(self.statistics.first_response, request)
         self._dispatcher.submit(request)
+
+    def tell_log_levels(self) -> None:
+        """Have the stubs know which levels are logged now."""
+        for instance in self._instances:
+            instance.tell_log_levels()
 
     # -- housekeeping --------------------------------------------------------------------------
 
@@ -205,3 +238,12 @@ class Model:
         """Called often when executes have a time limit."""
         for instance in self._instances:
             instance.check_time_limit()
+
+
+def _statistics(config: ModelConfig, version: int, metrics: MetricsSettings) -> ModelStatistics:
+    """Make the statistics of a model version, with what the server's metrics need of it."""
+    window = LatencyWindow() if metrics.summary_latencies else None
+    histogram = None
+    if metrics.histogram_latencies:
+        histogram = LatencyHistogram(config.first_response_buckets or FIRST_RESPONSE_BUCKETS_MS)
+    return ModelStatistics(config.name, version, config.metric_tags, window, histogram)

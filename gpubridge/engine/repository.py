@@ -13,6 +13,7 @@ from gpubridge.config import load_model_config, served_versions, unsupported_fea
 from gpubridge.engine.model import EngineLimits, Model
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
 __all__ = ["ModelRepository", "VersionStatus"]
 
@@ -60,11 +61,14 @@ class ModelRepository:
         limits: EngineLimits,
         gpu_count: int,
         gpu_fallback: Literal["none", "host"],
+        telemetry: ServerTelemetry,
     ) -> None:
         self._directories = directories
         self._limits = limits
         self._gpu_count = gpu_count
         self._gpu_fallback = gpu_fallback
+        self.telemetry = telemetry
+        telemetry.log.on_change(self._tell_log_levels)
         self._models: dict[str, dict[int, Model]] = {}
         self._statuses: dict[tuple[str, int], VersionStatus] = {}
         self._housekeeper: asyncio.Task[None] | None = None
@@ -119,7 +123,9 @@ class ModelRepository:
             return
         for notice in config.notices:
             _logger.info("model '%s': %s", name, notice)
-        models = [Model(config, v, path, self._regions, self._limits) for v in versions]
+        models = [
+            Model(config, v, path, self._regions, self._limits, self.telemetry) for v in versions
+        ]
         await asyncio.gather(*(self._load_version(model) for model in models))
 
     async def _load_version(self, model: Model) -> None:
@@ -210,6 +216,10 @@ class ModelRepository:
     def failures(self) -> list[VersionStatus]:
         """The models that did not load."""
         return [status for status in self.index() if status.state == "UNAVAILABLE"]
+
+    def _tell_log_levels(self) -> None:
+        for model in self.loaded():
+            model.tell_log_levels()
 
     # -- housekeeping --------------------------------------------------------------------------
 
