@@ -76,7 +76,7 @@ class ServerLog:
         self._listeners: list[Callable[[], None]] = []
         try:
             self._handler: logging.Handler = (
-                logging.FileHandler(settings.file, encoding="utf-8")
+                logging.FileHandler(settings.file, encoding="utf-8", errors="backslashreplace")
                 if settings.file
                 else logging.StreamHandler(sys.stderr)
             )
