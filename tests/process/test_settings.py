@@ -24,7 +24,7 @@ TALK = "pb_utils.Logger.log_{level}('{text}'); self.said = 'yes'"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    write_code_model(repository)
+    write_code_model(repository, initialize="pb_utils.Logger.log_info('said by initialize')")
     traces = tmp_path_factory.mktemp("traces") / "trace.json"
     with running_server(repository, "--trace-config", f"triton,file={traces}") as running:
         running.trace_file = str(traces)
@@ -155,6 +155,10 @@ def server_gate(server):
     """The file by which a test holds a model in its execute."""
     cmdline = Path(f"/proc/{server.pid}/cmdline").read_bytes().decode().split("\0")
     return Path(cmdline[cmdline.index("--model-repository") + 1]) / "m" / "1" / "gate"
+
+
+def test_a_model_is_heard_while_it_is_loaded(server):
+    logged(server, "said by initialize")
 
 
 def test_severities_are_switched_off_and_on(server):
