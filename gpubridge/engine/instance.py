@@ -19,21 +19,19 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from gpubridge.engine.environment import StubEnvironment
-from gpubridge.engine.instance_owner import CallDoor, CallServer, InstanceListener
+from gpubridge.engine.context import EngineContext
+from gpubridge.engine.instance_owner import CallDoor, InstanceListener
+from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.link import LinkEvents, StubLink
-from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_process import StubProcess, cannot_start
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.logs import log_from_stub
 from gpubridge.transport.channel import pair
 
-__all__ = ["Instance", "InstanceSettings", "InstanceState"]
+__all__ = ["Instance", "InstanceState"]
 
 _logger = logging.getLogger(__name__)
 
@@ -57,44 +55,17 @@ class InstanceState(enum.Enum):
     FAILING = "failing"
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceSettings:
-    """What an instance needs to know to run its stub.
-
-    Attributes
-    ----------
-    name : str
-        Triton's form, ``{model}_{group}_{index}``.
-    stub : dict
-        The fields of the INITIALIZE message: model path, version, ``initialize`` arguments.
-    environment : StubEnvironment
-        The interpreter.
-    output_limit : int
-        Bytes of output memory that the stub may make.
-    timeout : float or None
-        Seconds that one ``execute`` may take.
-    """
-
-    name: str
-    stub: dict[str, Any]
-    environment: StubEnvironment
-    output_limit: int
-    timeout: float | None
-
-
 class Instance:
     """A model instance; owns its stub process and the link to it.
 
     Parameters
     ----------
-    regions : Regions
-        Memory that any stub can be handed.
     index : int
         Which of its model's instances it is.
     listener : InstanceListener
         Hears of everything that matters to the model's requests.
-    calls : CallServer
-        Serves the model's calls of others.
+    context : EngineContext
+        What all instances share.
 
     Attributes
     ----------
@@ -105,10 +76,9 @@ class Instance:
     def __init__(
         self,
         settings: InstanceSettings,
-        regions: Regions,
         index: int,
         listener: InstanceListener,
-        calls: CallServer,
+        context: EngineContext,
     ) -> None:
         self.settings = settings
         self.name = settings.name
@@ -116,12 +86,12 @@ class Instance:
         self.in_flight = 0
         self.window = 0
         self.restarts = 0
-        self._regions = regions
         self.index = index
         self._listener = listener
+        self._context = context
+        self._log = context.telemetry.log
         self._loop = asyncio.get_running_loop()
         self._link: StubLink | None = None
-        self._calls = calls
         self._call_door: CallDoor | None = None
         self.waits_for: dict[str, int] = {}
         self._process: StubProcess | None = None
@@ -191,7 +161,7 @@ class Instance:
             ours.close()
             calls.close()
             raise
-        self._call_door = self._calls.open(ours, self._link, self)
+        self._call_door = self._context.calls.open(ours, self._link, self)
         self._process.exited.add_done_callback(self._on_exit)
         with calls:
             self._link.initialize(self.settings.stub, calls.fileno())
@@ -211,20 +181,22 @@ class Instance:
             ours, theirs = pair()
         except OSError as error:
             raise cannot_start(self.name, error) from error
+        model = self.settings.stub["name"]
         events = LinkEvents(
             on_ready=self._on_ready,
             on_failed=self._on_failed,
             on_broken=self._on_broken,
             on_landed=self._on_landed,
             on_responses=self._on_responses,
-            on_log=lambda fields: log_from_stub(self.name, fields),
+            on_log=lambda fields: log_from_stub(model, self.name, fields),
         )
         try:
-            link = StubLink(ours, self._regions, self.settings.output_limit, events)
+            link = StubLink(ours, self._context.regions, self.settings.output_limit, events)
         except BridgeError:
             ours.close()
             theirs.close()
             raise
+        link.tell_log_levels(self._log.stub_levels)
         return link, theirs
 
     async def _keep_running(self) -> None:
@@ -236,6 +208,8 @@ class Instance:
             self.state = InstanceState.READY
             self.window = 1
             since = time.monotonic()
+            # They may have changed while the model was loaded.
+            self.tell_log_levels()
             self._listener.on_up(self)
             how = await asyncio.shield(process.exited)
             self._bury(how)
@@ -318,6 +292,11 @@ class Instance:
         """Spare the stub a request that it has not started."""
         if self._link is not None and request.instance is self._link:
             self._link.cancel(request)
+
+    def tell_log_levels(self) -> None:
+        """Have the stub know which levels are logged now."""
+        if self._link is not None:
+            self._link.tell_log_levels(self._log.stub_levels)
 
     def housekeep(self) -> None:
         """Called now and then: settle kept memory, and end an execute that takes too long."""
