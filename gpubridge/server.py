@@ -16,7 +16,9 @@ import gpubridge
 from gpubridge.config import PythonBackendSettings, ServerSettings
 from gpubridge.cuda_ipc import probe_devices
 from gpubridge.engine.model import EngineLimits
-from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.model_loader import ModelLoader
+from gpubridge.engine.regions import Regions
+from gpubridge.engine.repository import ModelRepository, RepositorySettings
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
 from gpubridge.frontend.grpc.service import GrpcService
@@ -62,6 +64,8 @@ async def serve(settings: ServerSettings) -> int:
     repository = _build_repository(settings)
     router = V2Router(repository, strict_readiness=settings.strict_readiness)
     service = GrpcService(repository, router.ready)
+    repository.listen(router.model_changed)
+    repository.listen(service.model_changed)
     doors: list[_Door] = []
     sweeper = Sweeper([*settings.http_connections.times, *settings.grpc_connections.times])
     try:
@@ -69,7 +73,7 @@ async def serve(settings: ServerSettings) -> int:
         for door in doors:
             sweeper.add(door.connections)
         sweeper.add([service.health])
-        loading = loop.create_task(repository.load_all())
+        loading = loop.create_task(repository.load_initial())
         stopping = loop.create_task(stop.wait())
         await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
@@ -79,8 +83,6 @@ async def serve(settings: ServerSettings) -> int:
         if repository.failures and settings.exit_on_error and not stop.is_set():
             _logger.error("error: creating server: Internal - failed to load all models")
             return 1
-        router.forget_models()
-        service.forget_models()
         router.serving = True
         _logger.info("ready")
         await stopping
@@ -104,12 +106,15 @@ def _build_repository(settings: ServerSettings) -> ModelRepository:
     else:
         _logger.info("no GPU is used: %s", probe.reason)
     limits = EngineLimits(settings.output_arena_limit, backend.stub_timeout_seconds)
+    regions = Regions(settings.request_arena_limit)
     return ModelRepository(
-        settings.model_repositories,
-        settings.request_arena_limit,
-        limits,
-        probe.count,
-        settings.gpu_fallback,
+        RepositorySettings(
+            settings.model_repositories,
+            settings.model_control_mode,
+            settings.load_models,
+            settings.repository_poll_secs,
+        ),
+        ModelLoader(regions, limits, probe.count, settings.gpu_fallback),
     )
 
 

@@ -24,7 +24,14 @@ __all__ = [
 
 SERVER_NAME = "gpubridge"
 
-_EXTENSIONS = ("model_configuration", "binary_tensor_data", "parameters", "statistics")
+_EXTENSIONS = (
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
 
 
 def server_metadata() -> bytes:
@@ -64,7 +71,8 @@ def repository_index(rows: Iterable[Any]) -> bytes:
         entry = {"name": row.name}
         if row.version:
             entry["version"] = str(row.version)
-        entry["state"] = row.state
+        if row.state:
+            entry["state"] = row.state
         if row.reason:
             entry["reason"] = row.reason
         index.append(entry)

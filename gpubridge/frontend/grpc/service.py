@@ -8,16 +8,19 @@ from functools import partial
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.grpc.call import Call, CallOwner, UnaryCall
+from gpubridge.frontend.grpc.call import Call, CallOwner, DeferredCall, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.http2.headers import RequestHeaders
-from gpubridge.protocol.grpc import metadata
+from gpubridge.frontend.repository_control import ControlTasks
+from gpubridge.protocol.grpc import metadata, repository_control
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.messages import parse_message
 
 __all__ = ["GrpcService"]
+
+_Answer = Callable[[bytes | BridgeError], None]
 
 _SERVICE = b"/inference.GRPCInferenceService/"
 _HEALTH = b"/grpc.health.v1.Health/"
@@ -68,15 +71,18 @@ class GrpcService:
             _SERVICE + b"RepositoryIndex": self._index,
             _HEALTH + b"Check": self.health.answer,
         }
-        for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
-            unary[_SERVICE + method.encode()] = self._control
+        self._deferred = {
+            _SERVICE + b"RepositoryModelLoad": self._load,
+            _SERVICE + b"RepositoryModelUnload": self._unload,
+        }
+        self._control = ControlTasks()
         for method, reason in _NOT_SERVED.items():
             unary[_SERVICE + method.encode()] = partial(_refuse, method, reason)
         self._unary = unary
 
-    def forget_models(self) -> None:
-        """Models have changed: look each up again."""
-        self._forms.forget()
+    def model_changed(self, name: str) -> None:
+        """What is served of a model has changed: look it up again."""
+        self._forms.forget(lambda model: model.name == name)
 
     def open(
         self, connection: CallOwner, stream_id: int, headers: RequestHeaders, coding: bytes
@@ -91,6 +97,9 @@ class GrpcService:
             return UnaryCall(connection, stream_id, coding, answer)
         if path == _HEALTH + b"Watch":
             return HealthWatch(connection, stream_id, coding, self.health)
+        begin = self._deferred.get(path)
+        if begin is not None:
+            return DeferredCall(connection, stream_id, coding, begin)
         if path == _SERVICE + b"ModelStreamInfer":
             errors_end = (b"triton_grpc_error", b"true") in headers.fields
             return StreamCall(
@@ -140,8 +149,17 @@ class GrpcService:
             rows = [row for row in rows if row.state == "READY"]
         return metadata.repository_index(rows)
 
-    def _control(self, _: bytes) -> bytes:
-        raise self._repository.control_error()
+    def _load(self, message: bytes, answer: _Answer) -> None:
+        self._repository.check_control()
+        name, (config, files) = repository_control.read_load(message)
+        work = self._repository.load(name, config, files)
+        self._control.start(work, lambda error: answer(error or repository_control.load_answer()))
+
+    def _unload(self, message: bytes, answer: _Answer) -> None:
+        self._repository.check_control()
+        name, dependents = repository_control.read_unload(message)
+        work = self._repository.unload(name, dependents=dependents)
+        self._control.start(work, lambda error: answer(error or repository_control.unload_answer()))
 
 
 def _constant(request: str, answer: Callable[[], bytes], message: bytes) -> bytes:

@@ -1,0 +1,520 @@
+"""Loading, replacing and unloading models while the server runs, by clients and by their files."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.grpc.aio
+import tritonclient.http
+import tritonclient.http.aio
+from tritonclient.utils import InferenceServerException
+
+from tests.process.server import alive, running_server, wait_until, write_model
+
+EXPLICIT = ("--model-control-mode", "explicit")
+POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "1")
+STRINGS = {"inputs": 'name: "IN" data_type: TYPE_STRING dims: [1]'}
+STRINGS["outputs"] = STRINGS["inputs"].replace("IN", "OUT")
+CONFIG = json.dumps(
+    {
+        "backend": "python",
+        "input": [{"name": "IN", "data_type": "TYPE_STRING", "dims": [1]}],
+        "output": [{"name": "OUT", "data_type": "TYPE_STRING", "dims": [1]}],
+        "version_policy": {"all": {}},
+    }
+)
+SOURCE = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.said = "{tag}/" + args["model_version"] + "/" + args["model_repository"]
+        {initialize}
+
+    def execute(self, requests):
+        {execute}
+        said = np.array([self.said.encode()], np.object_)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", said)]) for _ in requests]
+
+    def finalize(self):
+        {finalize}
+"""
+
+
+def source(tag, initialize="pass", execute="pass", finalize="pass"):
+    return SOURCE.format(tag=tag, initialize=initialize, execute=execute, finalize=finalize)
+
+
+def write(repository, name="m", tag="a", *, config="", version=1, **parts):
+    """Write a model that answers ``tag/version/directory``."""
+    return write_model(
+        repository, name, source(tag, **parts), config=config, version=version, **STRINGS
+    )
+
+
+def control(server, action, name="m", **parameters):
+    """Load or unload; returns the status and the error."""
+    body = json.dumps({"parameters": parameters}) if parameters else None
+    path = f"/v2/repository/models/{name}/{action}"
+    status, _, answer = server.request("POST", path, body)
+    return status, json.loads(answer)["error"] if answer else ""
+
+
+def ask(server, name="m", version=""):
+    """Return what a model says (``tag/version``), or the status and the error."""
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+    path = f"/v2/models/{name}{version and f'/versions/{version}'}/infer"
+    status, _, body = server.request("POST", path, json.dumps({"inputs": [tensor]}))
+    answer = json.loads(body)
+    if status != 200:
+        return status, answer["error"]
+    return "/".join(answer["outputs"][0]["data"][0].split("/")[:2])
+
+
+def states(server, name="m"):
+    rows = server.index()
+    return {version: row.get("state") for (n, version), row in rows.items() if n == name}
+
+
+@contextmanager
+def asked_by_many(server, connections=16):
+    """Ask ``m`` over many connections, half of them gRPC; yields the list of all answers."""
+    answers: list[str] = []
+    over = threading.Event()
+
+    def ask_on(kit, url):
+        data = kit.InferInput("IN", [1], "BYTES")
+        data.set_data_from_numpy(np.array([b"x"], np.object_))
+        with kit.InferenceServerClient(url) as client:
+            while not over.is_set():
+                try:
+                    said = client.infer("m", [data]).as_numpy("OUT")[0].decode()
+                    answers.append(said.split("/")[0])
+                except InferenceServerException as error:
+                    answers.append(f"failed: {error}")
+
+    kits = (tritonclient.http, server.http_url), (tritonclient.grpc, server.grpc_url)
+    threads = [threading.Thread(target=ask_on, args=kits[i % 2]) for i in range(connections)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: len(answers) > connections, "first answers", server)
+        yield answers
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def wait_for_answer(server, answers, tag):
+    begin = len(answers)
+    wait_until(lambda: tag in answers[begin:], f"answers of {tag}", server)
+
+
+# -- explicit --------------------------------------------------------------------------------------
+
+
+def test_explicit_mode_begins_with_the_models_that_are_named(tmp_path):
+    write(tmp_path, "one")
+    write(tmp_path, "two")
+    with running_server(tmp_path, *EXPLICIT, "--load-model", "two") as server:
+        assert server.index() == {
+            ("one", 0): {"name": "one"},
+            ("two", 1): {"name": "two", "version": "1", "state": "READY"},
+        }
+        assert ask(server, "one") == (404, "Request for unknown model: 'one' is not found")
+        assert control(server, "load", "one") == (200, "")
+        assert ask(server, "one") == ask(server, "two") == "a/1"
+    with running_server(tmp_path, *EXPLICIT, "--load-model", "*") as server:
+        assert set(server.index()) == {("one", 1), ("two", 1)}
+
+
+@pytest.mark.parametrize("mode", ["none", "poll"])
+def test_other_modes_refuse_control(tmp_path, mode):
+    write(tmp_path)
+    with running_server(tmp_path, "--model-control-mode", mode) as server:
+        refused = "explicit model load / unload is not allowed if polling is enabled"
+        assert control(server, "load") == control(server, "unload") == (503, refused)
+        client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+        for call in (client.load_model, client.unload_model):
+            with pytest.raises(InferenceServerException, match=refused) as raised:
+                call("m")
+            assert raised.value.status() == "StatusCode.UNAVAILABLE"
+        assert ask(server) == "a/1"
+
+
+def test_loads_that_fail_say_why_and_leave_what_is_served(tmp_path):
+    write(tmp_path)
+    write(tmp_path, "bad", initialize="raise ValueError('no way')")
+    write(tmp_path, "odd", config="nonsense: 1")
+    write(tmp_path, "none", config="version_policy { specific { versions: [7] } }")
+    polled = "failed to load '{}', failed to poll from model repository: "
+    with running_server(tmp_path, *EXPLICIT, "--load-model", "m") as server:
+        for name, status, text in (
+            ("nope", 500, polled.format("nope") + "model not found in any model repository"),
+            ("odd", 500, polled.format("odd") + "failed to read text proto from "),
+            ("none", 400, "load failed for model 'none': at least one version must be available"),
+            (
+                "bad",
+                400,
+                "load failed for model 'bad': version 1 is at UNAVAILABLE state: Internal: "
+                "ValueError: no way\n",
+            ),
+            ("..", 500, polled.format("..")),
+        ):
+            told = control(server, "load", name)
+            assert told[0] == status, told
+            assert told[1].startswith(text), told
+        assert states(server, "bad") == {1: "UNAVAILABLE"}
+        assert not server.is_ready()
+        assert control(server, "unload", "bad") == (200, "")
+        assert server.is_ready()
+        # A version that fails takes those with it that came up, and a reload changes nothing then.
+        write(tmp_path, tag="b")
+        write(tmp_path, tag="b", version=2, initialize="raise ValueError('later')")
+        assert control(server, "load")[1].startswith("load failed for model 'm': version 2 is at")
+        assert ask(server) == "a/1"
+        assert states(server)[1] == "READY"
+        assert len(server.stubs()) == 1
+
+
+def test_a_reload_takes_only_what_has_changed(tmp_path):
+    for version in (1, 2):
+        write(tmp_path, version=version, config="version_policy { all {} }")
+    with running_server(tmp_path, *EXPLICIT, "--load-model", "m") as server:
+        before = set(server.stubs())
+        assert control(server, "load") == (200, "")
+        assert set(server.stubs()) == before
+        write(tmp_path, tag="b", version=2, config="version_policy { all {} } # as ever")
+        assert control(server, "load") == (200, "")
+        assert ask(server, version="1") == "a/1"
+        assert ask(server) == ask(server, version="2") == "b/2"
+        wait_until(lambda: len(server.stubs()) == 2, "the old stub to end", server)
+        assert len(before & set(server.stubs())) == 1
+        # The policy alone: the version that stays is not loaded again.
+        kept = set(server.stubs())
+        write(tmp_path, tag="b", version=2, config="version_policy { specific { versions: [2] } }")
+        os.utime(tmp_path / "m" / "2" / "model.py", ns=(1, 1))
+        assert control(server, "load") == (200, "")
+        kept = set(server.stubs())
+        write_config = (tmp_path / "m" / "config.pbtxt").read_text().replace("[2]", "[1, 2]")
+        (tmp_path / "m" / "config.pbtxt").write_text(write_config)
+        assert control(server, "load") == (200, "")
+        assert kept <= set(server.stubs())
+        assert states(server) == {1: "READY", 2: "READY"}
+        (tmp_path / "m" / "config.pbtxt").write_text(write_config.replace("[1, 2]", "[1]"))
+        assert control(server, "load") == (200, "")
+        told = "Request for unknown model: 'm' version 2 is not at ready state"
+        assert ask(server, version="2") == (503, told)
+        assert ask(server) == "a/1"
+        wait_until(lambda: states(server) == {1: "READY", 2: "UNAVAILABLE"}, "2 to end", server)
+
+
+def test_no_request_fails_while_a_model_is_loaded_anew(tmp_path):
+    write(tmp_path, tag="0", execute="time.sleep(0.002)")
+    with running_server(tmp_path, *EXPLICIT, "--load-model", "m") as server:
+        with asked_by_many(server) as answers:
+            for tag in "12345":
+                write(tmp_path, tag=tag, execute="time.sleep(0.002)")
+                assert control(server, "load") == (200, "")
+                wait_for_answer(server, answers, tag)
+        assert set(answers) == set("012345")
+        wait_until(lambda: len(server.stubs()) == 1, "the old stubs to end", server)
+
+
+def test_a_request_whose_body_is_still_coming_goes_to_the_new_model(tmp_path):
+    write(tmp_path)
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    with running_server(tmp_path, *EXPLICIT, "--load-model", "m") as server:
+        connection = tritonclient.http.InferenceServerClient(server.http_url)
+        assert ask(server) == "a/1"
+        late = _Late(server, body)
+        write(tmp_path, tag="b")
+        assert control(server, "load") == (200, "")
+        assert "b/1/" in late.finish()
+        late = _Late(server, body)
+        connection.unload_model("m")
+        assert "being unloaded" in late.finish()
+        connection.close()
+
+
+class _Late:
+    """A request of which the last byte is missing until :meth:`finish`."""
+
+    def __init__(self, server, body):
+        import socket
+
+        host, port = server.http_url.rsplit(":", 1)
+        self._socket = socket.create_connection((host, int(port)), timeout=30)
+        head = f"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: {len(body)}\r\n"
+        head += "Connection: close\r\n\r\n"
+        self._socket.sendall(head.encode() + body[:-1])
+        self._last = body[-1:]
+        # Answered by the same loop after it has read the head.
+        server.request("GET", "/v2/health/live")
+
+    def finish(self):
+        self._socket.sendall(self._last)
+        with self._socket, self._socket.makefile("rb") as answer:
+            return answer.read().decode()
+
+
+def test_an_unloaded_model_answers_what_it_has_accepted(tmp_path):
+    write(tmp_path, execute="time.sleep(1.5)", finalize="time.sleep(0.5)")
+    with running_server(tmp_path, *EXPLICIT, "--load-model", "m") as server:
+        answers = []
+        threads = [threading.Thread(target=lambda: answers.append(ask(server))) for _ in "123"]
+        for thread in threads:
+            thread.start()
+        pending = 'nv_inference_pending_request_count{model="m",version="1"}'
+        wait_until(lambda: server.metrics().get(pending, 0) >= 2, "requests to queue", server)
+        assert control(server, "unload") == (200, "")
+        assert states(server) == {1: "UNLOADING"}
+        gone = (404, "Request for unknown model: 'm' has no available versions")
+        assert ask(server) == gone
+        assert not server.is_ready("m")
+        for thread in threads:
+            thread.join()
+        assert answers == ["a/1"] * 3
+        wait_until(lambda: states(server) == {1: "UNAVAILABLE"}, "the end", server)
+        assert server.index()["m", 1]["reason"] == "unloaded"
+        assert server.stubs() == []
+        assert server.is_ready()
+        assert control(server, "load") == (200, "")
+        assert ask(server) == "a/1"
+
+
+def test_one_model_loads_while_another_does(tmp_path):
+    write(tmp_path, "slow", initialize="time.sleep(3)")
+    write(tmp_path)
+    with running_server(tmp_path, *EXPLICIT) as server:
+        slow = threading.Thread(target=control, args=(server, "load", "slow"))
+        slow.start()
+        wait_until(lambda: states(server, "slow") == {1: "LOADING"}, "the load to begin", server)
+        assert control(server, "load") == (200, "")
+        assert states(server, "slow") == {1: "LOADING"}
+        # What comes next for the same model waits its turn.
+        assert control(server, "unload", "slow") == (200, "")
+        slow.join()
+        assert states(server, "slow")[1] in ("UNLOADING", "UNAVAILABLE")
+
+
+def test_a_stop_in_the_middle_of_a_load_leaves_nothing(tmp_path):
+    write(tmp_path, "slow", initialize="time.sleep(60)")
+    with running_server(tmp_path, *EXPLICIT) as server:
+        told = []
+        slow = threading.Thread(target=lambda: told.append(control(server, "load", "slow")))
+        slow.start()
+        wait_until(lambda: states(server, "slow") == {1: "LOADING"}, "the load to begin", server)
+        stubs = server.stubs()
+        assert server.stop() == 0
+        slow.join()
+        assert told == [(503, "the server is stopping")]
+        assert not any(alive(pid) for pid in stubs)
+
+
+# -- overrides -------------------------------------------------------------------------------------
+
+
+def test_clients_load_models_of_their_own(tmp_path):
+    write(tmp_path)
+    files = {"file:3/model.py": source("sent").encode()}
+    environment = {"TMPDIR": str(tmp_path / "temporary")}
+    (tmp_path / "temporary").mkdir()
+    repository = tmp_path / "repository"
+    write(repository)
+    with running_server(repository, *EXPLICIT, environment=environment) as server:
+        clients = (
+            tritonclient.http.InferenceServerClient(server.http_url, network_timeout=60.0),
+            tritonclient.grpc.InferenceServerClient(server.grpc_url),
+        )
+        for client in clients:
+            client.load_model("m", config=CONFIG, files=files)
+            assert ask(server) == "sent/3"
+            assert ask(server, version="1")[0] == 404
+            (folder,) = (tmp_path / "temporary").iterdir()
+            assert folder.stat().st_mode & 0o777 == 0o700
+            client.load_model("m")
+            assert ask(server) == "a/1"
+            client.load_model("new", config=CONFIG, files=files)
+            assert {row["name"] for row in _rows(client)} == {"m", "new"}
+            client.unload_model("new")
+            client.unload_model("m", unload_dependents=True)
+            kept = {"lock"}
+            wait_until(lambda f=folder: {p.name for p in f.iterdir()} == kept, "files to go", server)
+            with pytest.raises(InferenceServerException, match="'config' must be specified"):
+                client.load_model("m", files=files)
+            client.close()
+        assert server.stop() == 0
+        assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def _rows(client):
+    index = client.get_model_repository_index()
+    return index if isinstance(index, list) else [{"name": row.name} for row in index.models]
+
+
+@pytest.mark.parametrize("kit", [tritonclient.http.aio, tritonclient.grpc.aio])
+def test_asynchronous_clients_control_models(tmp_path, kit):
+    write(tmp_path)
+    with running_server(tmp_path, *EXPLICIT) as server:
+        url = server.http_url if kit is tritonclient.http.aio else server.grpc_url
+
+        async def work():
+            async with kit.InferenceServerClient(url) as client:
+                await client.load_model("m", config=CONFIG, files={"file:9/model.py": source("b").encode()})
+                assert ask(server) == "b/9"
+                await client.unload_model("m")
+                with pytest.raises(InferenceServerException, match="failed to load 'nope'"):
+                    await client.load_model("nope")
+                assert await client.get_model_repository_index()
+
+        asyncio.run(work())
+
+
+def test_a_config_override_lasts_until_the_next_load(tmp_path):
+    for version in (1, 2):
+        write(tmp_path, version=version)
+    with running_server(tmp_path, *EXPLICIT) as server:
+        assert control(server, "load", config=CONFIG) == (200, "")
+        assert ask(server, version="1") == "a/1"
+        told = json.loads(server.request("GET", "/v2/models/m/config")[2])
+        assert told["version_policy"] == {"all": {}}
+        assert control(server, "load") == (200, "")
+        assert ask(server, version="1")[0] == 503
+        assert ask(server) == "a/2"
+        # What GET says can be sent back.
+        assert control(server, "load", config=json.dumps(told)) == (200, "")
+        assert ask(server, version="1") == "a/1"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "status", "text"),
+    [
+        ({"config": "junk"}, 500, "Invalid config override: "),
+        ({"config": '{"nonsense": 1}'}, 500, "Invalid config override: "),
+        ({"config": CONFIG[:-1] + ', "name": "other"}'}, 500, "unexpected directory name 'm' for"),
+        ({"config": 3}, 500, "attempt to access JSON non-string as string"),
+        ({"config": CONFIG, "file:1/model.py": "!!"}, 400, "in base64"),
+        ({"config": CONFIG, "file:../1/model.py": ""}, 500, "must stay within model directory"),
+        ({"config": CONFIG, "file:/1/model.py": ""}, 500, "must stay within model directory"),
+        ({"config": CONFIG, "file:1/../../x": ""}, 500, "must stay within model directory"),
+        ({"config": CONFIG, "file:": ""}, 500, "must stay within model directory"),
+        ({"config": CONFIG, "file:1/a": "", "file:1//a": ""}, 500, "it cannot be written"),
+        ({"config": CONFIG, "file:1": "", "file:1/a": ""}, 500, "it cannot be written"),
+        ({"config": CONFIG, "file:1/" + "x" * 300: ""}, 500, "it cannot be written"),
+        ({"config": CONFIG, "file:model.py": ""}, 400, "at least one version must be available"),
+        ({"other": "x"}, 500, "unrecognized load parameter 'other'"),
+    ],
+)
+def test_bad_overrides_are_refused(explicit_server, parameters, status, text):
+    server, temporary = explicit_server
+    told = control(server, "load", **parameters)
+    assert told[0] == status
+    assert text in told[1]
+    assert ask(server) == "a/1"
+    assert [path.name for folder in temporary.iterdir() for path in folder.iterdir()] in (
+        [],
+        ["lock"],
+    )
+
+
+@pytest.fixture(scope="module")
+def explicit_server(tmp_path_factory):
+    repository, temporary = tmp_path_factory.mktemp("r"), tmp_path_factory.mktemp("t")
+    write(repository)
+    flags = (*EXPLICIT, "--load-model", "m")
+    with running_server(repository, *flags, environment={"TMPDIR": str(temporary)}) as server:
+        yield server, temporary
+
+
+def test_what_a_killed_server_leaves_the_next_one_removes(tmp_path):
+    temporary, repository = tmp_path / "t", tmp_path / "r"
+    temporary.mkdir()
+    write(repository)
+    files = {"file:1/model.py": source("sent").encode()}
+    environment = {"TMPDIR": str(temporary)}
+    left = set()
+    with running_server(repository, *EXPLICIT, environment=environment) as other:
+        tritonclient.grpc.InferenceServerClient(other.grpc_url).load_model("m", CONFIG, files=files)
+        (mine,) = temporary.iterdir()
+        with running_server(repository, *EXPLICIT, environment=environment) as server:
+            client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+            client.load_model("m", config=CONFIG, files=files)
+            left = set(temporary.iterdir()) - {mine}
+            assert len(left) == 1
+            server.stop(signal.SIGKILL)
+        with running_server(repository, *EXPLICIT, environment=environment) as server:
+            client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+            client.load_model("m", config=CONFIG, files=files)
+            assert not left & set(temporary.iterdir())
+            assert mine in temporary.iterdir()
+        assert ask(other) == "sent/1"
+    assert list(temporary.iterdir()) == []
+
+
+# -- poll ------------------------------------------------------------------------------------------
+
+
+def test_poll_mode_follows_the_files(tmp_path):
+    write(tmp_path)
+    write(tmp_path, "other")
+    with running_server(tmp_path, *POLL) as server:
+        stubs = set(server.stubs())
+        with asked_by_many(server, 4) as answers:
+            for tag in "bc":
+                write(tmp_path, tag=tag)
+                wait_for_answer(server, answers, tag)
+        assert set(answers) == set("abc")
+        wait_until(lambda: len(server.stubs()) == 2, "the old stubs to end", server)
+        assert len(stubs & set(server.stubs())) == 1, "only the model that changed is loaded anew"
+        write(tmp_path, tag="d", initialize="raise ValueError('broken')")
+        wait_until(lambda: "ValueError: broken" in server.log(), "the load to fail", server)
+        assert ask(server) == "c/1"
+        assert server.is_ready()
+        write(tmp_path, "new", "n")
+        wait_until(lambda: server.is_ready("new"), "the new model", server)
+        assert ask(server, "new") == "n/1"
+        shutil.rmtree(tmp_path / "new")
+        wait_until(lambda: ask(server, "new")[0] == 404, "the model to go", server)
+        assert states(server, "new") == {}
+        assert server.log().count("ValueError: broken") == server.log().count("failed to load 'm'")
+
+
+def test_a_repository_that_cannot_be_read_unloads_nothing(tmp_path):
+    repository = tmp_path / "r"
+    write(repository)
+    with running_server(repository, *POLL) as server:
+        repository.rename(tmp_path / "elsewhere")
+        wait_until(lambda: "failed to poll model repository" in server.log(), "a poll", server)
+        (tmp_path / "elsewhere").rename(repository)
+        write(repository, "new")
+        wait_until(lambda: server.is_ready("new"), "the next poll", server)
+        assert ask(server) == "a/1"
+        assert "unloaded" not in server.log()
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+
+def test_a_slow_load_is_told_in_the_log(tmp_path):
+    write(tmp_path, "slow", initialize="time.sleep(7)")
+    with running_server(tmp_path, ready=False) as server:
+        told = "model 'slow' version 1 is loading for 5 s: instance slow_0_0 in initialize"
+        wait_until(lambda: told in server.log(), "a line of progress", server)
+        assert states(server, "slow") == {1: "LOADING"}
+        wait_until(server.is_ready, "the model", server)
