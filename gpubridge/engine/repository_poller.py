@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpubridge.engine.model_files import ModelFiles, model_directories, read_model_files
+from gpubridge.engine.model_loader import LoadFailed
 from gpubridge.errors import BridgeError
 
 __all__ = ["ModelHolder", "RepositoryPoller"]
@@ -81,6 +82,9 @@ class RepositoryPoller:
         _logger.info("model '%s' is new or has changed: loading it", name)
         try:
             await self._holder.reload(name)
+        except LoadFailed:
+            # Each version's reason is in the log.
+            return
         except BridgeError as error:
             _logger.error("%s", error.message)  # noqa: TRY400  (where it was raised tells nothing)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
@@ -190,7 +191,8 @@ class V2Router(_Failures):
         model = self._repository.find(name, version)
         generation = _GENERATIONS.get(rest)
         if generation is not None:
-            return generation(model, self._repository.arena)
+            find = partial(self._repository.find, name, version)
+            return generation(find, self._repository.arena)
         if rest == b"/infer":
             _check_coupled(model)
             # One door for all the ways to write a path: what it remembers is bounded for each.
