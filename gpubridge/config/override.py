@@ -22,6 +22,9 @@ def parse_config_override(text: str) -> ProtoMessage:
         ``INVALID_ARG``: what is wrong with it.
     """
     message = model_config_schema().ModelConfig()
+    if text.lstrip()[:1] != "{":
+        # An empty array, or a null, would pass for an empty configuration.
+        raise refuse(f"Invalid config override: expected a JSON object, got {text[:20]!r}")
     try:
         json_format.Parse(text, message)
     except (json_format.ParseError, RecursionError) as error:

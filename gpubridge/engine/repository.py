@@ -222,6 +222,9 @@ class ModelRepository(ServedModels):
         tried: set[str] = set()
         while True:
             async with self._lock(name):
+                if chain and name in self._served:
+                    # Required, and there: nobody has asked for a change of it.
+                    return
                 source = find_source(name)
                 try:
                     prepared = await self._loader.prepare(name, source)
