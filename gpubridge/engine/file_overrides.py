@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -52,11 +53,16 @@ class OverrideDirectory:
 
 
 class FileOverrides:
-    """Makes directories of the files that clients send; owns what is left of them when it closes."""
+    """Makes directories of the files that clients send; owns what is left of them when it closes.
+
+    Any thread may write.
+    """
 
     def __init__(self) -> None:
         self._root: Path | None = None
         self._lock = -1
+        self._turn = threading.Lock()
+        self._closed = False
 
     def write(self, name: str, files: Mapping[str, bytes]) -> OverrideDirectory:
         """Write the files of a model.
@@ -72,7 +78,20 @@ class FileOverrides:
             INVALID_ARG for a path that leaves the model's directory or cannot be written.
         """
         paths = {key: _path(key) for key in files}
-        root = Path(tempfile.mkdtemp(dir=self._open_root()))
+        with self._turn:
+            return self._write(name, files, paths)
+
+    def _write(
+        self, name: str, files: Mapping[str, bytes], paths: Mapping[str, PurePosixPath]
+    ) -> OverrideDirectory:
+        try:
+            root = Path(tempfile.mkdtemp(dir=self._open_root()))
+        except OSError as error:
+            raise BridgeError(
+                f"there is no place for the files: {error}; set TMPDIR to a directory that the server "
+                "can write to",
+                ErrorCode.UNAVAILABLE,
+            ) from error
         directory = OverrideDirectory(root, root / name)
         try:
             directory.model.mkdir()
@@ -91,13 +110,17 @@ class FileOverrides:
         return directory
 
     def close(self) -> None:
-        """Remove everything; idempotent."""
-        root, self._root = self._root, None
-        if root is not None:
-            shutil.rmtree(root, ignore_errors=True)
-            os.close(self._lock)
+        """Remove everything, once what is being written is; idempotent."""
+        with self._turn:
+            self._closed = True
+            root, self._root = self._root, None
+            if root is not None:
+                shutil.rmtree(root, ignore_errors=True)
+                os.close(self._lock)
 
     def _open_root(self) -> Path:
+        if self._closed:
+            raise BridgeError("the server is stopping", ErrorCode.UNAVAILABLE)
         if self._root is None:
             _remove_orphans(Path(tempfile.gettempdir()))
             root = Path(tempfile.mkdtemp(prefix=_PREFIX))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ class ModelRepository(ServedModels):
     async def _load_and_tell(self, name: str) -> None:
         """Load a model at the start; a failure goes to the log and to the index."""
         try:
-            await self._load(name, self._sources.locate, partial=True)
+            await self._load(name, self._locate, partial=True)
         except NotPrepared as error:
             self._index.failed(name, 0, error.reason)
             _logger.error("failed to load '%s': %s", name, error.reason)  # noqa: TRY400
@@ -139,13 +139,13 @@ class ModelRepository(ServedModels):
         """
         self.check_control()
 
-        def source(name: str) -> ModelSource:
+        async def source(name: str) -> ModelSource:
             if not files:
                 return ModelSource(self._sources.locate(name).directory, config)
             was = self._served.get(name)
-            return self._sources.sent(
-                name, config, files, None if was is None else was.prepared.source
-            )
+            before = None if was is None else was.prepared.source
+            # Many bytes, perhaps: not on the event loop.
+            return await asyncio.to_thread(self._sources.sent, name, config, files, before)
 
         await self._see_through(self._load(name, source))
 
@@ -187,7 +187,7 @@ class ModelRepository(ServedModels):
 
     async def reload(self, name: str) -> None:
         """Load a model from its directory, whatever the mode; raises BridgeError as :meth:`load`."""
-        await self._load(name, self._sources.locate)
+        await self._load(name, self._locate)
 
     async def withdraw(self, name: str) -> None:
         """Unload a model that there is no more, whatever the mode."""
@@ -213,7 +213,7 @@ class ModelRepository(ServedModels):
     async def _load(
         self,
         name: str,
-        find_source: Callable[[str], ModelSource],
+        find_source: Callable[[str], Awaitable[ModelSource]],
         *,
         partial: bool = False,
         chain: tuple[str, ...] = (),
@@ -225,7 +225,7 @@ class ModelRepository(ServedModels):
                 if chain and name in self._served:
                     # Required, and there: nobody has asked for a change of it.
                     return
-                source = find_source(name)
+                source = await find_source(name)
                 try:
                     prepared = await self._loader.prepare(name, source)
                     missing = set(required_models(prepared.config)) - set(self._served)
@@ -244,13 +244,14 @@ class ModelRepository(ServedModels):
                     ErrorCode.INVALID_ARG,
                 )
             tried |= missing
-            loads = (
-                self._load(m, self._sources.locate, chain=(*chain, name)) for m in sorted(missing)
-            )
+            loads = (self._load(m, self._locate, chain=(*chain, name)) for m in sorted(missing))
             results = await asyncio.gather(*loads, return_exceptions=True)
             for result in results:
                 if isinstance(result, BaseException) and not isinstance(result, BridgeError):
                     raise result
+
+    async def _locate(self, name: str) -> ModelSource:
+        return self._sources.locate(name)
 
     async def _replace(self, name: str, prepared: PreparedModel, *, partial: bool) -> None:
         """Bring up the versions that are new or have changed, then serve those, at once."""
