@@ -34,7 +34,9 @@ class ServerSettings:
     model_repositories : tuple of Path
         At least one.
     load_models : tuple of str
-        Loaded at the start in ``"explicit"`` mode; ``"*"`` stands for all.
+        Loaded at the start in ``"explicit"`` mode; ``"*"``, alone, stands for all.
+    repository_poll_secs : int
+        How often the models' files are looked at in ``"poll"`` mode.
     backend_config : dict
         ``--backend-config=BACKEND,KEY=VALUE`` as ``{BACKEND: {KEY: VALUE}}``.
     gpu_fallback : {"none", "host"}
@@ -76,6 +78,7 @@ class ServerSettings:
     metrics_port: int = 8002
     model_control_mode: ModelControlMode = "none"
     load_models: tuple[str, ...] = ()
+    repository_poll_secs: int = 15
     exit_on_error: bool = True
     strict_readiness: bool = True
     exit_timeout_secs: int = 30
@@ -99,6 +102,11 @@ class ServerSettings:
                 "as well.",
                 ErrorCode.INVALID_ARG,
             )
+        if "*" in self.load_models and len(self.load_models) > 1:
+            raise BridgeError(
+                "Wildcard model name '*' must be the ONLY startup model if specified at all.",
+                ErrorCode.INVALID_ARG,
+            )
 
     def _check_choices(self) -> None:
         for name, choices in (
@@ -114,6 +122,7 @@ class ServerSettings:
             ("http_max_input_size", 1),
             ("grpc_max_message_size", 1),
             ("exit_timeout_secs", 0),
+            ("repository_poll_secs", 1),
             ("request_arena_limit", 1),
             ("output_arena_limit", 1),
         ):

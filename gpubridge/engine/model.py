@@ -31,6 +31,9 @@ _logger = logging.getLogger(__name__)
 _FINALIZE_SECONDS = 1.0
 """What ``finalize`` gets at the least, when answering requests has used up the time."""
 
+_FINALIZE_LIMIT = 30.0
+"""What ``finalize`` gets at the most."""
+
 
 class Model:
     """A loaded (or loading) model version; owns its instances and its queued requests.
@@ -66,6 +69,8 @@ class Model:
         self._dispatcher = Dispatcher(config, context.regions.arena, self.statistics, self.tracing)
         self._instances: list[Instance] = []
         self._stopping = False
+        self._drained = asyncio.Event()
+        self._deadline: float | None = None
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -99,28 +104,41 @@ class Model:
             await self.unload(0.0)
             raise failures[0]
 
-    async def unload(self, seconds: float) -> None:
+    async def unload(self, seconds: float | None) -> None:
         """Answer what is queued, then finalize and stop every instance; all of it within ``seconds``.
 
-        Only what is left of that time goes to the finalizing, but a moment in any case.
+        Only what is left of that time goes to the finalizing, but a moment in any case. With None,
+        answering takes as long as it takes, unless :meth:`hurry` is called.
         """
         self._stopping = True
         clock = asyncio.get_running_loop().time
-        deadline = clock() + seconds
-        idle = asyncio.Event()
-        self._dispatcher.stop(idle.set)
-        try:
-            await asyncio.wait_for(idle.wait(), seconds)
-        except asyncio.TimeoutError:
+        begin = clock()
+        drained = self._drained = asyncio.Event()
+        self._dispatcher.stop(drained.set)
+        if seconds is not None:
+            self.hurry(seconds)
+        await drained.wait()
+        if self.pending:
             _logger.warning(
-                "model '%s' still has %d requests after %g s", self.name, self.pending, seconds
+                "model '%s' still has %d requests after %.0f s",
+                self.name,
+                self.pending,
+                clock() - begin,
             )
         unloaded = f"Request for model '{self.name}' cannot be served: it is being unloaded"
         self._dispatcher.refuse_queued(unloaded)
-        left = max(deadline - clock(), _FINALIZE_SECONDS)
+        left = _FINALIZE_LIMIT
+        if self._deadline is not None:
+            left = max(self._deadline - clock(), _FINALIZE_SECONDS)
         await asyncio.gather(*(instance.stop(left) for instance in self._instances))
         self._dispatcher.refuse_queued(unloaded)
         self._dispatcher.close()
+
+    def hurry(self, seconds: float) -> None:
+        """Bound an unload that goes on: what is not answered within ``seconds`` will not be."""
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.time() + seconds
+        loop.call_later(seconds, self._drained.set)
 
     def _placed(self, group: InstanceGroup, environment: StubEnvironment) -> list[InstanceSettings]:
         """Give each instance of a group its name, its device and its ``initialize`` arguments."""

@@ -33,7 +33,7 @@ _JSON = b"Content-Type: application/json\r\n"
 
 
 class InferDoor:
-    """Makes inference requests for one model version.
+    """Makes inference requests for one model, or one version of it.
 
     Parameters
     ----------
@@ -42,10 +42,13 @@ class InferDoor:
     """
 
     def __init__(self, model: Model, arena: HostArena) -> None:
-        self.model = model
         self.arena = arena
+        self.lead_to(model)
+
+    def lead_to(self, model: Model) -> None:
+        """Another takes the model's place: also for requests whose body is still being received."""
+        self.model = model
         self.forms = FormCache(model.config)
-        self.version = model.version
         self._traces = model.traces
         self.inputs = len(model.config.inputs)
 
@@ -65,6 +68,7 @@ class _InferHandler:
         "_form",
         "_header_length",
         "_length",
+        "_model",
         "_request",
         "_slot",
         "_start",
@@ -79,6 +83,8 @@ class _InferHandler:
         self._request: InferRequest | None = None
         self._exchange: Exchange | None = None
         self._form: RequestForm | None = None
+        # Its own: by the time of the answer, the door may lead to another.
+        self._model: Model | None = None
 
     def body_memory(self, nbytes: int) -> memoryview:
         """Return memory of the arena, placed so that the first tensor's data will be aligned."""
@@ -117,7 +123,8 @@ class _InferHandler:
         else:
             request = self._in_place(form, data, copied)
         self._request = request
-        door.model.submit(request, self._received())
+        model = self._model = door.model
+        model.submit(request, self._received())
 
     def _received(self) -> Received | None:
         """When the request came, should it be traced."""
@@ -187,13 +194,14 @@ class _InferHandler:
 
     def _done(self, outcome: Outcome) -> None:
         """Send what the model answered."""
-        exchange, form, door = self._exchange, self._form, self._door
+        exchange, form, model = self._exchange, self._form, self._model
         assert exchange is not None
         assert form is not None
+        assert model is not None
         try:
             if not isinstance(outcome, InferResponse):
                 raise outcome
-            encoded = encode_response(form, outcome, door.model.config, door.version)
+            encoded = encode_response(form, outcome, model.config, model.version)
         except BridgeError as error:
             exchange.fail(error)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
@@ -11,6 +12,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
 from gpubridge.frontend.http.message import Exchange, RequestHandler, RequestHead
 from gpubridge.frontend.infer import InferDoor
+from gpubridge.frontend.repository_control import CONTROL_PATH, ControlHandler, ControlTasks
 from gpubridge.frontend.settings_routes import SettingsRoutes
 from gpubridge.frontend.settings_service import SettingsService
 from gpubridge.protocol import metadata
@@ -27,7 +29,6 @@ _MODEL = re.compile(
     rb"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?(?P<rest>|/infer|/generate|/generate_stream|/ready|/config|/stats)",
     re.ASCII,
 )
-_CONTROL = re.compile(rb"/v2/repository/models/[^/]+/(?:load|unload)")
 _GENERATIONS = {b"/generate": GenerateHandler, b"/generate_stream": GenerateStreamHandler}
 _POSTED = (b"/infer", *_GENERATIONS)
 _LONGEST_BODY = 1 << 20
@@ -115,7 +116,8 @@ class V2Router(_Failures):
         self._strict = strict_readiness
         self._settings = SettingsRoutes(SettingsService(repository))
         self._infer: dict[bytes, InferDoor] = {}
-        self._doors: dict[Model, InferDoor] = {}
+        self._doors: dict[tuple[str, int | None], InferDoor] = {}
+        self._control = ControlTasks()
         self.serving = False
         self._fixed: dict[bytes, tuple[bytes, Answer]] = {
             b"/v2": (b"GET", _document(metadata.server_metadata())),
@@ -134,10 +136,18 @@ class V2Router(_Failures):
             model.ready for model in self._repository.loaded()
         )
 
-    def forget_models(self) -> None:
-        """Models have changed: look each up again."""
-        self._infer.clear()
-        self._doors.clear()
+    def model_changed(self, name: str) -> None:
+        """What is served of a model has changed: its doors lead to what is served now."""
+        for key in [key for key in self._doors if key[0] == name]:
+            door = self._doors[key]
+            try:
+                model = self._repository.find(*key)
+                _check_coupled(model)
+            except BridgeError:
+                del self._doors[key]
+                self._infer = {t: kept for t, kept in self._infer.items() if kept is not door}
+            else:
+                door.lead_to(model)
 
     def route(self, head: RequestHead) -> RequestHandler:
         """Return who takes a request.
@@ -188,17 +198,14 @@ class V2Router(_Failures):
         model = self._repository.find(name, version)
         generation = _GENERATIONS.get(rest)
         if generation is not None:
-            return generation(model, self._repository.arena)
+            find = partial(self._repository.find, name, version)
+            return generation(find, self._repository.arena)
         if rest == b"/infer":
-            if model.config.decoupled:
-                raise BridgeError(
-                    "HTTP end point doesn't support models with decoupled transaction policy",
-                    ErrorCode.UNSUPPORTED,
-                )
-            # One door for all the ways to write its path: what it remembers is bounded for each.
-            door = self._doors.get(model)
+            _check_coupled(model)
+            # One door for all the ways to write a path: what it remembers is bounded for each.
+            door = self._doors.get((name, version))
             if door is None:
-                door = self._doors[model] = InferDoor(model, self._repository.arena)
+                door = self._doors[name, version] = InferDoor(model, self._repository.arena)
             if len(self._infer) >= _ROUTES_KEPT:
                 self._infer.clear()
             self._infer[head.target] = door
@@ -211,13 +218,15 @@ class V2Router(_Failures):
         return _Simple(_document(body))
 
     def _repository_route(self, head: RequestHead, path: bytes) -> RequestHandler:
-        if path != b"/v2/repository/index" and not _CONTROL.fullmatch(path):
+        control = CONTROL_PATH.fullmatch(path)
+        if path != b"/v2/repository/index" and control is None:
             raise BridgeError("Not Found", ErrorCode.NOT_FOUND)
         if head.method != b"POST":
             raise _MethodNotAllowed
-        if path == b"/v2/repository/index":
+        if control is None:
             return _Index(self._repository)
-        raise self._repository.control_error()
+        name = control["model"].decode("utf-8", "surrogateescape")
+        return ControlHandler(self._repository, self._control, name, control["action"])
 
     def _statistics(self, exchange: Exchange) -> None:
         _statistics(self._repository.loaded())(exchange)
@@ -274,6 +283,14 @@ def _document(body: bytes) -> Answer:
         exchange.respond(200, _JSON, body, plain=True)
 
     return answer
+
+
+def _check_coupled(model: Model) -> None:
+    if model.config.decoupled:
+        raise BridgeError(
+            "HTTP end point doesn't support models with decoupled transaction policy",
+            ErrorCode.UNSUPPORTED,
+        )
 
 
 def _statistics(models: Iterable[Model]) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.protocol.fields import invalid
 from gpubridge.protocol.request_form import LENGTH_BYTES, RequestForm
@@ -65,6 +65,12 @@ def align_inputs(
         here = start + at
         size = item_size(entry.datatype) or 1
         there = -(-max(here, end) // size) * size
+        if there + nbytes > len(memory):
+            raise BridgeError(
+                "the model changed while the request was received, which has more inputs than the "
+                "one before; send the request again",
+                ErrorCode.UNAVAILABLE,
+            )
         if there != here and nbytes:
             moves.append((here, there, nbytes))
         places.append((there - start, nbytes))

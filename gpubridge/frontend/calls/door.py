@@ -37,17 +37,19 @@ _SIGNATURES = 1024
 
 
 class ModelCallServer:
-    """Serves the calls of all models.
+    """Serves the calls of all models."""
 
-    Parameters
-    ----------
-    repository : ModelRepository
-        The models that can be called.
-    """
-
-    def __init__(self, repository: ModelRepository) -> None:
-        self.repository = repository
+    def __init__(self) -> None:
+        self._repository: ModelRepository
         self.forms = CallForms()
+
+    def serve(self, repository: ModelRepository) -> None:
+        """Let the models of a repository be called; before any of them is loaded."""
+        self._repository = repository
+
+    def model_changed(self, _: str) -> None:
+        """Other versions of a model are served than before."""
+        self.forms.forget()
 
     def open(self, sock: socket.socket, link: StubLink, caller: Instance) -> StubCalls:
         """Serve the calls of one stub."""
@@ -62,7 +64,7 @@ class ModelCallServer:
             When it is not there, in Triton's words.
         """
         try:
-            return self.repository.find(name, None if version < 0 else version)
+            return self._repository.find(name, None if version < 0 else version)
         except BridgeError:
             raise BridgeError(
                 f"Failed for execute the inference request. Model '{name}' is not ready.",
@@ -71,8 +73,8 @@ class ModelCallServer:
 
     def instances(self, name: str) -> Iterator[Instance]:
         """The instances of all versions of a model."""
-        for version in self.repository.versions(name):
-            yield from self.repository.find(name, version).instances
+        for version in self._repository.versions(name):
+            yield from self._repository.find(name, version).instances
 
 
 class _Call:

@@ -8,17 +8,20 @@ from functools import partial
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.grpc.call import Call, CallOwner, UnaryCall
+from gpubridge.frontend.grpc.call import Call, CallOwner, DeferredCall, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall, TracedInferCall
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.http2.headers import RequestHeaders
+from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.frontend.settings_service import SettingsService
-from gpubridge.protocol.grpc import metadata, settings
+from gpubridge.protocol.grpc import metadata, repository_control, settings
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.messages import parse_message
 
 __all__ = ["GrpcService"]
+
+_Answer = Callable[[bytes | BridgeError], None]
 
 _SERVICE = b"/inference.GRPCInferenceService/"
 _HEALTH = b"/grpc.health.v1.Health/"
@@ -71,15 +74,18 @@ class GrpcService:
         self._settings = SettingsService(repository)
         unary[_SERVICE + b"LogSettings"] = self._log_settings
         unary[_SERVICE + b"TraceSetting"] = self._trace_setting
-        for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
-            unary[_SERVICE + method.encode()] = self._control
+        self._deferred = {
+            _SERVICE + b"RepositoryModelLoad": self._load,
+            _SERVICE + b"RepositoryModelUnload": self._unload,
+        }
+        self._control = ControlTasks()
         for method, reason in _NOT_SERVED.items():
             unary[_SERVICE + method.encode()] = partial(_refuse, method, reason)
         self._unary = unary
 
-    def forget_models(self) -> None:
-        """Models have changed: look each up again."""
-        self._forms.forget()
+    def model_changed(self, name: str) -> None:
+        """What is served of a model has changed: look it up again."""
+        self._forms.forget(lambda model: model.name == name)
 
     def open(
         self, connection: CallOwner, stream_id: int, headers: RequestHeaders, coding: bytes
@@ -88,14 +94,16 @@ class GrpcService:
         path = headers.path
         arena = self._repository.arena
         if path == _SERVICE + b"ModelInfer":
-            if self._traces.active:
-                return TracedInferCall(connection, stream_id, coding, self._forms, arena)
-            return InferCall(connection, stream_id, coding, self._forms, arena)
+            infer = TracedInferCall if self._traces.active else InferCall
+            return infer(connection, stream_id, coding, self._forms, arena)
         answer = self._unary.get(path)
         if answer is not None:
             return UnaryCall(connection, stream_id, coding, answer)
         if path == _HEALTH + b"Watch":
             return HealthWatch(connection, stream_id, coding, self.health)
+        begin = self._deferred.get(path)
+        if begin is not None:
+            return DeferredCall(connection, stream_id, coding, begin)
         if path == _SERVICE + b"ModelStreamInfer":
             errors_end = (b"triton_grpc_error", b"true") in headers.fields
             return StreamCall(
@@ -151,8 +159,17 @@ class GrpcService:
     def _trace_setting(self, message: bytes) -> bytes:
         return settings.trace_answer(self._settings.trace(*settings.trace_changes(message)))
 
-    def _control(self, _: bytes) -> bytes:
-        raise self._repository.control_error()
+    def _load(self, message: bytes, answer: _Answer) -> None:
+        self._repository.check_control()
+        name, (config, files) = repository_control.read_load(message)
+        work = self._repository.load(name, config, files)
+        self._control.start(work, lambda error: answer(error or repository_control.load_answer()))
+
+    def _unload(self, message: bytes, answer: _Answer) -> None:
+        self._repository.check_control()
+        name, dependents = repository_control.read_unload(message)
+        work = self._repository.unload(name, dependents=dependents)
+        self._control.start(work, lambda error: answer(error or repository_control.unload_answer()))
 
 
 def _constant(request: str, answer: Callable[[], bytes], message: bytes) -> bytes:

@@ -96,9 +96,9 @@ class FormCache(Generic[T]):
         self._find = find
         self._known: dict[bytes, KnownRequest[T]] = {}
 
-    def forget(self) -> None:
-        """Models have changed: look each up again."""
-        self._known.clear()
+    def forget(self, is_gone: Callable[[T], bool]) -> None:
+        """Forget the forms of requests to some models: they are looked up again."""
+        self._known = {f: known for f, known in self._known.items() if not is_gone(known.model)}
 
     def read(self, head: RequestHead) -> KnownRequest[T]:
         """Return what a request's form means.
