@@ -15,6 +15,7 @@ from typing import Any
 import gpubridge
 from gpubridge.config import PythonBackendSettings, ServerSettings
 from gpubridge.cuda_ipc import probe_devices
+from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import EngineLimits
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
@@ -62,8 +63,9 @@ async def serve(settings: ServerSettings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     repository = _build_repository(settings)
-    router = V2Router(repository, strict_readiness=settings.strict_readiness)
-    service = GrpcService(repository, router.ready)
+    regions = ClientRegions(repository.regions, allowed=settings.allow_client_shm)
+    router = V2Router(repository, regions, strict_readiness=settings.strict_readiness)
+    service = GrpcService(repository, router.ready, regions)
     doors: list[_Door] = []
     sweeper = Sweeper([*settings.http_connections.times, *settings.grpc_connections.times])
     try:
@@ -94,6 +96,7 @@ async def serve(settings: ServerSettings) -> int:
         service.health.check(loop.time())
         await _close(doors, repository, settings.exit_timeout_secs)
         sweeper.close()
+        regions.close()
 
 
 def _build_repository(settings: ServerSettings) -> ModelRepository:

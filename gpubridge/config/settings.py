@@ -45,6 +45,8 @@ class ServerSettings:
         The largest message of a gRPC request.
     http_connections, grpc_connections : HttpConnections, GrpcConnections
         What their clients' connections may cost.
+    allow_client_shm : bool
+        Clients may have their own shared memory mapped by the models' processes.
     log_verbose : int
         0 logs nothing verbose; each level above includes the lower ones.
     log_file : Path or None
@@ -90,6 +92,7 @@ class ServerSettings:
     stub_python: Path = field(default_factory=lambda: Path(sys.executable))
     request_arena_limit: int = 1024 * _MIB
     output_arena_limit: int = 1024 * _MIB
+    allow_client_shm: bool = False
     log_verbose: int = 0
     log_info: bool = True
     log_warning: bool = True

@@ -18,8 +18,8 @@ from gpubridge.engine.ledger import Closed, Landed, Ledger
 from gpubridge.engine.outbox import Outbox
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import Segment
-from gpubridge.request import InferRequest, MemoryRange
+from gpubridge.host_shm import ClientSegment, Segment
+from gpubridge.request import ClientUse, InferRequest, MemoryRange
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import NO_LEASE, ControlPage
 from gpubridge.transport.leases import BorrowedMemory
@@ -143,6 +143,8 @@ class StubLink:
                 if segment.region not in self._announced:
                     self._announce(segment)
                 refs += (segment.region, offset, nbytes, source.ticket)
+            if request.client is not None:
+                self._announce_client(request.client)
         elif slot is not None:
             region = slot.segment.region
             if region not in self._announced:
@@ -284,13 +286,24 @@ class StubLink:
             self._batch_bytes = 0
             self._outbox.send(message)
 
-    def _announce(self, segment: Segment) -> None:
+    def _announce(self, segment: Segment | ClientSegment) -> None:
         self._flush()
         self._announced.add(segment.region)
         self._regions.join(segment.region, self)
         self._outbox.send(
-            control_message(Kind.REGION, region=segment.region, size=segment.size), (segment.fd,)
+            control_message(
+                Kind.REGION,
+                region=segment.region,
+                size=segment.size,
+                client=isinstance(segment, ClientSegment),
+            ),
+            (segment.fd,),
         )
+
+    def _announce_client(self, client: ClientUse) -> None:
+        for segment in client.segments:
+            if segment.region not in self._announced:
+                self._announce(segment)
 
     # -- receiving -----------------------------------------------------------------------------
 

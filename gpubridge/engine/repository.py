@@ -54,6 +54,13 @@ class ModelRepository:
         Bytes of memory for requests.
     calls : callable
         Makes who serves the models' calls of each other.
+
+    Attributes
+    ----------
+    regions : Regions
+        Memory that any stub can be handed.
+    arena : HostArena
+        Of them, where requests lie.
     """
 
     def __init__(
@@ -74,8 +81,8 @@ class ModelRepository:
         self._statuses: dict[tuple[str, int], VersionStatus] = {}
         self._housekeeper: asyncio.Task[None] | None = None
         self._closing = False
-        self._regions = Regions(arena_limit)
-        self.arena = self._regions.arena
+        self.regions = Regions(arena_limit)
+        self.arena = self.regions.arena
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -107,7 +114,7 @@ class ModelRepository:
         if self._housekeeper is not None:
             self._housekeeper.cancel()
             await asyncio.gather(self._housekeeper, return_exceptions=True)
-        self._regions.close()
+        self.regions.close()
 
     async def _load(self, path: Path) -> None:
         name = path.name
@@ -124,9 +131,7 @@ class ModelRepository:
             return
         for notice in config.notices:
             _logger.info("model '%s': %s", name, notice)
-        models = [
-            Model(config, v, path, self._regions, self._limits, self._calls) for v in versions
-        ]
+        models = [Model(config, v, path, self.regions, self._limits, self._calls) for v in versions]
         await asyncio.gather(*(self._load_version(model) for model in models))
 
     async def _load_version(self, model: Model) -> None:

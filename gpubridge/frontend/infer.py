@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.http.message import Exchange, RequestHead
-from gpubridge.host_shm import HostArena, Slot
+from gpubridge.frontend.shared_memory import RequestMemory
+from gpubridge.host_shm import Slot
 from gpubridge.protocol.body import (
     ALIGNMENT,
     align_inputs,
@@ -35,14 +36,15 @@ class InferDoor:
 
     Parameters
     ----------
-    arena : HostArena
-        Where bodies are received.
+    memory : RequestMemory
+        Where requests lie.
     """
 
-    def __init__(self, model: Model, arena: HostArena) -> None:
+    def __init__(self, model: Model, memory: RequestMemory) -> None:
         self.model = model
-        self.arena = arena
-        self.forms = FormCache(model.config)
+        self.arena = memory.arena
+        self.memory = memory
+        self.forms = FormCache(model.config, memory.check)
         self.version = model.version
         self.inputs = len(model.config.inputs)
 
@@ -111,6 +113,8 @@ class _InferHandler:
             request = self._packed(form, data, copied)
         else:
             request = self._in_place(form, data, copied)
+        if form.shared:
+            door.memory.share(request, form)
         self._request = request
         door.model.submit(request)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
+from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
 from gpubridge.frontend.http.message import Exchange, RequestHandler, RequestHead
 from gpubridge.frontend.infer import InferDoor
+from gpubridge.frontend.memory_routes import MEMORY_PATH, MemoryCall
+from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol import metadata
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.telemetry.exposition import CONTENT_TYPE
@@ -104,12 +107,17 @@ class V2Router(_Failures):
     ----------
     repository : ModelRepository
         The models.
+    regions : ClientRegions
+        The clients' own memory.
     strict_readiness : bool
         Whether the server is ready only when every model is.
     """
 
-    def __init__(self, repository: ModelRepository, *, strict_readiness: bool) -> None:
+    def __init__(
+        self, repository: ModelRepository, regions: ClientRegions, *, strict_readiness: bool
+    ) -> None:
         self._repository = repository
+        self._memory = RequestMemory(repository.arena, regions)
         self._strict = strict_readiness
         self._infer: dict[bytes, InferDoor] = {}
         self._doors: dict[Model, InferDoor] = {}
@@ -158,9 +166,14 @@ class V2Router(_Failures):
                 raise _MethodNotAllowed
             return _Simple(answer)
         match = _MODEL.fullmatch(path)
+        if match is not None:
+            return self._model_route(head, match)
+        match = MEMORY_PATH.fullmatch(path)
         if match is None:
             return self._repository_route(head, path)
-        return self._model_route(head, match)
+        if head.method != (b"GET" if match["action"] == b"status" else b"POST"):
+            raise _MethodNotAllowed
+        return MemoryCall(match, self._memory.regions)
 
     def failure(self, error: BridgeError, status: int | None) -> tuple[int, bytes]:
         """Return status and JSON body of an error."""
@@ -191,7 +204,7 @@ class V2Router(_Failures):
             # One door for all the ways to write its path: what it remembers is bounded for each.
             door = self._doors.get(model)
             if door is None:
-                door = self._doors[model] = InferDoor(model, self._repository.arena)
+                door = self._doors[model] = InferDoor(model, self._memory)
             if len(self._infer) >= _ROUTES_KEPT:
                 self._infer.clear()
             self._infer[head.target] = door

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.arguments import (
     integer,
@@ -18,10 +20,11 @@ from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.pb_utils.tensor import Tensor
+from gpubridge.tensor.dtypes import datatype_from_numpy
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["InferenceRequest", "InferenceTrace", "MemoryType", "PreferredMemory"]
 
@@ -86,6 +89,11 @@ class RequestOrigin(Protocol):
 
     def cancelled(self) -> bool:
         """Tell whether the client no longer waits."""
+
+    def output(
+        self, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Tensor:
+        """Make an output tensor in its final place."""
 
     def response_sender(self) -> InferenceResponseSender:
         """Return the request's response sender, the same each time."""
@@ -309,6 +317,52 @@ class InferenceRequest:
                 "that was constructed: nobody waits for its responses"
             )
         return self._origin.response_sender()
+
+    def output(self, name: str, shape: Sequence[int], dtype: Any) -> Tensor:
+        """Give a tensor to write an output to, in the place where the bytes are wanted in the end.
+
+        That is the client's shared memory, if the client wants this output there and it fits; else
+        memory from which the server sends it. Returned in the response to this request, the tensor
+        is not copied any more. Returned in another one, or twice, it is a tensor like others. This is
+        gpubridge's own; Triton's requests have no such method.
+
+        Parameters
+        ----------
+        name : str
+            The output's.
+        shape : sequence of int
+            Also the batch's dimension.
+        dtype : data-type
+            As NumPy takes it, of elements of a fixed size; bfloat16 as ml_dtypes has it.
+
+        Returns
+        -------
+        Tensor
+            Its ``as_numpy()`` is writable; its contents are undefined. Do not write to it once the
+            response was sent.
+
+        Raises
+        ------
+        TypeError
+            If an argument is of another type.
+        TritonModelException
+            If the name is empty, a dimension negative, or the dtype has no counterpart or no fixed
+            size.
+        """
+        dtype = np.dtype(dtype)
+        if not text(name, "name"):
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        dims = tuple([integer(dim, "a dimension of shape", least=0) for dim in shape])
+        datatype = datatype_from_numpy(dtype)
+        if datatype is None or datatype == "BYTES":
+            raise TritonModelException(
+                f"output '{name}': expected a NumPy dtype of a fixed size that has a counterpart, got "
+                f"{dtype}; make a Tensor of strings instead"
+            )
+        if self._origin is None:
+            # Outside a server there is no better place than any.
+            return Tensor(name, np.empty(dims, dtype))
+        return self._origin.output(name, datatype, dims, dtype)
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Send the request to its model and wait; any thread may.

@@ -24,7 +24,13 @@ __all__ = [
 
 SERVER_NAME = "gpubridge"
 
-_EXTENSIONS = ("model_configuration", "binary_tensor_data", "parameters", "statistics")
+_EXTENSIONS = (
+    "model_configuration",
+    "system_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
 
 
 def server_metadata() -> bytes:

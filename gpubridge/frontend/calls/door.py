@@ -280,6 +280,8 @@ class StubCalls:
                 refs += (0, 0, 0, NO_LEASE)
                 continue
             if segment.region not in self._announced:
+                # What a model answers lies in its own output memory.
+                assert isinstance(segment, Segment)
                 self._announce(segment)
             refs += (segment.region, offset, nbytes, ticket)
         return refs

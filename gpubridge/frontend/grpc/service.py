@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall
+from gpubridge.frontend.grpc.memory import memory_calls
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.http2.headers import RequestHeaders
+from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.grpc import metadata
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.messages import parse_message
@@ -23,12 +26,6 @@ _SERVICE = b"/inference.GRPCInferenceService/"
 _HEALTH = b"/grpc.health.v1.Health/"
 
 _NOT_SERVED = {
-    "SystemSharedMemoryStatus": "system shared memory is not served yet",
-    "SystemSharedMemoryRegister": "system shared memory is not served yet; send the tensors",
-    "SystemSharedMemoryUnregister": "system shared memory is not served yet",
-    "CudaSharedMemoryStatus": "CUDA shared memory is not served yet",
-    "CudaSharedMemoryRegister": "CUDA shared memory is not served yet; send the tensors",
-    "CudaSharedMemoryUnregister": "CUDA shared memory is not served yet",
     "TraceSetting": "traces are not served yet",
     "LogSettings": "log settings cannot be changed yet",
 }
@@ -43,6 +40,8 @@ class GrpcService:
         The models.
     ready : callable
         Whether the server takes requests.
+    regions : ClientRegions
+        The clients' own memory.
 
     Attributes
     ----------
@@ -50,11 +49,14 @@ class GrpcService:
         Who is told of its state.
     """
 
-    def __init__(self, repository: ModelRepository, ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, repository: ModelRepository, ready: Callable[[], bool], regions: ClientRegions
+    ) -> None:
         self._repository = repository
         self._ready = ready
         self.health = Health(ready)
-        self._forms: FormCache[Model] = FormCache(self._find)
+        self._memory = RequestMemory(repository.arena, regions)
+        self._forms: FormCache[Model] = FormCache(self._find, self._memory.check)
         unary: dict[bytes, Callable[[bytes], bytes]] = {
             _SERVICE + b"ServerLive": partial(_constant, "ServerLiveRequest", _live),
             _SERVICE + b"ServerReady": partial(_constant, "ServerReadyRequest", self._server_ready),
@@ -72,6 +74,8 @@ class GrpcService:
             unary[_SERVICE + method.encode()] = self._control
         for method, reason in _NOT_SERVED.items():
             unary[_SERVICE + method.encode()] = partial(_refuse, method, reason)
+        for method, answer in memory_calls(regions).items():
+            unary[_SERVICE + method.encode()] = answer
         self._unary = unary
 
     def forget_models(self) -> None:
@@ -83,9 +87,9 @@ class GrpcService:
     ) -> Call | None:
         """Return the call that a stream is; None for a method that there is not."""
         path = headers.path
-        arena = self._repository.arena
+        memory = self._memory
         if path == _SERVICE + b"ModelInfer":
-            return InferCall(connection, stream_id, coding, self._forms, arena)
+            return InferCall(connection, stream_id, coding, self._forms, memory)
         answer = self._unary.get(path)
         if answer is not None:
             return UnaryCall(connection, stream_id, coding, answer)
@@ -94,7 +98,7 @@ class GrpcService:
         if path == _SERVICE + b"ModelStreamInfer":
             errors_end = (b"triton_grpc_error", b"true") in headers.fields
             return StreamCall(
-                connection, stream_id, coding, self._forms, arena, errors_end=errors_end
+                connection, stream_id, coding, self._forms, memory, errors_end=errors_end
             )
         return None
 
