@@ -135,6 +135,19 @@ def test_a_key_names_an_object_and_nothing_else(registry, bad):
     assert text == f"Unable to open shared memory region: '{bad}'"
 
 
+def test_no_file_in_a_folder_is_reached(registry):
+    folder = SHM / f"gpubridge-test-{uuid.uuid4().hex}"
+    folder.mkdir()
+    try:
+        (folder / "file").write_bytes(bytes(SIZE))
+        for bad in (f"/{folder.name}/file", f"{folder.name}/file", f"/../shm/{folder.name}/file"):
+            text = refused(ErrorCode.INTERNAL, registry.register, "a", bad, 0, 8)
+            assert text == f"Unable to open shared memory region: '{bad}'"
+    finally:
+        (folder / "file").unlink()
+        folder.rmdir()
+
+
 def make_fifo(path, key):
     os.mkfifo(path)
 
