@@ -95,3 +95,15 @@ def test_no_bytes_are_no_slot(outputs):
     assert memory.size == 0
     assert outputs.send(slot, 0) is None
     assert outputs.place([memory]) == [0, 0, 0, NO_LEASE]
+
+
+@pytest.mark.parametrize("start", [0, 1, 63])
+@pytest.mark.parametrize("nbytes", [(1 << 18) + 1, (8 << 20) - 1, 8 << 20, (8 << 20) + 77])
+def test_large_copies_arrive_whole_and_nowhere_else(outputs, nbytes, start):
+    payload = np.arange(nbytes + 5, dtype=np.uint32).astype(np.uint8)[5:]
+    there = np.zeros(start + nbytes + 100, np.uint8)
+    outputs.copy(memoryview(there)[start : start + nbytes], payload)
+    assert (there[start : start + nbytes] == payload).all()
+    assert not there[:start].any()
+    assert not there[start + nbytes :].any()
+    assert outputs.take_copied() == nbytes
