@@ -17,10 +17,10 @@ from gpubridge.pb_utils.arguments import (
 )
 from gpubridge.pb_utils.calls import ModelCaller, ResponseIterator, first_response
 from gpubridge.pb_utils.exceptions import TritonModelException
+from gpubridge.pb_utils.output_tensor import output_form
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.pb_utils.tensor import Tensor
-from gpubridge.tensor.dtypes import datatype_from_numpy
 
 if TYPE_CHECKING:
     import asyncio
@@ -349,16 +349,7 @@ class InferenceRequest:
             If the name is empty, a dimension negative, or the dtype has no counterpart or no fixed
             size.
         """
-        dtype = np.dtype(dtype)
-        if not text(name, "name"):
-            raise TritonModelException("Tensor name cannot be an empty string.")
-        dims = tuple([integer(dim, "a dimension of shape", least=0) for dim in shape])
-        datatype = datatype_from_numpy(dtype)
-        if datatype is None or datatype == "BYTES":
-            raise TritonModelException(
-                f"output '{name}': expected a NumPy dtype of a fixed size that has a counterpart, got "
-                f"{dtype}; make a Tensor of strings instead"
-            )
+        dtype, datatype, dims = output_form(name, shape, dtype)
         if self._origin is None:
             # Outside a server there is no better place than any.
             return Tensor(name, np.empty(dims, dtype))
