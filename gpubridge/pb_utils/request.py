@@ -18,6 +18,7 @@ from gpubridge.pb_utils.arguments import (
 from gpubridge.pb_utils.calls import ModelCaller, ResponseIterator, first_response
 from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.output_tensor import output_form
+from gpubridge.pb_utils.preferred_memory import MemoryType, PreferredMemory
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.pb_utils.tensor import Tensor
@@ -27,37 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 __all__ = ["InferenceRequest", "InferenceTrace", "MemoryType", "PreferredMemory"]
-
-
-class MemoryType(enum.IntEnum):
-    """Where a caller wants the outputs of a model it calls."""
-
-    TRITONSERVER_MEMORY_GPU = 0
-    TRITONSERVER_MEMORY_CPU = 1
-
-
-MemoryType.__module__ = "c_python_backend_utils"
-
-
-class PreferredMemory:
-    """Where a caller wants the outputs of a model it calls.
-
-    Parameters
-    ----------
-    preferred_memory_type : MemoryType
-        ``TRITONSERVER_MEMORY_GPU`` or ``TRITONSERVER_MEMORY_CPU``.
-    preferred_device_id : int, optional
-        The GPU's ordinal.
-    """
-
-    __module__ = "c_python_backend_utils"
-    __slots__ = ("_device_id", "_memory_type")
-
-    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
-        if not isinstance(preferred_memory_type, MemoryType):
-            raise wrong_type("preferred_memory_type", "a MemoryType", preferred_memory_type)
-        self._memory_type = preferred_memory_type
-        self._device_id = integer(preferred_device_id, "preferred_device_id")
 
 
 class InferenceTrace:
