@@ -220,6 +220,13 @@ def _add_limit_flags(command: argparse.ArgumentParser, defaults: ServerSettings)
         default=defaults.output_arena_limit,
         help="bytes of shared memory for the outputs of one instance",
     )
+    add(
+        "--allow-client-shm",
+        type=_flag,
+        default=defaults.allow_client_shm,
+        metavar="BOOL",
+        help="clients may register their system shared memory, which models then map",
+    )
 
 
 def _add_connection_flags(command: argparse.ArgumentParser) -> None:
@@ -275,6 +282,7 @@ def _serve(options: argparse.Namespace) -> int:
         gpu_fallback=options.gpu_fallback,
         request_arena_limit=options.request_arena_limit,
         output_arena_limit=options.output_arena_limit,
+        allow_client_shm=options.allow_client_shm,
     )
     telemetry = telemetry_from_flags(options)
     try:

@@ -15,6 +15,7 @@ from typing import Any
 import gpubridge
 from gpubridge.config import PythonBackendSettings, ServerSettings
 from gpubridge.cuda_ipc import probe_devices
+from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.context import EngineContext, EngineLimits
 from gpubridge.engine.model_loader import ModelLoader
 from gpubridge.engine.regions import Regions
@@ -65,8 +66,9 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     repository = _build_repository(settings, telemetry)
-    router = V2Router(repository, strict_readiness=settings.strict_readiness)
-    service = GrpcService(repository, router.ready)
+    regions = ClientRegions(repository.regions, allowed=settings.allow_client_shm)
+    router = V2Router(repository, regions, strict_readiness=settings.strict_readiness)
+    service = GrpcService(repository, router.ready, regions)
     repository.listen(router.model_changed)
     repository.listen(service.model_changed)
     doors: list[_Door] = []
@@ -97,6 +99,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
         service.health.check(loop.time())
         await _close(doors, repository, settings.exit_timeout_secs)
         sweeper.close()
+        regions.close()
 
 
 def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> ModelRepository:

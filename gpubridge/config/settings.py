@@ -47,6 +47,8 @@ class ServerSettings:
         The largest message of a gRPC request.
     http_connections, grpc_connections : HttpConnections, GrpcConnections
         What their clients' connections may cost.
+    allow_client_shm : bool
+        Clients may have their own shared memory mapped by the models' processes.
     auto_complete : bool
         Models may complete their own configuration.
     stub_python : Path
@@ -89,6 +91,7 @@ class ServerSettings:
     stub_python: Path = field(default_factory=lambda: Path(sys.executable))
     request_arena_limit: int = 1024 * _MIB
     output_arena_limit: int = 1024 * _MIB
+    allow_client_shm: bool = False
 
     def __post_init__(self) -> None:
         self._check_choices()

@@ -159,6 +159,7 @@ class Model:
                     "instance": name,
                     "outputs": [output.name for output in self.config.outputs],
                     "decoupled": self.config.decoupled,
+                    "input_sharing": self._input_sharing(),
                     "args": {
                         "model_config": json.dumps(self.config.to_dict()),
                         "model_instance_kind": kind,
@@ -179,6 +180,12 @@ class Model:
                     )
                 )
         return settings
+
+    def _input_sharing(self) -> str:
+        """Return whether inputs in clients' memory are shared or copied; empty: until that fails."""
+        # Models with sequences are those that keep inputs.
+        sequences = self.config.message.WhichOneof("scheduling_choice") == "sequence_batching"
+        return self.config.parameters.get("INPUT_SHARING", "copy" if sequences else "")
 
     # -- state ---------------------------------------------------------------------------------
 

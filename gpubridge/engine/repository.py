@@ -68,14 +68,14 @@ class ModelRepository(ServedModels):
         super().__init__()
         self._settings = settings
         self._loader = loader
-        self._regions = loader.context.regions
+        self.regions = loader.context.regions
         self.telemetry = loader.context.telemetry
         self.telemetry.log.on_change(self._tell_log_levels)
         self._sources = ModelSources(settings.directories)
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self.arena = self._regions.arena
+        self.arena = self.regions.arena
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class ModelRepository(ServedModels):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.end(seconds)
         self._sources.close()
-        self._regions.close()
+        self.regions.close()
 
     async def _load_and_tell(self, name: str) -> None:
         """Load a model at the start; a failure goes to the log and to the index."""

@@ -10,7 +10,8 @@ from gpubridge.engine.model import Model
 from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.http.message import Exchange, RequestHead
-from gpubridge.host_shm import HostArena, Slot
+from gpubridge.frontend.shared_memory import RequestMemory
+from gpubridge.host_shm import Slot
 from gpubridge.protocol.body import (
     ALIGNMENT,
     align_inputs,
@@ -37,18 +38,19 @@ class InferDoor:
 
     Parameters
     ----------
-    arena : HostArena
-        Where bodies are received.
+    memory : RequestMemory
+        Where requests lie.
     """
 
-    def __init__(self, model: Model, arena: HostArena) -> None:
-        self.arena = arena
+    def __init__(self, model: Model, memory: RequestMemory) -> None:
+        self.arena = memory.arena
+        self.memory = memory
         self.lead_to(model)
 
     def lead_to(self, model: Model) -> None:
         """Another takes the model's place: also for requests whose body is still being received."""
         self.model = model
-        self.forms = FormCache(model.config)
+        self.forms = FormCache(model.config, self.memory.check)
         self._traces = model.traces
         self.inputs = len(model.config.inputs)
 
@@ -122,6 +124,8 @@ class _InferHandler:
             request = self._packed(form, data, copied)
         else:
             request = self._in_place(form, data, copied)
+        if form.shared:
+            door.memory.share(request, form)
         self._request = request
         model = self._model = door.model
         model.submit(request, self._received())

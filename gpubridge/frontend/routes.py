@@ -6,15 +6,18 @@ import re
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
 from gpubridge.frontend.http.message import Exchange, RequestHandler, RequestHead
 from gpubridge.frontend.infer import InferDoor
+from gpubridge.frontend.memory_routes import MEMORY_PATH, MemoryCall
 from gpubridge.frontend.repository_control import CONTROL_PATH, ControlHandler, ControlTasks
 from gpubridge.frontend.settings_routes import SettingsRoutes
 from gpubridge.frontend.settings_service import SettingsService
+from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol import metadata
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.telemetry.exposition import CONTENT_TYPE
@@ -107,12 +110,17 @@ class V2Router(_Failures):
     ----------
     repository : ModelRepository
         The models.
+    regions : ClientRegions
+        The clients' own memory.
     strict_readiness : bool
         Whether the server is ready only when every model is.
     """
 
-    def __init__(self, repository: ModelRepository, *, strict_readiness: bool) -> None:
+    def __init__(
+        self, repository: ModelRepository, regions: ClientRegions, *, strict_readiness: bool
+    ) -> None:
         self._repository = repository
+        self._memory = RequestMemory(repository.arena, regions)
         self._strict = strict_readiness
         self._settings = SettingsRoutes(SettingsService(repository))
         self._infer: dict[bytes, InferDoor] = {}
@@ -171,13 +179,18 @@ class V2Router(_Failures):
                 raise _MethodNotAllowed
             return _Simple(answer)
         match = _MODEL.fullmatch(path)
-        if match is None and self._settings.takes(path):
+        if match is not None:
+            return self._model_route(head, match)
+        if self._settings.takes(path):
             if head.method not in (b"GET", b"POST"):
                 raise _MethodNotAllowed
             return self._settings.route(path, changes=head.method == b"POST")
+        match = MEMORY_PATH.fullmatch(path)
         if match is None:
             return self._repository_route(head, path)
-        return self._model_route(head, match)
+        if head.method != (b"GET" if match["action"] == b"status" else b"POST"):
+            raise _MethodNotAllowed
+        return MemoryCall(match, self._memory.regions)
 
     def failure(self, error: BridgeError, status: int | None) -> tuple[int, bytes]:
         """Return status and JSON body of an error."""
@@ -205,7 +218,7 @@ class V2Router(_Failures):
             # One door for all the ways to write a path: what it remembers is bounded for each.
             door = self._doors.get((name, version))
             if door is None:
-                door = self._doors[name, version] = InferDoor(model, self._repository.arena)
+                door = self._doors[name, version] = InferDoor(model, self._memory)
             if len(self._infer) >= _ROUTES_KEPT:
                 self._infer.clear()
             self._infer[head.target] = door

@@ -159,17 +159,17 @@ class StubCalls:
             for record in decode_records(message, self._reader, named=True):
                 self._begin(record)
             return
+        if kind not in (CallKind.CANCEL, CallKind.TAKEN):
+            raise MalformedMessage(f"unknown kind {kind}")
         fields = decode_control(message)
         call = self._calls.get(fields.get("call", 0))
         if kind == CallKind.CANCEL:
             if call is not None:
                 self._cancel(call)
-        elif kind == CallKind.TAKEN:
+        else:
             responses = fields.get("responses")
             if call is not None and type(responses) is int and responses > 0:
                 call.request.passed_on(responses)
-        else:
-            raise MalformedMessage(f"unknown kind {kind}")
 
     def _begin(self, record: Record) -> None:
         number = record.ticket
@@ -282,6 +282,8 @@ class StubCalls:
                 refs += (0, 0, 0, NO_LEASE)
                 continue
             if segment.region not in self._announced:
+                # What a model answers lies in its own output memory.
+                assert isinstance(segment, Segment)
                 self._announce(segment)
             refs += (segment.region, offset, nbytes, ticket)
         return refs

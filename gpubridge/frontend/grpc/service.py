@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner, DeferredCall, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall, TracedInferCall
+from gpubridge.frontend.grpc.memory import memory_calls
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.http2.headers import RequestHeaders
 from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.frontend.settings_service import SettingsService
+from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.grpc import metadata, repository_control, settings
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.messages import parse_message
@@ -26,15 +29,6 @@ _Answer = Callable[[bytes | BridgeError], None]
 _SERVICE = b"/inference.GRPCInferenceService/"
 _HEALTH = b"/grpc.health.v1.Health/"
 
-_NOT_SERVED = {
-    "SystemSharedMemoryStatus": "system shared memory is not served yet",
-    "SystemSharedMemoryRegister": "system shared memory is not served yet; send the tensors",
-    "SystemSharedMemoryUnregister": "system shared memory is not served yet",
-    "CudaSharedMemoryStatus": "CUDA shared memory is not served yet",
-    "CudaSharedMemoryRegister": "CUDA shared memory is not served yet; send the tensors",
-    "CudaSharedMemoryUnregister": "CUDA shared memory is not served yet",
-}
-
 
 class GrpcService:
     """GRPCInferenceService and the health service.
@@ -45,6 +39,8 @@ class GrpcService:
         The models.
     ready : callable
         Whether the server takes requests.
+    regions : ClientRegions
+        The clients' own memory.
 
     Attributes
     ----------
@@ -52,12 +48,15 @@ class GrpcService:
         Who is told of its state.
     """
 
-    def __init__(self, repository: ModelRepository, ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, repository: ModelRepository, ready: Callable[[], bool], regions: ClientRegions
+    ) -> None:
         self._repository = repository
         self._ready = ready
         self._traces = repository.telemetry.traces
         self.health = Health(ready)
-        self._forms: FormCache[Model] = FormCache(self._find)
+        self._memory = RequestMemory(repository.arena, regions)
+        self._forms: FormCache[Model] = FormCache(self._find, self._memory.check)
         unary: dict[bytes, Callable[[bytes], bytes]] = {
             _SERVICE + b"ServerLive": partial(_constant, "ServerLiveRequest", _live),
             _SERVICE + b"ServerReady": partial(_constant, "ServerReadyRequest", self._server_ready),
@@ -79,8 +78,8 @@ class GrpcService:
             _SERVICE + b"RepositoryModelUnload": self._unload,
         }
         self._control = ControlTasks()
-        for method, reason in _NOT_SERVED.items():
-            unary[_SERVICE + method.encode()] = partial(_refuse, method, reason)
+        for method, answer in memory_calls(regions).items():
+            unary[_SERVICE + method.encode()] = answer
         self._unary = unary
 
     def model_changed(self, name: str) -> None:
@@ -92,10 +91,10 @@ class GrpcService:
     ) -> Call | None:
         """Return the call that a stream is; None for a method that there is not."""
         path = headers.path
-        arena = self._repository.arena
+        memory = self._memory
         if path == _SERVICE + b"ModelInfer":
             infer = TracedInferCall if self._traces.active else InferCall
-            return infer(connection, stream_id, coding, self._forms, arena)
+            return infer(connection, stream_id, coding, self._forms, memory)
         answer = self._unary.get(path)
         if answer is not None:
             return UnaryCall(connection, stream_id, coding, answer)
@@ -107,7 +106,7 @@ class GrpcService:
         if path == _SERVICE + b"ModelStreamInfer":
             errors_end = (b"triton_grpc_error", b"true") in headers.fields
             return StreamCall(
-                connection, stream_id, coding, self._forms, arena, errors_end=errors_end
+                connection, stream_id, coding, self._forms, memory, errors_end=errors_end
             )
         return None
 
@@ -180,7 +179,3 @@ def _constant(request: str, answer: Callable[[], bytes], message: bytes) -> byte
 
 def _live() -> bytes:
     return metadata.server_live(True)
-
-
-def _refuse(method: str, reason: str, _: bytes) -> bytes:
-    raise BridgeError(f"{method}: {reason}", ErrorCode.UNSUPPORTED)
