@@ -103,7 +103,9 @@ def _build_repository(settings: ServerSettings) -> ModelRepository:
         _logger.info("%d GPUs found", probe.count)
     else:
         _logger.info("no GPU is used: %s", probe.reason)
-    limits = EngineLimits(settings.output_arena_limit, backend.stub_timeout_seconds)
+    limits = EngineLimits(
+        settings.output_arena_limit, backend.stub_timeout_seconds, backend.busy_poll_us
+    )
     return ModelRepository(
         settings.model_repositories,
         settings.request_arena_limit,

@@ -34,10 +34,13 @@ class EngineLimits:
         Bytes of output memory of one stub.
     stub_timeout : float or None
         Seconds that one ``execute`` may take; None for ever.
+    busy_poll_us : int
+        Microseconds that server and stub stay awake for each other; 0 for never.
     """
 
     output_limit: int
     stub_timeout: float | None
+    busy_poll_us: int
 
 
 class Model:
@@ -146,6 +149,7 @@ class Model:
                     "name": self.name,
                     "version": self.version,
                     "instance": name,
+                    "busy_poll_us": self._limits.busy_poll_us,
                     "outputs": [output.name for output in self.config.outputs],
                     "decoupled": self.config.decoupled,
                     "args": {
