@@ -36,15 +36,22 @@ class BusyPoll:
         self._until = 0
         self._on = False
 
-    def sent(self, alone: bool) -> None:
-        """A batch goes to the stub; ``alone``: that had nothing else to do."""
+    def sent(self, alone: bool) -> bool:
+        """A batch goes to the stub; ``alone``: that had nothing else to do.
+
+        Returns
+        -------
+        bool
+            Whether the next is likely to follow, alone too, soon after this is answered.
+        """
         if not alone:
             self._requests.crowd()
-            return
+            return False
         now = time.monotonic_ns()
         self._requests.end(now)
         if self._answers.begin(now):
             self._stay_awake(now, self._answers)
+        return self._requests.likely
 
     def answered(self) -> None:
         """The stub has answered all that it had."""

@@ -97,6 +97,7 @@ class StubLink:
         self._flush_due = False
         self._outbox = Outbox(self._channel, lambda: self._break("closed its channel"))
         self._busy_poll = BusyPoll(self._loop, 0)
+        self._alone = False
         self._open = True
         self._trusted = True
         self._stalled_at: tuple[int, int] | None = None
@@ -125,7 +126,7 @@ class StubLink:
     def submit(self, requests: Sequence[InferRequest]) -> None:
         """Send one batch; batches submitted in one turn of the event loop travel in one message."""
         self._sequence += 1
-        self._busy_poll.sent(self._ledger.idle)
+        self._alone = self._busy_poll.sent(self._ledger.idle)
         self._ledger.enter(self._sequence, requests, self)
         batch = encode_batch(self._sequence, [self._record(request) for request in requests])
         self._batches.append(batch)
@@ -246,7 +247,7 @@ class StubLink:
     def _flush(self) -> None:
         self._flush_due = False
         if self._batches:
-            message = encode_frame(Kind.EXECUTE, self._batches)
+            message = encode_frame(Kind.EXECUTE, self._batches, self._alone)
             self._batches = []
             self._batch_bytes = 0
             self._outbox.send(message)

@@ -26,6 +26,7 @@ from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import (
     Kind,
+    comes_alone,
     control_message,
     decode_control,
     decode_execute,
@@ -159,9 +160,7 @@ class _Stub:
         for i, batch in enumerate(batches):
             result = executor.run(batch)
             self._results.add(result, self._control.started_at, executor.ended_at, i == last)
-        if last:
-            waits.crowd()
-        return waits.begin(time.monotonic_ns())
+        return waits.begin(time.monotonic_ns()) and comes_alone(message)
 
     def _finalize(self) -> int:
         executor = self._executor

@@ -49,6 +49,11 @@ class ShortWaits:
         self._since = now
         return self._run >= _RUN
 
+    @property
+    def likely(self) -> bool:
+        """Whether the next wait is likely to be short."""
+        return self._run >= _RUN
+
     def end(self, now: int) -> None:
         """Note that what was waited for is there."""
         self._run = self._run + 1 if now - self._since < self._limit else min(self._run, 0)
