@@ -5,6 +5,7 @@
 
 #include "bytes_codec.h"
 #include "dlpack_capsule.h"
+#include "http2_calls.h"
 #include "lease_book.h"
 #include "place.h"
 #include "records.h"
@@ -21,4 +22,5 @@ NB_MODULE(_native, module) {
   gpubridge::bind_lease_book(module);
   gpubridge::bind_records(module);
   module.def("place", &gpubridge::place);
+  module.def("scan_calls", &gpubridge::scan_calls);
 }

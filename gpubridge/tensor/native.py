@@ -99,6 +99,11 @@ class NativeModule(Protocol):
     ) -> list[int]:
         """Copy buffers to `memory` one after another; see `gpubridge.stub.outputs`."""
 
+    def scan_calls(
+        self, buffer: bytearray, position: int, end: int, known: dict[bytes, Any], longest: int, /
+    ) -> tuple[list[tuple[int, Any, int, int, int, int, int]], int, int, int]:
+        """Look for whole calls; see `gpubridge.frontend.http2.whole_calls`."""
+
     def capsule_read(self, capsule: Capsule, /) -> tuple[Any, ...]:
         """Read the fields of an unconsumed capsule, in the order of `CapsuleFields`."""
 

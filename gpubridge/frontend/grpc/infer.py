@@ -20,6 +20,9 @@ _DIRECT = 1 << 16
 """A longer message is received straight into shared memory; a shorter one is copied there."""
 
 
+_NOTHING = memoryview(b"")
+
+
 class InferCall(Call):
     """One inference request; owns its memory until the model takes it over.
 
@@ -31,7 +34,7 @@ class InferCall(Call):
         Where requests lie.
     """
 
-    __slots__ = ("_arena", "_forms", "_known", "_prefix", "_receiver", "_request")
+    __slots__ = ("_arena", "_forms", "_known", "_once", "_prefix", "_receiver", "_request")
 
     def __init__(
         self,
@@ -47,6 +50,8 @@ class InferCall(Call):
         self._receiver: RequestReceiver | None = None
         self._request: InferRequest | None = None
         self._known: KnownRequest[Model] | None = None
+        # A message up to this is taken at once if it comes so.
+        self._once = min(_DIRECT, connection.message_limit)
         # The beginning of the message, while it is not known how long that is.
         self._prefix: bytes | None = b""
 
@@ -95,6 +100,13 @@ class InferCall(Call):
     def _begin(self, view: memoryview) -> memoryview:
         """Decide where the message goes; returns what follows what was used up for that."""
         assert self._prefix is not None
+        if not self._prefix and len(view) > PREFIX and view[0] == 0:
+            # All of it at once, as most messages come.
+            length = int.from_bytes(view[1:PREFIX], "big")
+            if length == len(view) - PREFIX and length <= self._once:
+                self._prefix = None
+                self._submit(bytes(view[PREFIX:]))
+                return _NOTHING
         start = self._prefix + bytes(view[: PREFIX - len(self._prefix)])
         rest = view[PREFIX - len(self._prefix) :]
         if len(start) < PREFIX:
@@ -104,10 +116,6 @@ class InferCall(Call):
         compressed, length = read_prefix(start, self._connection.message_limit)
         if length > _DIRECT and not compressed:
             self._receiver = RequestReceiver(length, self._arena)
-        elif length == len(rest) and not compressed:
-            # All of it at once, as most messages come.
-            self._submit(bytes(rest))
-            return rest[length:]
         else:
             self._reader.feed(memoryview(start))
         return rest
@@ -181,6 +189,4 @@ class InferCall(Call):
             return
         if self._packing is not None:
             frame = self._packing.frame(frame)
-        self._tell()
-        self._connection.http2.send_data(self._stream_id, frame)
-        self._succeed()
+        self._answer_all(frame)
