@@ -9,6 +9,7 @@
 #include "lease_book.h"
 #include "place.h"
 #include "records.h"
+#include "request_fields.h"
 
 NB_MODULE(_native, module) {
   // A process that ends with a traceback still holds views: nothing that its log should tell.
@@ -22,5 +23,6 @@ NB_MODULE(_native, module) {
   gpubridge::bind_lease_book(module);
   gpubridge::bind_records(module);
   module.def("place", &gpubridge::place);
+  module.def("read_request", &gpubridge::read_request);
   module.def("scan_calls", &gpubridge::scan_calls);
 }

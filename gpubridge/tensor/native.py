@@ -99,6 +99,11 @@ class NativeModule(Protocol):
     ) -> list[int]:
         """Copy buffers to `memory` one after another; see `gpubridge.stub.outputs`."""
 
+    def read_request(
+        self, message: bytes, /
+    ) -> tuple[bytes, str, tuple[int, ...], list[int]] | None:
+        """Read the top level of a usual message; see `gpubridge.protocol.grpc.fields`."""
+
     def scan_calls(
         self, buffer: bytearray, position: int, end: int, known: dict[bytes, Any], longest: int, /
     ) -> tuple[list[tuple[int, Any, int, int, int, int, int]], int, int, int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol.grpc.messages import MALFORMED
+from gpubridge.tensor.native import native
 
 __all__ = ["FieldScanner", "RequestHead", "malformed", "read_request", "varint"]
 
@@ -75,6 +76,13 @@ def read_request(message: bytes) -> RequestHead:
     BridgeError
         ``INTERNAL`` for bytes that are no message.
     """
+    compiled = native()
+    usual = None if compiled is None else compiled.read_request(message)
+    return _read_request(message) if usual is None else RequestHead(*usual)
+
+
+def _read_request(message: bytes) -> RequestHead:
+    """Read a whole message of any kind, or say what is wrong with it."""
     end = len(message)
     at = id_at = id_end = 0
     identifier = ""
