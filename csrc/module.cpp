@@ -23,6 +23,7 @@ NB_MODULE(_native, module) {
   gpubridge::bind_lease_book(module);
   gpubridge::bind_records(module);
   module.def("place", &gpubridge::place);
+  module.def("read_opening", &gpubridge::read_opening);
   module.def("read_request", &gpubridge::read_request);
   module.def("scan_calls", &gpubridge::scan_calls);
 }

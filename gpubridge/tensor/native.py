@@ -99,6 +99,11 @@ class NativeModule(Protocol):
     ) -> list[int]:
         """Copy buffers to `memory` one after another; see `gpubridge.stub.outputs`."""
 
+    def read_opening(
+        self, data: memoryview, nbytes: int, /
+    ) -> tuple[bytes, bytes, int, int, int] | None:
+        """Read a usual message up to its first raw content; see `gpubridge.protocol.grpc.fields`."""
+
     def read_request(
         self, message: bytes, /
     ) -> tuple[bytes, str, tuple[int, ...], list[int]] | None:

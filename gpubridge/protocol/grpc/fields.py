@@ -179,6 +179,7 @@ class FieldScanner:
         "_depth",
         "_fields",
         "_form",
+        "_fresh",
         "_identifier",
         "_pending",
         "_sink",
@@ -199,6 +200,7 @@ class FieldScanner:
         self._want = 0
         self._depth = 0
         self._fields = 0
+        self._fresh = True
 
     def feed(self, data: memoryview) -> int:
         """Take bytes up to the next raw content; returns how many were taken.
@@ -211,7 +213,10 @@ class FieldScanner:
         if len(data) > self.left:
             raise malformed("there is more than its length says")
         at = 0
-        while at < len(data):
+        if self._fresh:
+            self._fresh = False
+            at = self._take_opening(data)
+        while at < len(data) and self.raw is None:
             if self._want:
                 taken = min(self._want, len(data) - at)
                 self._sink += data[at : at + taken]
@@ -223,9 +228,19 @@ class FieldScanner:
             self.left -= 1
             at += 1
             self._header()
-            if self.raw is not None:
-                break
         return at
+
+    def _take_opening(self, data: memoryview) -> int:
+        """Take all up to the first raw content, if that is usual; returns how many bytes it was."""
+        compiled = native()
+        usual = None if compiled is None else compiled.read_opening(data, self.left)
+        if usual is None:
+            return 0
+        form, identifier, self.inputs, self.raw, taken = usual
+        self._form += form
+        self._identifier += identifier
+        self.left -= taken
+        return taken
 
     def pass_raw(self) -> None:
         """Go on behind the raw content."""
