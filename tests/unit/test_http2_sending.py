@@ -235,15 +235,23 @@ def test_an_empty_end_needs_no_window():
     ],
     ids=["free", "a narrow stream", "a smaller table", "a closed stream", "a wide stream"],
 )
-@pytest.mark.parametrize("body", [[], [b"12345"], [b"12", b"345"], [b""], [bytes(60_000)]])
-def test_a_response_at_once_is_one_in_three_pieces(before, body):
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        [[], [b"12345"], [b"12", b"345"], [b""], [b"1"]],
+        [[bytes(60_000)], [b"12345"], [b"1"], [], [b"1"]],
+        [[bytes(16_000)]] * 5,
+    ],
+    ids=["small", "one large", "more than the connection may"],
+)
+def test_a_response_at_once_is_one_in_three_pieces(before, bodies):
     outputs = []
     for at_once in (True, False):
         server = Server()
         server.feed(before)
-        for stream_id in (1, 3, 5):
+        connection = server.connection
+        for stream_id, body in zip((1, 3, 5, 7, 9), bodies, strict=True):
             server.open(stream_id, end=True)
-            connection = server.connection
             if at_once:
                 connection.send_response(stream_id, OK, body, DONE)
             else:
@@ -251,7 +259,7 @@ def test_a_response_at_once_is_one_in_three_pieces(before, body):
                 connection.send_data(stream_id, body)
                 connection.send_headers(stream_id, DONE, end=True)
         sent = [server.output()]
-        server.feed(update(0, 1 << 20) + update(1, 1 << 20) + update(5, 1 << 20))
+        server.feed(update(0, 1 << 20) + update(1, 1 << 20) + update(9, 1 << 20))
         sent += [server.output(), connection.open_streams, connection._sender._window]
         outputs.append(sent)
     assert outputs[0] == outputs[1]
