@@ -116,9 +116,7 @@ class Call:
 
     def _answer_all(self, body: Sequence[bytes | memoryview]) -> None:
         """End the call with all of its answer."""
-        self._connection.http2.send_response(
-            self._stream_id, self._opening(), body, ok_trailers()
-        )
+        self._connection.http2.send_response(self._stream_id, self._opening(), body, ok_trailers())
         self._finish()
 
     def _tell(self) -> None:
