@@ -78,6 +78,9 @@ class GrpcConnections(_Connections):
         Open at once. One more gets GOAWAY.
     preface_timeout : float
         Seconds to the end of the client's preface and settings.
+    message_timeout : float
+        In each such time (seconds), a message of more than 64 KiB, for which memory is held, must bring
+        500 bytes a second on average, or end.
     idle_timeout : float
         Seconds without a call; then GOAWAY, which clients take as nothing special.
     send_timeout : float
@@ -106,6 +109,9 @@ class GrpcConnections(_Connections):
 
     max_connections: int = _flag(4096, "connections open at once; further ones get GOAWAY")
     preface_timeout: float = _flag(20.0, "seconds that the beginning of a connection may take")
+    message_timeout: float = _flag(
+        60.0, "seconds in which a long message must bring 500 bytes each"
+    )
     idle_timeout: float = _flag(3600.0, "seconds that a connection may be open without a call")
     send_timeout: float = _flag(60.0, "seconds in which a client must take 500 bytes each")
     keepalive_time: int = _flag(7_200_000, "milliseconds of silence before a client is pinged")
@@ -142,7 +148,12 @@ class GrpcConnections(_Connections):
             self.max_connection_age,
             self.max_connection_age_grace,
         )
-        seconds = (self.preface_timeout, self.idle_timeout, self.send_timeout)
+        seconds = (
+            self.preface_timeout,
+            self.message_timeout,
+            self.idle_timeout,
+            self.send_timeout,
+        )
         return (*seconds, *(time / 1000 for time in milliseconds))
 
 

@@ -19,20 +19,19 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
 
-from gpubridge.engine.environment import StubEnvironment
+from gpubridge.engine.context import EngineContext
+from gpubridge.engine.instance_owner import CallDoor, InstanceListener
+from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.link import LinkEvents, StubLink
-from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_process import StubProcess, cannot_start
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.logs import log_from_stub
 from gpubridge.transport.channel import pair
 
-__all__ = ["Instance", "InstanceListener", "InstanceSettings", "InstanceState"]
+__all__ = ["Instance", "InstanceState"]
 
 _logger = logging.getLogger(__name__)
 
@@ -56,79 +55,30 @@ class InstanceState(enum.Enum):
     FAILING = "failing"
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceSettings:
-    """What an instance needs to know to run its stub.
-
-    Attributes
-    ----------
-    name : str
-        Triton's form, ``{model}_{group}_{index}``.
-    stub : dict
-        The fields of the INITIALIZE message: model path, version, ``initialize`` arguments.
-    environment : StubEnvironment
-        The interpreter.
-    output_limit : int
-        Bytes of output memory that the stub may make.
-    timeout : float or None
-        Seconds that one ``execute`` may take.
-    """
-
-    name: str
-    stub: dict[str, Any]
-    environment: StubEnvironment
-    output_limit: int
-    timeout: float | None
-
-
-class InstanceListener(Protocol):
-    """Hears what becomes of an instance and of its requests; called on the event loop."""
-
-    def on_up(self, instance: Instance, /) -> None:
-        """It is ready, for the first time or again."""
-
-    def on_room(self) -> None:
-        """It may take more requests than before, or none any longer."""
-
-    def on_landed(self, landed: list[Landed], now: int, /) -> None:
-        """Batches were answered, at ``now``, so that there is room for others."""
-
-    def on_responses(self, closed: list[Closed], now: int, copied: int, /) -> None:
-        """Requests of earlier batches ended, at ``now``; ``copied`` bytes of responses were copied."""
-
-    def on_death(
-        self,
-        instance: Instance,
-        lost: list[InferRequest],
-        unstarted: list[InferRequest],
-        error: BridgeError,
-        /,
-    ) -> None:
-        """Its process died: requests that it had started have no outcome but ``error``.
-
-        The slots of the unstarted ones, in order, are theirs again.
-        """
-
-
 class Instance:
     """A model instance; owns its stub process and the link to it.
 
     Parameters
     ----------
-    regions : Regions
-        Memory that any stub can be handed.
     index : int
         Which of its model's instances it is.
     listener : InstanceListener
         Hears of everything that matters to the model's requests.
+    context : EngineContext
+        What all instances share.
+
+    Attributes
+    ----------
+    waits_for : dict
+        The models that its calls wait for, each with the number of those calls.
     """
 
     def __init__(
         self,
         settings: InstanceSettings,
-        regions: Regions,
         index: int,
         listener: InstanceListener,
+        context: EngineContext,
     ) -> None:
         self.settings = settings
         self.name = settings.name
@@ -136,11 +86,14 @@ class Instance:
         self.in_flight = 0
         self.window = 0
         self.restarts = 0
-        self._regions = regions
         self.index = index
         self._listener = listener
+        self._context = context
+        self._log = context.telemetry.log
         self._loop = asyncio.get_running_loop()
         self._link: StubLink | None = None
+        self._call_door: CallDoor | None = None
+        self.waits_for: dict[str, int] = {}
         self._process: StubProcess | None = None
         self._started: asyncio.Future[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -198,15 +151,20 @@ class Instance:
     async def _launch(self) -> None:
         """Start one stub process; returns when it is ready, raises when it is not going to be."""
         self._link, theirs = self._connect()
+        ours, calls = pair()
         self._started = self._loop.create_future()
         try:
             self._process = StubProcess(self.settings.environment, self.name, theirs)
         except BridgeError:
             self._link.close()
             self._link = None
+            ours.close()
+            calls.close()
             raise
+        self._call_door = self._context.calls.open(ours, self._link, self)
         self._process.exited.add_done_callback(self._on_exit)
-        self._link.initialize(self.settings.stub)
+        with calls:
+            self._link.initialize(self.settings.stub, calls.fileno())
         try:
             await self._started
         except (BridgeError, asyncio.CancelledError):
@@ -223,20 +181,22 @@ class Instance:
             ours, theirs = pair()
         except OSError as error:
             raise cannot_start(self.name, error) from error
+        model = self.settings.stub["name"]
         events = LinkEvents(
             on_ready=self._on_ready,
             on_failed=self._on_failed,
             on_broken=self._on_broken,
             on_landed=self._on_landed,
             on_responses=self._on_responses,
-            on_log=lambda fields: log_from_stub(self.name, fields),
+            on_log=lambda fields: log_from_stub(model, self.name, fields),
         )
         try:
-            link = StubLink(ours, self._regions, self.settings.output_limit, events)
+            link = StubLink(ours, self._context.regions, self.settings.output_limit, events)
         except BridgeError:
             ours.close()
             theirs.close()
             raise
+        link.tell_log_levels(self._log.stub_levels)
         return link, theirs
 
     async def _keep_running(self) -> None:
@@ -248,6 +208,8 @@ class Instance:
             self.state = InstanceState.READY
             self.window = 1
             since = time.monotonic()
+            # They may have changed while the model was loaded.
+            self.tell_log_levels()
             self._listener.on_up(self)
             how = await asyncio.shield(process.exited)
             self._bury(how)
@@ -295,6 +257,10 @@ class Instance:
         """Close the link of a dead stub; returns the requests that it had started, and had not."""
         link, self._link = self._link, None
         self._process = None
+        door, self._call_door = self._call_door, None
+        if door is not None:
+            door.close()
+        self.waits_for.clear()
         if link is None:
             return [], []
         lost, unstarted = link.close()
@@ -326,6 +292,11 @@ class Instance:
         """Spare the stub a request that it has not started."""
         if self._link is not None and request.instance is self._link:
             self._link.cancel(request)
+
+    def tell_log_levels(self) -> None:
+        """Have the stub know which levels are logged now."""
+        if self._link is not None:
+            self._link.tell_log_levels(self._log.stub_levels)
 
     def housekeep(self) -> None:
         """Called now and then: settle kept memory, and end an execute that takes too long."""

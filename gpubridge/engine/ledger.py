@@ -5,13 +5,14 @@ Each request enters once and leaves once: with its answer, or among those that a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from gpubridge.engine.outcome import failure_reason, outcome_of
-from gpubridge.host_shm import HostArena
-from gpubridge.request import InferRequest
+from gpubridge.host_shm import HostArena, Slot
+from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.control import ControlPage
+from gpubridge.transport.control import NO_LEASE, ControlPage
 from gpubridge.transport.leases import BorrowedMemory, LentSlots
 from gpubridge.transport.messages import Batch, ResponseFlag
 from gpubridge.transport.records import Record
@@ -29,7 +30,23 @@ Landed = tuple[Batch, list[InferRequest], dict[InferRequest, str]]
 Closed = tuple[InferRequest, str]
 """A request that went on after its batch and is over now, and why it failed, or an empty text."""
 
+_LOOKS = 4
+"""Leases of answers that are looked at for each new one: they end nearly in order."""
+
 _NO_FAILURES: dict[InferRequest, str] = {}
+
+
+class _SharedSlot:
+    """A slot that several hold: the one who has it lent, and requests that were handed it."""
+
+    __slots__ = ("_arena", "slot")
+
+    def __init__(self, arena: HostArena, slot: Slot) -> None:
+        self._arena = arena
+        self.slot = slot
+
+    def __del__(self) -> None:
+        self._arena.free(self.slot)
 
 
 class Ledger:
@@ -56,6 +73,9 @@ class Ledger:
         # Requests that were answered while their batch still ran, and why they failed.
         self._early: dict[InferRequest, str] = {}
         self._kept: set[int] = set()
+        # Tickets under which answers to the model's own calls are lent, oldest first.
+        self._answers: deque[int] = deque()
+        self._arena = arena
 
     @property
     def free_tickets(self) -> int:
@@ -197,6 +217,64 @@ class Ledger:
         for ticket in [t for t in self._kept if self._lent.settle(t)]:
             self._kept.discard(ticket)
 
+    # -- memory of the model's own calls -----------------------------------------------------------
+
+    def lend(self, ranges: Sequence[MemoryRange]) -> int:
+        """Lend memory to the stub until its last view of it is gone; returns the ticket.
+
+        Raises
+        ------
+        IndexError
+            When there is no ticket left.
+        """
+        self._settle_answers()
+        if not any(part.nbytes for part in ranges):
+            return NO_LEASE
+        ticket = self._lent.lend(None)
+        self._lent.keep(ticket, ranges)
+        self._answers.append(ticket)
+        return ticket
+
+    def _settle_answers(self) -> None:
+        answers = self._answers
+        for _ in range(min(len(answers), _LOOKS)):
+            ticket = answers.popleft()
+            if not self._lent.settle(ticket):
+                # Others may have ended although this one has not.
+                answers.append(ticket)
+
+    def lent_range(self, ref: tuple[int, int, int, int]) -> MemoryRange:
+        """Return memory that is lent to the stub, to hand it on.
+
+        Raises
+        ------
+        MalformedMessage
+            When it is not lent under that ticket.
+        """
+        region, offset, nbytes, ticket = ref
+        if not nbytes:
+            return NO_BYTES
+        slot = self._lent.slot(ticket)
+        if slot is not None:
+            shared = _SharedSlot(self._arena, slot)
+            self._lent.share(ticket, shared)
+            kept: object = shared
+        else:
+            kept = self._lent.kept(ticket)
+        if isinstance(kept, _SharedSlot):
+            slot = kept.slot
+            ranges = [MemoryRange(slot.segment, slot.offset, slot.size, kept)]
+        else:
+            ranges = list(kept) if isinstance(kept, (list, tuple)) else []
+        for part in ranges:
+            if part.segment is None or part.segment.region != region:
+                continue
+            if part.offset <= offset and offset + nbytes <= part.offset + part.nbytes:
+                return MemoryRange(part.segment, offset, nbytes, part.keep)
+        raise MalformedMessage(
+            f"{nbytes} bytes at {offset} of region {region:#x} are not lent under ticket {ticket}"
+        )
+
     # -- the end -------------------------------------------------------------------------------
 
     def close(self, started_last: int) -> tuple[list[InferRequest], list[InferRequest]]:
@@ -219,8 +297,9 @@ class Ledger:
             else:
                 self._lent.withdraw(ticket)
                 unstarted.append(request)
-        for ticket in self._kept:
+        for ticket in (*self._kept, *self._answers):
             self._lent.recall(ticket)
+        self._answers.clear()
         self._flights.clear()
         self._open.clear()
         self._early.clear()

@@ -20,7 +20,7 @@ from gpubridge.engine.outbox import Outbox
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
-from gpubridge.request import InferRequest
+from gpubridge.request import InferRequest, MemoryRange
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import NO_LEASE, ControlPage
 from gpubridge.transport.leases import BorrowedMemory
@@ -105,13 +105,13 @@ class StubLink:
 
     # -- what the owner asks -------------------------------------------------------------------
 
-    def initialize(self, settings: dict[str, Any]) -> None:
-        """Send the stub its settings and the control page."""
+    def initialize(self, settings: dict[str, Any], calls: int) -> None:
+        """Send the stub its settings, the control page, and its end of the channel of its calls."""
         self._busy_poll = BusyPoll(self._loop, busy_poll_ns(settings["busy_poll_us"]))
         message = control_message(
             Kind.INITIALIZE, owner=self._owner, output_limit=self._output_limit, **settings
         )
-        self._outbox.send(message, (self._control.segment.fd,))
+        self._outbox.send(message, (self._control.segment.fd, calls))
 
     @property
     def free_tickets(self) -> int:
@@ -172,6 +172,48 @@ class StubLink:
     def passed_on(self, request: InferRequest, responses: int) -> None:
         """Tell the stub that responses of a request have left."""
         self._ledger.passed_on(request.ticket, responses)
+
+    def ranges(self, refs: Sequence[tuple[int, int, int, int]]) -> list[MemoryRange]:
+        """Return memory that the stub names, its own or lent to it, to hand it on.
+
+        Raises
+        ------
+        MalformedMessage
+            When it is neither.
+        """
+        own = [ref[0] >> 32 == self._owner for ref in refs]
+        views = iter(self._borrowed.views([r for r, mine in zip(refs, own, strict=True) if mine]))
+        return [
+            (
+                MemoryRange(self._borrowed.segment(ref[0]), ref[1], ref[2], next(views))
+                if mine
+                else self._ledger.lent_range(ref)
+            )
+            for ref, mine in zip(refs, own, strict=True)
+        ]
+
+    def catch_up(self) -> None:
+        """Take what the stub has sent: what it says elsewhere may follow from that."""
+        while self._open and self._on_readable():
+            pass
+
+    def distrust(self, what: str) -> None:
+        """The stub has sent something, elsewhere, that no stub sends."""
+        self._trusted = False
+        self._break(what)
+
+    def lend(self, ranges: Sequence[MemoryRange]) -> int:
+        """Lend memory to the stub; returns the ticket for the references."""
+        return self._ledger.lend(ranges)
+
+    @property
+    def regions(self) -> Regions:
+        """Memory that any stub can be handed."""
+        return self._regions
+
+    def tell_log_levels(self, levels: int) -> None:
+        """Have the stub know which levels are logged: bits by the numbers of `pb_utils.Logger`."""
+        self._control.log_levels = levels
 
     def drop_region(self, region: int) -> None:
         """Tell the stub to unmap a region that is not its own."""
@@ -262,17 +304,18 @@ class StubLink:
 
     # -- receiving -----------------------------------------------------------------------------
 
-    def _on_readable(self) -> None:
+    def _on_readable(self) -> bool:
+        """Take one message; returns whether there was one."""
         try:
             message, fds = self._channel.receive()
             self._take(message, fds)
         except BlockingIOError:
-            pass
+            return False
         except ChannelClosed:
             self._break("closed its channel")
         except MalformedMessage as error:
-            self._trusted = False
-            self._break(f"sent a malformed message ({error.message})")
+            self.distrust(f"sent a malformed message ({error.message})")
+        return True
 
     def _take(self, message: bytes, fds: list[int]) -> None:
         try:

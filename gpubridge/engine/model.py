@@ -5,42 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpubridge.config import InstanceGroup, ModelConfig
+from gpubridge.engine.context import EngineContext
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment, stub_environment
-from gpubridge.engine.instance import Instance, InstanceSettings, InstanceState
-from gpubridge.engine.regions import Regions
+from gpubridge.engine.first_response import FirstResponse
+from gpubridge.engine.instance import Instance, InstanceState
+from gpubridge.engine.instance_settings import InstanceSettings
+from gpubridge.engine.tracing import Received, RequestTracing
 from gpubridge.request import InferRequest
+from gpubridge.telemetry.latencies import (
+    FIRST_RESPONSE_BUCKETS_MS,
+    LatencyHistogram,
+    LatencyWindow,
+)
+from gpubridge.telemetry.metrics_settings import MetricsSettings
 from gpubridge.telemetry.statistics import ModelStatistics
 
-__all__ = ["EngineLimits", "Model"]
+__all__ = ["Model"]
 
 _logger = logging.getLogger(__name__)
 
 _FINALIZE_SECONDS = 1.0
 """What ``finalize`` gets at the least, when answering requests has used up the time."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """Bounds that hold for every model.
-
-    Attributes
-    ----------
-    output_limit : int
-        Bytes of output memory of one stub.
-    stub_timeout : float or None
-        Seconds that one ``execute`` may take; None for ever.
-    busy_poll_us : int
-        Microseconds that server and stub stay awake for each other; 0 for never.
-    """
-
-    output_limit: int
-    stub_timeout: float | None
-    busy_poll_us: int
 
 
 class Model:
@@ -54,8 +43,8 @@ class Model:
         Its version.
     directory : Path
         The model's directory; the version's lies in it.
-    regions : Regions
-        Memory that any stub can be handed.
+    context : EngineContext
+        What all models share.
     """
 
     def __init__(
@@ -63,17 +52,18 @@ class Model:
         config: ModelConfig,
         version: int,
         directory: Path,
-        regions: Regions,
-        limits: EngineLimits,
+        context: EngineContext,
     ) -> None:
         self.config = config
         self.name = config.name
         self.version = version
-        self.statistics = ModelStatistics(config.name, version)
+        telemetry = context.telemetry
+        self.statistics = _statistics(config, version, telemetry.metrics)
+        self.tracing = RequestTracing(telemetry.traces, config.name, version)
+        self.traces = telemetry.traces
         self._directory = directory
-        self._regions = regions
-        self._limits = limits
-        self._dispatcher = Dispatcher(config, regions.arena, self.statistics)
+        self._context = context
+        self._dispatcher = Dispatcher(config, context.regions.arena, self.statistics, self.tracing)
         self._instances: list[Instance] = []
         self._stopping = False
 
@@ -92,7 +82,7 @@ class Model:
         for group in self.config.instance_groups:
             settings += self._placed(group, environment)
         self._instances = [
-            Instance(entry, self._regions, index, self._dispatcher)
+            Instance(entry, index, self._dispatcher, self._context)
             for index, entry in enumerate(settings)
         ]
         self._dispatcher.instances = self._instances
@@ -149,7 +139,7 @@ class Model:
                     "name": self.name,
                     "version": self.version,
                     "instance": name,
-                    "busy_poll_us": self._limits.busy_poll_us,
+                    "busy_poll_us": self._context.limits.busy_poll_us,
                     "outputs": [output.name for output in self.config.outputs],
                     "decoupled": self.config.decoupled,
                     "args": {
@@ -167,8 +157,8 @@ class Model:
                         name,
                         stub,
                         environment,
-                        self._limits.output_limit,
-                        self._limits.stub_timeout,
+                        self._context.limits.output_limit,
+                        self._context.limits.stub_timeout,
                     )
                 )
         return settings
@@ -188,15 +178,32 @@ class Model:
         return self._dispatcher.pending
 
     @property
+    def queued(self) -> int:
+        """Requests that are at no stub yet."""
+        return self._dispatcher.queued
+
+    @property
     def instances(self) -> list[Instance]:
         """Its instances."""
         return self._instances
 
     # -- work ----------------------------------------------------------------------------------
 
-    def submit(self, request: InferRequest) -> None:
-        """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
+    def submit(self, request: InferRequest, received: Received | None = None) -> None:
+        """Take a request over: its slot is freed here, its outcome comes by ``on_done``.
+
+        ``received`` is when its door got it, should the request be traced.
+        """
+        if self.traces.active:
+            self.tracing.begin(request, received)
+        if self.statistics.first_response is not None:
+            FirstResponse(self.statistics.first_response, request)
         self._dispatcher.submit(request)
+
+    def tell_log_levels(self) -> None:
+        """Have the stubs know which levels are logged now."""
+        for instance in self._instances:
+            instance.tell_log_levels()
 
     # -- housekeeping --------------------------------------------------------------------------
 
@@ -209,3 +216,12 @@ class Model:
         """Called often when executes have a time limit."""
         for instance in self._instances:
             instance.check_time_limit()
+
+
+def _statistics(config: ModelConfig, version: int, metrics: MetricsSettings) -> ModelStatistics:
+    """Make the statistics of a model version, with what the server's metrics need of it."""
+    window = LatencyWindow() if metrics.summary_latencies else None
+    histogram = None
+    if metrics.histogram_latencies:
+        histogram = LatencyHistogram(config.first_response_buckets or FIRST_RESPONSE_BUCKETS_MS)
+    return ModelStatistics(config.name, version, config.metric_tags, window, histogram)

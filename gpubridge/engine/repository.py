@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from gpubridge.config import load_model_config, served_versions, unsupported_features
-from gpubridge.engine.model import EngineLimits, Model
+from gpubridge.engine.context import EngineContext, EngineLimits
+from gpubridge.engine.instance_owner import CallServer
+from gpubridge.engine.model import Model
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
 __all__ = ["ModelRepository", "VersionStatus"]
 
@@ -49,28 +52,32 @@ class ModelRepository:
     ----------
     directories : sequence of Path
         Each holds one directory per model.
-    arena_limit : int
-        Bytes of memory for requests.
+    calls : callable
+        Makes who serves the models' calls of each other.
     """
 
     def __init__(
         self,
         directories: Sequence[Path],
-        arena_limit: int,
         limits: EngineLimits,
         gpu_count: int,
         gpu_fallback: Literal["none", "host"],
+        calls: Callable[[ModelRepository], CallServer],
+        telemetry: ServerTelemetry,
     ) -> None:
         self._directories = directories
         self._limits = limits
         self._gpu_count = gpu_count
         self._gpu_fallback = gpu_fallback
+        self.telemetry = telemetry
+        telemetry.log.on_change(self._tell_log_levels)
         self._models: dict[str, dict[int, Model]] = {}
         self._statuses: dict[tuple[str, int], VersionStatus] = {}
         self._housekeeper: asyncio.Task[None] | None = None
         self._closing = False
-        self._regions = Regions(arena_limit)
-        self.arena = self._regions.arena
+        regions = Regions(limits.arena_limit)
+        self.arena = regions.arena
+        self._context = EngineContext(regions, limits, telemetry, calls(self))
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -102,7 +109,7 @@ class ModelRepository:
         if self._housekeeper is not None:
             self._housekeeper.cancel()
             await asyncio.gather(self._housekeeper, return_exceptions=True)
-        self._regions.close()
+        self._context.regions.close()
 
     async def _load(self, path: Path) -> None:
         name = path.name
@@ -119,7 +126,7 @@ class ModelRepository:
             return
         for notice in config.notices:
             _logger.info("model '%s': %s", name, notice)
-        models = [Model(config, v, path, self._regions, self._limits) for v in versions]
+        models = [Model(config, v, path, self._context) for v in versions]
         await asyncio.gather(*(self._load_version(model) for model in models))
 
     async def _load_version(self, model: Model) -> None:
@@ -210,6 +217,10 @@ class ModelRepository:
     def failures(self) -> list[VersionStatus]:
         """The models that did not load."""
         return [status for status in self.index() if status.state == "UNAVAILABLE"]
+
+    def _tell_log_levels(self) -> None:
+        for model in self.loaded():
+            model.tell_log_levels()
 
     # -- housekeeping --------------------------------------------------------------------------
 

@@ -51,9 +51,12 @@ class Sweeper:
 
     def _look(self, rest: Iterator[Swept]) -> None:
         now = self._loop.time()
-        for count, each in enumerate(rest, 1):
-            each.check(now)
-            if count == _AT_ONCE:
-                self._timer = self._loop.call_soon(self._look, rest)
+        # Whatever goes wrong with one, the others are looked at.
+        self._timer = self._loop.call_soon(self._look, rest)
+        for _ in range(_AT_ONCE):
+            each = next(rest, None)
+            if each is None:
+                self._timer.cancel()
+                self._timer = self._loop.call_later(self._period, self._sweep)
                 return
-        self._timer = self._loop.call_later(self._period, self._sweep)
+            each.check(now)

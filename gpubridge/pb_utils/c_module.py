@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpubridge.pb_utils.calls import ResponseIterator
 from gpubridge.pb_utils.exceptions import TritonError, TritonModelException
 from gpubridge.pb_utils.logger import Logger
 from gpubridge.pb_utils.request import (
@@ -17,7 +18,6 @@ from gpubridge.pb_utils.unavailable import (
     Metric,
     MetricFamily,
     MetricKind,
-    ResponseIterator,
     SharedMemory,
     is_model_ready,
     load_model,

@@ -7,7 +7,10 @@ to stderr, and what only a server can do says so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from gpubridge.pb_utils.calls import ModelCaller
 
 __all__ = ["Host", "attach", "current", "detach"]
 
@@ -21,10 +24,13 @@ class Host(NamedTuple):
         The version directory, or a Python-based backend's model directory.
     log : callable
         Takes level (a ``Logger.LogLevel`` number), message, file name and line; must not raise.
+    caller : ModelCaller or None
+        Sends requests to other models, while the model may.
     """
 
     model_dir: str
     log: Callable[[int, str, str, int], None]
+    caller: ModelCaller | None = None
 
 
 _host: Host | None = None

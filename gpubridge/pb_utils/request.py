@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from gpubridge.pb_utils import host
 from gpubridge.pb_utils.arguments import (
     integer,
     json_parameters,
@@ -12,12 +13,14 @@ from gpubridge.pb_utils.arguments import (
     text,
     wrong_type,
 )
+from gpubridge.pb_utils.calls import ModelCaller, ResponseIterator, first_response
 from gpubridge.pb_utils.exceptions import TritonModelException
+from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.pb_utils.tensor import Tensor
-from gpubridge.pb_utils.unavailable import refuse_bls
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterable
 
 __all__ = ["InferenceRequest", "InferenceTrace", "MemoryType", "PreferredMemory"]
@@ -307,13 +310,61 @@ class InferenceRequest:
             )
         return self._origin.response_sender()
 
-    def exec(self, decoupled: bool = False) -> NoReturn:
-        """Raise: calls of other models are not there yet."""
-        refuse_bls("InferenceRequest.exec()")
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Send the request to its model and wait; any thread may.
 
-    def async_exec(self, decoupled: bool = False) -> NoReturn:
-        """Raise: calls of other models are not there yet."""
-        refuse_bls("InferenceRequest.async_exec()")
+        Inputs that came from the server, as inputs or as outputs of another call, are handed on
+        without a copy; others are copied once.
+
+        Parameters
+        ----------
+        decoupled : bool, optional
+            Whether the model may answer with other than one response.
+
+        Returns
+        -------
+        InferenceResponse or ResponseIterator
+            With `decoupled` the iterator, at once. Failures are responses with an error.
+
+        Raises
+        ------
+        TritonModelException
+            Outside of a server, in ``initialize`` and in ``finalize``.
+        """
+        source = self._caller().call(self, bool(decoupled))
+        if decoupled:
+            return ResponseIterator._of(source)
+        response = source.next()
+        assert response is not None
+        return response
+
+    def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
+        """Send the request to its model; as :meth:`exec`, but awaited.
+
+        Raises
+        ------
+        RuntimeError
+            If there is no running event loop.
+        TritonModelException
+            Outside of a server, in ``initialize`` and in ``finalize``.
+        """
+        import asyncio  # noqa: PLC0415  (models that make no such calls need not load it)
+
+        caller = self._caller()
+        loop = asyncio.get_running_loop()
+        source = caller.call(self, bool(decoupled))
+        if not decoupled:
+            return loop.create_task(first_response(source))
+        future = loop.create_future()
+        future.set_result(ResponseIterator._of(source))
+        return future
+
+    @staticmethod
+    def _caller() -> ModelCaller:
+        around = host.current()
+        if around is None or around.caller is None:
+            raise TritonModelException("BLS is only supported during the 'execute' function.")
+        return around.caller
 
 
 def _correlation_id(value: Any) -> int | str:

@@ -57,11 +57,12 @@ class Tensor:
 
     __module__ = "c_python_backend_utils"
     # Exactly one of _array and _source is the data; _array is also the cache of as_numpy().
-    __slots__ = ("_array", "_datatype", "_name", "_shape", "_source")
+    __slots__ = ("_array", "_datatype", "_name", "_place", "_shape", "_source")
 
     _array: NDArray[Any] | None
     _datatype: str
     _name: str
+    _place: tuple[int, int, int, int] | None
     _shape: tuple[int, ...]
     _source: memoryview | None
 
@@ -82,15 +83,22 @@ class Tensor:
         self._shape = array.shape
         self._array = array
         self._source = None
+        self._place = None
 
     @classmethod
     def _received(
-        cls, name: str, datatype: str, shape: tuple[int, ...], buffer: memoryview
+        cls,
+        name: str,
+        datatype: str,
+        shape: tuple[int, ...],
+        buffer: memoryview,
+        place: tuple[int, int, int, int] | None = None,
     ) -> Tensor:
         """Wrap a tensor that arrived: nothing is checked, copied or decoded here.
 
         The buffer is C-contiguous bytes of exactly the tensor. Views of it are the only
-        references, so its lease ends with the last of them.
+        references, so its lease ends with the last of them. Its place, if it is in memory that can be
+        handed on, is region, offset, size and lease.
         """
         tensor = _new(cls)
         tensor._name = name
@@ -98,6 +106,7 @@ class Tensor:
         tensor._shape = shape
         tensor._source = buffer
         tensor._array = None
+        tensor._place = place
         return tensor
 
     def name(self) -> str:
@@ -152,6 +161,16 @@ class Tensor:
             return np.empty(self._shape, dtype)
         # Not np.ndarray(..., buffer=source): that forgets the view, and with it the lease.
         return np.frombuffer(source, dtype).reshape(self._shape)
+
+    @property
+    def _reference(self) -> tuple[int, int, int, int] | None:
+        """Where the data lies in memory that can be handed on; None when it must be copied there.
+
+        Strings that were handed out as an array may have been edited in it.
+        """
+        if self._datatype == "BYTES" and self._array is not None:
+            return None
+        return self._place
 
     def _payload(self) -> memoryview | NDArray[Any]:
         """Give the data as a C-contiguous buffer for sending, without a copy where there need be none.

@@ -11,12 +11,10 @@ __all__ = [
     "Metric",
     "MetricFamily",
     "MetricKind",
-    "ResponseIterator",
     "SharedMemory",
     "is_model_ready",
     "load_model",
     "refuse",
-    "refuse_bls",
     "unload_model",
 ]
 
@@ -26,14 +24,6 @@ def refuse(what: str) -> NoReturn:
     raise TritonModelException(
         f"{what} is not supported by this version of gpubridge yet; see the compatibility table "
         "in its documentation"
-    )
-
-
-def refuse_bls(what: str) -> NoReturn:
-    """Raise TritonModelException for a call of another model; starts with Triton's own text."""
-    raise TritonModelException(
-        f"BLS is only supported during the 'execute' function. {what} needs a server, and is not "
-        "supported by this version of gpubridge yet"
     )
 
 
@@ -74,15 +64,6 @@ class MetricFamily:
     ) -> Metric:
         """Raise: custom metrics are not there yet."""
         refuse("MetricFamily.Metric()")
-
-
-class ResponseIterator:
-    """The responses of a decoupled model that a model called: not there yet."""
-
-    __module__ = "c_python_backend_utils"
-
-    def __init__(self) -> None:
-        raise TypeError("c_python_backend_utils.ResponseIterator: No constructor defined!")
 
 
 class SharedMemory:

@@ -60,6 +60,7 @@ class Executor:
         self._keeps = False
         self._private_bytes = 0
         self._views = borrowed.views
+        self._handed_on = True
         self.ended_at = 0
 
     def run(self, batch: Batch) -> bytes:
@@ -70,6 +71,7 @@ class Executor:
         borrowed = self._borrowed
         crowded = borrowed.held > _KEPT_LEASES or borrowed.held_bytes > _KEPT_BYTES
         self._views = self._private_views if crowded else borrowed.views
+        self._handed_on = not crowded
         started = self._control.start(batch.sequence)
         answers: list[bytes] = []
         origins = [self._origin(self._desk, record) for record in live]
@@ -110,11 +112,15 @@ class Executor:
         record = origin.record
         signature = record.signature
         received = Tensor._received
+        handed_on = self._handed_on
         inputs = [
-            received(spec[0], spec[1], spec[2], view)
-            for spec, view in zip(signature.tensors, self._views(record.refs))
+            received(spec[0], spec[1], spec[2], view, ref if handed_on else None)
+            for spec, view, ref in zip(signature.tensors, self._views(record.refs), record.refs)
         ]
         extras = record.extras or _NO_EXTRAS
+        if "shared" in extras:
+            # The model that sent them looks at them, too.
+            inputs = [_read_only(tensor) for tensor in inputs]
         if "controls" in extras:
             inputs += [_control(*control) for control in extras["controls"]]
         return InferenceRequest._received(
@@ -239,6 +245,14 @@ class Executor:
         for ticket in skipped:
             self._control.lent[ticket] = 0
         return [self._answers.nothing(ticket, ResponseFlag.CANCELLED) for ticket in skipped]
+
+
+def _read_only(tensor: Tensor) -> Tensor:
+    source = tensor._source
+    assert source is not None
+    return Tensor._received(
+        tensor._name, tensor._datatype, tensor._shape, source.toreadonly(), tensor._place
+    )
 
 
 def _control(name: str, datatype: str, shape: Sequence[int], value: Any) -> Tensor:

@@ -17,6 +17,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
 from gpubridge.pb_utils import host
 from gpubridge.stub.answers import ModelIdentity
+from gpubridge.stub.calls import CallDesk
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.loader import load_model, model_error_text
 from gpubridge.stub.outputs import OutputMemory
@@ -91,13 +92,16 @@ class _Stub:
         self._results = ResultSender(channel)
         self._awake_ns = busy_poll_ns(settings["busy_poll_us"]) // _AWAKE_SHARE
         self._waits = ShortWaits(_AWAKE_SHARE * self._awake_ns)
+        calls = socket.socket(fileno=fds[1])
+        calls.setblocking(False)
+        self._calls = CallDesk(Channel(calls), self._control.lent, self._outputs)
         self._model: Any = None
         self._executor: Executor | None = None
 
     def initialize(self) -> bool:
         """Load the model and call its ``initialize``; tells the server how it went."""
         settings = self._settings
-        host.attach(host.Host(os.path.dirname(settings["path"]), self._log))
+        self._attach(None)
         try:
             kind = load_model(settings["path"], str(settings["version"]))
             model = kind()
@@ -119,6 +123,7 @@ class _Stub:
         self._executor = Executor(
             model, identity, self._borrowed, self._outputs, self._control, self._results
         )
+        self._attach(self._calls)
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -164,6 +169,7 @@ class _Stub:
 
     def _finalize(self) -> int:
         executor = self._executor
+        self._attach(None)
         if hasattr(self._model, "finalize"):
             try:
                 self._model.finalize()
@@ -173,6 +179,11 @@ class _Stub:
             executor.close()
         self._channel.send(control_message(Kind.FINALIZED))
         return 0
+
+    def _attach(self, caller: CallDesk | None) -> None:
+        """Say what the model may ask of this process."""
+        folder = os.path.dirname(self._settings["path"])
+        host.attach(host.Host(folder, self._log, caller))
 
     def _detach(self) -> None:
         """In a child that the model forked: leave what is shared with the server alone."""
@@ -190,6 +201,8 @@ class _Stub:
         self._channel.send(control_message(Kind.DROP_REGION, region=segment.region))
 
     def _log(self, level: int, text: str, file: str, line: int) -> None:
+        if not self._control.log_levels >> level & 1:
+            return
         try:
             self._channel.send(
                 control_message(Kind.LOG, level=level, text=text, file=file, line=line)

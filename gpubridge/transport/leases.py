@@ -66,6 +66,19 @@ class LentSlots:
         self._table[lease] = 1
         self._kept[lease] = kept
 
+    def slot(self, lease: int) -> Slot | None:
+        """Return the slot that is lent under a lease."""
+        return self._slots.get(lease)
+
+    def kept(self, lease: int) -> object:
+        """Return what is held until the lease ends."""
+        return self._kept.get(lease)
+
+    def share(self, lease: int, kept: object) -> None:
+        """Let go of a slot, which ``kept`` owns from now on; that is held instead."""
+        del self._slots[lease]
+        self._kept[lease] = kept
+
     def settle(self, lease: int) -> bool:
         """Take the slot back if its borrower is done with it; returns whether that was so."""
         if self._table[lease]:

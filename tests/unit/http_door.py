@@ -114,10 +114,16 @@ class Handler:
 class Door:
     """A connection with its transport, its handlers, and the network before it."""
 
-    def __init__(self, *, deferred: bool = False, connections: HttpConnections = LIMITS) -> None:
+    def __init__(
+        self,
+        *,
+        deferred: bool = False,
+        connections: HttpConnections = LIMITS,
+        beside: Door | None = None,
+    ) -> None:
         self.deferred = deferred
         self.handlers: list[Handler] = []
-        self.connections: set[HttpConnection] = set()
+        self.connections: set[HttpConnection] = set() if beside is None else beside.connections
         self.transport = Transport()
         self.connection = HttpConnection(
             self, HttpSettings(BODY_LIMIT, connections), bytearray(_RECEIVE_BYTES), self.connections

@@ -84,6 +84,9 @@ class Call:
     def drain(self) -> None:
         """The server stops: take nothing new, and end when what is there is answered."""
 
+    def check(self, now: float, window: float) -> None:
+        """Fail if the request's message comes too slowly, in windows of so many seconds."""
+
     def abort(self) -> None:
         """The stream is gone: nobody waits for an answer."""
         self._settle()

@@ -97,6 +97,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._max_connections = settings.connections.max_connections
         self._compression = settings.connections.infer_response_compression_level
+        self._message_timeout = settings.connections.message_timeout
         self._watch = Watch(settings.connections, self._loop.time())
         # Something came since the last look; the client was asked to leave.
         self._heard = self._leaving = False
@@ -180,6 +181,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         heard, self._heard = self._heard, False
         http2 = self.http2
         finding = self._watch.look(now, http2, self.unsent, leaving=self._leaving, heard=heard)
+        for call in list(self._calls.values()):
+            call.check(now, self._message_timeout)
         if finding is None:
             return
         if finding is Finding.END:

@@ -101,6 +101,10 @@ class HealthWatch(Call):
             self._connection.http2.send_data(self._stream_id, [encode_frame(status)])
             self._connection.flush_soon()
 
+    def drain(self) -> None:
+        """The server stops, which the client was told as a change."""
+        self.fail(CallFailed(Status.UNAVAILABLE, "the server is stopping"))
+
     def _settle(self) -> None:
         self._health.discard(self)
         super()._settle()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
+
 from gpubridge.engine.model import Model
+from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner
 from gpubridge.frontend.grpc.framing import PREFIX, read_prefix
 from gpubridge.frontend.grpc.packing import Packing
 from gpubridge.frontend.grpc.status import CallFailed, Status
+from gpubridge.frontend.lateness import Rate
 from gpubridge.host_shm import HostArena
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
 from gpubridge.protocol.grpc.infer_response import encode_response
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
-__all__ = ["InferCall"]
+__all__ = ["InferCall", "TracedInferCall"]
 
 _DIRECT = 1 << 16
 """A longer message is received straight into shared memory; a shorter one is copied there."""
@@ -34,7 +38,7 @@ class InferCall(Call):
         Where requests lie.
     """
 
-    __slots__ = ("_arena", "_forms", "_known", "_once", "_prefix", "_receiver", "_request")
+    __slots__ = ("_arena", "_forms", "_known", "_once", "_prefix", "_rate", "_receiver", "_request")
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class InferCall(Call):
         self._forms = forms
         self._arena = arena
         self._receiver: RequestReceiver | None = None
+        self._rate: Rate | None = None
         self._request: InferRequest | None = None
         self._known: KnownRequest[Model] | None = None
         # A message up to this is taken at once if it comes so.
@@ -85,6 +90,24 @@ class InferCall(Call):
         except (BridgeError, CallFailed) as error:
             self._give_up()
             self.fail(error)
+
+    def check(self, now: float, window: float) -> None:
+        """Fail if a message comes too slowly that holds memory already."""
+        receiver = self._receiver
+        if receiver is None:
+            return
+        if self._rate is None:
+            self._rate = Rate(window)
+        missing = self._connection.http2.missing(self._stream_id)
+        if self._rate.too_slow(now, receiver, -receiver.left(missing)):
+            self._give_up()
+            self.fail(
+                CallFailed(
+                    Status.DEADLINE_EXCEEDED,
+                    f"expected 500 bytes a second of the request's message within {window:g} s, "
+                    "or its end",
+                )
+            )
 
     def pack(self, packing: Packing) -> None:
         """Compress the answer."""
@@ -158,7 +181,11 @@ class InferCall(Call):
             )
         self._known = known
         self._request = request
-        known.model.submit(request)
+        known.model.submit(request, self._received())
+
+    def _received(self) -> Received | None:
+        """When the request came, should it be traced."""
+        return None
 
     def _give_up(self) -> None:
         receiver, self._receiver = self._receiver, None
@@ -190,3 +217,23 @@ class InferCall(Call):
         if self._packing is not None:
             frame = self._packing.frame(frame)
         self._answer_all(frame)
+
+
+class TracedInferCall(InferCall):
+    """An inference request that may be traced: it remembers when it began to come."""
+
+    __slots__ = ("_began",)
+
+    def __init__(
+        self,
+        connection: CallOwner,
+        stream_id: int,
+        coding: bytes,
+        forms: FormCache[Model],
+        arena: HostArena,
+    ) -> None:
+        super().__init__(connection, stream_id, coding, forms, arena)
+        self._began = time.monotonic_ns()
+
+    def _received(self) -> Received:
+        return Received("GRPC", self._began, time.monotonic_ns())

@@ -12,7 +12,7 @@ from gpubridge.frontend.lateness import Unsent, Waiting
 
 __all__ = ["Finding", "Watch"]
 
-_GOODBYE_SECONDS = 10.0
+_GOODBYE_SECONDS = 5.0
 _AGE_SPREAD = 0.1
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 from gpubridge.frontend.http.answer import AnswerQueue
 from gpubridge.frontend.http.message import HttpSettings, Router
-from gpubridge.frontend.http.reading import NO_PROGRESS, RequestReader, Stage
-from gpubridge.frontend.http.watch import Late, Watch
+from gpubridge.frontend.http.reading import RequestReader
+from gpubridge.frontend.http.watch import NO_PROGRESS, Late, Stage, Watch
 
 __all__ = ["HttpConnection", "HttpSettings"]
 
@@ -143,11 +143,20 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Read, unless the client is behind or has asked enough."""
         wanted = not self._stalled and not self._answers.full
         if wanted == self._paused and not self._closing:
-            self._paused = not wanted
-            if wanted:
-                self._transport.resume_reading()
-            else:
+            self._paused = self._reader.crowded = not wanted
+            if not wanted:
                 self._transport.pause_reading()
+            elif self._reader.behind:
+                # Later: this may be called while somebody uses what is received.
+                asyncio.get_running_loop().call_soon(self._go_on)
+            else:
+                self._transport.resume_reading()
+
+    def _go_on(self) -> None:
+        """Take what had come already, then read again."""
+        self._reader.go_on()
+        if not self._paused and not self._closing:
+            self._transport.resume_reading()
 
     def close_when_done(self) -> None:
         """Close if no more is read and nothing is left to be answered."""

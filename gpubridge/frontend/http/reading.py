@@ -15,7 +15,6 @@ States::
 
 from __future__ import annotations
 
-import enum
 from typing import Protocol
 
 import httptools
@@ -30,23 +29,13 @@ from gpubridge.frontend.http.message import (
     Router,
     decompress,
 )
+from gpubridge.frontend.http.watch import NO_PROGRESS, Stage
 
-__all__ = ["NO_PROGRESS", "ReaderOwner", "RequestReader", "Stage"]
+__all__ = ["ReaderOwner", "RequestReader"]
 
 _HEAD_LIMIT = 64 * 1024
 _HEAVY = 64 * 1024
 """Smaller bodies are not weighed: a connection has few of them."""
-
-
-class Stage(enum.Enum):
-    """What part of a message is on its way."""
-
-    NOTHING = enum.auto()
-    HEAD = enum.auto()
-    BODY = enum.auto()
-
-
-NO_PROGRESS: tuple[Stage, object, int] = Stage.NOTHING, None, 0
 
 
 class ReaderOwner(Protocol):
@@ -87,6 +76,8 @@ class RequestReader:
         Nothing is read any more.
     unread : bool
         The client was cut off: it may still be sending.
+    crowded : bool
+        No further request is to be taken for now.
     """
 
     def __init__(
@@ -97,7 +88,8 @@ class RequestReader:
         answers: AnswerQueue,
         owner: ReaderOwner,
     ) -> None:
-        self.last = self.deaf = self.unread = False
+        self.last = self.deaf = self.unread = self.crowded = False
+        self._rest = b""
         self._router = router
         self._settings = settings
         self._receive = receive
@@ -141,6 +133,18 @@ class RequestReader:
                 self._body_complete()
         else:
             self._take(nbytes)
+
+    def go_on(self) -> None:
+        """Take the requests that had come, but found it crowded."""
+        rest, self._rest = self._rest, b""
+        if not self.deaf:
+            self._receive_view[: len(rest)] = rest
+            self._take(len(rest))
+
+    @property
+    def behind(self) -> bool:
+        """Whether there are such requests; nothing may be received before them."""
+        return bool(self._rest)
 
     def end(self) -> None:
         """The client sends no more: a request that is on its way will never be whole."""
@@ -187,6 +191,9 @@ class RequestReader:
             if self._direct:
                 start = self._take_body(start, end)
             elif self._fresh:
+                if self.crowded:
+                    self._rest = bytes(self._receive_view[start:end])
+                    return
                 start = self._take_head(start, end)
                 self._direct = self._missing > 0
             else:

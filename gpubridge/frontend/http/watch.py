@@ -5,12 +5,22 @@ from __future__ import annotations
 import enum
 
 from gpubridge.config import HttpConnections
-from gpubridge.frontend.http.reading import Stage
 from gpubridge.frontend.lateness import Rate, Unsent, Waiting
 
-__all__ = ["Late", "Watch"]
+__all__ = ["NO_PROGRESS", "Late", "Stage", "Watch"]
 
 _LINGER_SECONDS = 10.0
+
+
+class Stage(enum.Enum):
+    """What part of a message is on its way."""
+
+    NOTHING = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
+
+
+NO_PROGRESS: tuple[Stage, object, int] = Stage.NOTHING, None, 0
 
 
 class Late(enum.Enum):

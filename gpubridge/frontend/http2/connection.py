@@ -149,6 +149,11 @@ class Http2Connection:
         if stream is not None:
             self._payload.receive_into(stream, target)
 
+    def missing(self, stream_id: int) -> int:
+        """Return how many bytes the target of ``receive_into`` still lacks; 0 if there is none."""
+        stream = self._state.streams.get(stream_id)
+        return 0 if stream is None or stream.target is None else len(stream.target)
+
     def hold(self, stream_id: int) -> None:
         """Let the stream send only ``stream_window`` bytes beyond what `consume` has counted."""
         stream = self._state.streams.get(stream_id)

@@ -95,6 +95,17 @@ class RequestReceiver:
         """Whether the whole message has come."""
         return self._scanner.left == 0
 
+    def left(self, missing: int) -> int:
+        """Return how many bytes of the message are not there.
+
+        Parameters
+        ----------
+        missing : int
+            How many of the target; only who received there knows.
+        """
+        left = self._scanner.left
+        return left if self.target is None else left - (self._scanner.raw or 0) + missing
+
     def feed(self, data: memoryview) -> None:
         """Take the next bytes of the message.
 

@@ -1,0 +1,59 @@
+"""What an instance asks of those around it."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Protocol
+
+from gpubridge.engine.ledger import Closed, Landed
+from gpubridge.engine.link import StubLink
+from gpubridge.errors import BridgeError
+from gpubridge.request import InferRequest
+
+if TYPE_CHECKING:
+    from gpubridge.engine.instance import Instance
+
+__all__ = ["CallDoor", "CallServer", "InstanceListener"]
+
+
+class CallDoor(Protocol):
+    """The door that one stub's calls of other models come through."""
+
+    def close(self) -> None:
+        """The stub is gone: nobody waits for answers any more."""
+
+
+class CallServer(Protocol):
+    """Serves the calls that models make of other models."""
+
+    def open(self, sock: socket.socket, link: StubLink, caller: Instance, /) -> CallDoor:
+        """Serve the channel ``sock``, which is owned from now on."""
+
+
+class InstanceListener(Protocol):
+    """Hears what becomes of an instance and of its requests; called on the event loop."""
+
+    def on_up(self, instance: Instance, /) -> None:
+        """It is ready, for the first time or again."""
+
+    def on_room(self) -> None:
+        """It may take more requests than before, or none any longer."""
+
+    def on_landed(self, landed: list[Landed], now: int, /) -> None:
+        """Batches were answered, at ``now``, so that there is room for others."""
+
+    def on_responses(self, closed: list[Closed], now: int, copied: int, /) -> None:
+        """Requests of earlier batches ended, at ``now``; ``copied`` bytes of responses were copied."""
+
+    def on_death(
+        self,
+        instance: Instance,
+        lost: list[InferRequest],
+        unstarted: list[InferRequest],
+        error: BridgeError,
+        /,
+    ) -> None:
+        """Its process died: requests that it had started have no outcome but ``error``.
+
+        The slots of the unstarted ones, in order, are theirs again.
+        """

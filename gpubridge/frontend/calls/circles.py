@@ -1,0 +1,74 @@
+"""Calls that would wait for ever: models that wait for each other in a circle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gpubridge.engine.instance import Instance
+
+__all__ = ["find_circle"]
+
+
+def find_circle(
+    caller: Instance, target: str, instances: Callable[[str], Iterable[Instance]]
+) -> list[str]:
+    """Return the models of a circle that a call would close, from its target back to it; or nothing.
+
+    An instance can go on when none of its calls waits for a model that cannot; a model can when one of
+    its instances can. What is left when all that can go on have been found waits for itself.
+
+    Parameters
+    ----------
+    caller : Instance
+        Who calls; its other calls are known to it.
+    target : str
+        The model that is called.
+    instances : callable
+        Gives the instances of all versions of a model.
+    """
+    found = {target: list(instances(target))}
+    if any(not instance.waits_for and instance is not caller for instance in found[target]):
+        return []
+    if not caller.in_flight:
+        # It executes nothing that waits.
+        return []
+    waiting = [target]
+    while waiting:
+        for instance in found[waiting.pop()]:
+            for model in instance.waits_for:
+                if model not in found:
+                    found[model] = list(instances(model))
+                    waiting.append(model)
+    alive: set[str] = set()
+    grown = True
+    while grown:
+        grown = False
+        for model, members in found.items():
+            if model not in alive and (
+                not members or any(_can_go_on(each, caller, target, alive) for each in members)
+            ):
+                alive.add(model)
+                grown = True
+    return [] if target in alive else _path(target, caller, found, alive)
+
+
+def _can_go_on(instance: Instance, caller: Instance, target: str, alive: set[str]) -> bool:
+    if not instance.in_flight:
+        return True
+    calls = set(instance.waits_for)
+    if instance is caller:
+        calls.add(target)
+    return calls <= alive
+
+
+def _path(
+    target: str, caller: Instance, found: dict[str, list[Instance]], alive: set[str]
+) -> list[str]:
+    """Follow the circle from its target until it is closed."""
+    path = [target]
+    while True:
+        member = found[path[-1]][0]
+        ahead = [model for model in member.waits_for if model not in alive]
+        if member is caller or not ahead or ahead[0] in path:
+            return [*path, target]
+        path.append(ahead[0])

@@ -1,0 +1,312 @@
+"""The door for models: takes the calls of a stub, gives them to the called models, sends the answers.
+
+No byte of a tensor is touched: what a call's inputs and an answer's outputs lie in is handed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from gpubridge.engine.instance import Instance
+from gpubridge.engine.link import StubLink
+from gpubridge.engine.model import Model
+from gpubridge.engine.outbox import Outbox
+from gpubridge.engine.repository import ModelRepository
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.calls.circles import find_circle
+from gpubridge.frontend.calls.requests import CallForms
+from gpubridge.host_shm import Segment
+from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome
+from gpubridge.transport.calls import CallKind, decode_records, encode_records
+from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
+from gpubridge.transport.control import NO_LEASE
+from gpubridge.transport.messages import ResponseFlag, control_message, decode_control
+from gpubridge.transport.records import Record, record_encoder, record_reader
+from gpubridge.transport.signatures import encode_signature
+
+__all__ = ["ModelCallServer", "StubCalls"]
+
+_NOTHING = encode_signature(())
+_SIGNATURES = 1024
+
+
+class ModelCallServer:
+    """Serves the calls of all models.
+
+    Parameters
+    ----------
+    repository : ModelRepository
+        The models that can be called.
+    """
+
+    def __init__(self, repository: ModelRepository) -> None:
+        self.repository = repository
+        self.forms = CallForms()
+
+    def open(self, sock: socket.socket, link: StubLink, caller: Instance) -> StubCalls:
+        """Serve the calls of one stub."""
+        return StubCalls(self, sock, link, caller)
+
+    def find(self, name: str, version: int) -> Model:
+        """Return the model that a call is for.
+
+        Raises
+        ------
+        BridgeError
+            When it is not there, in Triton's words.
+        """
+        try:
+            return self.repository.find(name, None if version < 0 else version)
+        except BridgeError:
+            raise BridgeError(
+                f"Failed for execute the inference request. Model '{name}' is not ready.",
+                ErrorCode.NOT_FOUND,
+            ) from None
+
+    def instances(self, name: str) -> Iterator[Instance]:
+        """The instances of all versions of a model."""
+        for version in self.repository.versions(name):
+            yield from self.repository.find(name, version).instances
+
+
+class _Call:
+    """One call on its way."""
+
+    __slots__ = ("model", "number", "request")
+
+    def __init__(self, number: int, model: Model, request: InferRequest) -> None:
+        self.number = number
+        self.model = model
+        self.request = request
+
+
+class StubCalls:
+    """The calls of one stub; owns the channel that they come through.
+
+    Parameters
+    ----------
+    link : StubLink
+        Knows the stub's memory, and lends it other memory.
+    caller : Instance
+        Whose stub it is.
+    """
+
+    def __init__(
+        self, server: ModelCallServer, sock: socket.socket, link: StubLink, caller: Instance
+    ) -> None:
+        sock.setblocking(False)
+        self._server = server
+        self._link = link
+        self._caller = caller
+        self._channel = Channel(sock)
+        self._outbox = Outbox(self._channel, self._mute)
+        self._reader = record_reader()
+        self._encode = record_encoder()
+        self._calls: dict[int, _Call] = {}
+        self._announced: set[int] = set()
+        self._open = True
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock.fileno(), self._on_readable)
+
+    def close(self) -> None:
+        """The stub is gone: what it called for is not needed any more."""
+        self._mute()
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.request.cancel()
+        self._link.regions.leave(self, self._announced)
+        self._channel.close()
+
+    def drop_region(self, region: int) -> None:
+        """Tell the stub to unmap a region."""
+        if region in self._announced:
+            self._announced.discard(region)
+            self._outbox.send(control_message(CallKind.DROP_REGION, region=region))
+
+    def _mute(self) -> None:
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._channel.fileno())
+            self._outbox.close()
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        try:
+            message, fds = self._channel.receive()
+            for fd in fds:
+                os.close(fd)
+            self._take(message)
+        except BlockingIOError:
+            pass
+        except ChannelClosed:
+            self._mute()
+        except MalformedMessage as error:
+            self._mute()
+            self._link.distrust(f"sent a malformed call ({error.message})")
+
+    def _take(self, message: bytes) -> None:
+        kind = message[0]
+        if kind == CallKind.CALL:
+            for record in decode_records(message, self._reader, named=True):
+                self._begin(record)
+            return
+        fields = decode_control(message)
+        call = self._calls.get(fields.get("call", 0))
+        if kind == CallKind.CANCEL:
+            if call is not None:
+                self._cancel(call)
+        elif kind == CallKind.TAKEN:
+            responses = fields.get("responses")
+            if call is not None and type(responses) is int and responses > 0:
+                call.request.passed_on(responses)
+        else:
+            raise MalformedMessage(f"unknown kind {kind}")
+
+    def _begin(self, record: Record) -> None:
+        number = record.ticket
+        extras = record.extras or {}
+        name = str(extras.get("model"))
+        version = extras.get("version", -1)
+        if number in self._calls or type(version) is not int:
+            raise MalformedMessage(f"call {number} of version {version!r} of '{name}'")
+        ranges = self._ranges(record.refs)
+        try:
+            model = self._server.find(name, version)
+            if model.config.decoupled and not extras.get("decoupled"):
+                raise BridgeError(_NOT_DECOUPLED.format(name), ErrorCode.UNSUPPORTED)
+            self._check_circle(name)
+            form, passed_on, options = self._server.forms.read(record, model)
+        except BridgeError as error:
+            text = f"Model {name} - Error when running inference: {error.message}"
+            self._answer(number, BridgeError(text, error.code), 0)
+            return
+        request = InferRequest(
+            form.signature,
+            None,
+            0,
+            (),
+            partial(self._end, number),
+            record.identifier,
+            passed_on,
+            0,
+            form.batch_size,
+            options,
+        )
+        request.ranges = ranges
+        if extras.get("decoupled"):
+            request.on_partial = partial(self._respond, number)
+        self._calls[number] = _Call(number, model, request)
+        waits_for = self._caller.waits_for
+        waits_for[name] = waits_for.get(name, 0) + 1
+        model.submit(request)
+
+    def _ranges(self, refs: Sequence[tuple[int, int, int, int]]) -> list[MemoryRange]:
+        try:
+            return self._link.ranges(refs)
+        except MalformedMessage:
+            # The stub may have announced that memory, through its other channel, a moment ago.
+            self._link.catch_up()
+            return self._link.ranges(refs)
+
+    def _check_circle(self, name: str) -> None:
+        circle = find_circle(self._caller, name, self._server.instances)
+        if circle:
+            raise BridgeError(
+                f"this call would never be answered: {' waits for '.join(circle)}, and all their "
+                "instances are in use by this very request; give one of these models another instance",
+                ErrorCode.UNAVAILABLE,
+            )
+
+    def _cancel(self, call: _Call) -> None:
+        """Tell the called model; a request that it has not started is over."""
+        request = call.request
+        if request.instance is None:
+            request.cancel()
+            self._end(call.number, BridgeError("the request was cancelled", ErrorCode.CANCELLED))
+        else:
+            request.instance.cancel(request)
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    def _respond(self, number: int, outcome: Outcome) -> None:
+        self._answer(number, outcome, ResponseFlag.OPEN)
+
+    def _end(self, number: int, outcome: Outcome | None) -> None:
+        call = self._calls.pop(number, None)
+        if call is None:
+            return
+        waits_for = self._caller.waits_for
+        name = call.model.name
+        left = waits_for.get(name, 1) - 1
+        if left:
+            waits_for[name] = left
+        else:
+            waits_for.pop(name, None)
+        self._answer(number, outcome, 0)
+
+    def _answer(self, number: int, outcome: Outcome | None, flags: int) -> None:
+        if not self._open:
+            return
+        extras = b""
+        signature = _NOTHING
+        refs: list[int] = []
+        if outcome is None:
+            flags |= ResponseFlag.EMPTY
+        elif isinstance(outcome, InferResponse):
+            signature = _encoded(outcome)
+            refs = self._lend(outcome)
+            if outcome.parameters:
+                extras = json.dumps({"parameters": outcome.parameters}).encode()
+        else:
+            flags |= ResponseFlag.ERROR
+            extras = json.dumps({"error": outcome.message, "code": int(outcome.code)}).encode()
+        record = self._encode(number, signature, refs, flags, extras=extras)
+        self._outbox.send(encode_records(CallKind.CALL_RESPONSES, [record]))
+
+    def _lend(self, response: InferResponse) -> list[int]:
+        """Lend the outputs to the caller; returns the fields of their references."""
+        ranges = response.ranges()
+        ticket = self._link.lend(ranges)
+        refs: list[int] = []
+        for segment, offset, nbytes, _ in ranges:
+            if segment is None:
+                refs += (0, 0, 0, NO_LEASE)
+                continue
+            if segment.region not in self._announced:
+                self._announce(segment)
+            refs += (segment.region, offset, nbytes, ticket)
+        return refs
+
+    def _announce(self, segment: Segment) -> None:
+        self._announced.add(segment.region)
+        self._link.regions.join(segment.region, self)
+        message = control_message(CallKind.REGION, region=segment.region, size=segment.size)
+        self._outbox.send(message, (segment.fd,))
+
+
+_NOT_DECOUPLED = (
+    "Model {} is using the decoupled. The current BLS request call doesn't support models using the "
+    "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' "
+    "calls for decoupled models.'"
+)
+_encodings: dict[Any, bytes] = {}
+
+
+def _encoded(response: InferResponse) -> bytes:
+    """Return the bytes of a response's signature, which mostly repeats."""
+    signature = response.signature
+    raw = _encodings.get(signature)
+    if raw is None:
+        if len(_encodings) >= _SIGNATURES:
+            _encodings.clear()
+        raw = _encodings[signature] = encode_signature(
+            [(spec.name, spec.datatype, spec.shape) for spec in signature.tensors]
+        )
+    return raw

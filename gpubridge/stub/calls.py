@@ -1,0 +1,310 @@
+"""The model's calls of other models: sent from any thread, their responses told to who waits.
+
+There is no thread that reads: of those that wait, one reads for all. So an answer costs its caller
+one wake-up, as if it were alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import select
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from gpubridge.errors import ErrorCode
+from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
+from gpubridge.stub.outputs import OutputMemory
+from gpubridge.transport.calls import CallKind, decode_records, encode_records
+from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
+from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.messages import ResponseFlag, control_message, decode_control
+from gpubridge.transport.records import Record, record_encoder, record_reader
+from gpubridge.transport.signatures import encode_signature
+
+__all__ = ["CallDesk"]
+
+_TAKEN_TOGETHER = 16
+"""The server is told after so many responses that they were taken: it lets 64 be under way."""
+
+
+class Call:
+    """One call: the responses that have come, and who waits for them."""
+
+    __slots__ = (
+        "__weakref__",
+        "_decoupled",
+        "_desk",
+        "_future",
+        "_over",
+        "_responses",
+        "_taken",
+        "event",
+        "inputs",
+        "number",
+    )
+
+    def __init__(self, desk: CallDesk, number: int, inputs: Any, decoupled: bool) -> None:
+        self._desk = desk
+        self.number = number
+        # Their memory is lent by reference: it must stay what it is until the answer.
+        self.inputs = inputs
+        self.event = threading.Event()
+        self._decoupled = decoupled
+        self._responses: deque[InferenceResponse] = deque()
+        self._future: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._over = False
+        self._taken = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a response, or never will be another."""
+        return bool(self._responses) or self._over
+
+    def next(self) -> InferenceResponse | None:
+        """Wait for the next response; None when there are no more."""
+        if not self.ready:
+            self._desk.wait(self)
+        if not self._responses:
+            return None
+        response = self._responses.popleft()
+        if self._decoupled and not self._over:
+            self._taken += 1
+            if self._taken == _TAKEN_TOGETHER:
+                self._desk.tell(CallKind.TAKEN, call=self.number, responses=self._taken)
+                self._taken = 0
+        return response
+
+    def when_ready(self) -> asyncio.Future[None]:
+        """Return what is done when :meth:`next` need not wait; in a coroutine."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._future = loop, future
+        if self.ready:
+            future.set_result(None)
+        else:
+            self._desk.read_on(loop)
+        return future
+
+    def cancel(self) -> None:
+        """Tell the called model that nobody needs its responses."""
+        if not self._over:
+            self._desk.tell(CallKind.CANCEL, call=self.number)
+
+    def deliver(self, response: InferenceResponse | None, over: bool) -> None:
+        """Take a response, the end, or both."""
+        if response is not None:
+            self._responses.append(response)
+        if over:
+            self._over = True
+            self.inputs = None
+        self.event.set()
+        if self._future is not None:
+            loop, future = self._future
+            loop.call_soon_threadsafe(_done, future)
+
+    def __del__(self) -> None:
+        if not self._over:
+            # Nobody will take what comes.
+            self._desk.abandon(self.number)
+
+
+class CallDesk:
+    """Sends calls and takes their responses; owns the call channel.
+
+    Parameters
+    ----------
+    channel : Channel
+        Does not block.
+    lent : memoryview
+        The lease bytes of memory that is lent to this stub.
+    outputs : OutputMemory
+        Where inputs of calls go that are not in shared memory already.
+    """
+
+    def __init__(self, channel: Channel, lent: memoryview, outputs: OutputMemory) -> None:
+        self._channel = channel
+        self._borrowed = BorrowedMemory(lent)
+        self._outputs = outputs
+        self._encode = record_encoder()
+        self._reader = record_reader()
+        self._numbers = itertools.count(1)
+        # Those that somebody still holds: who drops a call or its iterator wants no more responses.
+        self._calls: dict[int, weakref.ref[Call]] = {}
+        self._reading = threading.Lock()
+        self._waiting: set[Call] = set()
+        self._readable = select.poll()
+        self._readable.register(channel.fileno(), select.POLLIN)
+        self._loops: set[asyncio.AbstractEventLoop] = set()
+
+    # -- what models ask ---------------------------------------------------------------------------
+
+    def call(self, request: InferenceRequest, decoupled: bool) -> Call:
+        """Send a request to another model.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when there is no memory for its inputs.
+        """
+        tensors: Sequence[Tensor] = request._inputs
+        number = next(self._numbers) & 0xFFFF_FFFF
+        call = Call(self, number, list(tensors), decoupled)
+        self._calls[number] = weakref.ref(call)
+        extras: dict[str, Any] = {
+            "model": request._model_name,
+            "version": request._model_version,
+            "decoupled": decoupled,
+        }
+        if request._correlation_id:
+            extras["correlation_id"] = request._correlation_id
+        if request._flags:
+            extras["flags"] = request._flags
+        if request._timeout:
+            extras["timeout"] = request._timeout
+        if request._parameters != "{}":
+            extras["parameters"] = request._parameters
+        signature = encode_signature(
+            [(t._name, t._datatype, t._shape) for t in tensors],
+            tuple(request._requested_output_names),
+        )
+        record = self._encode(
+            number,
+            signature,
+            self._references(tensors),
+            0,
+            request._request_id.encode(),
+            json.dumps(extras).encode(),
+        )
+        self._send(encode_records(CallKind.CALL, [record]))
+        return call
+
+    def _references(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Return where the tensors lie in shared memory; those that do not are copied there."""
+        own = [tensor for tensor in tensors if tensor._reference is None]
+        placed = self._outputs.place([tensor._payload() for tensor in own]) if own else []
+        fields: list[int] = []
+        at = 0
+        for tensor in tensors:
+            if tensor._reference is None:
+                fields += placed[at : at + 4]
+                at += 4
+            else:
+                fields += tensor._reference
+        return fields
+
+    def tell(self, kind: int, **fields: Any) -> None:
+        """Send a message of a rare kind."""
+        self._send(control_message(kind, **fields))
+
+    def abandon(self, number: int) -> None:
+        """Nobody waits for a call's responses any more; from any thread, at any time."""
+        if self._calls.pop(number, None) is not None:
+            try:
+                self.tell(CallKind.CANCEL, call=number)
+            except ChannelClosed:
+                # The process ends.
+                pass
+
+    def _send(self, message: bytes) -> None:
+        while not self._channel.send(message):
+            writable = select.poll()
+            writable.register(self._channel.fileno(), select.POLLOUT)
+            writable.poll()
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def wait(self, call: Call) -> None:
+        """Wait until a call is ready: read for all who wait, or let another do that."""
+        self._waiting.add(call)
+        try:
+            while not call.ready:
+                if not self._reading.acquire(blocking=False):
+                    call.event.wait()
+                    call.event.clear()
+                    continue
+                try:
+                    while not call.ready:
+                        self._readable.poll()
+                        self._receive()
+                finally:
+                    self._reading.release()
+        finally:
+            self._waiting.discard(call)
+            # Who waits still may have to read now.
+            for other in list(self._waiting)[:1]:
+                other.event.set()
+
+    def read_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Read whenever there is something, as long as the loop runs."""
+        if loop not in self._loops:
+            self._loops = {each for each in self._loops if not each.is_closed()} | {loop}
+            loop.add_reader(self._channel.fileno(), self._pump)
+
+    def _pump(self) -> None:
+        if self._reading.acquire(blocking=False):
+            try:
+                self._receive()
+            finally:
+                self._reading.release()
+
+    def _receive(self) -> None:
+        """Take one message, if there is one."""
+        try:
+            message, fds = self._channel.receive()
+        except BlockingIOError:
+            return
+        kind = message[0]
+        if kind == CallKind.CALL_RESPONSES:
+            for record in decode_records(message, self._reader, named=False):
+                self._deliver(record)
+        elif kind == CallKind.REGION:
+            fields = decode_control(message)
+            self._borrowed.announce(fields["region"], fds.pop(), fields["size"])
+        elif kind == CallKind.DROP_REGION:
+            self._borrowed.drop(decode_control(message)["region"])
+        else:
+            raise MalformedMessage(f"message of unknown kind {kind} from the server")
+
+    def _deliver(self, record: Record) -> None:
+        over = not record.word & ResponseFlag.OPEN
+        response = None if record.word & ResponseFlag.EMPTY else self._response(record)
+        held = self._calls.pop(record.ticket, None) if over else self._calls.get(record.ticket)
+        call = None if held is None else held()
+        if call is not None:
+            if response is None and over:
+                # The last response may be empty: so it is at Triton.
+                response = InferenceResponse([])
+            call.deliver(response, over)
+
+    def _response(self, record: Record) -> InferenceResponse:
+        extras = record.extras or {}
+        if record.word & ResponseFlag.ERROR:
+            error = TritonError(extras["error"], _code(extras["code"]))
+            return InferenceResponse([], error)
+        views = self._borrowed.views(record.refs)
+        received = Tensor._received
+        tensors = [
+            received(spec.name, spec.datatype, spec.shape, view, ref)
+            for spec, view, ref in zip(record.signature.tensors, views, record.refs)
+        ]
+        response = InferenceResponse(tensors)
+        if "parameters" in extras:
+            response._parameters = json.dumps(extras["parameters"])
+        return response
+
+
+def _code(number: int) -> Any:
+    try:
+        return TritonError.__dict__[ErrorCode(number).name]
+    except (ValueError, KeyError):
+        return TritonError.UNKNOWN
+
+
+def _done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

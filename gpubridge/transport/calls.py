@@ -1,0 +1,63 @@
+"""The messages of the call channel: a model's calls of other models, and what these answer.
+
+A stub has a second channel for them, which any of its threads may use. Rare messages carry a JSON
+object; the others are, packed little-endian::
+
+    CALL            u8 kind, 3 pad, u32 1, a request record; its ticket is the call's number
+    CALL_RESPONSES  u8 kind, 3 pad, u32 responses, response records; their tickets are the calls' numbers
+
+The memory that a response's references name is lent under tickets of the control page, like that of
+the requests that the stub executes. What a call's references name is either the stub's own output
+memory, under its leases, or memory that was lent to it, under the ticket that it has it by.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.records import Record
+
+if TYPE_CHECKING:
+    from gpubridge.tensor.native import NativeRecordReader
+
+__all__ = ["CallKind", "decode_records", "encode_records"]
+
+
+class CallKind:
+    """The first byte of a message of the call channel (0 is the channel's own)."""
+
+    CALL = 1
+    CANCEL = 2
+    REGION = 3
+    DROP_REGION = 4
+    TAKEN = 5
+    CALL_RESPONSES = 16
+
+
+_FRAME = struct.Struct("<BxxxI")
+
+
+def encode_records(kind: int, records: Sequence[bytes]) -> bytes:
+    """Join encoded records to a message."""
+    return b"".join((_FRAME.pack(kind, len(records)), *records))
+
+
+def decode_records(message: bytes, reader: NativeRecordReader, *, named: bool) -> list[Record]:
+    """Take a message of records apart; ``named`` ones are those of requests.
+
+    Raises
+    ------
+    MalformedMessage
+        When a length or a count does not fit.
+    """
+    try:
+        _, count = _FRAME.unpack_from(message)
+        records, at = reader.read(message, _FRAME.size, count, named)
+    except (struct.error, ValueError) as error:
+        raise MalformedMessage(f"message of calls: {error}") from error
+    if at != len(message):
+        raise MalformedMessage(f"message of calls: {len(message) - at} bytes after its end")
+    return records

@@ -1,0 +1,112 @@
+"""Models that call other models: the code that they are sent may."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from tests.process.server import write_code_model, write_model
+
+__all__ = ["PRELUDE", "answered", "run", "write_models"]
+
+ADD_SUB = """
+import os, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            a = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
+            b = pb_utils.get_input_tensor_by_name(request, "B").as_numpy()
+            first = float(a.flat[0]) if a.size else 0
+            if first == -1:
+                raise ValueError("minus one")
+            if first == -2:
+                error = pb_utils.TritonError("coded", pb_utils.TritonError.NOT_FOUND)
+                responses.append(pb_utils.InferenceResponse(error=error))
+                continue
+            if first == -3:
+                os._exit(3)
+            if first == -4:
+                a[:] = 7
+            outs = [pb_utils.Tensor("SUM", a + b), pb_utils.Tensor("DIFFERENCE", a - b)]
+            seen = {"parameters": request.parameters(), "id": request.request_id(),
+                    "correlation": request.correlation_id(), "flags": request.flags()}
+            responses.append(pb_utils.InferenceResponse(outs, parameters={"seen": repr(seen)}))
+        return responses
+"""
+REPEAT = """
+import threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            count = int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy().flat[0])
+            sender = request.get_response_sender()
+            def send(count=count, sender=sender):
+                sent = 0
+                while sent < count if count >= 0 else not sender.is_cancelled():
+                    out = pb_utils.Tensor("OUT", np.array([sent], np.int32))
+                    sender.send(pb_utils.InferenceResponse([out]))
+                    sent += 1
+                sender.send(flags=FINAL)
+            threading.Thread(target=send).start()
+"""
+PRELUDE = """
+import asyncio, threading
+def tensor(name, values, dtype=np.float32):
+    return pb_utils.Tensor(name, np.array(values, dtype))
+def call(*values, model="add_sub", outputs=("SUM",), **more):
+    inputs = more.pop("inputs", None)
+    if inputs is None:
+        inputs = [tensor("A", values or [1, 2]), tensor("B", [1] * (len(values) or 2))]
+    return pb_utils.InferenceRequest(
+        model_name=model, inputs=inputs, requested_output_names=list(outputs), **more
+    )
+def repeat(count, **more):
+    return call(model="repeat", inputs=[tensor("COUNT", [count], np.int32)], outputs=["OUT"], **more)
+def show(response):
+    if response.has_error():
+        return f"{response.error().code().name}: {response.error().message()}"
+    return {t.name(): t.as_numpy().tolist() for t in response.output_tensors()}
+"""
+
+
+def write_models(repository, count=1):
+    config = """
+        input [{ name: "A" data_type: TYPE_FP32 dims: [-1] }, { name: "B" data_type: TYPE_FP32 dims: [-1] }]
+        output [{ name: "SUM" data_type: TYPE_FP32 dims: [-1] }, { name: "DIFFERENCE" data_type: TYPE_FP32 dims: [-1] }]
+    """
+    directory = write_model(repository, "add_sub", ADD_SUB)
+    (directory / "config.pbtxt").write_text(f'backend: "python" {config}')
+    write_model(
+        repository,
+        "repeat",
+        REPEAT,
+        config="model_transaction_policy { decoupled: true }",
+        inputs='name: "COUNT" data_type: TYPE_INT32 dims: [1]',
+        outputs='name: "OUT" data_type: TYPE_INT32 dims: [1]',
+    )
+    for name in ("caller", "other"):
+        write_code_model(repository, name, config=f"instance_group [{{ count: {count} }}]")
+
+
+def run(server, code, model="caller"):
+    """Run code in a model; returns what it put into ``said``."""
+    code = PRELUDE + re.sub(r"(?<!\.)\bsaid =", "self.said =", code)
+    body = {"inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1], "data": [code]}]}
+    status, _, answer = server.request("POST", f"/v2/models/{model}/infer", json.dumps(body))
+    document = json.loads(answer)
+    assert status == 200, document
+    return document["outputs"][0]["data"][0]
+
+
+def answered(server, model):
+    stats = json.loads(server.request("GET", f"/v2/models/{model}/stats")[2])["model_stats"][0]
+    return stats["inference_stats"]["success"]["count"]

@@ -1,0 +1,216 @@
+"""Models that call other models: what they get."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.process.callers import PRELUDE, answered, run, write_models
+from tests.process.server import running_server, wait_until, write_code_model
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    write_models(repository)
+    with running_server(repository) as running:
+        yield running
+
+
+# -- calls and their answers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("call(1, 2).exec()", "{'SUM': [2.0, 3.0]}"),
+        (
+            "call(1, outputs=['DIFFERENCE', 'SUM']).exec()",
+            "{'SUM': [2.0], 'DIFFERENCE': [0.0]}",
+        ),
+        ("call(1, outputs=[]).exec()", "{'SUM': [2.0], 'DIFFERENCE': [0.0]}"),
+        ("call(1, model_version=1).exec()", "{'SUM': [2.0]}"),
+        ("call(inputs=[tensor('A', []), tensor('B', [])]).exec()", "{'SUM': []}"),
+        ("call(-2).exec()", "NOT_FOUND: coded"),
+        (
+            "call(1, model='nope').exec()",
+            (
+                "NOT_FOUND: Model nope - Error when running inference: Failed for execute the inference "
+                "request. Model 'nope' is not ready."
+            ),
+        ),
+        (
+            "call(1, model_version=7).exec()",
+            (
+                "NOT_FOUND: Model add_sub - Error when running inference: Failed for execute the inference "
+                "request. Model 'add_sub' is not ready."
+            ),
+        ),
+        (
+            "call(inputs=[tensor('A', [1])]).exec()",
+            (
+                "INVALID_ARG: Model add_sub - Error when running inference: [request id: <id_unknown>] "
+                "expected 2 inputs but got 1 inputs for model 'add_sub'. Got input(s) ['A'], but missing "
+                "required input(s) ['B']. Please provide all required input(s)."
+            ),
+        ),
+        (
+            "call(inputs=[tensor('A', [1]), tensor('B', [1], np.int32)]).exec()",
+            (
+                "INVALID_ARG: Model add_sub - Error when running inference: [request id: <id_unknown>] "
+                "inference input 'B' data-type is 'INT32', but model 'add_sub' expects 'FP32'"
+            ),
+        ),
+        (
+            "call(1, outputs=['NOPE']).exec()",
+            (
+                "INVALID_ARG: Model add_sub - Error when running inference: unexpected inference output "
+                "'NOPE' for model 'add_sub'"
+            ),
+        ),
+        (
+            "repeat(1).exec()",
+            (
+                "UNSUPPORTED: Model repeat - Error when running inference: Model repeat is using the "
+                "decoupled. The current BLS request call doesn't support models using the decoupled "
+                "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' "
+                "calls for decoupled models.'"
+            ),
+        ),
+    ],
+)
+def test_a_call_and_its_answer(server, code, said):
+    assert run(server, f"said = show({code})") == said
+
+
+def test_what_the_called_model_raises_is_the_answer(server):
+    said = run(server, "said = show(call(-1).exec())")
+    assert said.startswith(
+        "INTERNAL: Failed to process the request(s) for model 'add_sub_0', message: ValueError: minus"
+    )
+
+
+def test_what_else_a_call_says_arrives(server):
+    said = run(
+        server,
+        "r = call(1, request_id='me', correlation_id=5, flags=3, parameters={'k': 1})\n"
+        "said = r.exec().parameters()",
+    )
+    assert (
+        "'parameters': '{\"k\": 1}', 'id': 'me', 'correlation': 5, 'flags': 3"
+        in json.loads(said)["seen"]
+    )
+
+
+def test_a_request_can_be_sent_again(server):
+    assert run(server, "r = call(1)\nsaid = [show(r.exec()) for _ in range(3)]").count("2.0") == 3
+
+
+def test_calls_are_refused_before_and_after_execute(tmp_path):
+    write_models(tmp_path)
+    attempt = (
+        PRELUDE
+        + "try: call().exec()\nexcept pb_utils.TritonModelException as e: print('REFUSED', e, flush=True)"
+    )
+    write_code_model(tmp_path, "early", initialize=attempt, finalize=attempt)
+    with running_server(tmp_path) as server:
+        assert server.stop() == 0
+        text = "REFUSED BLS is only supported during the 'execute' function."
+        assert server.log().count(text) == 2
+
+
+# -- threads and coroutines ---------------------------------------------------------------------------
+
+
+def test_many_threads_call_at_once(server):
+    said = run(
+        server,
+        "sums = []\n"
+        "def many(k):\n"
+        "    for i in range(50): sums.append((k, i, show(call(100 * k + i).exec())['SUM'][0]))\n"
+        "threads = [threading.Thread(target=many, args=(k,)) for k in range(8)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "said = len(sums), all(s == 100 * k + i + 1 for k, i, s in sums)",
+    )
+    assert said == "(400, True)"
+
+
+def test_coroutines_call_at_once(server):
+    said = run(
+        server,
+        "async def all_of_them():\n"
+        "    return [show(r)['SUM'][0] for r in await asyncio.gather(*[call(i).async_exec() for i in range(64)])]\n"
+        "said = asyncio.run(all_of_them()) == [i + 1 for i in range(64)]",
+    )
+    assert said == "True"
+
+
+def test_threads_and_coroutines_call_beside_each_other(server):
+    said = run(
+        server,
+        "sums = []\n"
+        "def many():\n"
+        "    for i in range(50): sums.append(show(call(i).exec())['SUM'][0] == i + 1)\n"
+        "async def more():\n"
+        "    for i in range(50): sums.append(show(await call(i).async_exec())['SUM'][0] == i + 1)\n"
+        "threads = [threading.Thread(target=many) for _ in range(3)]\n"
+        "threads += [threading.Thread(target=lambda: asyncio.run(more())) for _ in range(3)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "said = len(sums), all(sums)",
+    )
+    assert said == "(300, True)"
+
+
+def test_async_exec_needs_a_loop(server):
+    code = "try: call().async_exec()\nexcept RuntimeError as error: said = error"
+    assert run(server, code) == "no running event loop"
+
+
+# -- several responses --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 1000])
+def test_an_iterator_gives_every_response_and_an_empty_last(server, count):
+    said = run(
+        server,
+        f"got = [show(r).get('OUT') for r in repeat({count}).exec(decoupled=True)]\n"
+        f"said = got == [[i] for i in range({count})] + [None]",
+    )
+    assert said == "True"
+
+
+def test_an_iterator_begins_again_and_says_when_it_is_done(server):
+    said = run(
+        server,
+        "it = call(1).exec(decoupled=True)\n"
+        "one, two = [show(r) for r in it], [show(r) for r in it]\n"
+        "try: next(it)\n"
+        "except StopIteration as stop: said = one == two, str(stop)",
+    )
+    assert said == "(True, 'Iteration is done for the responses.')"
+
+
+def test_an_iterator_can_be_awaited(server):
+    said = run(
+        server,
+        "async def all_of_them():\n"
+        "    return [show(r).get('OUT') async for r in await repeat(100).async_exec(decoupled=True)]\n"
+        "said = asyncio.run(all_of_them()) == [[i] for i in range(100)] + [None]",
+    )
+    assert said == "True"
+
+
+def test_a_called_model_is_told_that_it_is_cancelled(server):
+    said = run(
+        server,
+        "it = repeat(-1).exec(decoupled=True)\nnext(it); it.cancel()\n"
+        "said = show([r for r in it][-1])",
+    )
+    assert said == "{}"
+
+
+def test_an_iterator_that_is_dropped_ends_the_call(server):
+    before = answered(server, "repeat")
+    run(server, "it = repeat(-1).exec(decoupled=True)\nnext(it); del it")
+    wait_until(lambda: answered(server, "repeat") == before + 1, "the model to stop", server)

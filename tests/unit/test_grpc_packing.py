@@ -1,0 +1,55 @@
+"""Compressed answers: what a client accepts decides with what."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from gpubridge.frontend.grpc.framing import MessageReader
+from gpubridge.frontend.grpc.packing import accepted_packing
+from gpubridge.protocol.grpc.infer_response import encode_frame
+
+MESSAGE = bytes(range(64)) * 1000
+
+
+def frames():
+    whole = encode_frame(MESSAGE)
+    return [[whole], [whole[:10], memoryview(whole)[10:5000], memoryview(whole)[5000:]]]
+
+
+@pytest.mark.parametrize("segments", frames(), ids=["whole", "pieces"])
+@pytest.mark.parametrize(
+    ("accepted", "coding"),
+    [
+        (b"identity, deflate, gzip", b"gzip"),
+        (b"identity,deflate", b"deflate"),
+        (b"GZIP", b"gzip"),
+    ],
+)
+def test_a_frame_comes_back_as_it_was(segments, accepted, coding):
+    packing = accepted_packing(accepted, "medium")
+    (frame,) = packing.frame(segments)
+    assert len(frame) < len(MESSAGE) / 10
+    assert MessageReader(1 << 20, coding).feed(memoryview(frame)) == [MESSAGE]
+    assert coding in packing.headers
+
+
+def test_levels_are_zlibs():
+    sizes = {}
+    for name, level in (("low", 1), ("medium", 6), ("high", 9)):
+        (frame,) = accepted_packing(b"deflate", name).frame([encode_frame(MESSAGE)])
+        sizes[name] = len(frame) - 5
+        assert sizes[name] == len(zlib.compress(MESSAGE, level))
+    assert sizes["low"] > sizes["medium"]
+
+
+def test_who_accepts_nothing_gets_it_plain():
+    assert accepted_packing(b"identity, br", "high") is None
+    assert accepted_packing(b"", "high") is None
+    assert accepted_packing(b"gzip", "none") is None
+
+
+def test_what_does_not_become_shorter_stays_as_it_is():
+    segments = [encode_frame(b"tiny")]
+    assert accepted_packing(b"gzip", "high").frame(segments) is segments

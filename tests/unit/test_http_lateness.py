@@ -1,0 +1,228 @@
+"""HttpConnection.check: who is late is told so, or cut off; who is not is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gpubridge.config import HttpConnections
+from tests.unit.http_door import GET, Door, post
+
+LIMITS = HttpConnections(
+    max_connections=2, header_timeout=10, body_timeout=20, idle_timeout=100, send_timeout=30
+)
+HALF_HEAD = b"GET /echo HTTP/1.1\r\nHost"
+
+
+@pytest.fixture
+def door():
+    return Door(connections=LIMITS)
+
+
+def check(door, *times):
+    for time in times:
+        if door.transport.state != "closed":
+            door.connection.check(time)
+
+
+def test_a_slow_head_is_refused(door):
+    door.receive(HALF_HEAD)
+    check(door, 1, 10.9)
+    door.receive(b": x\r\nX-More")
+    check(door, 10.95)
+    assert door.answers() == []
+    check(door, 11)
+    ((status, body),) = door.answers()
+    assert (status, b"whole head of a request within 10 s" in body) == (408, True)
+    # It is dropped what comes; a client that does not close is cut off.
+    assert door.transport.state == "half"
+    door.receive(b": y\r\n\r\n")
+    check(door, 12, 21)
+    assert door.transport.state == "half"
+    check(door, 22)
+    assert door.transport.state == "closed"
+
+
+def test_heads_that_follow_each_other_are_not_one_slow_head(door):
+    for time in range(0, 50, 2):
+        door.receive(HALF_HEAD)
+        check(door, time)
+        door.receive(b": x\r\n\r\n")
+    assert [status for status, _ in door.answers()] == [200] * 25
+
+
+def test_a_slow_body_is_refused_and_its_memory_given_up(door):
+    door.receive(post(b"x" * 50_000)[:100])
+    for time in range(20):
+        check(door, time)
+        door.receive(b"y")
+    assert door.answers() == []
+    check(door, 20)
+    ((status, body),) = door.answers()
+    assert (status, b"500 bytes a second" in body) == (408, True)
+    assert door.handlers[0].ends == ["aborted"]
+
+
+def test_a_body_that_comes_fast_enough_is_not(door):
+    request = post(b"x" * 50_000)
+    door.receive(request[:100])
+    for time, start in enumerate(range(100, len(request), 600)):
+        check(door, time)
+        door.receive(request[start : start + 600])
+    assert time > 60
+    assert door.answers() == [(200, b"x" * 50_000)]
+
+
+def test_a_slow_body_in_chunks_is_refused(door):
+    door.receive(b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for time in range(21):
+        check(door, time)
+        door.receive(b"1\r\nx\r\n")
+    assert door.answers()[0][0] == 408
+
+
+def test_an_idle_connection_is_closed(door):
+    check(door, 0, 99)
+    door.receive(GET)
+    check(door, 100, 199)
+    assert door.transport.state == "open"
+    check(door, 200)
+    assert door.transport.state == "closed"
+    assert len(door.answers()) == 1
+
+
+def test_a_request_that_is_executed_is_never_late():
+    door = Door(deferred=True, connections=LIMITS)
+    door.receive(post(b"body"))
+    check(door, *range(0, 100_000, 1000))
+    assert door.transport.state == "open"
+    door.handlers[0].answer()
+    assert door.answers() == [(200, b"body")]
+
+
+def test_nothing_is_late_while_we_do_not_read():
+    door = Door(deferred=True, connections=LIMITS)
+    slow = post(b"x" * 50_000)
+    door.receive(*[post(b"body")] * 31, slow[:60])
+    assert not door.transport.reading
+    check(door, *range(0, 1000, 10))
+    door.handlers[0].answer()
+    check(door, 1000, 1019)
+    door.receive(slow[60:])
+    for handler in door.handlers[1:]:
+        handler.answer()
+    assert [status for status, _ in door.answers()] == [200] * 32
+
+
+def test_a_client_that_does_not_take_its_answers_is_cut_off(door):
+    door.receive(GET)
+    door.transport.unsent = 100_000
+    check(door, 0, 29)
+    # Slowly is not enough, ...
+    door.transport.unsent -= 10_000
+    check(door, 29.5)
+    assert door.transport.state == "open"
+    check(door, 30)
+    assert door.transport.state == "closed"
+
+
+def test_a_client_that_takes_its_answers_fast_enough_is_not(door):
+    door.receive(GET)
+    for time in range(0, 200, 10):
+        door.transport.unsent = 1_000_000 - 510 * time
+        check(door, time)
+    assert door.transport.state == "open"
+
+
+def test_zero_is_no_limit():
+    door = Door(
+        connections=HttpConnections(
+            max_connections=0, header_timeout=0, body_timeout=0, idle_timeout=0, send_timeout=0
+        )
+    )
+    check(door, 0, 1e6)
+    door.receive(HALF_HEAD)
+    check(door, 2e6, 3e6)
+    door.transport.unsent = 100
+    check(door, 4e6, 5e6)
+    assert door.transport.state == "open"
+
+
+def test_too_many_connections():
+    first = Door(connections=LIMITS)
+    others = [Door(connections=LIMITS, beside=first) for _ in range(67)]
+    assert others[0].answers() == []
+    for told in others[1:65]:
+        ((status, body),) = told.answers()
+        assert (status, b"2 connections" in body) == (503, True)
+    assert others[66].transport.sent == b""
+    assert others[66].transport.state == "closed"
+    # The first goes, and there is room again.
+    for door in others[1:]:
+        door.lose()
+    first.lose()
+    last = Door(connections=LIMITS, beside=first)
+    last.receive(GET)
+    assert last.answers() == [(200, b"")]
+
+
+def test_requests_that_hold_much_are_not_read_ahead(monkeypatch):
+    monkeypatch.setattr("gpubridge.frontend.http.answer._HELD_LIMIT", 150_000)
+    door = Door(deferred=True)
+    body = b"x" * 70_000
+    door.receive(*[post(body)] * 5)
+    assert len(door.handlers) == 3
+    assert not door.transport.reading
+    door.handlers[0].answer()
+    assert door.transport.reading
+    door.receive()
+    for handler in door.handlers[1:]:
+        handler.answer()
+    door.receive()
+    for handler in door.handlers[4:]:
+        handler.answer()
+    assert door.answers() == [(200, body)] * 5
+
+
+def test_at_the_end_a_request_that_is_on_its_way_is_refused(door):
+    door.receive(post(b"x" * 5000)[:100])
+    door.connection.drain()
+    door.connection.finish()
+    assert door.answers()[0][0] == 503
+    assert door.handlers[0].ends == ["aborted"]
+
+
+def test_requests_that_come_together_wait_their_turn():
+    """More than may be open at once come in one read: the rest is taken in order, later."""
+
+    async def pipelined():
+        door = Door(deferred=True)
+        door.receive(b"".join(post(b"%d" % number) for number in range(100)) + HALF_HEAD)
+        assert len(door.handlers) == 32
+        assert not door.transport.reading
+        for at in range(100):
+            assert len(door.handlers) <= at + 32
+            door.handlers[at].answer()
+            await asyncio.sleep(0)
+        assert door.transport.reading
+        door.receive(b": x\r\n\r\n")
+        door.handlers[100].answer()
+        return door
+
+    door = asyncio.run(pipelined())
+    assert door.answers() == [*((200, b"%d" % number) for number in range(100)), (200, b"")]
+
+
+def test_requests_that_wait_their_turn_are_dropped_with_their_connection():
+    async def lost():
+        door = Door(deferred=True)
+        door.receive(post(b"x") * 100)
+        door.handlers[0].answer()
+        door.lose()
+        await asyncio.sleep(0)
+        return door
+
+    door = asyncio.run(lost())
+    assert len(door.handlers) == 32
+    assert all(handler.ends[-1] == "aborted" for handler in door.handlers[1:])
