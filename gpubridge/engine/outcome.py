@@ -38,8 +38,10 @@ def outcome_of(record: Record, borrowed: BorrowedMemory, request: InferRequest) 
             raise MalformedMessage(
                 f"output '{spec.name}' of {ref[2]} bytes, its shape needs {spec.nbytes}"
             )
-    buffers = borrowed.views(record.refs)
     parameters = extras.get("parameters") if extras else None
+    if parameters is not None and not isinstance(parameters, dict):
+        raise MalformedMessage(f"response parameters: expected an object, got {parameters!r:.100}")
+    buffers = borrowed.views(record.refs)
     return InferResponse(record.signature, buffers, parameters, borrowed, record.refs)
 
 

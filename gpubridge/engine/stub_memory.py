@@ -58,9 +58,16 @@ class StubMemory:
         return region >> 32 == self.owner
 
     def drop(self, region: int) -> None:
-        """Unmap a region."""
+        """Unmap a region.
+
+        Raises
+        ------
+        MalformedMessage
+            When it is not the stub's: nobody takes others' memory away, from them or from stubs.
+        """
+        if self._sizes.pop(region, None) is None:
+            raise MalformedMessage(f"region {region:#x} is not the stub's to drop")
         self.borrowed.drop(region)
-        self._sizes.pop(region, None)
 
     def range(self, ref: tuple[int, int, int, int]) -> MemoryRange:
         """Return a place in it, to hand it on; its lease lasts while that is held.

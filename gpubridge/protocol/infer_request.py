@@ -36,6 +36,7 @@ __all__ = ["FormCache", "make_form", "model_shape", "parse_request", "raw_reques
 
 
 _HEADER_KEPT = 8192
+_DIM_LIMIT = 1 << 63
 _FORMS_KEPT = 512
 
 
@@ -238,6 +239,9 @@ def _input(entry: Any, check_region: CheckRegion) -> InputForm:
         raise _no_data("But no field is set")
     name = string(entry, "name")
     shape = tuple([unsigned(dim, "shape") for dim in array(entry, "shape")])
+    if max(shape, default=0) >= _DIM_LIMIT:
+        # No array has such a dim, not even one without elements.
+        raise invalid(f"the shape {list(shape)} of input '{name}' has a dim beyond 63 bits")
     datatype = string(entry, "datatype")
     if datatype not in DATATYPES:
         raise invalid(f"invalid datatype for input {name}")
@@ -282,7 +286,7 @@ def _object(parameters: Any) -> JsonObject:
 
 def _count(shape: tuple[int, ...]) -> int:
     count = element_count(shape)
-    if count >= 1 << 63:
+    if count >= _DIM_LIMIT:
         raise invalid(f"the shape {list(shape)} has {count} elements, more than any tensor can")
     return count
 

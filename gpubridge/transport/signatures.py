@@ -17,6 +17,10 @@ from gpubridge.transport.channel import MalformedMessage
 __all__ = ["Signature", "SignatureCache", "TensorSpec", "encode_signature"]
 
 
+_DIM_LIMIT = 1 << 63
+"""Dims beyond that fit neither into an array nor into an answer, even where another one is 0."""
+
+
 class TensorSpec(NamedTuple):
     """Name, KServe datatype and shape of a tensor; ``nbytes`` is None where the data decide."""
 
@@ -72,7 +76,9 @@ def _parse_signature(raw: bytes) -> Signature:
         tensors = []
         for name, datatype, shape in fields["t"]:
             dims = tuple(shape)
-            if not isinstance(name, str) or not all(type(d) is int and d >= 0 for d in dims):
+            if not isinstance(name, str) or not all(
+                type(d) is int and 0 <= d < _DIM_LIMIT for d in dims
+            ):
                 raise ValueError(f"tensor {name!r} has shape {shape!r}")
             name.encode()  # A lone surrogate could be told to no client.
             nbytes = None if datatype == "BYTES" else byte_size(datatype, dims)

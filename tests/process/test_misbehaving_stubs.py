@@ -66,6 +66,10 @@ LIES = {
         "wire.control_message(wire.Kind.DROP_REGION, region=-1)",
         "field 'region': expected a number, got -1",
     ),
+    "drop_of_another_s": (
+        "wire.control_message(wire.Kind.DROP_REGION, region=1)",
+        "region 0x1 is not the stub's to drop",
+    ),
     "cut_results": ("results(b'')[:20]", "RESULTS message: unpack_from requires"),
     "other_batch": (
         "results(record(0, NONE, ()), sequence=77)",

@@ -1,0 +1,56 @@
+"""How many examples the fuzz tests try, and what they have in common: mutations of valid bytes."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings, strategies as st
+
+__all__ = ["fuzzed", "mutations", "splits"]
+
+_EXAMPLES = int(os.environ.get("GPUBRIDGE_FUZZ_EXAMPLES", "100"))
+"""Of each test; CI has seconds, who looks for faults has hours."""
+
+
+def fuzzed(share: float = 1.0) -> settings:
+    """Settings of a fuzz test; one whose examples are dear takes a ``share`` of the usual number."""
+    return settings(
+        max_examples=max(5, int(_EXAMPLES * share)),
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+_EDITS = st.tuples(
+    st.sampled_from(["set", "insert", "cut", "repeat"]),
+    st.integers(0, 1 << 20),
+    st.integers(1, 16),
+    st.one_of(
+        st.binary(min_size=1, max_size=8),
+        st.sampled_from([b"\0", b"\xff" * 8, b"\x80" * 10 + b"\x01", b"-1", b"99999999999", b"\r\n"]),
+    ),
+)
+
+
+@st.composite
+def mutations(draw, valid, most=6):
+    """Bytes of the strategy ``valid``, and what becomes of them by up to ``most`` edits."""
+    data = bytearray(draw(valid))
+    for kind, place, size, new in draw(st.lists(_EDITS, max_size=most)):
+        at = place % (len(data) + 1)
+        if kind == "set":
+            data[at : at + len(new)] = new
+        elif kind == "insert":
+            data[at:at] = new
+        elif kind == "cut":
+            del data[at : at + size]
+        else:
+            data[at:at] = data[at : at + size] * 3
+    return bytes(data)
+
+
+@st.composite
+def splits(draw, data):
+    """Cut bytes into pieces, as a network may."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=8)))
+    return [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
