@@ -261,7 +261,7 @@ class InferRequest:
         if self.on_done is not None and self.on_partial is not None:
             self.on_partial(outcome)
             return
-        if self.first is None:
+        if self.first is None and self.on_done is not None:
             self.first = outcome
         self.passed_on(1)
 

@@ -28,6 +28,8 @@ class BatchRecorder:
     def record_closed(self, closed: list[Closed], now: int) -> None:
         """Count requests that ended at ``now``, after their batch."""
         for request, reason in closed:
+            if not request.batch_size:
+                continue
             queued, *steps = self._open.pop(request)
             if reason:
                 self._statistics.failed(reason, now - request.arrived)

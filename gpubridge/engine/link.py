@@ -165,7 +165,8 @@ class StubLink:
 
     def cancel(self, request: InferRequest) -> None:
         """Tell the stub that nobody waits for this request; it is skipped if it has not started."""
-        self._control.cancelled[request.ticket] = 1
+        if request.ticket >= 0:
+            self._control.cancelled[request.ticket] = 1
 
     def passed_on(self, request: InferRequest, responses: int) -> None:
         """Tell the stub that responses of a request have left."""

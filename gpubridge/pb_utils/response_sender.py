@@ -18,11 +18,14 @@ class ResponseLine(Protocol):
 
     decoupled: bool
 
-    def send(self, response: InferenceResponse | None, final: bool, /) -> None:
-        """Take a response, or with None and ``final`` only the word that there are no more.
+    def wait_for_room(self, response: InferenceResponse, /) -> None:
+        """Block while more responses wait than may, and the client does, and the line is open."""
 
-        Blocks while more responses wait than may; not when nobody waits for them any more.
-        """
+    def close(self) -> None:
+        """Hear that nothing will be sent any more."""
+
+    def send(self, response: InferenceResponse | None, final: bool, /) -> None:
+        """Take a response, or with None and ``final`` only the word that there are no more."""
 
     def cancelled(self) -> bool:
         """Tell whether the client no longer waits."""
@@ -39,12 +42,13 @@ class InferenceResponseSender:
     """
 
     __module__ = "c_python_backend_utils"
-    __slots__ = ("_closed", "_line", "_lock", "_sent")
+    __slots__ = ("_closed", "_line", "_lock", "_sent", "_turn")
 
     _closed: bool
     _line: ResponseLine
     _lock: threading.Lock
     _sent: int
+    _turn: threading.Lock
 
     def __init__(self) -> None:
         raise TypeError("c_python_backend_utils.InferenceResponseSender: No constructor defined!")
@@ -56,6 +60,7 @@ class InferenceResponseSender:
         sender._closed = False
         sender._sent = 0
         sender._lock = threading.Lock()
+        sender._turn = threading.Lock()
         return sender
 
     def __del__(self) -> None:
@@ -94,11 +99,18 @@ class InferenceResponseSender:
             raise TritonModelException(
                 "Inference Response object must be provided when the response flags is set to zero."
             )
-        with self._lock:
+        # One at a time: after the final flag the server may give the request's number to another
+        # one, whose client must not get what this model sends in another thread.
+        with self._turn:
             self._check(response, final)
-            self._sent += response is not None
-            self._closed = final
-        self._line.send(response, final)
+            if response is not None and not final:
+                # Without the lock: who closes the sender meanwhile does not wait for a slow client.
+                self._line.wait_for_room(response)
+            with self._lock:
+                self._check(response, final)
+                self._sent += response is not None
+                self._closed = final
+                self._line.send(response, final)
 
     def _check(self, response: Any, final: bool) -> None:
         if not self._line.decoupled:
@@ -120,6 +132,7 @@ class InferenceResponseSender:
             if self._closed or (unless_sent and self._sent):
                 return False
             self._closed = True
+        self._line.close()
         return True
 
     def is_cancelled(self) -> bool:

@@ -131,7 +131,7 @@ class _Line:
     The ticket stays this request's until the final record, so its cells in the control page do, too.
     """
 
-    __slots__ = ("_desk", "_lock", "_on_the_way", "_record", "_sent", "decoupled")
+    __slots__ = ("_closed", "_desk", "_lock", "_on_the_way", "_record", "_sent", "decoupled")
 
     def __init__(self, desk: ResponseDesk, record: Record) -> None:
         self._desk = desk
@@ -139,8 +139,25 @@ class _Line:
         # The sizes of the responses that the server has not passed on, and how many were sent.
         self._on_the_way: deque[int] = deque()
         self._sent = 0
+        self._closed = False
         self._lock = threading.Lock()
         self.decoupled = desk.decoupled
+
+    def wait_for_room(self, response: InferenceResponse) -> None:
+        """Wait until the server has passed on so much that a response may go to it.
+
+        Looked at again and again: this is a cell in shared memory, and a client that makes a model
+        wait is rare.
+        """
+        size = sum([tensor._payload().nbytes for tensor in response._tensors])
+        pause = _FIRST_LOOK
+        while not (self._closed or self._has_room(size) or self.cancelled()):
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_LOOK)
+
+    def close(self) -> None:
+        """Let nobody wait for room any more: the ticket will be another request's."""
+        self._closed = True
 
     def send(self, response: InferenceResponse | None, final: bool) -> None:
         """Send a response, its end, or both."""
@@ -151,8 +168,6 @@ class _Line:
                     desk.answers.nothing(self._record.ticket, ResponseFlag.EMPTY), 0
                 )
             return
-        if not final:
-            self._wait_for_room(sum([t._payload().nbytes for t in response._tensors]))
         answer = desk.answers.answer(self._record, response, 0 if final else ResponseFlag.OPEN)
         desk.results.respond(answer, desk.outputs.take_copied())
 
@@ -177,17 +192,6 @@ class _Line:
         except ChannelClosed:
             # The process ends: nobody is left to tell.
             pass
-
-    def _wait_for_room(self, size: int) -> None:
-        """Wait until the server has passed on so much that a response of ``size`` bytes may go to it.
-
-        Looked at again and again: this is a cell in shared memory, and a client that makes a model
-        wait is rare.
-        """
-        pause = _FIRST_LOOK
-        while not (self._has_room(size) or self.cancelled()):
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_LOOK)
 
     def _has_room(self, size: int) -> bool:
         waiting = self._on_the_way
