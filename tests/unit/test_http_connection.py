@@ -332,3 +332,14 @@ def test_a_fault_in_a_handler_is_not_taken_for_a_malformed_request():
         door.receive(GET)
     assert isinstance(caught.value.__context__, ZeroDivisionError)
     assert not door.transport.sent
+
+
+def test_a_client_that_has_ended_is_not_waited_for_after_its_last_answer():
+    door = Door(deferred=True)
+    # The second is malformed, so that its client might go on sending: but it has said all it will.
+    door.receive(GET + b"nonsense\r\n\r\n")
+    door.end()
+    assert door.transport.state == "open"
+    door.handlers[0].answer()
+    assert [status for status, _ in door.answers()] == [200, 400]
+    assert door.transport.state == "closed"

@@ -70,6 +70,7 @@ class StreamCall(Call):
     """
 
     __slots__ = (
+        "_advancing",
         "_arena",
         "_ended",
         "_errors_end",
@@ -100,7 +101,7 @@ class StreamCall(Call):
         self._flows: set[_Flow] = set()
         self._waiting: deque[bytes] = deque()
         self._unread = 0
-        self._ended = False
+        self._ended = self._advancing = False
         connection.http2.hold(stream_id)
 
     # -- requests --------------------------------------------------------------------------------
@@ -133,8 +134,13 @@ class StreamCall(Call):
 
     def _advance(self) -> None:
         """Submit what waits, while there is room for its answers; end the call when all is done."""
+        if self._advancing:
+            # An answer at once, to what is being submitted: no call within a call for each of them.
+            return
+        self._advancing = True
         while self._waiting and not self._done and self._has_room():
             self._begin(self._waiting.popleft())
+        self._advancing = False
         if self._done:
             return
         if not self._waiting and self._unread and self._has_room():

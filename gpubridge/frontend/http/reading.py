@@ -149,6 +149,7 @@ class RequestReader:
     def end(self) -> None:
         """The client sends no more: a request that is on its way will never be whole."""
         self.last = self.deaf = True
+        self.unread = False
         if self.headed:
             if self._handler is not None:
                 self._handler.abort()

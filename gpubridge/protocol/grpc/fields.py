@@ -313,6 +313,8 @@ class FieldScanner:
         if number == _RAW:
             self.raw = length
         elif number == _ID:
+            # The last one counts, but each has to be one.
+            self.identifier()
             self._identifier.clear()
             self._sink, self._want = self._identifier, length
         else:

@@ -1,0 +1,189 @@
+"""A gRPC connection without a socket: a transport that keeps what is sent, models that answer at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hpack import Decoder, Encoder
+
+from gpubridge.config import GrpcConnections
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
+from gpubridge.frontend.grpc.infer import InferCall
+from gpubridge.frontend.grpc.stream import StreamCall
+from gpubridge.frontend.http2.limits import Http2Limits
+from gpubridge.host_shm import HostArena
+from gpubridge.protocol.grpc.infer_request import FormCache
+from gpubridge.request import InferResponse
+from gpubridge.transport.signatures import Signature
+from tests.unit.model_configs import model_config
+
+__all__ = ["CONFIG", "PREFACE", "GrpcDoor", "frame", "head", "message"]
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+CONFIG = model_config("A FP32 [-1];S STRING [1] optional: true", "OUT FP32 [-1]")
+_DECOUPLED = model_config(
+    "A FP32 [-1]", "OUT FP32 [-1]", "model_transaction_policy { decoupled: true }"
+)
+_NOTHING = Signature((), ())
+_MESSAGE_LIMIT = 1 << 20
+
+
+def frame(kind, flags, stream_id, payload=b""):
+    return (
+        len(payload).to_bytes(3, "big")
+        + bytes((kind, flags))
+        + stream_id.to_bytes(4, "big")
+        + payload
+    )
+
+
+def head(stream_id, method, *fields, end=False):
+    """The HEADERS of a call."""
+    block = Encoder().encode(
+        [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", f"/inference.GRPCInferenceService/{method}"),
+            (":authority", "x"),
+            ("content-type", "application/grpc"),
+            *fields,
+        ]
+    )
+    return frame(1, 4 | end, stream_id, block)
+
+
+def message(data, flag=0, length=None):
+    """A gRPC message with its prefix."""
+    return bytes((flag,)) + (len(data) if length is None else length).to_bytes(4, "big") + data
+
+
+class Model:
+    """Answers at once, or keeps requests until the test lets it."""
+
+    version = 1
+
+    def __init__(self, door: GrpcDoor, config) -> None:
+        self.door = door
+        self.config = config
+
+    def submit(self, request, received=None):
+        request.cancelled = self.door.cancelled.append
+        self.door.submitted += 1
+        if self.door.deferred:
+            self.door.waiting.append((self, request))
+        else:
+            self.answer(request)
+
+    def answer(self, request):
+        slot, request.slot = request.slot, None
+        self.door.arena.free(slot)
+        if self.config.decoupled:
+            request.respond(InferResponse(_NOTHING, []))
+            request.finish(None)
+        else:
+            request.finish(InferResponse(_NOTHING, []))
+
+
+class GrpcDoor:
+    """The connection, its transport (which it is itself), and its service."""
+
+    def __init__(self, *, deferred: bool = False) -> None:
+        self.arena = HostArena(0, 8 << 20)
+        self.deferred = deferred
+        self.submitted = 0
+        self.cancelled: list = []
+        self.waiting: list = []
+        models = {"m": Model(self, CONFIG), "d": Model(self, _DECOUPLED)}
+
+        def find(name, version):
+            if name not in models:
+                raise BridgeError(f"no {name!r}", ErrorCode.NOT_FOUND)
+            return models[name]
+
+        self._forms = FormCache(find)
+        self.sent = bytearray()
+        self.closed = False
+        self.connections: set = set()
+        self.connection = GrpcConnection(
+            self, GrpcSettings(_MESSAGE_LIMIT, GrpcConnections(), Http2Limits()), self.connections
+        )
+        self.connection.connection_made(self)
+
+    # -- the service ----------------------------------------------------------------------------
+
+    def open(self, connection, stream_id, headers, coding):
+        if headers.path.endswith(b"/ModelInfer"):
+            return InferCall(connection, stream_id, coding, self._forms, self.arena)
+        if headers.path.endswith(b"/ModelStreamInfer"):
+            ends = (b"triton_grpc_error", b"true") in headers.fields
+            return StreamCall(
+                connection, stream_id, coding, self._forms, self.arena, errors_end=ends
+            )
+        return None
+
+    # -- the transport --------------------------------------------------------------------------
+
+    def write(self, data):
+        assert not self.closed
+        self.sent += data
+
+    def writelines(self, parts):
+        for part in parts:
+            self.write(part)
+
+    def is_closing(self):
+        return self.closed
+
+    def get_write_buffer_size(self):
+        return 0
+
+    def close(self):
+        self.closed = True
+
+    abort = close
+
+    # -- the network ----------------------------------------------------------------------------
+
+    def receive(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            view = memoryview(piece)
+            while view and not self.closed:
+                buffer = self.connection.get_buffer(-1)
+                taken = min(len(buffer), len(view))
+                assert taken
+                buffer[:taken] = view[:taken]
+                view = view[taken:]
+                self.connection.buffer_updated(taken)
+
+    async def settle(self) -> None:
+        """Let what is due be sent, and kept requests be answered."""
+        await asyncio.sleep(0)
+        waiting, self.waiting = self.waiting, []
+        for model, request in waiting:
+            model.answer(request)
+        await asyncio.sleep(0)
+
+    def lose(self) -> None:
+        self.closed = True
+        self.connection.connection_lost(None)
+
+    def statuses(self) -> dict[int, list[int]]:
+        """The grpc-status of each stream that has one; whole frames only were sent."""
+        found: dict[int, list[int]] = {}
+        decoder = Decoder()
+        data = bytes(self.sent)
+        at = 0
+        while at < len(data):
+            length = int.from_bytes(data[at : at + 3], "big")
+            kind, flags = data[at + 3], data[at + 4]
+            stream_id = int.from_bytes(data[at + 5 : at + 9], "big")
+            payload = data[at + 9 : at + 9 + length]
+            assert len(payload) == length
+            at += 9 + length
+            if kind == 1:
+                assert flags & 4
+                fields = dict(decoder.decode(payload))
+                if "grpc-status" in fields:
+                    found.setdefault(stream_id, []).append(int(fields["grpc-status"]))
+        return found

@@ -1,0 +1,112 @@
+"""Whatever comes as HTTP: whole requests have one answer each, in order, and nothing escapes or stays."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from tests.fuzz.budget import fuzzed, mutations, splits
+from tests.unit.http_door import BODY_LIMIT, GET, Door, chunked, post
+
+_TARGETS = st.sampled_from([b"/echo", b"/echo", b"/missing", b"/wrong", b"/full", b"*", b"/%00"])
+_BODIES = st.one_of(st.binary(max_size=60), st.sampled_from([bytes(20_000), GET * 3]))
+_FIELDS = st.lists(
+    st.sampled_from(
+        [
+            b"Expect: 100-continue",
+            b"Connection: close",
+            b"Connection: keep-alive",
+            b"Connection: Upgrade\r\nUpgrade: h2c",
+            b"Accept-Encoding: gzip;q=0.5, deflate",
+            b"Accept-Encoding: gzip;q=nan",
+            b"Content-Encoding: gzip",
+            b"Content-Encoding: deflate",
+            b"Content-Encoding: br",
+            b"Transfer-Encoding: chunked",
+            b"Transfer-Encoding: gzip",
+            b"Content-Length: 5",
+            b"Content-Length: 99999999999999999999",
+            b"Inference-Header-Content-Length: -1",
+            b"X: " + b"x" * 3000,
+        ]
+    ),
+    max_size=3,
+)
+
+
+@st.composite
+def _requests(draw):
+    kind = draw(st.sampled_from(["get", "post", "post", "chunked", "gzip", "bomb", "cut", "head"]))
+    target, body, fields = draw(_TARGETS), draw(_BODIES), draw(_FIELDS)
+    if kind == "get":
+        return b"\r\n".join([b"GET %b HTTP/1.1" % target, *fields, b"", b""])
+    if kind == "head":
+        return b"HEAD /echo HTTP/1.1\r\n\r\n"
+    if kind == "chunked":
+        return chunked(body, draw(st.integers(1, 3000)), target, *fields)
+    if kind == "gzip":
+        return post(gzip.compress(body, mtime=0), target, b"Content-Encoding: gzip")
+    if kind == "bomb":
+        return post(zlib.compress(bytes(BODY_LIMIT + 1)), target, b"Content-Encoding: deflate")
+    if kind == "cut":
+        return post(zlib.compress(body)[:-1], target, b"Content-Encoding: deflate")
+    return post(body, target, *fields, version=draw(st.sampled_from([b"1.1", b"1.1", b"1.0"])))
+
+
+_STREAMS = st.lists(_requests(), max_size=5).map(b"".join)
+_TRAFFIC = st.one_of(_STREAMS, mutations(_STREAMS), mutations(_STREAMS, 1), st.binary(max_size=80))
+
+
+async def _converse(pieces, deferred, ends):
+    door = Door(deferred=deferred)
+    for piece in pieces:
+        door.receive(piece)
+        await asyncio.sleep(0)
+        assert len(door.connection._reader._rest) <= 16 * 1024
+    if ends and not door.undelivered:
+        # The client says no more; what it has asked is answered, then there is nothing to wait for.
+        door.end()
+    for _ in range(200):
+        # What waits is answered, in any order: here from the last on.
+        due = [h for h in door.handlers if h.exchange is not None and "answered" not in h.ends]
+        if deferred and not due:
+            break
+        for handler in reversed(due if deferred else []):
+            handler.ends.append("answered")
+            handler.answer()
+        door.receive()
+        await asyncio.sleep(0)
+        if not deferred:
+            break
+    answers = door.answers()
+    if ends and not door.undelivered:
+        assert door.transport.state == "closed"
+    door.lose()
+    assert not door.connections
+    for handler in door.handlers:
+        told = [end for end in handler.ends if end != "answered"]
+        # Each is told how it ends, and nothing after that but that nobody waits.
+        assert told.count("completed") <= 1
+        assert told.count("aborted") <= 1
+        assert told
+    assert len(door.connection._answers) == 0
+    return answers
+
+
+@fuzzed(5)
+@given(st.data(), st.booleans(), st.booleans())
+def test_no_traffic_of_a_connection_escapes_or_leaves_a_request_behind(data, deferred, ends):
+    pieces = data.draw(splits(data.draw(_TRAFFIC)))
+    asyncio.run(_converse(pieces, deferred, ends))
+
+
+@fuzzed(2)
+@given(st.data(), st.booleans())
+def test_how_the_network_splits_traffic_changes_no_answer(data, deferred):
+    traffic = data.draw(_TRAFFIC)
+    whole = asyncio.run(_converse([traffic], deferred, False))
+    assert asyncio.run(_converse(data.draw(splits(traffic)), deferred, False)) == whole
