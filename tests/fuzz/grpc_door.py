@@ -164,6 +164,11 @@ class GrpcDoor:
             model.answer(request)
         await asyncio.sleep(0)
 
+    def end(self) -> None:
+        """Let the client's end of file arrive, as asyncio would tell it."""
+        if not self.closed and not self.connection.eof_received():
+            self.close()
+
     def lose(self) -> None:
         self.closed = True
         self.connection.connection_lost(None)

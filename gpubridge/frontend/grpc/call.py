@@ -84,6 +84,10 @@ class Call:
     def drain(self) -> None:
         """The server stops: take nothing new, and end when what is there is answered."""
 
+    def cut_short(self) -> None:
+        """The client sends no more, whether it has ended the request or not: end when that is answered."""
+        self.data(memoryview(b""), True)
+
     def check(self, now: float, window: float) -> None:
         """Fail if the request's message comes too slowly, in windows of so many seconds."""
 

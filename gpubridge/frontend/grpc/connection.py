@@ -139,6 +139,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if not self._calls:
             return False
         self.http2.goaway()
+        for call in list(self._calls.values()):
+            call.cut_short()
         self.flush_soon()
         return True
 

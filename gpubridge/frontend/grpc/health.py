@@ -101,6 +101,10 @@ class HealthWatch(Call):
             self._connection.http2.send_data(self._stream_id, [encode_frame(status)])
             self._connection.flush_soon()
 
+    def cut_short(self) -> None:
+        """The client can neither stay nor leave properly any more."""
+        self.fail(CallFailed(Status.CANCELLED, "expected the client to leave by itself, it hung up"))
+
     def drain(self) -> None:
         """The server stops, which the client was told as a change."""
         self.fail(CallFailed(Status.UNAVAILABLE, "the server is stopping"))
