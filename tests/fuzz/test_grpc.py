@@ -190,8 +190,8 @@ async def _converse(pieces, deferred, ends=False):
         door.end()
     await door.settle()
     _proper(door)
-    # A window may hold back what is left to be sent, but nothing waits for the client's requests.
-    assert not ends or not door.connection._calls
+    # Nobody waits for the requests, or for the windows, of a client that sends no more.
+    assert not ends or door.closed
     door.lose()
     await door.settle()
     assert not failures

@@ -99,8 +99,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._compression = settings.connections.infer_response_compression_level
         self._message_timeout = settings.connections.message_timeout
         self._watch = Watch(settings.connections, self._loop.time())
-        # Something came since the last look; the client was asked to leave.
-        self._heard = self._leaving = False
+        # Something came since the last look; the client was asked to leave; it sends no more.
+        self._heard = self._leaving = self._hung_up = False
         self._paused = False
         self._flush_due = False
 
@@ -137,7 +137,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """The client sends no more: what it has asked is answered, then the connection closes."""
         if not self._calls:
+            # What has just been answered may not be on its way yet.
+            self._flush()
             return False
+        self._hung_up = True
         self.http2.goaway()
         for call in list(self._calls.values()):
             call.cut_short()
@@ -220,11 +223,16 @@ class GrpcConnection(asyncio.BufferedProtocol):
             parts = http2.take_output()
             if not parts:
                 break
+            if self._transport.is_closing():
+                # The socket has failed; connection_lost comes, and drops all.
+                return
             if len(parts) == 1:
                 self._transport.write(parts[0])
             else:
                 self._transport.writelines(parts)
-        if http2.closed and not self._transport.is_closing():
+        # Who sends no more widens no window: what is held back now never goes.
+        over = http2.closed or (self._hung_up and not self._paused and http2.held_back)
+        if over and not self._transport.is_closing():
             self._transport.close()
 
     # -- what HTTP/2 tells -----------------------------------------------------------------------

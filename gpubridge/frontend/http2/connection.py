@@ -227,6 +227,11 @@ class Http2Connection:
         """
         self._sender.response(stream_id, opening, body, trailers)
 
+    @property
+    def held_back(self) -> bool:
+        """Whether body bytes are queued that the peer's windows do not allow, its output being taken."""
+        return any(stream.queued for stream in self._state.streams.values())
+
     def queued(self, stream_id: int) -> int:
         """Return how many bytes wait; when it falls to 0, `on_writable` comes."""
         stream = self._state.streams.get(stream_id)
