@@ -27,7 +27,9 @@ _EDITS = st.tuples(
     st.integers(1, 16),
     st.one_of(
         st.binary(min_size=1, max_size=8),
-        st.sampled_from([b"\0", b"\xff" * 8, b"\x80" * 10 + b"\x01", b"-1", b"99999999999", b"\r\n"]),
+        st.sampled_from(
+            [b"\0", b"\xff" * 8, b"\x80" * 10 + b"\x01", b"-1", b"99999999999", b"\r\n"]
+        ),
     ),
 )
 

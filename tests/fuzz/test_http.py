@@ -42,19 +42,17 @@ _FIELDS = st.lists(
 def _requests(draw):
     kind = draw(st.sampled_from(["get", "post", "post", "chunked", "gzip", "bomb", "cut", "head"]))
     target, body, fields = draw(_TARGETS), draw(_BODIES), draw(_FIELDS)
-    if kind == "get":
-        return b"\r\n".join([b"GET %b HTTP/1.1" % target, *fields, b"", b""])
-    if kind == "head":
-        return b"HEAD /echo HTTP/1.1\r\n\r\n"
-    if kind == "chunked":
-        return chunked(body, draw(st.integers(1, 3000)), target, *fields)
-    if kind == "gzip":
-        return post(gzip.compress(body, mtime=0), target, b"Content-Encoding: gzip")
-    if kind == "bomb":
-        return post(zlib.compress(bytes(BODY_LIMIT + 1)), target, b"Content-Encoding: deflate")
-    if kind == "cut":
-        return post(zlib.compress(body)[:-1], target, b"Content-Encoding: deflate")
-    return post(body, target, *fields, version=draw(st.sampled_from([b"1.1", b"1.1", b"1.0"])))
+    version = draw(st.sampled_from([b"1.1", b"1.1", b"1.0"]))
+    size = draw(st.integers(1, 3000))
+    return {
+        "get": b"\r\n".join([b"GET %b HTTP/1.1" % target, *fields, b"", b""]),
+        "head": b"HEAD /echo HTTP/1.1\r\n\r\n",
+        "post": post(body, target, *fields, version=version),
+        "chunked": chunked(body, size, target, *fields),
+        "gzip": post(gzip.compress(body, mtime=0), target, b"Content-Encoding: gzip"),
+        "bomb": post(zlib.compress(bytes(BODY_LIMIT + 1)), target, b"Content-Encoding: deflate"),
+        "cut": post(zlib.compress(body)[:-1], target, b"Content-Encoding: deflate"),
+    }[kind]
 
 
 _STREAMS = st.lists(_requests(), max_size=5).map(b"".join)

@@ -28,7 +28,7 @@ class TritonPythonModel:
             for r in requests
         ]
 """
-_ROUNDS = int(os.environ.get("GPUBRIDGE_FUZZ_EXAMPLES", "100")) * 2
+_ROUNDS = int(os.environ.get("GPUBRIDGE_FUZZ_EXAMPLES", "100")) * 6
 _INFER = b"/v2/models/m/infer"
 _DOCUMENT = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[2],"data":[1,2]}]}'
 _BINARY = (
@@ -121,9 +121,13 @@ def _throw(url: str, right: list[bytes], seed: int, rounds: int) -> None:
                 elif how == 1:
                     sock.settimeout(0.02)
                     sock.recv(1 << 16)
-            except OSError as error:
-                # Cut off, or nothing came: both are answers. Who has hung up is not kept waiting.
-                assert not (how == 0 and isinstance(error, TimeoutError))
+            except TimeoutError:
+                # Nothing may have to be said yet; but who has hung up is not kept waiting.
+                if how == 0:
+                    raise
+            except OSError:
+                # Cut off: an answer, too.
+                pass
 
 
 def _resources(pid: int) -> tuple[int, int]:

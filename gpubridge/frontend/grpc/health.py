@@ -103,7 +103,9 @@ class HealthWatch(Call):
 
     def cut_short(self) -> None:
         """The client can neither stay nor leave properly any more."""
-        self.fail(CallFailed(Status.CANCELLED, "expected the client to leave by itself, it hung up"))
+        self.fail(
+            CallFailed(Status.CANCELLED, "expected the client to leave by itself, it hung up")
+        )
 
     def drain(self) -> None:
         """The server stops, which the client was told as a change."""
