@@ -7,12 +7,14 @@ import asyncio
 from hpack import Decoder, Encoder
 
 from gpubridge.config import GrpcConnections
+from gpubridge.engine.client_regions import ClientRegions
+from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
 from gpubridge.frontend.grpc.infer import InferCall
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.http2.limits import Http2Limits
-from gpubridge.host_shm import HostArena
+from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.request import InferResponse
 from gpubridge.transport.signatures import Signature
@@ -89,7 +91,9 @@ class GrpcDoor:
     """The connection, its transport (which it is itself), and its service."""
 
     def __init__(self, *, deferred: bool = False) -> None:
-        self.arena = HostArena(0, 8 << 20)
+        regions = Regions(8 << 20)
+        self.arena = regions.arena
+        self._memory = RequestMemory(self.arena, ClientRegions(regions, allowed=True))
         self.deferred = deferred
         self.submitted = 0
         self.cancelled: list = []
@@ -114,11 +118,11 @@ class GrpcDoor:
 
     def open(self, connection, stream_id, headers, coding):
         if headers.path.endswith(b"/ModelInfer"):
-            return InferCall(connection, stream_id, coding, self._forms, self.arena)
+            return InferCall(connection, stream_id, coding, self._forms, self._memory)
         if headers.path.endswith(b"/ModelStreamInfer"):
             ends = (b"triton_grpc_error", b"true") in headers.fields
             return StreamCall(
-                connection, stream_id, coding, self._forms, self.arena, errors_end=ends
+                connection, stream_id, coding, self._forms, self._memory, errors_end=ends
             )
         return None
 

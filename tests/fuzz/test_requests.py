@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
 import orjson
+import pytest
 from hypothesis import example, given
 
+from gpubridge.engine.client_regions import ClientRegions
+from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.http.message import RequestHead
 from gpubridge.frontend.infer import InferDoor
-from gpubridge.host_shm import HostArena
+from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.classification import classified
 from gpubridge.protocol.generate import encode_generated, parse_generate
 from gpubridge.protocol.grpc.settings import (
     log_changes as grpc_log_changes,
     trace_changes as grpc_trace_changes,
 )
+from gpubridge.protocol.infer_request import parse_request
 from gpubridge.protocol.infer_response import encode_response
-from gpubridge.protocol.request_form import RequestForm
 from gpubridge.protocol.settings import log_changes, trace_changes
 from gpubridge.request import InferResponse
 from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype
@@ -39,6 +44,7 @@ CONFIGS = [
     model_config("A FP32 [-1, -1] reshape { shape: [-1, -1, 1] }"),
     model_config(_ALL, "OUT FP32 [-1]"),
 ]
+_NO_INPUTS = model_config("A FP32 [-1] optional: true")
 _NAMES = ["A", "S", "D", "OUT", "", *DATATYPES]
 
 _SCALARS = st.one_of(
@@ -65,6 +71,8 @@ _PARAMETERS = st.dictionaries(
             "binary_data_output",
             "classification",
             "shared_memory_region",
+            "shared_memory_byte_size",
+            "shared_memory_offset",
             "sequence_id",
             "sequence_start",
             "timeout",
@@ -120,6 +128,17 @@ def _right(draw):
     return {"inputs": inputs, "id": draw(st.sampled_from(["", "7"]))}, following
 
 
+def _shared(numbers):
+    offset, nbytes = numbers
+    place = {
+        "shared_memory_region": "x",
+        "shared_memory_byte_size": nbytes,
+        "shared_memory_offset": offset,
+    }
+    entry = {"name": "A", "datatype": "FP32", "shape": [4], "parameters": place}
+    return {"inputs": [entry], "outputs": [{"name": "OUT", "parameters": place}]}
+
+
 def _json(document):
     # With what is no JSON but comes all the same: NaN, lone surrogates, large numbers.
     return json.dumps(document).encode()
@@ -132,9 +151,32 @@ _BODIES = st.one_of(
         lambda cut: (_json(cut[0][0]), cut[0][1][: cut[1]] + cut[0][1][cut[1] + 1 :])
     ),
     st.tuples(_DOCUMENTS.map(_json), st.binary(max_size=30)),
+    st.tuples(
+        st.tuples(
+            st.one_of(st.sampled_from([0, 4080, 4088, 4096]), _SIZES),
+            st.one_of(st.just(16), _SIZES, _VALUES),
+        ).map(lambda numbers: _json(_shared(numbers))),
+        st.just(b""),
+    ),
     st.tuples(_VALUES.map(_json), st.binary(max_size=5)),
     st.tuples(st.binary(max_size=40), st.binary(max_size=40)),
 )
+
+
+@pytest.fixture(scope="module")
+def memory():
+    """An arena, and a client's region ``x`` of a page."""
+    key = f"gpubridge-fuzz-{os.getpid()}"
+    Path("/dev/shm", key).write_bytes(bytes(4096))
+    try:
+        every = Regions(1 << 24)
+        registry = ClientRegions(every, allowed=True)
+        registry.register("x", key, 0, 4096)
+        yield RequestMemory(every.arena, registry)
+        registry.close()
+        every.close()
+    finally:
+        Path("/dev/shm", key).unlink()
 
 
 class _Model:
@@ -151,6 +193,11 @@ class _Model:
 
     def submit(self, request, received=None):
         signature = self.signatures[request.signature]
+        if request.ranges is not None:
+            assert len(signature.tensors) == len(request.ranges)
+            for segment, offset, nbytes, _ in request.ranges:
+                assert segment is None or 0 <= offset <= offset + nbytes <= segment.size
+            return self.free(request)
         memory = request.slot.memory if request.slot is not None else memoryview(b"")
         assert len(signature.tensors) == len(request.places)
         end = 0
@@ -167,6 +214,9 @@ class _Model:
         if request.extras:
             orjson.loads(request.extras)
         request.identifier.encode()
+        return self.free(request)
+
+    def free(self, request):
         slot, request.slot = request.slot, None
         if slot is not None:
             self.arena.free(slot)
@@ -193,32 +243,28 @@ class _Exchange:
     ),
     "right",
 )
-def test_a_body_is_a_request_within_its_memory_or_refused(which, parts, size):
-    arena = HostArena(0, 1 << 24)
-    door = InferDoor(_Model(CONFIGS[which], arena), arena)
+def test_a_body_is_a_request_within_its_memory_or_refused(memory, which, parts, size):
+    arena = memory.arena
+    door = InferDoor(_Model(CONFIGS[which], arena), memory)
     header, following = parts
     body = header + following
-    try:
-        for _ in range(2):
-            # Twice: the second finds the form of the first.
-            length = b"%d" % len(header) if size == "right" else size
-            fields = {} if length is None else {b"inference-header-content-length": length}
-            handler = door.request(RequestHead(b"POST", b"/", fields))
-            try:
-                if body:
-                    handler.body_memory(len(body))[:] = body
-                handler.complete(_Exchange(), len(body))
-            except BridgeError as error:
-                error.message.encode(errors="strict")
-                handler.abort()
-            assert arena.lent() == (0, 0)
-    finally:
-        arena.close()
+    for _ in range(2):
+        # Twice: the second finds the form of the first.
+        length = b"%d" % len(header) if size == "right" else size
+        fields = {} if length is None else {b"inference-header-content-length": length}
+        handler = door.request(RequestHead(b"POST", b"/", fields))
+        try:
+            if body:
+                handler.body_memory(len(body))[:] = body
+            handler.complete(_Exchange(), len(body))
+        except BridgeError as error:
+            error.message.encode(errors="strict")
+            handler.abort()
+        assert arena.lent() == (0, 0)
 
 
-def test_forms_that_are_remembered_have_a_limit():
-    arena = HostArena(0, 1 << 20)
-    door = InferDoor(_Model(CONFIGS[0], arena), arena)
+def test_forms_that_are_remembered_have_a_limit(memory):
+    door = InferDoor(_Model(CONFIGS[0], memory.arena), memory)
     for number in range(3000):
         document = {
             "inputs": [
@@ -233,7 +279,6 @@ def test_forms_that_are_remembered_have_a_limit():
         }
         door.forms.parse(orjson.dumps(document), 0)
     assert len(door.forms._forms) <= 512
-    arena.close()
 
 
 _FLAT = st.dictionaries(
@@ -277,7 +322,7 @@ def test_answers_are_encoded_in_every_form_or_refused(datatype, shape, classes, 
     config = CONFIGS[1 if batched and shape else 0]
     parameters = data.draw(st.one_of(st.none(), _PARAMETERS))
     response = InferResponse(Signature((spec,), ()), [memoryview(content)], parameters)
-    form = RequestForm("", [], None, False, b"", b"", 0, (), (), True, False)
+    form = parse_request(b'{"inputs":[]}', _NO_INPUTS, 0)
     for encode in (
         lambda: encode_response(form, response, config, 1).header,
         lambda: encode_generated(form, response, config, 1),
