@@ -112,6 +112,15 @@ def test_a_message_is_read_the_same_whole_and_in_pieces(data):
         arena.close()
 
 
+def test_each_of_several_ids_has_to_be_text():
+    for size in (1, 200):
+        # The second is the one that counts; the first begins before, or behind, a short length.
+        sent = b"\x1a" + (b"\1" if size == 1 else b"\xc8\1") + b"\xff" * size + b"\x1a\0"
+        receiver = RequestReceiver(len(sent), HostArena(1, 1 << 20))
+        with pytest.raises(BridgeError, match="parse"):
+            receiver.feed(memoryview(sent))
+
+
 # -- connections -------------------------------------------------------------------------------------
 
 _IDS = st.sampled_from([1, 3, 5, 0, 2, 7])

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import example, given
 
 from gpubridge.engine.link import LinkEvents, StubLink
 from gpubridge.engine.regions import Regions
@@ -166,6 +166,8 @@ def _descriptors() -> int:
 def test_whatever_a_stub_sends_is_taken_or_ends_the_stub():
     @fuzzed()
     @given(st.lists(_MESSAGES, max_size=6))
+    @example([control_message(Kind.DROP_REGION, region=1 << 64)])
+    @example([encode_responses([_encode(0, _NONE, (), 0, extras=b'{"parameters":[1]}')], 0)])
     def hear(messages):
         asyncio.run(_hear(messages))
 

@@ -36,10 +36,25 @@ def test_the_answer_comes_although_its_client_has_hung_up(method, deferred):
     assert door.closed
 
 
+def test_an_answer_of_this_very_moment_is_sent_before_the_connection_ends():
+    async def converse():
+        door = GrpcDoor(deferred=True)
+        door.receive(PREFACE + head(1, "ModelInfer") + frame(0, 1, 1, REQUEST))
+        for model, request in door.waiting:
+            model.answer(request)
+        door.end()
+        assert door.closed
+        return door.statuses()
+
+    assert asyncio.run(converse()) == {1: [0]}
+
+
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 @pytest.mark.parametrize("size", [3, 20, 70_000])
 def test_half_a_request_is_refused(method, size):
-    door = hang_up(head(1, method) + frame(0, 0, 1, message(bytes(size), length=80_000)))
+    # The beginning of a message that is one long name of a model.
+    begun = b"\x0a\xfc\xf0\x04" + b"m" * size
+    door = hang_up(head(1, method) + frame(0, 0, 1, message(begun, length=80_000)))
     assert door.statuses() == {1: [13]}
     assert door.closed
 
