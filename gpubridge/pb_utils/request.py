@@ -16,6 +16,10 @@ from gpubridge.pb_utils.arguments import (
     wrong_type,
 )
 from gpubridge.pb_utils.calls import ModelCaller, ResponseIterator, first_response
+from gpubridge.pb_utils.constants import (
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+)
 from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.output_tensor import output_form
 from gpubridge.pb_utils.preferred_memory import MemoryType, PreferredMemory
@@ -52,6 +56,7 @@ class _Required(enum.Enum):
 
 _REQUIRED: Any = _Required.REQUIRED
 _NO_TRACE = InferenceTrace()
+_RELEASE_FLAGS = TRITONSERVER_REQUEST_RELEASE_ALL | TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
 
 class RequestOrigin(Protocol):
@@ -64,6 +69,9 @@ class RequestOrigin(Protocol):
         self, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Tensor:
         """Make an output tensor in its final place."""
+
+    def reschedule(self, wanted: bool, /) -> None:
+        """Note whether the model wants to get the request again."""
 
     def response_sender(self) -> InferenceResponseSender:
         """Return the request's response sender, the same each time."""
@@ -263,12 +271,25 @@ class InferenceRequest:
     def set_release_flags(self, flags: int, /) -> None:
         """Say what happens to the request after ``execute``: ``TRITONSERVER_REQUEST_RELEASE_...``.
 
+        With ``RESCHEDULE`` the model gets it again, as the next request of its sequence. ``execute``
+        then returns None in its place, and sends no final response.
+
         Raises
         ------
         TypeError
-            If `flags` is not such an int.
+            If `flags` is not an int.
+        TritonModelException
+            If there is no such flag, or the model has no ``iterative_sequence``.
         """
-        self._release_flags = integer(flags, "flags", least=0)
+        flags = integer(flags, "flags", least=0)
+        if flags & ~_RELEASE_FLAGS:
+            raise TritonModelException(
+                "set_release_flags(): expected TRITONSERVER_REQUEST_RELEASE_ALL or "
+                f"TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, got {flags}"
+            )
+        if self._origin is not None:
+            self._origin.reschedule(bool(flags & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE))
+        self._release_flags = flags
 
     def get_response_sender(self) -> InferenceResponseSender:
         """Give the sender of this request's responses, the same each time.
