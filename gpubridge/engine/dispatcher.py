@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from gpubridge.config import ModelConfig
 from gpubridge.engine.alarm import Alarm
@@ -240,11 +240,14 @@ class Dispatcher:
         self._free(request)
         reason = "CANCELED" if error.code == ErrorCode.CANCELLED else "REJECTED"
         self._statistics.failed(reason, _clock() - request.arrived)
-        on_done = request.on_done
-        if isinstance(on_done, partial) and on_done.func == self._hold:
+        if self._is_held_back(request.on_done):
             # It never ran, so it has no place in the order of outcomes.
-            request.on_done = on_done.args[1]
+            request.on_done = request.on_done.args[1]
         request.finish(error)
+
+    def _is_held_back(self, on_done: Any) -> TypeGuard[partial[None]]:
+        """Whether this is how an outcome gets into the order of outcomes."""
+        return isinstance(on_done, partial) and on_done.func == self._hold
 
     def _cancel(self, request: InferRequest) -> None:
         """Spare the model a request that nobody waits for, if that is still possible."""
@@ -316,6 +319,8 @@ class Dispatcher:
             if request.batch_size:
                 self._statistics.failed("BACKEND", now - request.arrived)
                 request.finish(error)
+        # What waited for its turn behind them waits no longer.
+        self._release(self._scheduler.releasable())
         self.dispatch()
 
     def on_landed(self, landed: list[Landed], now: int) -> None:
@@ -335,7 +340,7 @@ class Dispatcher:
         on_done = request.on_done
         scheduler = self._scheduler
         try:
-            if isinstance(on_done, partial) and on_done.args[1] is None:
+            if self._is_held_back(on_done) and on_done.args[1] is None:
                 raise BridgeError("the request was cancelled", ErrorCode.CANCELLED)
             if not isinstance(scheduler, SequenceScheduler):
                 raise BridgeError("only requests of sequences are rescheduled", ErrorCode.INTERNAL)
