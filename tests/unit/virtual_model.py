@@ -191,7 +191,10 @@ class VirtualModel:
         return self.dispatcher._alarm
 
     def __enter__(self):
-        self.clock = mock.patch.object(dispatcher_module, "_clock", lambda: self.now)
+        def clock():
+            return self.now
+
+        self.clock = mock.patch.object(dispatcher_module, "_clock", clock)
         self.clock.start()
         return self
 
