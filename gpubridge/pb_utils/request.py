@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from gpubridge.pb_utils.constants import (
 from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.output_tensor import output_form
 from gpubridge.pb_utils.preferred_memory import MemoryType, PreferredMemory
+from gpubridge.pb_utils.request_origin import RequestOrigin
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.pb_utils.tensor import Tensor
@@ -57,24 +58,6 @@ class _Required(enum.Enum):
 _REQUIRED: Any = _Required.REQUIRED
 _NO_TRACE = InferenceTrace()
 _RELEASE_FLAGS = TRITONSERVER_REQUEST_RELEASE_ALL | TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-
-
-class RequestOrigin(Protocol):
-    """What a received request is connected to; given by the process around the model."""
-
-    def cancelled(self) -> bool:
-        """Tell whether the client no longer waits."""
-
-    def output(
-        self, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> Tensor:
-        """Make an output tensor in its final place."""
-
-    def reschedule(self, wanted: bool, /) -> None:
-        """Note whether the model wants to get the request again."""
-
-    def response_sender(self) -> InferenceResponseSender:
-        """Return the request's response sender, the same each time."""
 
 
 class InferenceRequest:
