@@ -329,13 +329,18 @@ class Dispatcher:
         if self._tracing.used:
             self._tracing.landed(landed)
         for _, _, failures in landed:
-            for request, reason in failures.items():
-                # Nobody asked for what fills up a batch, whatever the model wants.
-                if reason == COMES_BACK and request.batch_size:
-                    self._reschedule(request, now)
+            if failures:
+                self._reschedule(failures, now)
         self.dispatch(now)
 
-    def _reschedule(self, request: InferRequest, now: int) -> None:
+    def _reschedule(self, failures: dict[InferRequest, str], now: int) -> None:
+        """Have the requests that come back executed again."""
+        for request, reason in failures.items():
+            # Nobody asked for what fills up a batch, whatever the model wants.
+            if reason == COMES_BACK and request.batch_size:
+                self._run_again(request, now)
+
+    def _run_again(self, request: InferRequest, now: int) -> None:
         """Have a request executed again, as its model wishes."""
         on_done = request.on_done
         scheduler = self._scheduler

@@ -216,6 +216,14 @@ def test_an_initial_state_that_is_not_there_fails_the_load(tmp_path, given, text
         wait_until(lambda: "initial state of 'S_IN': " + text in server.log(), text, server)
 
 
+def test_of_two_states_with_one_name_the_second_is_ignored_aloud(tmp_path):
+    states = STATE.format("FP32", 1, "") + STATE.format("FP32", 1, "")
+    write_model(tmp_path, "m", SUM, config=batching(states), **ONE)
+    with running_server(tmp_path) as server:
+        assert "Detected duplicate 'input_name' in the state configuration: 'S_IN.'" in server.log()
+        assert [ask(server, "m", 2, 5, flags) for flags in ("s", "e")] == [2, 4]
+
+
 def test_growable_memory_is_refused_by_name(tmp_path):
     state = STATE.format("FP32", 1, "use_growable_memory: true")
     write_model(tmp_path, "m", SUM, config=batching(state), **ONE)
