@@ -90,7 +90,8 @@ class PerfAnalyzer:
         # Every window counts: the rounds of the benchmark are what shows instability.
         command += ["--stability-percentage", "999"]
         for tensor in payload.inputs:
-            command += ["--shape", f"{tensor.name}:{','.join(map(str, tensor.shape))}"]
+            shape = tensor.shape[payload.batch_dims :]
+            command += ["--shape", f"{tensor.name}:{','.join(map(str, shape))}"]
             if tensor.datatype == "BYTES":
                 mean = len(tensor.data) // tensor.shape[0] - 4
                 command += ["--string-length", str(mean)]

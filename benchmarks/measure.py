@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from benchmarks.failure import BenchmarkError
 from benchmarks.load import LoadGenerator
 from benchmarks.payloads import PAYLOADS, Payload, check_answer
@@ -121,10 +124,11 @@ def _load_rounds(row: Row, bench: Bench) -> list[list[Sample]]:
 
 def _load_once(payload: Payload, row: Row, server: ServerProcess, bench: Bench) -> Sample:
     """Load one server for a round, with the CPU time its processes spent per request."""
-    before = cpu_seconds(server.pid)
+    before, batches = cpu_seconds(server.pid), _executions(payload, server)
     generator, port = bench.load(row.protocol), server.ports.of(row.protocol)
     figures = generator.run(payload, port, row.connections, bench.effort.seconds)
     spent = cpu_seconds(server.pid) - before
+    inferences, executions = _executions(payload, server) - batches
     server.check_alive()
     if figures.failed or not figures.requests:
         message = (
@@ -132,7 +136,18 @@ def _load_once(payload: Payload, row: Row, server: ServerProcess, bench: Bench) 
             f"{payload.path} on {row.connections} connections; a figure needs answers without failures"
         )
         raise BenchmarkError(message)
-    return asdict(figures) | {"server_cpu_us": spent / figures.requests * 1e6}
+    return asdict(figures) | {
+        "server_cpu_us": spent / figures.requests * 1e6,
+        "mean_batch": float(inferences / executions),
+    }
+
+
+def _executions(payload: Payload, server: ServerProcess) -> NDArray[np.int64]:
+    """Return how many inferences a model has made so far, and in how many executions."""
+    address = f"http://127.0.0.1:{server.http_port}/v2/models/{payload.model}/stats"
+    with urllib.request.urlopen(address, timeout=10) as page:
+        figures = json.load(page)["model_stats"][0]
+    return np.array([figures["inference_count"], figures["execution_count"]])
 
 
 def _starts(row: Row, bench: Bench) -> list[list[Sample]]:

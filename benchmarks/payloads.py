@@ -27,11 +27,15 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """One binary-extension infer request and its expected outputs."""
+    """One binary-extension infer request and its expected outputs.
+
+    The first ``batch_dims`` dims of its tensors are not in the model's configuration.
+    """
 
     model: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    batch_dims: int = 0
 
     @property
     def path(self) -> str:
@@ -59,17 +63,20 @@ class Payload:
         return self.header() + b"".join(tensor.data for tensor in self.inputs)
 
 
-def add_sub() -> Payload:
+def add_sub(model: str = "add_sub", batch: tuple[int, ...] = ()) -> Payload:
+    """Return a request for the sum and difference of two FP32[16], with batch dims before them."""
     left = np.arange(16, dtype=np.float32)
     right = np.full(16, 0.5, dtype=np.float32)
     values = {"INPUT0": left, "INPUT1": right, "OUTPUT0": left + right, "OUTPUT1": left - right}
     tensors = {
-        name: Tensor(name, "FP32", array.shape, array.tobytes()) for name, array in values.items()
+        name: Tensor(name, "FP32", (*batch, *array.shape), array.tobytes())
+        for name, array in values.items()
     }
     return Payload(
-        "add_sub",
+        model,
         inputs=(tensors["INPUT0"], tensors["INPUT1"]),
         outputs=(tensors["OUTPUT0"], tensors["OUTPUT1"]),
+        batch_dims=len(batch),
     )
 
 
@@ -100,6 +107,7 @@ def _identity(model: str, datatype: str, shape: tuple[int, ...], data: bytes) ->
 
 PAYLOADS: Mapping[str, Callable[[], Payload]] = {
     "add_sub": add_sub,
+    "add_sub_batched": lambda: add_sub("add_sub_batched", (1,)),
     "fp32_600k": lambda: fp32(600_000),
     "fp32_16m": lambda: fp32(16 * 2**20),
     "bytes_10k": strings,

@@ -87,6 +87,7 @@ def _count(connections: int) -> str:
 
 
 _ADD_SUB = "add_sub FP32[16]"
+_BATCHED = "add_sub FP32[16] in batches of at most 32, delay 2 ms"
 _600K = "600 KB FP32 in and out"
 _16M = "16 MiB FP32 in and out"
 _STRINGS = "10,000 strings in and out"
@@ -107,6 +108,18 @@ ROWS: tuple[Row, ...] = (
         unit="µs mean",
     ),
     _calls(_throughput("fp32_600k", _600K, 4, floor=2.0, aim=3.0), 4),
+    _throughput("add_sub_batched", _BATCHED, 32, floor=1.0, aim=1.5),
+    Row(
+        "mean_batch_http_32",
+        f"{_BATCHED}, mean batch, HTTP, 32 connections",
+        Kind.LOAD,
+        metric="mean_batch",
+        unit="requests",
+        less_is_better=False,
+        floor=0.9,
+        payload="add_sub_batched",
+        connections=32,
+    ),
     Row(
         "start_to_ready",
         "start to ready, one model with a complete config.pbtxt",

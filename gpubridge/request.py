@@ -189,6 +189,8 @@ class InferRequest:
         What the scheduler holds for it; None for itself.
     pattern : InferRequest or None
         Another request of the same batch, whose inputs it has.
+    unsent : int
+        How many responses that are not the last were handed out, and not yet passed on.
     ranges : sequence of MemoryRange or None
         Where each input lies, if not all of them are in the slot at ``places``. The slot, if there is
         one, is freed as ever.
@@ -219,6 +221,7 @@ class InferRequest:
         "start",
         "ticket",
         "trace",
+        "unsent",
     )
 
     def __init__(  # noqa: PLR0913  (made once per request: no room for a builder)
@@ -254,10 +257,12 @@ class InferRequest:
         self.cancelled: Callable[[InferRequest], None] | None = None
         self.ticket = -1
         self.trace: FollowedRequest | None = None
+        self.unsent = 0
         self.instance: Any = None
 
     def respond(self, outcome: Outcome) -> None:
         """Give a response that is not the last to who waits for it."""
+        self.unsent += 1
         if self.on_done is not None and self.on_partial is not None:
             self.on_partial(outcome)
             return
@@ -267,6 +272,7 @@ class InferRequest:
 
     def passed_on(self, responses: int) -> None:
         """Say that so many of the responses have left, so that the model may send others."""
+        self.unsent -= responses
         if self.instance is not None:
             self.instance.passed_on(self, responses)
 

@@ -46,10 +46,11 @@ def _unsupported_fields(message: ProtoMessage) -> Iterator[tuple[str, str]]:
 
 
 def _unsupported_parts(message: ProtoMessage) -> Iterator[tuple[str, str]]:
-    if message.sequence_batching.state:
-        yield "sequence_batching.state", "no state is kept between the requests of a sequence"
-    if message.sequence_batching.iterative_sequence:
-        yield "sequence_batching.iterative_sequence", "requests cannot be rescheduled"
+    if any(state.use_growable_memory for state in message.sequence_batching.state):
+        yield (
+            "sequence_batching.state.use_growable_memory",
+            "states are in host memory, of the size that the model gave them",
+        )
     for group in message.instance_group:
         if group.HasField("rate_limiter"):
             yield f"instance_group '{group.name}' rate_limiter", "instances run without limits"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpubridge.engine.ledger import STILL_OPEN, Closed, Landed
+from gpubridge.engine.ledger import COMES_BACK, STILL_OPEN, Closed, Landed
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.latencies import LatencyWindow
 from gpubridge.telemetry.statistics import ModelStatistics
@@ -96,7 +96,8 @@ class BatchRecorder:
                 going_on += request.batch_size
                 self._open[request] = (batch.started - request.arrived, *steps)
                 continue
-            if reason is not None:
+            # A run that the model wants repeated counts like any other.
+            if reason is not None and reason != COMES_BACK:
                 statistics.failed(reason, now - request.arrived)
                 continue
             done += 1

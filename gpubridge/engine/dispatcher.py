@@ -5,23 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
-
-import orjson
+from typing import Any, TypeGuard
 
 from gpubridge.config import ModelConfig
 from gpubridge.engine.alarm import Alarm
 from gpubridge.engine.batch_recorder import BatchRecorder
 from gpubridge.engine.instance import Instance, InstanceState
-from gpubridge.engine.ledger import Closed, Landed
+from gpubridge.engine.ledger import COMES_BACK, Closed, Landed
 from gpubridge.engine.scheduling import (
     Item,
     Scheduler,
     SequenceItem,
+    SequenceScheduler,
     request_scheduler,
     sequence_scheduler,
     shape_agreement,
 )
+from gpubridge.engine.sequence_requests import SequenceRequests
 from gpubridge.engine.tracing import RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena
@@ -70,7 +70,7 @@ class Dispatcher:
         self._recorder = BatchRecorder(statistics)
         self._agreement = shape_agreement(config)
         sequences = sequence_scheduler(config)
-        self._sequences = sequences is not None
+        self._sequences = SequenceRequests(config) if sequences is not None else None
         self._scheduler: Scheduler[Any] = sequences or request_scheduler(config)
         # Requests that are no batch with others may wait at the stub as well as here; batches form
         # as late as possible.
@@ -175,9 +175,8 @@ class Dispatcher:
         for instance in free:
             items = self._scheduler.take(instance.index, now)
             if items:
-                instance.submit(
-                    [_sequence_request(i) if self._sequences else i.request for i in items]
-                )
+                made = self._sequences
+                instance.submit([i.request if made is None else made.of(i) for i in items])
 
     def _check_hope(self) -> None:
         """Refuse what waits when no instance is going to take it."""
@@ -186,7 +185,7 @@ class Dispatcher:
 
     def _item(self, request: InferRequest) -> Item:
         options = request.options
-        if self._sequences:
+        if self._sequences is not None:
             return SequenceItem(
                 request,
                 options.correlation_id,
@@ -241,11 +240,14 @@ class Dispatcher:
         self._free(request)
         reason = "CANCELED" if error.code == ErrorCode.CANCELLED else "REJECTED"
         self._statistics.failed(reason, _clock() - request.arrived)
-        on_done = request.on_done
-        if isinstance(on_done, partial) and on_done.func == self._hold:
+        if self._is_held_back(request.on_done):
             # It never ran, so it has no place in the order of outcomes.
-            request.on_done = on_done.args[1]
+            request.on_done = request.on_done.args[1]
         request.finish(error)
+
+    def _is_held_back(self, on_done: Any) -> TypeGuard[partial[None]]:
+        """Whether this is how an outcome gets into the order of outcomes."""
+        return isinstance(on_done, partial) and on_done.func == self._hold
 
     def _cancel(self, request: InferRequest) -> None:
         """Spare the model a request that nobody waits for, if that is still possible."""
@@ -261,9 +263,12 @@ class Dispatcher:
         if self._ordered:
             # The scheduler still wants to know when it is over.
             request.on_done = partial(self._hold, item, None)
-        if not self._sequences:
-            for instance in self.instances:
-                instance.cancel(request)
+            request.on_partial = None
+            if item in self._held:
+                self._held[item] = None, self._held[item][1]
+        for instance in self.instances:
+            # A sequence must not go on with a gap: what has not started is executed all the same.
+            instance.cancel(request, running_only=self._sequences is not None)
 
     def _hold(self, item: Item, on_done: _OnDone | None, outcome: Outcome) -> None:
         """Keep an outcome until it is its turn."""
@@ -314,6 +319,8 @@ class Dispatcher:
             if request.batch_size:
                 self._statistics.failed("BACKEND", now - request.arrived)
                 request.finish(error)
+        # What waited for its turn behind them waits no longer.
+        self._release(self._scheduler.releasable())
         self.dispatch()
 
     def on_landed(self, landed: list[Landed], now: int) -> None:
@@ -321,7 +328,34 @@ class Dispatcher:
         self._recorder.record(landed, now)
         if self._tracing.used:
             self._tracing.landed(landed)
+        for _, _, failures in landed:
+            if failures:
+                self._reschedule(failures, now)
         self.dispatch(now)
+
+    def _reschedule(self, failures: dict[InferRequest, str], now: int) -> None:
+        """Have the requests that come back executed again."""
+        for request, reason in failures.items():
+            # Nobody asked for what fills up a batch, whatever the model wants.
+            if reason == COMES_BACK and request.batch_size:
+                self._run_again(request, now)
+
+    def _run_again(self, request: InferRequest, now: int) -> None:
+        """Have a request executed again, as its model wishes."""
+        on_done = request.on_done
+        scheduler = self._scheduler
+        try:
+            if self._is_held_back(on_done) and on_done.args[1] is None:
+                raise BridgeError("the request was cancelled", ErrorCode.CANCELLED)
+            if not isinstance(scheduler, SequenceScheduler):
+                raise BridgeError("only requests of sequences are rescheduled", ErrorCode.INTERNAL)
+            scheduler.reschedule(request.item, now)
+            request.arrived = now
+        except BridgeError as error:
+            self._free(request)
+            reason = "CANCELED" if error.code == ErrorCode.CANCELLED else "BACKEND"
+            self._statistics.failed(reason, now - request.arrived)
+            request.finish(error)
 
     def on_responses(self, closed: list[Closed], now: int, copied: int) -> None:
         """Requests ended some time after their batch, at ``now``."""
@@ -334,26 +368,3 @@ class Dispatcher:
 
 def _request(item: Any) -> InferRequest:
     return item if type(item) is InferRequest else item.request
-
-
-def _sequence_request(item: SequenceItem) -> InferRequest:
-    """Return the request of an item, with the control tensors that the scheduler adds to it."""
-    request: InferRequest = item.request
-    if item.pattern is not None:
-        # A place in the batch that no request fills: inputs of the same form, an outcome for nobody.
-        pattern: InferRequest = item.pattern.request
-        request = InferRequest(pattern.signature, None, 0, pattern.places, _ignore, batch_size=0)
-        request.pattern = pattern
-        request.item = item
-    if item.controls:
-        extras: dict[str, Any] = orjson.loads(request.extras) if request.extras else {}
-        extras["controls"] = [
-            (control.name, control.datatype, control.shape, control.value)
-            for control in item.controls
-        ]
-        request.extras = orjson.dumps(extras)
-    return request
-
-
-def _ignore(_: Outcome) -> None:
-    """Nobody waits for this."""

@@ -288,10 +288,10 @@ class Instance:
         self.in_flight += len(requests)
         self._link.submit(requests)
 
-    def cancel(self, request: InferRequest) -> None:
-        """Spare the stub a request that it has not started."""
+    def cancel(self, request: InferRequest, *, running_only: bool = False) -> None:
+        """Spare the stub a request that it has not started; tell its model of one that it has."""
         if self._link is not None and request.instance is self._link:
-            self._link.cancel(request)
+            self._link.cancel(request, running_only)
 
     def tell_log_levels(self) -> None:
         """Have the stub know which levels are logged now."""

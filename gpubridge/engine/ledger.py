@@ -17,15 +17,19 @@ from gpubridge.transport.leases import BorrowedMemory, LentSlots
 from gpubridge.transport.messages import Batch, ResponseFlag
 from gpubridge.transport.records import Record
 
-__all__ = ["Closed", "Landed", "Ledger"]
+__all__ = ["COMES_BACK", "STILL_OPEN", "Closed", "Landed", "Ledger"]
 
 _ANSWERED = -1
+_U32 = 0xFFFF_FFFF
 
 STILL_OPEN = "open"
 """Instead of a failure's reason: the request goes on after its batch."""
 
+COMES_BACK = "comes back"
+"""Instead of a failure's reason: the model wants to have the request again."""
+
 Landed = tuple[Batch, list[InferRequest], dict[InferRequest, str]]
-"""An answered batch, its requests, and why some of them failed, or that they go on."""
+"""An answered batch, its requests, and why some of them failed, or that they are not over."""
 
 Closed = tuple[InferRequest, str]
 """A request that went on after its batch and is over now, and why it failed, or an empty text."""
@@ -96,6 +100,13 @@ class Ledger:
         """Whether a batch is at the stub."""
         return sequence in self._flights
 
+    def has_started(self, ticket: int) -> bool:
+        """Whether a request is being executed, or was and is not over."""
+        started = self._control.started
+        return ticket in self._open or any(
+            ticket in flight for sequence, flight in self._flights.items() if sequence <= started
+        )
+
     def enter(self, sequence: int, requests: Sequence[InferRequest], owner: object) -> None:
         """Give the requests of a batch their tickets, and lend their memory."""
         flight: dict[int, InferRequest] = {}
@@ -110,7 +121,7 @@ class Ledger:
                     # The stub will look at nothing, and so not say that it has.
                     control.lent[ticket] = 0
             control.cancelled[ticket] = 0
-            control.passed_on[ticket] = 0
+            control.passed_on[ticket] = -request.unsent & _U32
             request.ticket = ticket
             request.instance = owner
             flight[ticket] = request
@@ -145,6 +156,10 @@ class Ledger:
                 continue
             if request is None or request.ticket != ticket:
                 raise MalformedMessage(f"a result for ticket {ticket}, which is not running")
+            if record.word & ResponseFlag.RESCHEDULED:
+                self._come_back(request, ticket)
+                failures = {**failures, request: COMES_BACK}
+                continue
             outcome = outcome_of(record, self._borrowed, request)
             if record.word:
                 failures = {**failures, request: failure_reason(record)}
@@ -165,6 +180,14 @@ class Ledger:
         # Its last response came before its batch ended.
         self._settle(ticket)
         return self._early.pop(request)
+
+    def _come_back(self, request: InferRequest, ticket: int) -> None:
+        """Take a request back as it was sent; its model looked at copies of its inputs."""
+        if ticket in self._open:
+            raise MalformedMessage(f"two results for ticket {ticket}")
+        self._lent.withdraw(ticket)
+        request.ticket = _ANSWERED
+        request.instance = None
 
     def respond(self, record: Record) -> Closed | None:
         """Hand on a response that a model sent by itself; returns its request if that is over now.
@@ -202,7 +225,7 @@ class Ledger:
         """Tell the stub that responses of a request have left, so that it may send others."""
         if ticket != _ANSWERED:
             cells = self._control.passed_on
-            cells[ticket] = (cells[ticket] + responses) & 0xFFFF_FFFF
+            cells[ticket] = (cells[ticket] + responses) & _U32
 
     def _leave(self, request: InferRequest, ticket: int) -> None:
         request.ticket = _ANSWERED

@@ -163,9 +163,13 @@ class StubLink:
             request.extras,
         )
 
-    def cancel(self, request: InferRequest) -> None:
-        """Tell the stub that nobody waits for this request; it is skipped if it has not started."""
-        if request.ticket >= 0:
+    def cancel(self, request: InferRequest, running_only: bool) -> None:
+        """Tell the stub that nobody waits for this request; it is skipped if it has not started.
+
+        With ``running_only`` a request that has not started is left alone.
+        """
+        answered = request.ticket < 0
+        if not answered and (not running_only or self._ledger.has_started(request.ticket)):
             self._control.cancelled[request.ticket] = 1
 
     def passed_on(self, request: InferRequest, responses: int) -> None:

@@ -14,6 +14,7 @@ from gpubridge.engine.environment import StubEnvironment, stub_environment
 from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance, InstanceState
 from gpubridge.engine.instance_settings import InstanceSettings
+from gpubridge.engine.sequence_requests import sequence_stub_settings
 from gpubridge.engine.tracing import Received, RequestTracing
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.latencies import (
@@ -161,6 +162,7 @@ class Model:
                     "outputs": [output.name for output in self.config.outputs],
                     "decoupled": self.config.decoupled,
                     "input_sharing": self._input_sharing(),
+                    **sequence_stub_settings(self.config, self._directory),
                     "args": {
                         "model_config": json.dumps(self.config.to_dict()),
                         "model_instance_kind": kind,

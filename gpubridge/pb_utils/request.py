@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,9 +16,14 @@ from gpubridge.pb_utils.arguments import (
     wrong_type,
 )
 from gpubridge.pb_utils.calls import ModelCaller, ResponseIterator, first_response
+from gpubridge.pb_utils.constants import (
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+)
 from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.output_tensor import output_form
 from gpubridge.pb_utils.preferred_memory import MemoryType, PreferredMemory
+from gpubridge.pb_utils.request_origin import RequestOrigin
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.pb_utils.tensor import Tensor
@@ -52,21 +57,7 @@ class _Required(enum.Enum):
 
 _REQUIRED: Any = _Required.REQUIRED
 _NO_TRACE = InferenceTrace()
-
-
-class RequestOrigin(Protocol):
-    """What a received request is connected to; given by the process around the model."""
-
-    def cancelled(self) -> bool:
-        """Tell whether the client no longer waits."""
-
-    def output(
-        self, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> Tensor:
-        """Make an output tensor in its final place."""
-
-    def response_sender(self) -> InferenceResponseSender:
-        """Return the request's response sender, the same each time."""
+_RELEASE_FLAGS = TRITONSERVER_REQUEST_RELEASE_ALL | TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
 
 class InferenceRequest:
@@ -263,12 +254,25 @@ class InferenceRequest:
     def set_release_flags(self, flags: int, /) -> None:
         """Say what happens to the request after ``execute``: ``TRITONSERVER_REQUEST_RELEASE_...``.
 
+        With ``RESCHEDULE`` the model gets it again, as the next request of its sequence. ``execute``
+        then returns None in its place, and sends no final response.
+
         Raises
         ------
         TypeError
-            If `flags` is not such an int.
+            If `flags` is not an int.
+        TritonModelException
+            If there is no such flag, or the model has no ``iterative_sequence``.
         """
-        self._release_flags = integer(flags, "flags", least=0)
+        flags = integer(flags, "flags", least=0)
+        if flags & ~_RELEASE_FLAGS:
+            raise TritonModelException(
+                "set_release_flags(): expected TRITONSERVER_REQUEST_RELEASE_ALL or "
+                f"TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, got {flags}"
+            )
+        if self._origin is not None:
+            self._origin.reschedule(bool(flags & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE))
+        self._release_flags = flags
 
     def get_response_sender(self) -> InferenceResponseSender:
         """Give the sender of this request's responses, the same each time.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode
@@ -11,6 +11,7 @@ from gpubridge.pb_utils import InferenceResponse, Tensor
 from gpubridge.stub.loader import model_error_text
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.placement import Placement
+from gpubridge.stub.states import SequenceStates
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record, record_encoder
 from gpubridge.transport.signatures import encode_signature
@@ -22,25 +23,24 @@ _NOTHING = encode_signature(())
 
 
 class ModelIdentity:
-    """Which model and instance this process runs, for requests and error texts."""
+    """Which model and instance this process runs, for requests and error texts.
 
-    __slots__ = ("decoupled", "instance", "name", "outputs", "path", "version")
+    Parameters
+    ----------
+    settings : dict
+        The fields of the INITIALIZE message.
+    """
 
-    def __init__(
-        self,
-        name: str,
-        version: int,
-        instance: str,
-        path: str,
-        outputs: frozenset[str],
-        decoupled: bool,
-    ) -> None:
-        self.name = name
-        self.version = version
-        self.instance = instance
-        self.path = path
-        self.outputs = outputs
-        self.decoupled = decoupled
+    __slots__ = ("decoupled", "instance", "iterative", "name", "outputs", "path", "version")
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.name: str = settings["name"]
+        self.version: int = settings["version"]
+        self.instance: str = settings["instance"]
+        self.path: str = settings["path"]
+        self.outputs: frozenset[str] = frozenset(settings["outputs"])
+        self.decoupled: bool = settings["decoupled"]
+        self.iterative: bool = settings["iterative"]
 
     def failure(self, error: BaseException) -> BridgeError:
         """Say what a model did wrong in Triton's words."""
@@ -68,14 +68,21 @@ class AnswerEncoder:
         Where their tensors go.
     placement : Placement
         Where they go instead, if their clients or models have a say in that.
+    states : SequenceStates or None
+        Where those go that the next request of the sequence gets.
     """
 
     def __init__(
-        self, identity: ModelIdentity, outputs: OutputMemory, placement: Placement
+        self,
+        identity: ModelIdentity,
+        outputs: OutputMemory,
+        placement: Placement,
+        states: SequenceStates | None,
     ) -> None:
         self._identity = identity
         self._outputs = outputs
         self.placement = placement
+        self._states = states
         self._encode_record = record_encoder()
         self._signatures: dict[Any, bytes] = {}
 
@@ -101,6 +108,8 @@ class AnswerEncoder:
         if error is not None:
             raise BridgeError(error.message(), ErrorCode(int(error.code())))
         tensors: Sequence[Tensor] = response._tensors
+        if self._states is not None:
+            self._states.keep(record.extras or {}, tensors)
         # Outputs that nobody asked for, or that the configuration does not know, are dropped.
         wanted = record.signature.requested or self._identity.outputs
         tensors = [tensor for tensor in tensors if tensor._name in wanted]

@@ -18,6 +18,7 @@ from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.placement import Placement
 from gpubridge.stub.response_lines import DecoupledOrigin, RequestOrigin, ResponseDesk
 from gpubridge.stub.results import ResultSender
+from gpubridge.stub.states import SequenceStates
 from gpubridge.tensor.dtypes import numpy_dtype
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.messages import Batch, ResponseFlag, encode_result_batch
@@ -40,7 +41,7 @@ class Executor:
         CLOCK_MONOTONIC nanoseconds at which the last ``execute`` ended.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (it joins what a stub consists of)
         self,
         model: Any,
         identity: ModelIdentity,
@@ -48,6 +49,7 @@ class Executor:
         control: ControlPage,
         results: ResultSender,
         clients: ClientMemory,
+        states: SequenceStates | None,
     ) -> None:
         self._execute = getattr(model, "execute", None)
         self._identity = identity
@@ -55,8 +57,9 @@ class Executor:
         self._outputs = outputs
         self._control = control
         self._clients = clients
-        self._answers = AnswerEncoder(identity, outputs, Placement(outputs, clients))
-        self._desk = ResponseDesk(control, outputs, results, self._answers, identity.decoupled)
+        self._states = states
+        self._answers = AnswerEncoder(identity, outputs, Placement(outputs, clients), states)
+        self._desk = ResponseDesk(control, outputs, results, self._answers, identity)
         self._origin = DecoupledOrigin if identity.decoupled else RequestOrigin
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeps = False
@@ -70,10 +73,7 @@ class Executor:
         cancelled = self._control.cancelled
         live = waiting = [record for record in batch.records if not cancelled[record.ticket]]
         self._private_bytes = 0
-        borrowed = self._borrowed
-        crowded = borrowed.held > _KEPT_LEASES or borrowed.held_bytes > _KEPT_BYTES
-        self._views = self._private_views if crowded else borrowed.views
-        self._handed_on = not crowded
+        self._choose_views()
         started = self._control.start(batch.sequence)
         answers: list[bytes] = []
         clients = self._clients
@@ -98,7 +98,8 @@ class Executor:
         for i, record in enumerate(live):
             response = responses[i]
             if response is None:
-                answers.append(self._answers.nothing(record.ticket, _GOES_ON))
+                flags = _COMES_BACK if origins[i].comes_back() else _GOES_ON
+                answers.append(self._answers.nothing(record.ticket, flags))
                 continue
             answers.append(self._answers.answer(record, response))
             # Memory of the request that only its response still looked at goes back here.
@@ -113,6 +114,18 @@ class Executor:
         return encode_result_batch(
             batch.sequence, (started, called, self.ended_at), copied, answers
         )
+
+    def _choose_views(self) -> None:
+        """Decide whether the inputs of the next batch are views of lent memory, or copies."""
+        borrowed = self._borrowed
+        crowded = borrowed.held > _KEPT_LEASES or borrowed.held_bytes > _KEPT_BYTES
+        self._handed_on = not (crowded or self._identity.iterative)
+        self._views = borrowed.views
+        if crowded:
+            self._views = self._spared_views
+        elif self._identity.iterative:
+            # A request may come back: with the inputs it had, whatever the model did to them.
+            self._views = self._private_views
 
     def close(self) -> None:
         """Stop the loop that coroutines ran on, if there is one."""
@@ -136,6 +149,8 @@ class Executor:
             self._clients.protect(inputs, extras["client"])
         if "controls" in extras:
             inputs += [_control(*control) for control in extras["controls"]]
+        if self._states is not None:
+            inputs += self._states.inputs(extras.get("state"))
         return InferenceRequest._received(
             inputs,
             record.identifier,
@@ -161,7 +176,7 @@ class Executor:
                 answers.append(self._answers.answer(record, error_extras(error)))
         return admitted
 
-    def _private_views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
+    def _spared_views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
         """Copy inputs: this model keeps so many that the server would run out of memory to lend."""
         if not self._keeps:
             self._keeps = True
@@ -169,6 +184,9 @@ class Executor:
                 f"model '{self._identity.instance}' keeps more than {_KEPT_LEASES} inputs or "
                 f"{_KEPT_BYTES} bytes of them: it gets copies from now on while it does"
             )
+        return self._private_views(refs)
+
+    def _private_views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
         self._private_bytes += sum(ref[2] for ref in refs)
         return [memoryview(bytearray(view)) for view in self._borrowed.views(refs)]
 
@@ -187,7 +205,8 @@ class Executor:
         count = len(requests)
         responses = execute(requests)
         if type(responses) is not list and inspect.iscoroutine(responses):
-            if self._identity.decoupled:
+            # Whether a request comes back is known when the coroutine has ended.
+            if self._identity.decoupled and not self._identity.iterative:
                 self._start(responses, list(origins))
                 return [None] * count
             responses = self._await(responses)
@@ -214,6 +233,13 @@ class Executor:
                 f"is:{len(responses)}\n"
             )
         for response, origin in zip(responses, origins):
+            if origin.rescheduled:
+                if response is not None:
+                    raise ContractError(
+                        "Expected a None object in the execute function return list for reschduled "
+                        f"request, found type '{type(response)}'."
+                    )
+                continue
             if not isinstance(response, InferenceResponse) and (
                 response is not None or origin.sender is None
             ):
@@ -287,6 +313,7 @@ def _control(name: str, datatype: str, shape: Sequence[int], value: Any) -> Tens
 
 
 _GOES_ON = ResponseFlag.OPEN | ResponseFlag.EMPTY
+_COMES_BACK = ResponseFlag.RESCHEDULED | ResponseFlag.EMPTY
 _NO_EXTRAS: dict[str, Any] = {}
 _KEPT_LEASES = 1024
 _KEPT_BYTES = 64 << 20

@@ -23,6 +23,7 @@ from gpubridge.stub.executor import Executor
 from gpubridge.stub.loader import load_model, model_error_text
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.results import ResultSender
+from gpubridge.stub.states import SequenceStates
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
@@ -111,6 +112,8 @@ class _Stub:
         settings = self._settings
         self._attach(None)
         try:
+            specs = settings["states"]
+            states = SequenceStates(specs, settings["batched"]) if specs else None
             kind = load_model(settings["path"], str(settings["version"]))
             model = kind()
             if hasattr(model, "initialize"):
@@ -119,14 +122,7 @@ class _Stub:
             text = error.message if isinstance(error, BridgeError) else model_error_text(error)
             self._channel.send(control_message(Kind.FAILED, error=text))
             return False
-        identity = ModelIdentity(
-            settings["name"],
-            settings["version"],
-            settings["instance"],
-            settings["path"],
-            frozenset(settings["outputs"]),
-            settings["decoupled"],
-        )
+        identity = ModelIdentity(settings)
         self._model = model
         self._executor = Executor(
             model,
@@ -135,6 +131,7 @@ class _Stub:
             self._control,
             self._results,
             self._clients,
+            states,
         )
         self._attach(self._calls)
         # What exists now lives as long as the process: the collector need not look at it again.

@@ -8,9 +8,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.pb_utils import InferenceResponse, Tensor
+from gpubridge.pb_utils import InferenceResponse, Logger, Tensor, TritonModelException
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
-from gpubridge.stub.answers import AnswerEncoder, error_extras
+from gpubridge.stub.answers import AnswerEncoder, ModelIdentity, error_extras
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.results import ResultSender
 from gpubridge.transport.channel import ChannelClosed
@@ -25,6 +25,7 @@ __all__ = ["DecoupledOrigin", "RequestOrigin", "ResponseDesk"]
 
 _WAITING_RESPONSES = 64
 _WAITING_BYTES = 16 << 20
+_U32 = 0xFFFF_FFFF
 _FIRST_LOOK = 0.0002
 _LONGEST_LOOK = 0.01
 
@@ -36,11 +37,11 @@ class ResponseDesk:
     ----------
     control : ControlPage
         Says which requests nobody waits for, and how many responses were passed on.
-    decoupled : bool
-        Whether a request may get other than one response.
+    identity : ModelIdentity
+        Says whether a request may get other than one response, and whether it may come back.
     """
 
-    __slots__ = ("answers", "control", "decoupled", "outputs", "results")
+    __slots__ = ("answers", "control", "identity", "outputs", "results")
 
     def __init__(
         self,
@@ -48,23 +49,24 @@ class ResponseDesk:
         outputs: OutputMemory,
         results: ResultSender,
         answers: AnswerEncoder,
-        decoupled: bool,
+        identity: ModelIdentity,
     ) -> None:
         self.control = control
         self.outputs = outputs
         self.results = results
         self.answers = answers
-        self.decoupled = decoupled
+        self.identity = identity
 
 
 class RequestOrigin:
     """What a received request is connected to: its client may leave, its answers go there."""
 
-    __slots__ = ("_desk", "record", "sender")
+    __slots__ = ("_desk", "record", "rescheduled", "sender")
 
     def __init__(self, desk: ResponseDesk, record: Record) -> None:
         self._desk = desk
         self.record = record
+        self.rescheduled = False
         self.sender: InferenceResponseSender | None = None
 
     def cancelled(self) -> bool:
@@ -83,6 +85,28 @@ class RequestOrigin:
         """Make an output tensor in the place where it is wanted, or will be sent from."""
         placement = self._desk.answers.placement
         return placement.allocate(self.record, name, datatype, shape, dtype)
+
+    def reschedule(self, wanted: bool) -> None:
+        """Note whether the model wants to get the request again."""
+        if wanted and not self._desk.identity.iterative:
+            raise TritonModelException(
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model "
+                "is not configured to handle such a flag. Set 'iterative_sequence: true' in its "
+                "sequence_batching."
+            )
+        self.rescheduled = wanted
+
+    def comes_back(self) -> bool:
+        """Tell, once its batch has ended, whether the request does; its sender is closed then."""
+        if not self.rescheduled:
+            return False
+        if self.close():
+            return True
+        Logger.log_warn(
+            "a request was released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE after its final "
+            "response was sent: it is over"
+        )
+        return False
 
     def take_back(self) -> bool:
         """Close the sender if it has sent nothing yet; returns whether that was so."""
@@ -141,7 +165,7 @@ class _Line:
         self._sent = 0
         self._closed = False
         self._lock = threading.Lock()
-        self.decoupled = desk.decoupled
+        self.decoupled = desk.identity.decoupled
 
     def wait_for_room(self, response: InferenceResponse) -> None:
         """Wait until the server has passed on so much that a response may go to it.
@@ -196,10 +220,12 @@ class _Line:
     def _has_room(self, size: int) -> bool:
         waiting = self._on_the_way
         with self._lock:
-            left = self._sent - self._desk.control.passed_on[self._record.ticket]
+            # A request that came back may have responses on the way from before: the server begins
+            # to count below zero then.
+            left = (self._sent - self._desk.control.passed_on[self._record.ticket]) & _U32
             while len(waiting) > left:
                 waiting.popleft()
-            if len(waiting) >= _WAITING_RESPONSES or sum(waiting) > _WAITING_BYTES:
+            if left >= _WAITING_RESPONSES or sum(waiting) > _WAITING_BYTES:
                 return False
             waiting.append(size)
             self._sent += 1

@@ -66,13 +66,14 @@ class ResponseFlag:
     """Bits of a response record.
 
     OPEN: the request is not over; its model sends further responses by itself. EMPTY: there is no
-    response in this record.
+    response in this record. RESCHEDULED: the model wants to have the request again.
     """
 
     ERROR = 1
     CANCELLED = 2
     OPEN = 4
     EMPTY = 8
+    RESCHEDULED = 16
 
 
 class Batch(NamedTuple):

@@ -31,12 +31,8 @@ class TestNotServedYet:
         ("rest", "field"),
         [
             (
-                "sequence_batching { iterative_sequence: true }",
-                "sequence_batching.iterative_sequence",
-            ),
-            (
-                'sequence_batching { state { input_name: "S" output_name: "T" } }',
-                "sequence_batching.state",
+                "sequence_batching { state { use_growable_memory: true } }",
+                "sequence_batching.state.use_growable_memory",
             ),
             ('model_warmup [ { name: "w" } ]', "model_warmup"),
             ("response_cache { enable: true }", "response_cache.enable"),

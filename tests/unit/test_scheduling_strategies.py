@@ -9,7 +9,6 @@ from gpubridge.engine.scheduling import (
     ControlKind,
     DirectStrategy,
     OldestStrategy,
-    StateSpec,
 )
 from gpubridge.errors import BridgeError
 from tests.unit.test_scheduling_sequences import (
@@ -172,43 +171,22 @@ def test_oldest_can_keep_the_order_of_outcomes_through_a_death():
     assert scheduler.answered(a, 0) == [a]
 
 
-# -- states ----------------------------------------------------------------------------------------
-
-STATES = (StateSpec("IN", "OUT", "FP32", (1,)), StateSpec("IN2", "OUT2", "FP32", (1,)))
-
-
-def states(item):
-    return {spec.input_name: handle for spec, handle in item.states}
+# -- slots -----------------------------------------------------------------------------------------
 
 
 @BOTH
-def test_states_go_from_one_request_of_a_sequence_to_the_next(make):
-    scheduler = make(states=STATES)
+def test_a_slot_is_a_sequences_own_until_it_is_over(make):
+    scheduler = make(size=2)
 
-    def step(flags, left):
-        add(scheduler, "x", 5, flags)
-        (item,) = scheduler.take(0, 0)
-        scheduler.keep_states(item, left)
+    def step(number, flags):
+        add(scheduler, "x", number, flags)
+        (item,) = [item for item in scheduler.take(0, 0) if item.request]
         scheduler.answered(item, 0)
-        return states(item), scheduler.unused_states()
+        return item.slot
 
-    assert step("s", {"OUT": "o1", "OUT2": "p1"}) == ({"IN": None, "IN2": None}, [])
-    assert step("", {"OUT": "o2"}) == ({"IN": "o1", "IN2": "p1"}, ["o1"])
-    assert step("", {"BAD": "x"}) == ({"IN": "o2", "IN2": "p1"}, ["x"])
-    # A START forgets, an END leaves nothing behind.
-    assert step("s", {"OUT": "o3"}) == ({"IN": None, "IN2": None}, ["o2", "p1"])
-    assert step("e", {"OUT": "o4"}) == ({"IN": "o3", "IN2": None}, ["o3", "o4"])
-
-
-@BOTH
-def test_states_of_a_dead_instance_are_given_back(make):
-    scheduler = make(states=STATES)
-    add(scheduler, "x", 5, "s")
-    (item,) = scheduler.take(0, 0)
-    scheduler.keep_states(item, {"OUT": "o1"})
-    scheduler.instance_died(0, 0)
-    scheduler.keep_states(item, {"OUT": "o2"})
-    assert scheduler.unused_states() == ["o1", "o2"]
+    assert [step(5, "s"), step(6, "s"), step(5, ""), step(6, "")] == [0, 1, 0, 1]
+    # A START keeps the slot, too: the model hears of it.
+    assert [step(5, "s"), step(5, "e"), step(7, "s"), step(6, "")] == [0, 0, 0, 1]
 
 
 # -- iterative -------------------------------------------------------------------------------------
@@ -216,18 +194,16 @@ def test_states_of_a_dead_instance_are_given_back(make):
 
 @BOTH
 def test_a_rescheduled_request_goes_on_as_its_sequence(make):
-    scheduler = make(size=1, iterative=True, controls=CONTROLS, states=STATES)
+    scheduler = make(size=1, iterative=True, controls=CONTROLS)
     a, b = add(scheduler, "a", 0), add(scheduler, "b", 0)
     assert a.correlation_id != b.correlation_id
     seen = []
     for _ in range(3):
         (item,) = scheduler.take(0, 0)
-        seen.append((item.request, controls(item)["START"], states(item)["IN"]))
-        scheduler.keep_states(item, {"OUT": len(seen)})
+        seen.append((item.request, controls(item)["START"]))
         scheduler.reschedule(item, 0)
-    assert seen == [("a", 1.0, None), ("a", 0.0, 1), ("a", 0.0, 2)]
+    assert seen == [("a", 1.0), ("a", 0.0), ("a", 0.0)]
     assert run(scheduler) == ["a"]
-    assert scheduler.unused_states() == [1, 2, 3]
     assert run(scheduler) == ["b"]
     assert scheduler.pending == 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from gpubridge.config import ModelConfig
 from gpubridge.engine.scheduling.default import DefaultScheduler
 from gpubridge.engine.scheduling.dynamic import DynamicScheduler
@@ -17,6 +19,8 @@ from gpubridge.engine.scheduling.sequence_settings import (
 from gpubridge.engine.scheduling.settings import parse_dynamic_batching
 
 __all__ = ["request_scheduler", "sequence_scheduler"]
+
+_logger = logging.getLogger(__name__)
 
 
 def request_scheduler(config: ModelConfig) -> Scheduler[Item]:
@@ -46,6 +50,8 @@ def sequence_scheduler(config: ModelConfig) -> SequenceScheduler | None:
     if message.WhichOneof("scheduling_choice") != "sequence_batching":
         return None
     settings = parse_sequence_batching(config.name, message.sequence_batching)
+    for notice in settings.notices:
+        _logger.warning("model '%s': %s", config.name, notice)
     strategy = settings.strategy
     if isinstance(strategy, DirectStrategy):
         return DirectSequenceScheduler(settings, strategy, config.name, config.max_batch_size)

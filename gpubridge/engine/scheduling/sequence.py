@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence as Series
+from collections.abc import Iterable, Sequence as Series
 
 from gpubridge.engine.scheduling.control import ControlPlan
 from gpubridge.engine.scheduling.item import Place
@@ -13,7 +13,6 @@ from gpubridge.engine.scheduling.policy import Refusal
 from gpubridge.engine.scheduling.sequence_admission import Admission
 from gpubridge.engine.scheduling.sequence_item import Sequence, SequenceItem
 from gpubridge.engine.scheduling.sequence_settings import SequenceBatching
-from gpubridge.engine.scheduling.sequence_states import StateStore
 from gpubridge.engine.scheduling.sequence_timers import SequenceTimers
 from gpubridge.errors import BridgeError, ErrorCode
 
@@ -51,7 +50,6 @@ class SequenceScheduler(ABC):
         self._slots = slots
         self._controls = ControlPlan(settings.controls, max_batch_size > 0)
         self._admission = Admission(model, self._controls, settings.iterative)
-        self._states = StateStore(settings.states)
         self._known: dict[int | str, Sequence] = {}
         self._backlog: OrderedDict[Sequence, None] = OrderedDict()
         self._seats: dict[int, list[Sequence | None]] = {}
@@ -106,22 +104,19 @@ class SequenceScheduler(ABC):
 
     @abstractmethod
     def take(self, instance: int, now_ns: int) -> list[SequenceItem] | None:
-        """Give away the next batch of an instance if it is due, with controls and states."""
+        """Give away the next batch of an instance if it is due, with control tensors and slots."""
 
     def _hand_out(self, item: SequenceItem) -> None:
         """Make the first item of its sequence ready to be executed."""
         sequence = _of(item)
         sequence.queue.popleft()
-        item.instance = sequence.instance
+        item.instance, item.slot = sequence.instance, sequence.slot
         sequence.in_flight += 1
         self._queued -= 1
         item.place = _TAKEN
-        if item.start:
-            self._states.drop(sequence)
         item.controls = self._controls.of_request(
             item.correlation_id, start=item.start, end=item.end
         )
-        item.states = self._states.of(sequence)
 
     def next_wakeup(self, now_ns: int) -> int | None:
         """Return when a batch becomes due or a sequence is over by the mere passing of time."""
@@ -176,8 +171,7 @@ class SequenceScheduler(ABC):
     def answered(self, item: SequenceItem, now_ns: int) -> list[SequenceItem]:
         """Hear that a taken item has its outcome; return the items whose outcomes may go out now.
 
-        States that it left must have been given to `keep_states` before. Padding may be reported
-        or not.
+        Padding may be reported or not.
         """
         sequence = item.sequence
         if sequence is None or item.place is not _TAKEN:
@@ -258,19 +252,6 @@ class SequenceScheduler(ABC):
     def releasable(self) -> list[SequenceItem]:
         """Return what else may go out since the last call of `answered`."""
         return []
-
-    # -- states --------------------------------------------------------------------------------
-
-    def keep_states(self, item: SequenceItem, handles: Mapping[str, object]) -> None:
-        """Keep what an item left, by name of output, for the next one of its sequence.
-
-        The handles are the scheduler's until `unused_states` returns them.
-        """
-        self._states.keep(_of(item), handles)
-
-    def unused_states(self) -> list[object]:
-        """Give away the handles of states that no request will see any more."""
-        return self._states.unused()
 
     # -- instances -----------------------------------------------------------------------------
 
@@ -355,7 +336,6 @@ class SequenceScheduler(ABC):
         sequence.closed = True
         self._forget(sequence)
         self._backlog.pop(sequence, None)
-        self._states.drop(sequence)
         if sequence.instance >= 0:
             self._seats[sequence.instance][sequence.slot] = None
             heapq.heappush(self._free, (sequence.slot, sequence.instance))

@@ -9,9 +9,11 @@ from gpubridge.engine.scheduling.control import ControlPlan
 from gpubridge.engine.scheduling.policy import stopping_error
 from gpubridge.engine.scheduling.sequence_item import Sequence, SequenceItem
 from gpubridge.engine.scheduling.settings import invalid
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, ErrorCode
 
 __all__ = ["Admission"]
+
+_ID_LIMIT = 128
 
 _logger = logging.getLogger(__name__)
 
@@ -41,6 +43,11 @@ class Admission:
         request = f"inference request to model '{self._model}' must specify"
         if item.size > 1:
             raise invalid(f"{request} batch-size 1 due to requirements of sequence batcher")
+        if isinstance(item.correlation_id, str) and len(item.correlation_id) > _ID_LIMIT:
+            raise BridgeError(
+                f"string correlation ID cannot be longer than {_ID_LIMIT} characters",
+                ErrorCode.UNSUPPORTED,
+            )
         if not item.correlation_id:
             if not self.iterative:
                 raise invalid(f"{request} a non-zero or non-empty correlation ID")

@@ -35,7 +35,7 @@ class DirectSequenceScheduler(SequenceScheduler):
         self._at_work: dict[int, int] = {}
 
     def take(self, instance: int, now_ns: int) -> list[SequenceItem] | None:
-        """Give away the next batch of an instance if it is due, with controls and states.
+        """Give away the next batch of an instance if it is due, with control tensors and slots.
 
         Returns
         -------
@@ -67,7 +67,6 @@ class DirectSequenceScheduler(SequenceScheduler):
         item = SequenceItem(None, shape=pattern.shape)
         item.pattern = pattern
         item.controls = self._controls.of_padding()
-        item.states = self._states.initial
         return item
 
     def _due_at(self, instance: int) -> int | None:

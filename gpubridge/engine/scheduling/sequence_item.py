@@ -8,7 +8,6 @@ from typing import Any
 
 from gpubridge.engine.scheduling.control import ControlTensor
 from gpubridge.engine.scheduling.item import Item
-from gpubridge.engine.scheduling.sequence_settings import StateSpec
 
 __all__ = ["Sequence", "SequenceItem"]
 
@@ -31,11 +30,9 @@ class SequenceItem(Item):
     ----------
     controls : tuple of ControlTensor
         Set by `take`: the inputs to add to the request.
-    states : tuple of (StateSpec, handle or None)
-        Set by `take`: what the previous request of the sequence left, or None for the initial
-        state. The handle stays the scheduler's; it is valid until the item is answered.
-    instance : int
-        Set by `take`: who got it last.
+    instance, slot : int
+        Set by `take`: who got it last, and in which of its slots the sequence lives. Nobody else
+        lives there before the sequence is over.
     pattern : SequenceItem or None
         Of padding: the item of the same batch whose inputs' datatypes and shapes it has.
     """
@@ -47,8 +44,8 @@ class SequenceItem(Item):
         "instance",
         "pattern",
         "sequence",
+        "slot",
         "start",
-        "states",
     )
 
     def __init__(  # noqa: PLR0913  (made once per request: no room for a builder)
@@ -67,9 +64,8 @@ class SequenceItem(Item):
         self.start = start
         self.end = end
         self.sequence: Sequence | None = None
-        self.instance = -1
+        self.instance = self.slot = -1
         self.controls: tuple[ControlTensor, ...] = ()
-        self.states: tuple[tuple[StateSpec, object], ...] = ()
         self.pattern: SequenceItem | None = None
 
 
@@ -90,8 +86,6 @@ class Sequence:
         A request in its midst was cancelled: it ends with what is in flight.
     closed : bool
         It is over, and holds nothing.
-    states : dict
-        Handle of each state by the name of its output.
     """
 
     __slots__ = (
@@ -106,7 +100,6 @@ class Sequence:
         "offered",
         "queue",
         "slot",
-        "states",
         "watched",
     )
 
@@ -119,7 +112,6 @@ class Sequence:
         self.complete = False
         self.broken = False
         self.closed = False
-        self.states: dict[str, object] = {}
         # When it must have got a slot, since when it has nothing to do, and when its timer rings.
         self.deadline = 0
         self.idle_since = 0

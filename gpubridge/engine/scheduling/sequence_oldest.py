@@ -42,7 +42,7 @@ class OldestSequenceScheduler(SequenceScheduler):
         self._released: list[SequenceItem] = []
 
     def take(self, instance: int, now_ns: int) -> list[SequenceItem] | None:
-        """Give away the next batch of an instance if it is due, with controls and states."""
+        """Give away the next batch of an instance if it is due, with control tensors and slots."""
         self._age(now_ns)
         batcher = self._batchers.get(instance)
         items = batcher.take(instance, now_ns) if batcher is not None else None

@@ -71,6 +71,7 @@ class StateSpec:
     datatype: str
     dims: tuple[int, ...]
     initial: InitialState | None = None
+    same_buffer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +254,7 @@ def _state(model: str, message: ProtoMessage) -> StateSpec:
         datatype,
         tuple(message.dims),
         _initial_state(message, message.initial_state[0]) if count else None,
+        message.use_same_buffer_for_input_output,
     )
 
 
