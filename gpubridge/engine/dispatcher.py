@@ -232,7 +232,7 @@ class Dispatcher:
         reason = "CANCELED" if error.code == ErrorCode.CANCELLED else "REJECTED"
         self._statistics.failed(reason, _clock() - request.arrived)
         on_done = request.on_done
-        if isinstance(on_done, partial):
+        if isinstance(on_done, partial) and on_done.func == self._hold:
             # It never ran, so it has no place in the order of outcomes.
             request.on_done = on_done.args[1]
         request.finish(error)

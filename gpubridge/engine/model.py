@@ -1,12 +1,14 @@
-"""One version of a model: its instances, and the queue of requests before them."""
+"""One version of a model: what doors see of any, and the one that stubs execute."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from gpubridge.config import InstanceGroup, ModelConfig
 from gpubridge.engine.dispatcher import Dispatcher
@@ -17,7 +19,7 @@ from gpubridge.engine.regions import Regions
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.statistics import ModelStatistics
 
-__all__ = ["EngineLimits", "Model"]
+__all__ = ["EngineLimits", "Model", "StubModel"]
 
 _logger = logging.getLogger(__name__)
 
@@ -41,8 +43,52 @@ class EngineLimits:
     stub_timeout: float | None
 
 
-class Model:
-    """A loaded (or loading) model version; owns its instances and its queued requests.
+class Model(Protocol):
+    """A loaded (or loading) version of a model, whatever it is made of.
+
+    Attributes
+    ----------
+    config : ModelConfig
+        Complete, validated.
+    statistics : ModelStatistics
+        What it has done.
+    """
+
+    name: str
+    version: int
+    config: ModelConfig
+    statistics: ModelStatistics
+
+    async def load(self) -> None:
+        """Become ready; raises BridgeError, and leaves nothing behind, when that cannot be."""
+
+    async def unload(self, seconds: float) -> None:
+        """Answer what is pending, within ``seconds``, and give everything back."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be executed now."""
+
+    @property
+    def pending(self) -> int:
+        """Requests that are not answered yet."""
+
+    @property
+    def instances(self) -> Sequence[Instance]:
+        """Its instances; none where it has no process of its own."""
+
+    def submit(self, request: InferRequest) -> None:
+        """Take a request over: its slot is freed, its outcome comes by ``on_done``."""
+
+    def housekeep(self) -> None:
+        """Called every few seconds."""
+
+    def check_time_limit(self) -> None:
+        """Called often when executes have a time limit."""
+
+
+class StubModel(Model):
+    """A model version that stubs execute; owns its instances and its queued requests.
 
     Parameters
     ----------

@@ -9,9 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gpubridge.config import load_model_config, served_versions, unsupported_features
+from gpubridge.config import (
+    ModelConfig,
+    load_model_config,
+    served_versions,
+    unsupported_features,
+)
+from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
+from gpubridge.engine.ensemble.graph import is_ensemble
+from gpubridge.engine.ensemble.load_order import load_stages, required_models
 from gpubridge.engine.instance_owner import CallServer
-from gpubridge.engine.model import EngineLimits, Model
+from gpubridge.engine.model import EngineLimits, Model, StubModel
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
 
@@ -95,21 +103,35 @@ class ModelRepository:
                 else:
                     found[path.name] = path
         twice = {name for name, version in self._statuses if version == 0}
-        await asyncio.gather(
-            *(self._load(path) for name, path in sorted(found.items()) if name not in twice)
-        )
+        prepared = {
+            name: models
+            for name, path in sorted(found.items())
+            if name not in twice and (models := self._prepare(path))
+        }
+        required = {name: required_models(models[0].config) for name, models in prepared.items()}
+        stages, circular = load_stages(required)
+        for name, reason in circular.items():
+            self._fail(name, 0, reason)
+        for stage in stages:
+            await asyncio.gather(
+                *(self._load_version(model) for name in stage for model in prepared[name])
+            )
 
     async def close(self, seconds: float) -> None:
         """Drain and unload every model, then give the arena back."""
         self._closing = True
-        await asyncio.gather(*(model.unload(seconds) for model in self.loaded()))
+        # Ensembles first: what they have under way needs the others.
+        for ensembles in (True, False):
+            models = [m for m in self.loaded() if isinstance(m, EnsembleModel) is ensembles]
+            await asyncio.gather(*(model.unload(seconds) for model in models))
         self._models.clear()
         if self._housekeeper is not None:
             self._housekeeper.cancel()
             await asyncio.gather(self._housekeeper, return_exceptions=True)
         self._regions.close()
 
-    async def _load(self, path: Path) -> None:
+    def _prepare(self, path: Path) -> list[Model]:
+        """Read a model's configuration and make its versions; none if that fails."""
         name = path.name
         try:
             config = load_model_config(
@@ -119,15 +141,18 @@ class ModelRepository:
             if refused:
                 raise BridgeError("; ".join(refused), ErrorCode.UNSUPPORTED)
             versions = served_versions(path, name, config.version_policy)
+            models = [self._make(config, version, path) for version in versions]
         except BridgeError as error:
             self._fail(name, 0, error.message)
-            return
+            return []
         for notice in config.notices:
             _logger.info("model '%s': %s", name, notice)
-        models = [
-            Model(config, v, path, self._regions, self._limits, self._calls) for v in versions
-        ]
-        await asyncio.gather(*(self._load_version(model) for model in models))
+        return models
+
+    def _make(self, config: ModelConfig, version: int, path: Path) -> Model:
+        if is_ensemble(config):
+            return EnsembleModel(config, version, self, self.arena)
+        return StubModel(config, version, path, self._regions, self._limits, self._calls)
 
     async def _load_version(self, model: Model) -> None:
         key = (model.name, model.version)

@@ -75,7 +75,7 @@ class TestNotServedYet:
         )
         assert config.backend == ""
         assert config.instance_groups == ()
-        assert "'ensemble_scheduling'" in unsupported_features(config)[0]
+        assert unsupported_features(config) == []
 
     @pytest.mark.parametrize(
         "rest",

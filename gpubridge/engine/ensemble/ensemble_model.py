@@ -1,0 +1,293 @@
+"""A model that is made of others: what the doors see of an ensemble."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from gpubridge.config import ModelConfig
+from gpubridge.engine.ensemble.execution import Execution
+from gpubridge.engine.ensemble.graph import Step, draw_graph, refused
+from gpubridge.engine.ensemble.member_requests import MemberRequests
+from gpubridge.engine.ensemble.run import Call, Course, plan_course
+from gpubridge.engine.ensemble.tensors import (
+    EnsembleResponse,
+    FlowTensor,
+    request_tensors,
+)
+from gpubridge.engine.ensemble.wiring import ROOT, Wiring, fit_shape, wire
+from gpubridge.engine.instance import Instance
+from gpubridge.engine.model import Model
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import HostArena
+from gpubridge.request import InferRequest, InferResponse, Outcome
+from gpubridge.telemetry.statistics import ModelStatistics
+from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
+
+__all__ = ["EnsembleModel", "Members"]
+
+_logger = logging.getLogger(__name__)
+_clock = time.monotonic_ns
+
+_FORMS_KEPT = 512
+
+
+class _Row(Protocol):
+    """What the repository says of a model's version."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+
+    @property
+    def version(self) -> int:
+        """0 where not even the versions are known."""
+
+    @property
+    def state(self) -> str:
+        """READY and so on."""
+
+    @property
+    def reason(self) -> str:
+        """Why it is in no better state."""
+
+
+class Members(Protocol):
+    """Where the members are looked up, each time anew: they may be loaded again meanwhile."""
+
+    def find(self, name: str, version: int | None) -> Model:
+        """Return a loaded model; raises BridgeError where there is none."""
+
+    def index(self) -> Sequence[_Row]:
+        """Say of every model's versions how they are."""
+
+
+class EnsembleModel(Model):
+    """A version of an ensemble; has no process of its own, only requests under way.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        The validated configuration.
+    version : int
+        Its version.
+    members : Members
+        The models that it is made of.
+    arena : HostArena
+        Where the slots of requests go back to.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG when the configuration draws no graph.
+    """
+
+    def __init__(
+        self, config: ModelConfig, version: int, members: Members, arena: HostArena
+    ) -> None:
+        self.config = config
+        self.name = config.name
+        self.version = version
+        self.statistics = ModelStatistics(config.name, version)
+        self._members = members
+        self._arena = arena
+        self._graph = draw_graph(config)
+        self._wiring = Wiring(frozenset(), (), ROOT)
+        self._courses: dict[tuple[str, ...], Course] = {}
+        self._requests = MemberRequests()
+        self._signatures = SignatureCache(_FORMS_KEPT)
+        self._answers: dict[tuple[TensorSpec, ...], Signature] = {}
+        self._running: set[Execution] = set()
+        self._stopping = False
+        self._idle = asyncio.Event()
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Check that the members are there and fit together.
+
+        Raises
+        ------
+        BridgeError
+            INVALID_ARG, in Triton's words.
+        """
+        configs = [self._member_config(step) for step in self._graph.steps]
+        self._wiring = wire(self._graph, self.config, configs)
+        decoupled = self._wiring.decoupled
+        message = type(self.config.message)()
+        message.CopyFrom(self.config.message)
+        # Its members alone decide this.
+        message.model_transaction_policy.decoupled = decoupled
+        self.config = replace(self.config, decoupled=decoupled, message=message)
+
+    def _member_config(self, step: Step) -> ModelConfig:
+        try:
+            return self._members.find(step.model, step.version).config
+        except BridgeError as error:
+            raise refused(self._why_missing(step)) from error
+
+    def _why_missing(self, step: Step) -> str:
+        name, model = self.name, step.model
+        rows = [row for row in self._members.index() if row.name == model]
+        if not rows:
+            return f"ensemble {name} contains models that are not available or ambiguous: {model}"
+        if any(row.state == "READY" for row in rows):
+            return (
+                f"ensemble '{name}' depends on '{model}' whose required version {step.version} is "
+                "not loaded."
+            )
+        if not rows[0].version:
+            return (
+                f"ensemble '{name}' depends on '{model}' which is not valid. Model '{model}' failed "
+                f"with error: {rows[0].reason}"
+            )
+        reasons = "".join(
+            f"version {row.version} is at {row.state} state: {row.reason};" for row in rows
+        )
+        return (
+            f"ensemble '{name}' depends on '{model}' which has no loaded version. Model '{model}' "
+            f"loading failed with error: {reasons}"
+        )
+
+    async def unload(self, seconds: float) -> None:
+        """Answer what is under way, within ``seconds``; what is not answered then fails.
+
+        Until the last answer further requests are taken: an ensemble around this one may need them.
+        """
+        self._idle.clear()
+        if self._running:
+            try:
+                await asyncio.wait_for(self._idle.wait(), seconds)
+            except asyncio.TimeoutError:
+                _logger.warning(
+                    "model '%s' still has %d requests after %g s", self.name, self.pending, seconds
+                )
+        self._stopping = True
+        for execution in list(self._running):
+            execution.fail(self._unloaded())
+
+    def _unloaded(self) -> BridgeError:
+        return BridgeError(
+            f"Request for model '{self.name}' cannot be served: it is being unloaded",
+            ErrorCode.UNAVAILABLE,
+        )
+
+    # -- state ---------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether every member is."""
+        if self._stopping:
+            return False
+        try:
+            return all(self.member(step).ready for step in self._graph.steps)
+        except BridgeError:
+            return False
+
+    @property
+    def pending(self) -> int:
+        """Requests under way."""
+        return len(self._running)
+
+    @property
+    def instances(self) -> list[Instance]:
+        """None."""
+        return []
+
+    # -- work ----------------------------------------------------------------------------------
+
+    def submit(self, request: InferRequest) -> None:
+        """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
+        request.arrived = _clock()
+        self.statistics.copied(request.copied)
+        signature = self._signatures[request.signature]
+        inputs = request_tensors(request, signature, self._arena)
+        if self._stopping:
+            self.statistics.failed("REJECTED", 0)
+            request.finish(self._unloaded())
+            return
+        execution = Execution(self, self._course(signature.requested), request)
+        self._running.add(execution)
+        execution.begin(inputs)
+
+    def _course(self, requested: tuple[str, ...]) -> Course:
+        course = self._courses.get(requested)
+        if course is None:
+            if len(self._courses) >= _FORMS_KEPT:
+                self._courses.clear()
+            course = plan_course(self._graph, self._wiring, requested)
+            self._courses[requested] = course
+        return course
+
+    # -- what executions ask -------------------------------------------------------------------
+
+    def member(self, step: Step) -> Model:
+        """Return the model of a step, as it is loaded now; raises BridgeError if it is not."""
+        return self._members.find(step.model, step.version)
+
+    def member_request(
+        self,
+        call: Call[FlowTensor],
+        member: Model,
+        client: InferRequest,
+        on_done: Callable[[Outcome | None], None],
+    ) -> InferRequest:
+        """Make the request of a step; raises BridgeError if its inputs are not what it wants."""
+        return self._requests.make(call.step, call.inputs, member.config, client, on_done)
+
+    def response(self, outputs: dict[str, FlowTensor]) -> InferResponse:
+        """Make a response: the outputs in the order of the configuration."""
+        batched = self.config.max_batch_size > 0
+        specs = []
+        for output in self.config.outputs:
+            tensor = outputs.get(output.name)
+            if tensor is not None:
+                dims = output.dims if output.reshape is None else output.reshape
+                shape = fit_shape(tensor.shape, dims, batched=batched)
+                nbytes = None if tensor.datatype == "BYTES" else tensor.place.nbytes
+                specs.append(TensorSpec(output.name, tensor.datatype, shape, nbytes))
+        key = tuple(specs)
+        # The same object for the same form: encoders remember it.
+        signature = self._answers.get(key)
+        if signature is None:
+            if len(self._answers) >= _FORMS_KEPT:
+                self._answers.clear()
+            signature = self._answers[key] = Signature(key, ())
+        tensors = [outputs[spec.name] for spec in specs]
+        parameters: dict[str, object] = {}
+        for tensor in tensors:
+            parameters.update(tensor.parameters or {})
+        return EnsembleResponse(
+            signature,
+            [tensor.bytes_held() for tensor in tensors],
+            parameters or None,
+            parts=[tensor.place for tensor in tensors],
+        )
+
+    def finished(self, execution: Execution, reason: str) -> None:
+        """Count a request that is over."""
+        self._running.discard(execution)
+        now = _clock()
+        request = execution.request
+        spent = now - request.arrived
+        if reason:
+            self.statistics.failed(reason, spent)
+        else:
+            self.statistics.executed(
+                1, request.batch_size, (1, spent, 0), (0, execution.member_ns, 0)
+            )
+            self.statistics.last_ended_ns = now
+        if not self._running:
+            self._idle.set()
+
+    # -- housekeeping --------------------------------------------------------------------------
+
+    def housekeep(self) -> None:
+        """Nothing is to be done."""
+
+    def check_time_limit(self) -> None:
+        """Its members have their own."""
