@@ -1,0 +1,400 @@
+"""Ensembles on a real server: what flows, what is copied, what is said when something goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tests.process.ensembles import write_ensemble
+from tests.process.raw_http import binary_request, connected, inference
+from tests.process.server import (
+    running_server,
+    wait_until,
+    write_code_model,
+    write_model,
+)
+
+ADD = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy() + 1)])
+                for r in requests]
+"""
+# OUT is the sum of its inputs, NUMBER how many there are.
+SUM = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            arrays = [tensor.as_numpy() for tensor in request.inputs()]
+            number = np.array([len(arrays)], np.float32)
+            responses.append(pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUT", sum(arrays)), pb_utils.Tensor("NUMBER", number)]))
+        return responses
+"""
+# What a member sees of a request besides its tensors.
+SIGHT = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([json.dumps([
+                    r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.parameters(),
+                    sorted(r.requested_output_names())])], object))]) for r in requests]
+"""
+FP32 = "data_type: TYPE_FP32 dims: [-1]"
+TEXT = "data_type: TYPE_STRING dims: [1]"
+BATCH = "max_batch_size: 8 dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 10000000 }"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "add", ADD)
+    write_model(repository, "add_batched", ADD, config=BATCH, version=1)
+    write_model(
+        repository,
+        "sum",
+        SUM,
+        inputs=f'name: "X" {FP32} }}, {{ name: "Y" {FP32} optional: true',
+        outputs=f'name: "OUT" {FP32} }}, {{ name: "NUMBER" data_type: TYPE_FP32 dims: [1]',
+    )
+    write_model(repository, "sight", SIGHT, outputs=f'name: "OUT" {TEXT}')
+    write_model(
+        repository,
+        "steps",
+        ADD,
+        config="max_batch_size: 4 sequence_batching { }",
+        inputs='name: "IN" data_type: TYPE_FP32 dims: [1]',
+        outputs='name: "OUT" data_type: TYPE_FP32 dims: [1]',
+    )
+    for name in ("code", "other"):
+        write_code_model(repository, name)
+    write_ensemble(repository, "chain", "add IN=A > OUT=t", "add IN=t > OUT=u", "add IN=u > OUT=B")
+    write_ensemble(
+        repository, "diamond", "add IN=A > OUT=t", "chain A=A > B=u", "sum X=t Y=u > OUT=B"
+    )
+    write_ensemble(
+        repository,
+        "fan",
+        "add IN=A > OUT=B",
+        "sum X=A Y=A > OUT=C",
+        outputs="B C A",
+    )
+    write_ensemble(repository, "option", "sum X=A Y=A2 > NUMBER=B", inputs="A A2?")
+    write_ensemble(repository, "batched", "add_batched IN=A > OUT=B", config="max_batch_size: 8")
+    write_ensemble(repository, "around", "fan A=A > A=t", "add IN=t > OUT=B")
+    write_ensemble(
+        repository,
+        "sequence",
+        "steps IN=A > OUT=B",
+        kind="data_type: TYPE_FP32 dims: [1]",
+        config="max_batch_size: 4",
+    )
+    write_ensemble(repository, "codes", "code IN=A > OUT=t", "other IN=t > OUT=B", kind=TEXT)
+    write_ensemble(
+        repository, "sides", "code IN=A > OUT=B", "other IN=A2 > OUT=C", inputs="A A2",
+        outputs="B C", kind=TEXT,
+    )  # fmt: skip
+    directory = write_ensemble(repository, "seen", "sight IN=A > OUT=B")
+    text = (directory / "config.pbtxt").read_text()
+    text = text.replace(f'output [{{ name: "B" {FP32}', f'output [{{ name: "B" {TEXT}')
+    (directory / "config.pbtxt").write_text(text)
+    limits = ("--request-arena-limit", str(24 << 20), "--output-arena-limit", str(24 << 20))
+    with running_server(repository, *limits) as running:
+        yield running
+
+
+def infer(server, model, inputs, **members):
+    """Infer with values by name (texts or FP32 arrays); returns the outputs by name, or the error."""
+    tensors = [
+        {"name": name, "datatype": "BYTES", "shape": [1], "data": [value]}
+        if isinstance(value, str)
+        else {
+            "name": name,
+            "datatype": "FP32",
+            "shape": list(np.shape(value)),
+            "data": np.ravel(value).tolist(),
+        }
+        for name, value in inputs.items()
+    ]
+    body = json.dumps({"inputs": tensors, **members})
+    status, _, answer = server.request("POST", f"/v2/models/{model}/infer", body)
+    document = json.loads(answer)
+    if status != 200:
+        return status, document["error"]
+    return {output["name"]: output["data"] for output in document["outputs"]}
+
+
+def statistics(server, model):
+    return json.loads(server.request("GET", f"/v2/models/{model}/stats")[2])["model_stats"][0]
+
+
+def copied(server, model):
+    return server.metrics()[
+        f'gpubridge_copied_bytes_total{{kind="host",model="{model}",version="1"}}'
+    ]
+
+
+# -- what flows -----------------------------------------------------------------------------------
+
+
+def test_chain_diamond_and_an_ensemble_in_an_ensemble(server):
+    assert infer(server, "chain", {"A": [1.0, 2.0]}) == {"B": [4.0, 5.0]}
+    assert infer(server, "diamond", {"A": [1.0, 2.0]}) == {"B": [6.0, 8.0]}
+
+
+def test_outputs_in_the_order_of_the_configuration_and_inputs_among_them(server):
+    answer = infer(server, "fan", {"A": [1.0]})
+    assert list(answer.items()) == [("B", [2.0]), ("C", [2.0]), ("A", [1.0])]
+    assert infer(server, "around", {"A": [1.0]}) == {"B": [2.0]}
+
+
+def test_only_the_steps_run_whose_outputs_are_asked_for(server):
+    before = [statistics(server, model)["execution_count"] for model in ("add", "sum")]
+    assert infer(server, "fan", {"A": [1.0]}, outputs=[{"name": "C"}]) == {"C": [2.0]}
+    after = [statistics(server, model)["execution_count"] for model in ("add", "sum")]
+    assert [a - b for a, b in zip(after, before, strict=True)] == [0, 1]
+
+
+def test_optional_inputs(server):
+    assert infer(server, "option", {"A": [1.0]}) == {"B": [1.0]}
+    assert infer(server, "option", {"A": [1.0], "A2": [2.0]}) == {"B": [2.0]}
+
+
+def test_members_see_what_the_client_says(server):
+    parameters = {"sequence_id": 7, "sequence_start": True, "timeout": 9000000, "mine": "x"}
+    (seen,) = infer(server, "seen", {"A": [1.0]}, id="name", parameters=parameters)["B"]
+    assert json.loads(seen) == ["name", 7, 1, 9000000, '{"mine":"x"}', ["OUT"]]
+
+
+def test_members_batch_requests_of_several_clients(server):
+    before = statistics(server, "add_batched")
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda i: infer(server, "batched", {"A": [[i]]}), range(4)))
+    assert answers == [{"B": [i + 1.0]} for i in range(4)]
+    after = statistics(server, "add_batched")
+    assert after["inference_count"] - before["inference_count"] == 4
+    # The delay is so long that only a full batch comes earlier.
+    assert after["execution_count"] - before["execution_count"] == 1
+
+
+def test_requests_in_parallel_get_their_own_answers(server):
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda i: infer(server, "diamond", {"A": [float(i)]}), range(100)))
+    assert answers == [{"B": [2.0 * i + 4]} for i in range(100)]
+
+
+def test_a_door_that_streams(server):
+    triton = pytest.importorskip("tritonclient.grpc")
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        tensor = triton.InferInput("A", [2], "FP32")
+        tensor.set_data_from_numpy(np.array([1, 2], np.float32))
+        assert client.infer("chain", [tensor]).as_numpy("B").tolist() == [4, 5]
+        assert client.get_model_metadata("chain").platform == "ensemble"
+        config = client.get_model_config("chain").config
+        assert [step.model_name for step in config.ensemble_scheduling.step] == ["add"] * 3
+        assert client.is_model_ready("chain")
+
+
+# -- what it costs --------------------------------------------------------------------------------
+
+
+def test_tensors_between_members_are_not_copied(server):
+    values = np.arange(1 << 18, dtype=np.float32)
+    models = ("chain", "add")
+    before = [copied(server, model) for model in models]
+    field, body = binary_request([("A", "FP32", [values.size], values.tobytes())])
+    status, fields, answer = server.request(
+        "POST", "/v2/models/chain/infer", body, dict([field.split(": ")])
+    )
+    assert status == 200
+    answer = answer[int(fields["Inference-Header-Content-Length"]) :]
+    assert np.array_equal(np.frombuffer(answer, np.float32), values + 3)
+    after = [copied(server, model) for model in models]
+    # Of the request what came with its head; of each of the three members its own output.
+    assert after[0] - before[0] <= 16 * 1024
+    assert after[1] - before[1] == 3 * values.nbytes
+
+
+def test_memory_goes_back(server):
+    # Far more than all arenas have, one after the other: also what clients read of their own input.
+    values = np.ones(1 << 20, np.float32)
+    field, body = binary_request([("A", "FP32", [values.size], values.tobytes())])
+    for model in ("chain", "fan", "around") * 6:
+        path = f"/v2/models/{model}/infer"
+        status, fields, answer = server.request("POST", path, body, dict([field.split(": ")]))
+        assert status == 200, answer
+    length = int(fields["Inference-Header-Content-Length"])
+    assert np.all(np.frombuffer(answer[length:], np.float32) == 2)
+
+
+def test_statistics_are_those_of_an_ensemble(server):
+    before = statistics(server, "chain")
+    infer(server, "chain", {"A": [1.0]})
+    after = statistics(server, "chain")
+    for name in ("inference_count", "execution_count"):
+        assert after[name] - before[name] == 1
+    times = after["inference_stats"]
+    assert times["success"]["ns"] >= times["compute_infer"]["ns"] > 0
+    assert statistics(server, "batched")["batch_stats"][0]["batch_size"] == 1
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_the_error_of_a_member_is_that_of_the_ensemble(server):
+    fail = "raise pb_utils.TritonModelException('no such luck')"
+    status, error = infer(server, "codes", {"A": fail})
+    assert status == 500
+    assert error.startswith("in ensemble 'codes', ")
+    assert "no such luck" in error
+    assert infer(server, "codes", {"A": "self.said = 'self.said = 3'"}) == {"B": ["3"]}
+
+
+def test_an_input_that_a_member_does_not_take(server):
+    status, error = infer(server, "sequence", {"A": [[1.0]]})
+    assert status == 400
+    assert error == (
+        "in ensemble 'sequence', inference request to model 'steps' must specify a non-zero or "
+        "non-empty correlation ID"
+    )
+    parameters = {"sequence_id": 5, "sequence_start": True, "sequence_end": True}
+    assert infer(server, "sequence", {"A": [[1.0]]}, parameters=parameters) == {"B": [2.0]}
+
+
+def test_an_error_cancels_the_other_branches(server, tmp_path):
+    seen = tmp_path / "seen"
+    wait = (
+        f"deadline = time.monotonic() + 20\n"
+        f"open({str(tmp_path / 'began')!r}, 'w').close()\n"
+        "while not request.is_cancelled() and time.monotonic() < deadline: time.sleep(0.01)\n"
+        f"open({str(seen)!r}, 'w').write(str(request.is_cancelled()))"
+    )
+    fail = (
+        f"while not os.path.exists({str(tmp_path / 'began')!r}): time.sleep(0.01)\n"
+        "raise ValueError('first')"
+    )
+    status, error = infer(server, "sides", {"A": fail, "A2": wait})
+    assert status == 500
+    assert "first" in error
+    wait_until(lambda: seen.exists() and seen.read_text(), "the other branch to end", server)
+    assert seen.read_text() == "True"
+
+
+def test_a_client_that_goes_cancels_the_members(server, tmp_path):
+    began, seen = tmp_path / "began", tmp_path / "seen"
+    wait = (
+        f"open({str(began)!r}, 'w').close()\n"
+        "deadline = time.monotonic() + 20\n"
+        "while not request.is_cancelled() and time.monotonic() < deadline: time.sleep(0.01)\n"
+        f"open({str(seen)!r}, 'w').write(str(request.is_cancelled()))"
+    )
+    before = statistics(server, "codes")["inference_stats"]["fail"]["count"]
+    tensor = {"name": "A", "datatype": "BYTES", "shape": [1], "data": [wait]}
+    with connected(server.http_url) as sock:
+        sock.sendall(inference("codes", json.dumps({"inputs": [tensor]}).encode()))
+        wait_until(began.exists, "the member to begin", server)
+        # Not just no more requests: the connection is reset.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: seen.exists() and seen.read_text(), "the member to end", server)
+    assert seen.read_text() == "True"
+    assert statistics(server, "codes")["inference_stats"]["fail"]["count"] == before + 1
+    pending = 'nv_inference_pending_request_count{model="codes",version="1"}'
+    assert server.metrics()[pending] == 0
+
+
+def test_a_member_that_dies_fails_its_requests_and_comes_back(server):
+    status, error = infer(server, "codes", {"A": "self.said = 'os._exit(3)'"})
+    assert status == 503
+    assert re.match(r"in ensemble 'codes', Stub process 'other_0' is not healthy", error)
+    wait_until(lambda: server.is_ready("codes"), "the ensemble to be ready again", server)
+    assert infer(server, "codes", {"A": "self.said = 'self.said = 3'"}) == {"B": ["3"]}
+
+
+# -- life -----------------------------------------------------------------------------------------
+
+
+def test_an_ensemble_without_its_members(tmp_path):
+    write_model(tmp_path, "add", ADD)
+    write_model(tmp_path, "broken", "raise ValueError('no good')")
+    for name, step in (
+        ("missing", "nothing IN=A > OUT=B"),
+        ("version", "add:7 IN=A > OUT=B"),
+        ("sick", "broken IN=A > OUT=B"),
+        ("circle", "circle A=A > B=B"),
+        ("well", "add:1 IN=A > OUT=B"),
+    ):
+        write_ensemble(tmp_path, name, step)
+    flags = ("--exit-on-error=false", "--strict-readiness=false")
+    with running_server(tmp_path, *flags) as server:
+        reasons = {name: row.get("reason", "") for (name, _), row in server.index().items()}
+        assert reasons["missing"] == (
+            "ensemble missing contains models that are not available or ambiguous: nothing"
+        )
+        assert reasons["version"] == (
+            "ensemble 'version' depends on 'add' whose required version 7 is not loaded."
+        )
+        assert reasons["sick"].startswith(
+            "ensemble 'sick' depends on 'broken' which has no loaded version. Model 'broken' loading "
+            "failed with error: version 1 is at UNAVAILABLE state: "
+        )
+        assert reasons["circle"].startswith("circular dependency between ensembles: circle -> ")
+        assert infer(server, "well", {"A": [1.0]}) == {"B": [2.0]}
+        assert server.is_ready("well")
+        assert not server.is_ready("sick")
+
+
+def test_an_ensemble_is_ready_when_its_members_are(tmp_path):
+    dies = "import os\nif os.path.exists({!r}): os._exit(1)\nself.args = args"
+    mark = tmp_path / "mark"
+    repository = tmp_path / "models"
+    write_code_model(repository, "code", initialize=dies.format(str(mark)))
+    write_ensemble(repository, "e", "code IN=A > OUT=B", kind=TEXT)
+    with running_server(repository) as server:
+        assert server.is_ready("e")
+        mark.touch()
+        infer(server, "e", {"A": "os._exit(1)"})
+        wait_until(lambda: not server.is_ready("code"), "the member to be gone", server)
+        assert not server.is_ready("e")
+        status, error = infer(server, "e", {"A": ""})
+        assert status == 503
+        assert error.startswith("in ensemble 'e', ")
+        mark.unlink()
+        wait_until(lambda: server.is_ready("e"), "the ensemble to be ready", server)
+
+
+def test_what_is_under_way_is_answered_when_the_server_stops(tmp_path):
+    began = tmp_path / "began"
+    repository = tmp_path / "models"
+    for name in ("code", "other"):
+        write_code_model(repository, name)
+    write_ensemble(repository, "e", "code IN=A > OUT=t", "other IN=t > OUT=B", kind=TEXT)
+    second = "time.sleep(0.3)\nself.said = 'done'"
+    first = f"open({str(began)!r}, 'w').close(); time.sleep(0.3); self.said = {second!r}"
+    with running_server(repository) as server:
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(infer(server, "e", {"A": first})))
+        asking.start()
+        wait_until(began.exists, "the first member to begin", server)
+        os.kill(server.pid, signal.SIGTERM)
+        asking.join(30)
+        assert answers == [{"B": ["done"]}]
+        assert server.process.wait(30) == 0
