@@ -19,21 +19,20 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.instance_owner import CallDoor, CallServer, InstanceListener
+from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.link import LinkEvents, StubLink
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_process import StubProcess, cannot_start
+from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.logs import log_from_stub
 from gpubridge.transport.channel import pair
 
-__all__ = ["Instance", "InstanceSettings", "InstanceState"]
+__all__ = ["Instance", "InstanceState"]
 
 _logger = logging.getLogger(__name__)
 
@@ -55,31 +54,6 @@ class InstanceState(enum.Enum):
     READY = "ready"
     RESTARTING = "restarting"
     FAILING = "failing"
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceSettings:
-    """What an instance needs to know to run its stub.
-
-    Attributes
-    ----------
-    name : str
-        Triton's form, ``{model}_{group}_{index}``.
-    stub : dict
-        The fields of the INITIALIZE message: model path, version, ``initialize`` arguments.
-    environment : StubEnvironment
-        The interpreter.
-    output_limit : int
-        Bytes of output memory that the stub may make.
-    timeout : float or None
-        Seconds that one ``execute`` may take.
-    """
-
-    name: str
-    stub: dict[str, Any]
-    environment: StubEnvironment
-    output_limit: int
-    timeout: float | None
 
 
 class Instance:
@@ -197,13 +171,25 @@ class Instance:
             self._link.initialize(self.settings.stub, calls.fileno())
         try:
             await self._started
+            await warm_up(self.settings.warmup, self._regions.arena, self.submit, self._expect)
         except (BridgeError, asyncio.CancelledError):
             # What the model raised is known, or nobody wants this stub any more.
             self._process.kill()
             await self._process.exited
-            self._collect()
+            _, unstarted = self._collect()
+            for request in unstarted:
+                if request.slot is not None:
+                    self._regions.arena.free(request.slot)
             raise
         self._execute_ns = 0.0
+
+    def _expect(self) -> asyncio.Future[None]:
+        """Return a future for what the starting stub does next; it fails when the stub dies."""
+        self._started = self._loop.create_future()
+        assert self._process is not None
+        if self._process.exited.done():
+            self._on_exit(self._process.exited)
+        return self._started
 
     def _connect(self) -> tuple[StubLink, socket.socket]:
         """Make the link to a new stub; returns it and the stub's end of the channel."""

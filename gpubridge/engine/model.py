@@ -13,9 +13,11 @@ from typing import Protocol
 from gpubridge.config import InstanceGroup, ModelConfig
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment, stub_environment
-from gpubridge.engine.instance import Instance, InstanceSettings, InstanceState
+from gpubridge.engine.instance import Instance, InstanceState
 from gpubridge.engine.instance_owner import CallServer
+from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.regions import Regions
+from gpubridge.engine.warmup import WarmupSample, warmup_samples
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.statistics import ModelStatistics
 
@@ -134,9 +136,10 @@ class StubModel(Model):
             With the first instance's reason.
         """
         environment = stub_environment(self._directory, self.config.parameters)
+        warmup = await asyncio.to_thread(warmup_samples, self.config, self._directory)
         settings = []
         for group in self.config.instance_groups:
-            settings += self._placed(group, environment)
+            settings += self._placed(group, environment, warmup)
         self._instances = [
             Instance(entry, self._regions, index, self._dispatcher, self._calls)
             for index, entry in enumerate(settings)
@@ -178,7 +181,9 @@ class StubModel(Model):
         self._dispatcher.refuse_queued(unloaded)
         self._dispatcher.close()
 
-    def _placed(self, group: InstanceGroup, environment: StubEnvironment) -> list[InstanceSettings]:
+    def _placed(
+        self, group: InstanceGroup, environment: StubEnvironment, warmup: Sequence[WarmupSample]
+    ) -> list[InstanceSettings]:
         """Give each instance of a group its name, its device and its ``initialize`` arguments."""
         kind = group.kind.removeprefix("KIND_")
         devices = group.gpus or (0,)
@@ -214,6 +219,7 @@ class StubModel(Model):
                         environment,
                         self._limits.output_limit,
                         self._limits.stub_timeout,
+                        warmup,
                     )
                 )
         return settings

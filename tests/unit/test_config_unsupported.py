@@ -38,7 +38,6 @@ class TestNotServedYet:
                 'sequence_batching { state { input_name: "S" output_name: "T" } }',
                 "sequence_batching.state",
             ),
-            ('model_warmup [ { name: "w" } ]', "model_warmup"),
             ("response_cache { enable: true }", "response_cache.enable"),
             ("instance_group [ { rate_limiter { } } ]", "instance_group 'm_0' rate_limiter"),
             ("instance_group [ { passive: true } ]", "instance_group 'm_0' passive"),
