@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -78,6 +78,10 @@ class Model(Protocol):
     @property
     def instances(self) -> Sequence[Instance]:
         """Its instances; none where it has no process of its own."""
+
+    @property
+    def executed_by(self) -> Collection[str]:
+        """The models whose instances execute its requests."""
 
     def submit(self, request: InferRequest) -> None:
         """Take a request over: its slot is freed, its outcome comes by ``on_done``."""
@@ -242,6 +246,11 @@ class StubModel(Model):
     def instances(self) -> list[Instance]:
         """Its instances."""
         return self._instances
+
+    @property
+    def executed_by(self) -> Collection[str]:
+        """Itself."""
+        return (self.name,)
 
     # -- work ----------------------------------------------------------------------------------
 

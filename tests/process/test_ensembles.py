@@ -47,6 +47,23 @@ class TritonPythonModel:
                 [pb_utils.Tensor("OUT", sum(arrays)), pb_utils.Tensor("NUMBER", number)]))
         return responses
 """
+# Writes to its input if it may; NUMBER is 1 if so.
+EDIT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            value = request.inputs()[0].as_numpy()
+            number = np.array([value.flags.writeable], np.float32)
+            if value.flags.writeable:
+                value *= 2
+            responses.append(pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUT", value + 0), pb_utils.Tensor("NUMBER", number)]))
+        return responses
+"""
 # What a member sees of a request besides its tensors.
 SIGHT = """
 import json
@@ -76,6 +93,24 @@ def server(tmp_path_factory):
         inputs=f'name: "X" {FP32} }}, {{ name: "Y" {FP32} optional: true',
         outputs=f'name: "OUT" {FP32} }}, {{ name: "NUMBER" data_type: TYPE_FP32 dims: [1]',
     )
+    write_model(
+        repository,
+        "edit",
+        EDIT,
+        outputs=f'name: "OUT" {FP32} }}, {{ name: "NUMBER" data_type: TYPE_FP32 dims: [1]',
+    )
+    write_ensemble(
+        repository, "edits", "edit IN=A > OUT=t NUMBER=N", "edit IN=t > OUT=B NUMBER=M",
+        outputs="B N M",
+    )  # fmt: skip
+    write_ensemble(
+        repository, "edit_shared", "edit IN=A > NUMBER=N", "add IN=A > OUT=B", outputs="A B N"
+    )
+    write_ensemble(repository, "edit_inside", "edit_shared A=A > A=t", "edit IN=t > NUMBER=B")
+    write_ensemble(
+        repository, "edit_outside", "chain A=A > B=t", "edits A=t > N=B", "add IN=t > OUT=C",
+        outputs="B C",
+    )  # fmt: skip
     write_model(repository, "sight", SIGHT, outputs=f'name: "OUT" {TEXT}')
     write_model(
         repository,
@@ -212,6 +247,44 @@ def test_a_door_that_streams(server):
         config = client.get_model_config("chain").config
         assert [step.model_name for step in config.ensemble_scheduling.step] == ["add"] * 3
         assert client.is_model_ready("chain")
+
+
+def test_a_member_may_write_to_what_is_its_alone(server):
+    assert infer(server, "edits", {"A": [1.0]}) == {"B": [4.0], "N": [1.0], "M": [1.0]}
+    # Not to what another member or the client gets, too.
+    assert infer(server, "edit_shared", {"A": [1.0]}) == {"A": [1.0], "B": [2.0], "N": [0.0]}
+    assert infer(server, "edit_outside", {"A": [1.0]}) == {"B": [0.0], "C": [5.0]}
+    assert infer(server, "edit_inside", {"A": [1.0]}) == {"B": [1.0]}
+
+
+CALL = """
+tensor = pb_utils.Tensor(NAME, np.array(VALUE))
+request = pb_utils.InferenceRequest(
+    model_name=MODEL, inputs=[tensor], requested_output_names=["B"])
+response = request.exec()
+self.said = response.error().message() if response.has_error() else (
+    response.output_tensors()[0].as_numpy().tolist())
+"""
+
+
+def call(model, value):
+    """Return code that calls a model."""
+    value = f"{value!r}, np.float32" if isinstance(value, list) else f"[{value!r}], object"
+    return CALL.replace("NAME", "'A'").replace("VALUE", value).replace("MODEL", repr(model))
+
+
+def test_models_call_ensembles(server):
+    assert infer(server, "other", {"IN": call("diamond", [1.0])}) == {"OUT": ["[6.0]"]}
+    assert infer(server, "other", {"IN": call("edits", [1.0])}) == {"OUT": ["[2.0]"]}
+    (error,) = infer(server, "other", {"IN": call("sequence", [[1.0]])})["OUT"]
+    assert "in ensemble 'sequence', inference request to model 'steps' must specify" in error
+
+
+def test_a_call_of_an_ensemble_that_would_wait_for_its_caller(server):
+    (error,) = infer(server, "other", {"IN": call("codes", "")})["OUT"]
+    assert "this call would never be answered: other waits for other" in error
+    inner = "self.said = " + repr(call("around", [1.0]))
+    assert infer(server, "codes", {"A": inner}) == {"B": ["[2.0]"]}
 
 
 # -- what it costs --------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -198,6 +198,17 @@ class EnsembleModel(Model):
         """None."""
         return []
 
+    @property
+    def executed_by(self) -> Collection[str]:
+        """Its members, and where they are ensembles theirs; those that are loaded."""
+        names: set[str] = set()
+        for step in self._graph.steps:
+            try:
+                names.update(self.member(step).executed_by)
+            except BridgeError:
+                continue
+        return names
+
     # -- work ----------------------------------------------------------------------------------
 
     def submit(self, request: InferRequest) -> None:
@@ -205,7 +216,8 @@ class EnsembleModel(Model):
         request.arrived = _clock()
         self.statistics.copied(request.copied)
         signature = self._signatures[request.signature]
-        inputs = request_tensors(request, signature, self._arena)
+        shared = self._requests.from_sharer(request.extras)
+        inputs = request_tensors(request, signature, self._arena, shared=shared)
         if self._stopping:
             self.statistics.failed("REJECTED", 0)
             request.finish(self._unloaded())
@@ -233,13 +245,16 @@ class EnsembleModel(Model):
         self,
         call: Call[FlowTensor],
         member: Model,
-        client: InferRequest,
+        execution: Execution,
         on_done: Callable[[Outcome | None], None],
     ) -> InferRequest:
         """Make the request of a step; raises BridgeError if its inputs are not what it wants."""
-        return self._requests.make(call.step, call.inputs, member.config, client, on_done)
+        shared = execution.course.shared
+        return self._requests.make(
+            call.step, call.inputs, member.config, execution.request, shared, on_done
+        )
 
-    def response(self, outputs: dict[str, FlowTensor]) -> InferResponse:
+    def response(self, course: Course, outputs: dict[str, FlowTensor]) -> InferResponse:
         """Make a response: the outputs in the order of the configuration."""
         batched = self.config.max_batch_size > 0
         specs = []
@@ -266,6 +281,7 @@ class EnsembleModel(Model):
             [tensor.bytes_held() for tensor in tensors],
             parameters or None,
             parts=[tensor.place for tensor in tensors],
+            shared=course.shared.union(name for name, tensor in outputs.items() if tensor.shared),
         )
 
     def finished(self, execution: Execution, reason: str) -> None:

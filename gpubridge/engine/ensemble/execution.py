@@ -32,12 +32,12 @@ class Ensemble(Protocol):
         self,
         call: Call[FlowTensor],
         member: Model,
-        client: InferRequest,
+        execution: Execution,
         on_done: Callable[[Outcome | None], None],
     ) -> InferRequest:
         """Make the request of a step; raises BridgeError if its inputs are not what it wants."""
 
-    def response(self, outputs: dict[str, FlowTensor]) -> InferResponse:
+    def response(self, course: Course, outputs: dict[str, FlowTensor]) -> InferResponse:
         """Make a response of the ensemble."""
 
     def finished(self, execution: Execution, reason: str) -> None:
@@ -51,17 +51,21 @@ class Execution:
 
     Attributes
     ----------
+    request : InferRequest
+        The client's.
+    course : Course
+        What is run for it.
     member_ns : int
         What its requests to members took, one by one, in nanoseconds.
     """
 
     __slots__ = (
         "_calls",
-        "_course",
         "_due",
         "_ensemble",
         "_making",
         "_run",
+        "course",
         "member_ns",
         "request",
     )
@@ -70,7 +74,7 @@ class Execution:
         self.request = request
         self.member_ns = 0
         self._ensemble = ensemble
-        self._course = course
+        self.course = course
         self._run: EnsembleRun[FlowTensor] | None = EnsembleRun(course)
         self._calls: dict[Call[FlowTensor], tuple[InferRequest, int]] = {}
         self._due: deque[Call[FlowTensor]] = deque()
@@ -90,6 +94,12 @@ class Execution:
         """Responses have left, so that others may come."""
         if self._run is not None:
             self._apply(self._run.passed_on(responses))
+
+    def cancel(self, _: InferRequest) -> None:
+        """Nobody wants the answer, but that it is over is still to be said."""
+        if self._run is not None:
+            self._close("CANCELED")
+            self.request.finish(BridgeError("the request was cancelled", ErrorCode.CANCELLED))
 
     def _cancel(self, _: InferRequest) -> None:
         """Nobody waits any more."""
@@ -144,7 +154,7 @@ class Execution:
                 made[0].passed_on(1)
         self._due.extend(progress.calls)
         for outputs in progress.responses:
-            self.request.respond(self._ensemble.response(outputs))
+            self.request.respond(self._ensemble.response(self.course, outputs))
         # A member may answer at once, and so lead back here.
         if self._making:
             return
@@ -158,20 +168,20 @@ class Execution:
         try:
             model = ensemble.member(call.step)
             done = partial(self._done, call, model)
-            request = ensemble.member_request(call, model, self.request, done)
+            request = ensemble.member_request(call, model, self, done)
         except BridgeError as error:
             self.fail(error)
             return
         # From here on the request holds the memory.
         call.inputs.clear()
-        if call.step.index in self._course.wiring.fans_out:
+        if call.step.index in self.course.wiring.fans_out:
             request.on_partial = partial(self._partial, call, model)
         self._calls[call] = request, _clock()
         model.submit(request)
 
     def _finish(self, responses: list[dict[str, FlowTensor]]) -> None:
         """Give the client the last response, if there is one."""
-        answers = [self._ensemble.response(outputs) for outputs in responses]
+        answers = [self._ensemble.response(self.course, outputs) for outputs in responses]
         request = self.request
         self._close("")
         for answer in answers[:-1]:

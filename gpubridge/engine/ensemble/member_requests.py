@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ class MemberRequests:
 
     def __init__(self) -> None:
         self._forms: dict[Any, _Form] = {}
-        self._extras: dict[bytes, bytes] = {}
+        self._extras: dict[tuple[bytes, bool], bytes] = {}
 
     def make(
         self,
@@ -56,6 +56,7 @@ class MemberRequests:
         tensors: Mapping[str, FlowTensor],
         config: ModelConfig,
         client: InferRequest,
+        shared: Collection[str],
         on_done: Callable[[Any], None],
     ) -> InferRequest:
         """Return the request of a step.
@@ -68,6 +69,8 @@ class MemberRequests:
             The member's.
         client : InferRequest
             The ensemble's own; what it says besides its inputs is passed on.
+        shared : collection of str
+            The ensemble's tensors that others need, too.
 
         Raises
         ------
@@ -90,6 +93,9 @@ class MemberRequests:
             if len(form.options) >= _FORMS_KEPT:
                 form.options.clear()
             form.options[client.options] = options
+        read_only = any(tensor.shared for tensor in tensors.values()) or any(
+            tensor in shared for tensor in step.inputs.values()
+        )
         request = InferRequest(
             form.signature,
             None,
@@ -97,7 +103,7 @@ class MemberRequests:
             (),
             on_done,
             client.identifier,
-            self._passed_on(client.extras),
+            self._passed_on(client.extras, read_only),
             0,
             form.batch_size,
             options,
@@ -105,18 +111,25 @@ class MemberRequests:
         request.ranges = [tensors[name].place for name in form.names]
         return request
 
-    def _passed_on(self, extras: bytes) -> bytes:
-        """Return those of a client's wishes that every member may know."""
-        if not extras:
+    @staticmethod
+    def from_sharer(extras: bytes) -> bool:
+        """Whether the extras of a request say that its inputs are also somebody else's."""
+        return b'"shared"' in extras and "shared" in json.loads(extras)
+
+    def _passed_on(self, extras: bytes, read_only: bool) -> bytes:
+        """Return what a member's stub is told: those of a client's wishes that every member may know."""
+        if not extras and not read_only:
             return b""
-        kept = self._extras.get(extras)
+        kept = self._extras.get((extras, read_only))
         if kept is None:
-            fields = json.loads(extras)
+            fields = json.loads(extras) if extras else {}
             wanted = {name: fields[name] for name in _PASSED_ON if name in fields}
+            if read_only:
+                wanted["shared"] = True
             kept = json.dumps(wanted).encode() if wanted else b""
             if len(self._extras) >= _FORMS_KEPT:
                 self._extras.clear()
-            self._extras[extras] = kept
+            self._extras[extras, read_only] = kept
         return kept
 
 

@@ -35,6 +35,8 @@ class Course:
         By tensor, how often it is needed: by steps, and once as an output.
     outputs : tuple of str
         In the order of the answer.
+    shared : frozenset of str
+        Tensors that are needed more than once.
     """
 
     graph: EnsembleGraph
@@ -42,6 +44,7 @@ class Course:
     steps: frozenset[int]
     uses: dict[str, int]
     outputs: tuple[str, ...]
+    shared: frozenset[str]
 
 
 def plan_course(graph: EnsembleGraph, wiring: Wiring, requested: Sequence[str]) -> Course:
@@ -53,7 +56,8 @@ def plan_course(graph: EnsembleGraph, wiring: Wiring, requested: Sequence[str]) 
         + (tensor in outputs)
         for tensor in tensors
     }
-    return Course(graph, wiring, steps, uses, outputs)
+    shared = frozenset(tensor for tensor, uses_of_it in uses.items() if uses_of_it > 1)
+    return Course(graph, wiring, steps, uses, outputs, shared)
 
 
 class _Wave(Generic[T]):

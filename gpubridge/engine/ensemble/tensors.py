@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpubridge.config import ModelConfig
-from gpubridge.host_shm import HostArena, Slot
+from gpubridge.engine.shared_slot import SharedSlot
+from gpubridge.host_shm import HostArena
 from gpubridge.model_io import as_configured
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
 from gpubridge.transport.signatures import Signature
@@ -30,6 +31,8 @@ class FlowTensor(NamedTuple):
         Its bytes, where a response has them anyway.
     parameters : dict or None
         Of the response that it came with.
+    shared : bool
+        Whether others may still look at it, so that nobody may write to it.
     """
 
     datatype: str
@@ -37,6 +40,7 @@ class FlowTensor(NamedTuple):
     place: MemoryRange
     buffer: memoryview | None
     parameters: dict[str, object] | None = None
+    shared: bool = False
 
     def bytes_held(self) -> memoryview:
         """Return its bytes; the memory stays what it is as long as a view of them exists."""
@@ -66,39 +70,32 @@ class EnsembleResponse(InferResponse):
     ----------
     parts : sequence of MemoryRange
         Where each output lies.
+    shared : set of str
+        The outputs that others may still look at.
     """
 
     parts: Sequence[MemoryRange] = ()
+    shared: frozenset[str] = frozenset()
 
     def ranges(self) -> list[MemoryRange]:
         """Return where the outputs lie."""
         return list(self.parts)
 
 
-class _SharedSlot:
-    """A request's slot that several members read; it goes back when nobody refers to this object."""
-
-    __slots__ = ("_arena", "_slot")
-
-    def __init__(self, arena: HostArena, slot: Slot) -> None:
-        self._arena = arena
-        self._slot = slot
-
-    def __del__(self) -> None:
-        self._arena.free(self._slot)
-
-
 def request_tensors(
-    request: InferRequest, signature: Signature, arena: HostArena
+    request: InferRequest, signature: Signature, arena: HostArena, *, shared: bool
 ) -> dict[str, FlowTensor]:
-    """Take the inputs of a request over, and with them its slot; by name."""
+    """Take the inputs of a request over, and with them its slot; by name.
+
+    ``shared`` says whether who sent it may still look at them.
+    """
     ranges = request.ranges
     slot, request.slot = request.slot, None
     if ranges is None:
         if slot is None:
             ranges = [NO_BYTES] * len(signature.tensors)
         else:
-            keep = _SharedSlot(arena, slot)
+            keep = SharedSlot(arena, slot)
             base = slot.offset + request.start
             ranges = [
                 MemoryRange(slot.segment, base + at, nbytes, keep) if nbytes else NO_BYTES
@@ -108,7 +105,7 @@ def request_tensors(
         arena.free(slot)
     request.ranges = None
     return {
-        spec.name: FlowTensor(spec.datatype, spec.shape, place, None)
+        spec.name: FlowTensor(spec.datatype, spec.shape, place, None, None, shared)
         for spec, place in zip(signature.tensors, ranges, strict=True)
     }
 
@@ -116,8 +113,11 @@ def request_tensors(
 def response_tensors(response: InferResponse, config: ModelConfig) -> dict[str, FlowTensor]:
     """Return the outputs of a member, by its names; asked when the response arrives."""
     tensors = {}
+    shared = response.shared if isinstance(response, EnsembleResponse) else ()
     parts = zip(response.signature.tensors, response.ranges(), response.buffers, strict=True)
     for spec, place, buffer in parts:
         shape = as_configured(spec, config).shape
-        tensors[spec.name] = FlowTensor(spec.datatype, shape, place, buffer, response.parameters)
+        tensors[spec.name] = FlowTensor(
+            spec.datatype, shape, place, buffer, response.parameters, spec.name in shared
+        )
     return tensors
