@@ -17,7 +17,11 @@ from gpubridge import doctor
 from gpubridge.config import GrpcConnections, HttpConnections, ServerSettings
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.server import serve
-from gpubridge.telemetry.logs import configure_logging
+from gpubridge.telemetry.flags import (
+    REPLACED_TRACE_FLAGS,
+    add_telemetry_flags,
+    telemetry_from_flags,
+)
 
 __all__ = ["main"]
 
@@ -34,7 +38,7 @@ _REFUSED = {
     "--rate-limit": "the rate limiter is not served: instances take what they can",
     "--load-model": "models are loaded at the start only, all of them, so far",
     "--repository-poll-secs": "models are loaded at the start only so far",
-    "--trace-config": "traces are not served yet",
+    **REPLACED_TRACE_FLAGS,
 }
 """Flags of tritonserver that ask for what there is not: never ignored in silence."""
 
@@ -71,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_model_flags(command)
     _add_limit_flags(command, defaults)
     _add_connection_flags(command)
-    _add_log_flags(command)
+    add_telemetry_flags(command, _flag)
     command.set_defaults(run=_serve, flags=_names(command))
     command = commands.add_parser(
         "doctor",
@@ -227,15 +231,6 @@ def _connection_flag(kind: type[HttpConnections | GrpcConnections], name: str) -
     return f"--{kind.door}-{name.replace('_', '-')}"
 
 
-def _add_log_flags(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
-    add("--log-verbose", type=int, default=0, help="verbose level; 0 for none")
-    add("--log-info", type=_flag, default=True, metavar="BOOL", help="log informational lines")
-    add("--log-warning", type=_flag, default=True, metavar="BOOL", help="log warnings")
-    add("--log-error", type=_flag, default=True, metavar="BOOL", help="log errors")
-    add("--log-file", type=Path, default=None, help="where log lines go instead of the console")
-
-
 def _serve(options: argparse.Namespace) -> int:
     settings = ServerSettings(
         model_repositories=tuple(options.model_repository),
@@ -259,20 +254,12 @@ def _serve(options: argparse.Namespace) -> int:
         gpu_fallback=options.gpu_fallback,
         request_arena_limit=options.request_arena_limit,
         output_arena_limit=options.output_arena_limit,
-        log_verbose=options.log_verbose,
-        log_info=options.log_info,
-        log_warning=options.log_warning,
-        log_error=options.log_error,
-        log_file=options.log_file,
     )
-    configure_logging(
-        settings.log_file,
-        settings.log_verbose,
-        info=settings.log_info,
-        warning=settings.log_warning,
-        error=settings.log_error,
-    )
-    return uvloop.run(serve(settings))
+    telemetry = telemetry_from_flags(options)
+    try:
+        return uvloop.run(serve(settings, telemetry))
+    finally:
+        telemetry.close()
 
 
 def _doctor(_: argparse.Namespace) -> int:

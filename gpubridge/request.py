@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Segment, Slot
 from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.messages import Batch
 from gpubridge.transport.signatures import Signature
 
 __all__ = [
     "NO_BYTES",
     "NO_OPTIONS",
+    "FollowedRequest",
     "InferRequest",
     "InferResponse",
     "MemoryRange",
@@ -114,6 +116,16 @@ NO_OPTIONS = RequestOptions()
 _NO_RESPONSE = BridgeError("the model ended this request without a response", ErrorCode.INTERNAL)
 
 
+class FollowedRequest(Protocol):
+    """Hears what becomes of a request that is traced, beside its outcome."""
+
+    def landed(self, batch: Batch) -> None:
+        """Its batch is over."""
+
+    def abandoned(self) -> None:
+        """Nobody waits for the outcome any more."""
+
+
 class InferRequest:
     """One inference request on its way through the server.
 
@@ -151,6 +163,8 @@ class InferRequest:
         then gets the last one, or None if there was only the word that no more come. Who has set
         this calls :meth:`passed_on` for what it got, or the model has to wait. Not set: the first
         response is the outcome.
+    trace : FollowedRequest or None
+        Who follows it, if it is traced.
     arrived, place
         The scheduler's, which holds this object or, where it has to know more, another for it. The
         first is the time at which the model took it, in CLOCK_MONOTONIC nanoseconds.
@@ -184,6 +198,7 @@ class InferRequest:
         "slot",
         "start",
         "ticket",
+        "trace",
     )
 
     def __init__(  # noqa: PLR0913  (made once per request: no room for a builder)
@@ -217,6 +232,7 @@ class InferRequest:
         self.arrived = 0
         self.cancelled: Callable[[InferRequest], None] | None = None
         self.ticket = -1
+        self.trace: FollowedRequest | None = None
         self.instance: Any = None
 
     def respond(self, outcome: Outcome) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import gpubridge
 from gpubridge.config import PythonBackendSettings, ServerSettings
 from gpubridge.cuda_ipc import probe_devices
-from gpubridge.engine.model import EngineLimits
+from gpubridge.engine.context import EngineLimits
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.calls.door import ModelCallServer
@@ -26,6 +26,7 @@ from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
 from gpubridge.frontend.http2.limits import Http2Limits
 from gpubridge.frontend.routes import MetricsRouter, V2Router
 from gpubridge.frontend.sweep import Sweeper
+from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
 __all__ = ["serve"]
 
@@ -47,7 +48,7 @@ class _Door:
     connections: set[Any]
 
 
-async def serve(settings: ServerSettings) -> int:
+async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code of the process.
 
     On a signal the doors close, requests in flight are answered, models are finalized.
@@ -61,7 +62,7 @@ async def serve(settings: ServerSettings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    repository = _build_repository(settings)
+    repository = _build_repository(settings, telemetry)
     router = V2Router(repository, strict_readiness=settings.strict_readiness)
     service = GrpcService(repository, router.ready)
     doors: list[_Door] = []
@@ -96,7 +97,7 @@ async def serve(settings: ServerSettings) -> int:
         sweeper.close()
 
 
-def _build_repository(settings: ServerSettings) -> ModelRepository:
+def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> ModelRepository:
     backend = PythonBackendSettings.from_backend_config(settings.backend_config.get("python", {}))
     for notice in backend.notices:
         _logger.info("%s", notice)
@@ -105,14 +106,16 @@ def _build_repository(settings: ServerSettings) -> ModelRepository:
         _logger.info("%d GPUs found", probe.count)
     else:
         _logger.info("no GPU is used: %s", probe.reason)
-    limits = EngineLimits(settings.output_arena_limit, backend.stub_timeout_seconds)
+    limits = EngineLimits(
+        settings.request_arena_limit, settings.output_arena_limit, backend.stub_timeout_seconds
+    )
     return ModelRepository(
         settings.model_repositories,
-        settings.request_arena_limit,
         limits,
         probe.count,
         settings.gpu_fallback,
         ModelCallServer,
+        telemetry,
     )
 
 

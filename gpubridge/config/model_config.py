@@ -14,6 +14,7 @@ from gpubridge.config.triton_json import JsonValue, message_to_triton_json
 from gpubridge.config.versions import VersionPolicy
 
 __all__ = [
+    "FIRST_RESPONSE_FAMILY",
     "KSERVE_DATATYPES",
     "InstanceGroup",
     "InstanceKind",
@@ -21,6 +22,9 @@ __all__ = [
     "TensorSpec",
     "model_config_from_message",
 ]
+
+FIRST_RESPONSE_FAMILY = "nv_inference_first_response_histogram_ms"
+"""The one family of metrics whose buckets a model chooses."""
 
 InstanceKind = Literal["KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"]
 
@@ -110,6 +114,10 @@ class ModelConfig:
         The ``string_value`` of each parameter.
     decoupled : bool
         The model sends any number of responses per request.
+    metric_tags : dict of str to str
+        Labels of all its metrics.
+    first_response_buckets : tuple of float
+        The bounds, in milliseconds, of the histogram of first responses; empty for the usual ones.
     message : inference.ModelConfig
         The protobuf all of this came from. Shared: nobody changes it.
     notices : tuple of str
@@ -126,6 +134,8 @@ class ModelConfig:
     version_policy: VersionPolicy
     parameters: dict[str, str]
     decoupled: bool
+    metric_tags: dict[str, str]
+    first_response_buckets: tuple[float, ...]
     message: ProtoMessage
     notices: tuple[str, ...] = ()
 
@@ -158,6 +168,8 @@ def model_config_from_message(
         version_policy=_version_policy(message.version_policy),
         parameters={key: value.string_value for key, value in message.parameters.items()},
         decoupled=message.model_transaction_policy.decoupled,
+        metric_tags=dict(message.metric_tags),
+        first_response_buckets=_first_response_buckets(message),
         message=message,
         notices=notices,
     )
@@ -200,6 +212,13 @@ def _instance_group(group: ProtoMessage) -> InstanceGroup:
         gpus=tuple(group.gpus),
         passive=group.passive,
     )
+
+
+def _first_response_buckets(message: ProtoMessage) -> tuple[float, ...]:
+    for control in message.model_metrics.metric_control:
+        if control.metric_identifier.family == FIRST_RESPONSE_FAMILY:
+            return tuple(control.histogram_options.buckets)
+    return ()
 
 
 def _version_policy(policy: ProtoMessage) -> VersionPolicy:

@@ -45,10 +45,6 @@ class ServerSettings:
         The largest message of a gRPC request.
     http_connections, grpc_connections : HttpConnections, GrpcConnections
         What their clients' connections may cost.
-    log_verbose : int
-        0 logs nothing verbose; each level above includes the lower ones.
-    log_file : Path or None
-        None logs to the console.
     auto_complete : bool
         Models may complete their own configuration.
     stub_python : Path
@@ -90,11 +86,6 @@ class ServerSettings:
     stub_python: Path = field(default_factory=lambda: Path(sys.executable))
     request_arena_limit: int = 1024 * _MIB
     output_arena_limit: int = 1024 * _MIB
-    log_verbose: int = 0
-    log_info: bool = True
-    log_warning: bool = True
-    log_error: bool = True
-    log_file: Path | None = None
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -123,7 +114,6 @@ class ServerSettings:
             ("http_max_input_size", 1),
             ("grpc_max_message_size", 1),
             ("exit_timeout_secs", 0),
-            ("log_verbose", 0),
             ("request_arena_limit", 1),
             ("output_arena_limit", 1),
         ):

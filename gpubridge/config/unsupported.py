@@ -15,8 +15,6 @@ _FIELDS = {
     "batch_output": "outputs are not scattered",
     "model_operations": "no operation libraries are loaded",
     "cc_model_filenames": "one model file is used on every GPU",
-    "metric_tags": "metrics carry no tags of their own",
-    "model_metrics": "metrics have their default buckets",
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from pathlib import PurePosixPath
 
-from gpubridge.config.model_config import KSERVE_DATATYPES
+from gpubridge.config.model_config import FIRST_RESPONSE_FAMILY, KSERVE_DATATYPES
 from gpubridge.config.schema import ProtoMessage, model_config_schema
 from gpubridge.errors import BridgeError, ErrorCode
 
@@ -33,6 +33,7 @@ def validate_model(config: ProtoMessage, gpu_count: int) -> None:
         raise refuse(f"'max_batch_size' must be non-negative value for {config.name}")
     for direction, tensors in (("input", config.input), ("output", config.output)):
         _validate_tensors(config, direction, tensors)
+    _validate_metrics(config)
     _validate_scheduling(config)
     if config.platform != "ensemble":
         _validate_execution(config)
@@ -110,6 +111,22 @@ def _fixed_sizes(dims: ProtoMessage) -> list[int]:
         else:
             runs[-1].append(dim)
     return [prod(run) for run in runs]
+
+
+def _validate_metrics(config: ProtoMessage) -> None:
+    for control in config.model_metrics.metric_control:
+        family, buckets = control.metric_identifier.family, list(control.histogram_options.buckets)
+        if family != FIRST_RESPONSE_FAMILY:
+            raise refuse(
+                f"model_metrics of model {config.name}: expected the family "
+                f"'{FIRST_RESPONSE_FAMILY}', whose buckets are the only ones to choose, got "
+                f"'{family}'"
+            )
+        if buckets != sorted(set(buckets)):
+            raise refuse(
+                f"model_metrics of model {config.name}: expected buckets in ascending order, got "
+                f"{buckets}"
+            )
 
 
 def _validate_scheduling(config: ProtoMessage) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpubridge.engine.ledger import STILL_OPEN, Closed, Landed
 from gpubridge.request import InferRequest
+from gpubridge.telemetry.latencies import LatencyWindow
 from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.transport.messages import Batch
 
@@ -37,6 +38,9 @@ class BatchRecorder:
                     queued,
                     (steps[0], steps[1], steps[2]),
                 )
+                if self._statistics.window is not None:
+                    spent = now - request.arrived
+                    self._statistics.window.observe(now, (spent, queued, *steps))
 
     def forget(self, request: InferRequest) -> None:
         """A request is lost: its stub died."""
@@ -65,6 +69,8 @@ class BatchRecorder:
                 (singles, answered - arrived, started - arrived),
                 (called - started, ended - called, answered - ended),
             )
+        if statistics.window is not None:
+            _observe(statistics.window, landed, now)
         statistics.last_ended_ns = landed[-1][0].ended if landed else statistics.last_ended_ns
         if copied:
             statistics.copied(copied)
@@ -97,3 +103,13 @@ class BatchRecorder:
             queued += batch.started - request.arrived
         if done or going_on:
             statistics.executed(1, size, (done, spent, queued), steps, going_on)
+
+
+def _observe(window: LatencyWindow, landed: list[Landed], now: int) -> None:
+    """Take the durations of each request that succeeded."""
+    for batch, requests, failures in landed:
+        steps = (batch.called - batch.started, batch.ended - batch.called, now - batch.ended)
+        for request in requests:
+            if request.batch_size and request not in failures:
+                queued = batch.started - request.arrived
+                window.observe(now, (now - request.arrived, queued, *steps))

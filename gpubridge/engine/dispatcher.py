@@ -22,6 +22,7 @@ from gpubridge.engine.scheduling import (
     sequence_scheduler,
     shape_agreement,
 )
+from gpubridge.engine.tracing import RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena
 from gpubridge.request import InferRequest, Outcome, RequestOptions
@@ -46,6 +47,8 @@ class Dispatcher:
         Where requests lie.
     statistics : ModelStatistics
         Counted here.
+    tracing : RequestTracing
+        Follows the requests that are traced.
 
     Raises
     ------
@@ -53,10 +56,17 @@ class Dispatcher:
         INVALID_ARG when the scheduler's settings contradict each other.
     """
 
-    def __init__(self, config: ModelConfig, arena: HostArena, statistics: ModelStatistics) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        arena: HostArena,
+        statistics: ModelStatistics,
+        tracing: RequestTracing,
+    ) -> None:
         self._name = config.name
         self._arena = arena
         self._statistics = statistics
+        self._tracing = tracing
         self._recorder = BatchRecorder(statistics)
         self._agreement = shape_agreement(config)
         sequences = sequence_scheduler(config)
@@ -239,6 +249,8 @@ class Dispatcher:
 
     def _cancel(self, request: InferRequest) -> None:
         """Spare the model a request that nobody waits for, if that is still possible."""
+        if request.trace is not None:
+            request.trace.abandoned()
         item: Any = request if self._ahead else request.item
         if self._scheduler.cancel(item):
             self._free(request)
@@ -306,6 +318,8 @@ class Dispatcher:
     def on_landed(self, landed: list[Landed], now: int) -> None:
         """Batches were answered, at ``now``, so that there is room for others."""
         self._recorder.record(landed, now)
+        if self._tracing.used:
+            self._tracing.landed(landed)
         self.dispatch(now)
 
     def on_responses(self, closed: list[Closed], now: int, copied: int) -> None:

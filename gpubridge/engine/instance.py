@@ -20,11 +20,11 @@ import socket
 import time
 from collections.abc import Sequence
 
-from gpubridge.engine.instance_owner import CallDoor, CallServer, InstanceListener
+from gpubridge.engine.context import EngineContext
+from gpubridge.engine.instance_owner import CallDoor, InstanceListener
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.link import LinkEvents, StubLink
-from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_process import StubProcess, cannot_start
 from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
@@ -61,14 +61,12 @@ class Instance:
 
     Parameters
     ----------
-    regions : Regions
-        Memory that any stub can be handed.
     index : int
         Which of its model's instances it is.
     listener : InstanceListener
         Hears of everything that matters to the model's requests.
-    calls : CallServer
-        Serves the model's calls of others.
+    context : EngineContext
+        What all instances share.
 
     Attributes
     ----------
@@ -79,10 +77,9 @@ class Instance:
     def __init__(
         self,
         settings: InstanceSettings,
-        regions: Regions,
         index: int,
         listener: InstanceListener,
-        calls: CallServer,
+        context: EngineContext,
     ) -> None:
         self.settings = settings
         self.name = settings.name
@@ -90,12 +87,12 @@ class Instance:
         self.in_flight = 0
         self.window = 0
         self.restarts = 0
-        self._regions = regions
         self.index = index
         self._listener = listener
+        self._context = context
+        self._log = context.telemetry.log
         self._loop = asyncio.get_running_loop()
         self._link: StubLink | None = None
-        self._calls = calls
         self._call_door: CallDoor | None = None
         self.waits_for: dict[str, int] = {}
         self._process: StubProcess | None = None
@@ -165,13 +162,15 @@ class Instance:
             ours.close()
             calls.close()
             raise
-        self._call_door = self._calls.open(ours, self._link, self)
+        self._call_door = self._context.calls.open(ours, self._link, self)
         self._process.exited.add_done_callback(self._on_exit)
         with calls:
             self._link.initialize(self.settings.stub, calls.fileno())
         try:
             await self._started
-            await warm_up(self.settings.warmup, self._regions.arena, self.submit, self._expect)
+            await warm_up(
+                self.settings.warmup, self._context.regions.arena, self.submit, self._expect
+            )
         except (BridgeError, asyncio.CancelledError):
             # What the model raised is known, or nobody wants this stub any more.
             self._process.kill()
@@ -179,7 +178,7 @@ class Instance:
             _, unstarted = self._collect()
             for request in unstarted:
                 if request.slot is not None:
-                    self._regions.arena.free(request.slot)
+                    self._context.regions.arena.free(request.slot)
             raise
         self._execute_ns = 0.0
 
@@ -197,20 +196,22 @@ class Instance:
             ours, theirs = pair()
         except OSError as error:
             raise cannot_start(self.name, error) from error
+        model = self.settings.stub["name"]
         events = LinkEvents(
             on_ready=self._on_ready,
             on_failed=self._on_failed,
             on_broken=self._on_broken,
             on_landed=self._on_landed,
             on_responses=self._on_responses,
-            on_log=lambda fields: log_from_stub(self.name, fields),
+            on_log=lambda fields: log_from_stub(model, self.name, fields),
         )
         try:
-            link = StubLink(ours, self._regions, self.settings.output_limit, events)
+            link = StubLink(ours, self._context.regions, self.settings.output_limit, events)
         except BridgeError:
             ours.close()
             theirs.close()
             raise
+        link.tell_log_levels(self._log.stub_levels)
         return link, theirs
 
     async def _keep_running(self) -> None:
@@ -222,6 +223,8 @@ class Instance:
             self.state = InstanceState.READY
             self.window = 1
             since = time.monotonic()
+            # They may have changed while the model was loaded.
+            self.tell_log_levels()
             self._listener.on_up(self)
             how = await asyncio.shield(process.exited)
             self._bury(how)
@@ -304,6 +307,11 @@ class Instance:
         """Spare the stub a request that it has not started."""
         if self._link is not None and request.instance is self._link:
             self._link.cancel(request)
+
+    def tell_log_levels(self) -> None:
+        """Have the stub know which levels are logged now."""
+        if self._link is not None:
+            self._link.tell_log_levels(self._log.stub_levels)
 
     def housekeep(self) -> None:
         """Called now and then: settle kept memory, and end an execute that takes too long."""

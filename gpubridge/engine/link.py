@@ -205,6 +205,10 @@ class StubLink:
         """Memory that any stub can be handed."""
         return self._regions
 
+    def tell_log_levels(self, levels: int) -> None:
+        """Have the stub know which levels are logged: bits by the numbers of `pb_utils.Logger`."""
+        self._control.log_levels = levels
+
     def drop_region(self, region: int) -> None:
         """Tell the stub to unmap a region that is not its own."""
         if region in self._announced:

@@ -6,43 +6,34 @@ import asyncio
 import json
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from gpubridge.config import InstanceGroup, ModelConfig
+from gpubridge.engine.context import EngineContext
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment, stub_environment
+from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance, InstanceState
-from gpubridge.engine.instance_owner import CallServer
 from gpubridge.engine.instance_settings import InstanceSettings
-from gpubridge.engine.regions import Regions
+from gpubridge.engine.tracing import Received, RequestTracing
 from gpubridge.engine.warmup import WarmupSample, warmup_samples
 from gpubridge.request import InferRequest
+from gpubridge.telemetry.latencies import (
+    FIRST_RESPONSE_BUCKETS_MS,
+    LatencyHistogram,
+    LatencyWindow,
+)
+from gpubridge.telemetry.metrics_settings import MetricsSettings
 from gpubridge.telemetry.statistics import ModelStatistics
+from gpubridge.telemetry.traces import Traces
 
-__all__ = ["EngineLimits", "Model", "StubModel"]
+__all__ = ["Model", "StubModel", "new_statistics"]
 
 _logger = logging.getLogger(__name__)
 
 _FINALIZE_SECONDS = 1.0
 """What ``finalize`` gets at the least, when answering requests has used up the time."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """Bounds that hold for every model.
-
-    Attributes
-    ----------
-    output_limit : int
-        Bytes of output memory of one stub.
-    stub_timeout : float or None
-        Seconds that one ``execute`` may take; None for ever.
-    """
-
-    output_limit: int
-    stub_timeout: float | None
 
 
 class Model(Protocol):
@@ -54,12 +45,15 @@ class Model(Protocol):
         Complete, validated.
     statistics : ModelStatistics
         What it has done.
+    traces : Traces
+        Whether requests are traced.
     """
 
     name: str
     version: int
     config: ModelConfig
     statistics: ModelStatistics
+    traces: Traces
 
     async def load(self) -> None:
         """Become ready; raises BridgeError, and leaves nothing behind, when that cannot be."""
@@ -76,6 +70,10 @@ class Model(Protocol):
         """Requests that are not answered yet."""
 
     @property
+    def queued(self) -> int:
+        """Requests that are at no stub yet."""
+
+    @property
     def instances(self) -> Sequence[Instance]:
         """Its instances; none where it has no process of its own."""
 
@@ -83,8 +81,14 @@ class Model(Protocol):
     def executed_by(self) -> Collection[str]:
         """The models whose instances execute its requests."""
 
-    def submit(self, request: InferRequest) -> None:
-        """Take a request over: its slot is freed, its outcome comes by ``on_done``."""
+    def submit(self, request: InferRequest, received: Received | None = None) -> None:
+        """Take a request over: its slot is freed, its outcome comes by ``on_done``.
+
+        ``received`` is when its door got it, should the request be traced.
+        """
+
+    def tell_log_levels(self) -> None:
+        """Have the stubs know which levels are logged now."""
 
     def housekeep(self) -> None:
         """Called every few seconds."""
@@ -104,8 +108,8 @@ class StubModel(Model):
         Its version.
     directory : Path
         The model's directory; the version's lies in it.
-    regions : Regions
-        Memory that any stub can be handed.
+    context : EngineContext
+        What all models share.
     """
 
     def __init__(
@@ -113,19 +117,18 @@ class StubModel(Model):
         config: ModelConfig,
         version: int,
         directory: Path,
-        regions: Regions,
-        limits: EngineLimits,
-        calls: CallServer,
+        context: EngineContext,
     ) -> None:
         self.config = config
         self.name = config.name
         self.version = version
-        self.statistics = ModelStatistics(config.name, version)
+        telemetry = context.telemetry
+        self.statistics = new_statistics(config, version, telemetry.metrics)
+        self.tracing = RequestTracing(telemetry.traces, config.name, version)
+        self.traces = telemetry.traces
         self._directory = directory
-        self._regions = regions
-        self._limits = limits
-        self._calls = calls
-        self._dispatcher = Dispatcher(config, regions.arena, self.statistics)
+        self._context = context
+        self._dispatcher = Dispatcher(config, context.regions.arena, self.statistics, self.tracing)
         self._instances: list[Instance] = []
         self._stopping = False
 
@@ -145,7 +148,7 @@ class StubModel(Model):
         for group in self.config.instance_groups:
             settings += self._placed(group, environment, warmup)
         self._instances = [
-            Instance(entry, self._regions, index, self._dispatcher, self._calls)
+            Instance(entry, index, self._dispatcher, self._context)
             for index, entry in enumerate(settings)
         ]
         self._dispatcher.instances = self._instances
@@ -221,8 +224,8 @@ class StubModel(Model):
                         name,
                         stub,
                         environment,
-                        self._limits.output_limit,
-                        self._limits.stub_timeout,
+                        self._context.limits.output_limit,
+                        self._context.limits.stub_timeout,
                         warmup,
                     )
                 )
@@ -243,6 +246,11 @@ class StubModel(Model):
         return self._dispatcher.pending
 
     @property
+    def queued(self) -> int:
+        """Requests that are at no stub yet."""
+        return self._dispatcher.queued
+
+    @property
     def instances(self) -> list[Instance]:
         """Its instances."""
         return self._instances
@@ -254,9 +262,21 @@ class StubModel(Model):
 
     # -- work ----------------------------------------------------------------------------------
 
-    def submit(self, request: InferRequest) -> None:
-        """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
+    def submit(self, request: InferRequest, received: Received | None = None) -> None:
+        """Take a request over: its slot is freed here, its outcome comes by ``on_done``.
+
+        ``received`` is when its door got it, should the request be traced.
+        """
+        if self.traces.active:
+            self.tracing.begin(request, received)
+        if self.statistics.first_response is not None:
+            FirstResponse(self.statistics.first_response, request)
         self._dispatcher.submit(request)
+
+    def tell_log_levels(self) -> None:
+        """Have the stubs know which levels are logged now."""
+        for instance in self._instances:
+            instance.tell_log_levels()
 
     # -- housekeeping --------------------------------------------------------------------------
 
@@ -269,3 +289,12 @@ class StubModel(Model):
         """Called often when executes have a time limit."""
         for instance in self._instances:
             instance.check_time_limit()
+
+
+def new_statistics(config: ModelConfig, version: int, metrics: MetricsSettings) -> ModelStatistics:
+    """Make the statistics of a model version, with what the server's metrics need of it."""
+    window = LatencyWindow() if metrics.summary_latencies else None
+    histogram = None
+    if metrics.histogram_latencies:
+        histogram = LatencyHistogram(config.first_response_buckets or FIRST_RESPONSE_BUCKETS_MS)
+    return ModelStatistics(config.name, version, config.metric_tags, window, histogram)

@@ -15,13 +15,15 @@ from gpubridge.config import (
     served_versions,
     unsupported_features,
 )
+from gpubridge.engine.context import EngineContext, EngineLimits
 from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
 from gpubridge.engine.ensemble.graph import is_ensemble
 from gpubridge.engine.ensemble.load_order import load_stages, required_models
 from gpubridge.engine.instance_owner import CallServer
-from gpubridge.engine.model import EngineLimits, Model, StubModel
+from gpubridge.engine.model import Model, StubModel
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
 __all__ = ["ModelRepository", "VersionStatus"]
 
@@ -58,8 +60,6 @@ class ModelRepository:
     ----------
     directories : sequence of Path
         Each holds one directory per model.
-    arena_limit : int
-        Bytes of memory for requests.
     calls : callable
         Makes who serves the models' calls of each other.
     """
@@ -67,23 +67,25 @@ class ModelRepository:
     def __init__(
         self,
         directories: Sequence[Path],
-        arena_limit: int,
         limits: EngineLimits,
         gpu_count: int,
         gpu_fallback: Literal["none", "host"],
         calls: Callable[[ModelRepository], CallServer],
+        telemetry: ServerTelemetry,
     ) -> None:
         self._directories = directories
         self._limits = limits
         self._gpu_count = gpu_count
         self._gpu_fallback = gpu_fallback
-        self._calls = calls(self)
+        self.telemetry = telemetry
+        telemetry.log.on_change(self._tell_log_levels)
         self._models: dict[str, dict[int, Model]] = {}
         self._statuses: dict[tuple[str, int], VersionStatus] = {}
         self._housekeeper: asyncio.Task[None] | None = None
         self._closing = False
-        self._regions = Regions(arena_limit)
-        self.arena = self._regions.arena
+        regions = Regions(limits.arena_limit)
+        self.arena = regions.arena
+        self._context = EngineContext(regions, limits, telemetry, calls(self))
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -128,7 +130,7 @@ class ModelRepository:
         if self._housekeeper is not None:
             self._housekeeper.cancel()
             await asyncio.gather(self._housekeeper, return_exceptions=True)
-        self._regions.close()
+        self._context.regions.close()
 
     def _prepare(self, path: Path) -> list[Model]:
         """Read a model's configuration and make its versions; none if that fails."""
@@ -151,8 +153,8 @@ class ModelRepository:
 
     def _make(self, config: ModelConfig, version: int, path: Path) -> Model:
         if is_ensemble(config):
-            return EnsembleModel(config, version, self, self.arena)
-        return StubModel(config, version, path, self._regions, self._limits, self._calls)
+            return EnsembleModel(config, version, self, self._context)
+        return StubModel(config, version, path, self._context)
 
     async def _load_version(self, model: Model) -> None:
         key = (model.name, model.version)
@@ -242,6 +244,10 @@ class ModelRepository:
     def failures(self) -> list[VersionStatus]:
         """The models that did not load."""
         return [status for status in self.index() if status.state == "UNAVAILABLE"]
+
+    def _tell_log_levels(self) -> None:
+        for model in self.loaded():
+            model.tell_log_levels()
 
     # -- housekeeping --------------------------------------------------------------------------
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 
 from gpubridge.engine.model import Model
+from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.http.message import Exchange, RequestHead
 from gpubridge.host_shm import HostArena, Slot
@@ -44,10 +46,13 @@ class InferDoor:
         self.arena = arena
         self.forms = FormCache(model.config)
         self.version = model.version
+        self._traces = model.traces
         self.inputs = len(model.config.inputs)
 
     def request(self, head: RequestHead) -> _InferHandler:
         """Return the handler of one request."""
+        if self._traces.active:
+            return _TracedInferHandler(self, head.headers.get(_HEADER_LENGTH))
         return _InferHandler(self, head.headers.get(_HEADER_LENGTH))
 
 
@@ -112,7 +117,11 @@ class _InferHandler:
         else:
             request = self._in_place(form, data, copied)
         self._request = request
-        door.model.submit(request)
+        door.model.submit(request, self._received())
+
+    def _received(self) -> Received | None:
+        """When the request came, should it be traced."""
+        return None
 
     def abort(self) -> None:
         """Give the memory back, or tell the model that nobody waits."""
@@ -196,6 +205,19 @@ class _InferHandler:
             % len(encoded.header)
         )
         exchange.respond(200, fields, encoded.header, encoded.buffers)
+
+
+class _TracedInferHandler(_InferHandler):
+    """A request that may be traced: it remembers when it began to come."""
+
+    __slots__ = ("_began",)
+
+    def __init__(self, door: InferDoor, header_length: bytes | None) -> None:
+        super().__init__(door, header_length)
+        self._began = time.monotonic_ns()
+
+    def _received(self) -> Received:
+        return Received("HTTP", self._began, time.monotonic_ns())
 
 
 def _header_size(value: bytes | None, body: int) -> int:

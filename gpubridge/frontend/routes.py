@@ -11,10 +11,12 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
 from gpubridge.frontend.http.message import Exchange, RequestHandler, RequestHead
 from gpubridge.frontend.infer import InferDoor
+from gpubridge.frontend.settings_routes import SettingsRoutes
+from gpubridge.frontend.settings_service import SettingsService
 from gpubridge.protocol import metadata
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.telemetry.exposition import CONTENT_TYPE
-from gpubridge.telemetry.metrics import HostMetrics, ModelState, metrics_page
+from gpubridge.telemetry.metrics import ModelState, metrics_page
 
 __all__ = ["MetricsRouter", "V2Router"]
 
@@ -111,6 +113,7 @@ class V2Router(_Failures):
     def __init__(self, repository: ModelRepository, *, strict_readiness: bool) -> None:
         self._repository = repository
         self._strict = strict_readiness
+        self._settings = SettingsRoutes(SettingsService(repository))
         self._infer: dict[bytes, InferDoor] = {}
         self._doors: dict[Model, InferDoor] = {}
         self.serving = False
@@ -158,6 +161,10 @@ class V2Router(_Failures):
                 raise _MethodNotAllowed
             return _Simple(answer)
         match = _MODEL.fullmatch(path)
+        if match is None and self._settings.takes(path):
+            if head.method not in (b"GET", b"POST"):
+                raise _MethodNotAllowed
+            return self._settings.route(path, changes=head.method == b"POST")
         if match is None:
             return self._repository_route(head, path)
         return self._model_route(head, match)
@@ -221,7 +228,7 @@ class MetricsRouter(_Failures):
 
     def __init__(self, repository: ModelRepository) -> None:
         self._repository = repository
-        self._host = HostMetrics()
+        self._telemetry = repository.telemetry
 
     def route(self, head: RequestHead) -> RequestHandler:
         """Return who takes a request.
@@ -237,13 +244,18 @@ class MetricsRouter(_Failures):
 
     def _page(self, exchange: Exchange) -> None:
         fields = b"Content-Type: %b\r\n" % CONTENT_TYPE.encode()
-        exchange.respond(200, fields, metrics_page(self._states(), self._host))
+        exchange.respond(
+            200,
+            fields,
+            metrics_page(self._states(), self._telemetry.machine, self._telemetry.metrics),
+        )
 
     def _states(self) -> list[ModelState]:
         return [
             ModelState(
                 model.statistics,
                 model.pending,
+                model.queued,
                 sum(instance.restarts for instance in model.instances),
             )
             for model in self._repository.loaded()

@@ -24,7 +24,15 @@ __all__ = [
 
 SERVER_NAME = "gpubridge"
 
-_EXTENSIONS = ("model_configuration", "binary_tensor_data", "parameters", "statistics")
+_EXTENSIONS = (
+    "classification",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
 
 
 def server_metadata() -> bytes:

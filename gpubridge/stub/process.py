@@ -187,6 +187,8 @@ class _Stub:
         self._channel.send(control_message(Kind.DROP_REGION, region=segment.region))
 
     def _log(self, level: int, text: str, file: str, line: int) -> None:
+        if not self._control.log_levels >> level & 1:
+            return
         try:
             self._channel.send(
                 control_message(Kind.LOG, level=level, text=text, file=file, line=line)

@@ -1,80 +1,191 @@
-"""Log lines in Triton's form, of the server and of the models.
+"""The server's log: lines of the server and of the models, in Triton's forms or as JSON.
 
-``I1121 03:30:00.123456 4711 file.py:12] "text"``: severity and date, time, process, place, text.
+``default``  ``I1121 03:30:00.123456 4711 file.py:12] text``: severity and date, time, process, place;
+``ISO8601``  ``2026-11-21T03:30:00Z I 4711 file.py:12] text``;
+``json``     one object per line.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from datetime import datetime
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-__all__ = ["VERBOSE", "configure_logging", "log_from_stub"]
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["LOG_FORMATS", "VERBOSE", "LogSettings", "ServerLog", "log_from_stub"]
 
 VERBOSE = logging.DEBUG
+LOG_FORMATS = ("default", "ISO8601", "json")
+
 _LETTERS = {logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", VERBOSE: "V"}
+_NAMES = {logging.INFO: "info", logging.WARNING: "warning", VERBOSE: "verbose"}
 # The numbers of pb_utils.Logger's levels.
 _STUB_LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: VERBOSE}
 _model_logger = logging.getLogger("gpubridge.model")
 
 
-class _Formatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        letter = _LETTERS.get(record.levelno, "I")
-        when = datetime.fromtimestamp(record.created).astimezone()
-        file = getattr(record, "model_file", record.filename if hasattr(record, "filename") else "")
-        file = file or Path(record.pathname).name
-        line = getattr(record, "model_line", record.lineno)
-        text = record.getMessage()
-        if record.exc_info:
-            text = f"{text}\n{self.formatException(record.exc_info)}"
-        return f"{letter}{when:%m%d %H:%M:%S.%f} {record.process} {file}:{line}] {text}"
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is logged, and how.
 
-
-def configure_logging(
-    file: Path | None = None,
-    verbose: int = 0,
-    *,
-    info: bool = True,
-    warning: bool = True,
-    error: bool = True,
-) -> logging.Handler:
-    """Send the package's log lines to ``file`` (else stderr); returns the handler to remove.
-
-    The flags are those of the command line: each severity can be switched off.
+    Attributes
+    ----------
+    file : str
+        Where lines go; empty for the console. Fixed when the server starts.
+    info, warning, error : bool
+        Whether lines of this severity are written.
+    verbose_level : int
+        0 for no verbose lines.
+    format : str
+        One of ``LOG_FORMATS``.
     """
-    handler: logging.Handler
-    if file is None:
-        handler = logging.StreamHandler(sys.stderr)
-    else:
-        handler = logging.FileHandler(file, encoding="utf-8")
-    handler.setFormatter(_Formatter())
-    shown = {
-        logging.INFO: info,
-        logging.WARNING: warning,
-        logging.ERROR: error,
-        VERBOSE: verbose > 0,
-    }
-    handler.addFilter(lambda record: shown.get(record.levelno, True))
-    logger = logging.getLogger("gpubridge")
-    logger.addHandler(handler)
-    logger.setLevel(VERBOSE if verbose > 0 else logging.INFO)
-    logger.propagate = False
-    return handler
+
+    file: str = ""
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose_level: int = 0
+    format: str = "default"
+
+    def shows(self, level: int) -> bool:
+        """Whether lines of one of :mod:`logging`'s levels are written."""
+        if level <= VERBOSE:
+            return self.verbose_level > 0
+        if level <= logging.INFO:
+            return self.info
+        return self.warning if level <= logging.WARNING else self.error
 
 
-def log_from_stub(instance: str, fields: dict[str, Any]) -> None:
+class ServerLog:
+    """Owns the handler that writes the package's log lines; settings can be changed at any time.
+
+    Raises
+    ------
+    BridgeError
+        When the log file cannot be opened.
+    """
+
+    def __init__(self, settings: LogSettings) -> None:
+        self._settings = settings
+        self._listeners: list[Callable[[], None]] = []
+        try:
+            self._handler: logging.Handler = (
+                logging.FileHandler(settings.file, encoding="utf-8", errors="backslashreplace")
+                if settings.file
+                else logging.StreamHandler(sys.stderr)
+            )
+        except OSError as error:
+            raise BridgeError(
+                f"--log-file: cannot write to {settings.file}: {error.strerror}",
+                ErrorCode.INVALID_ARG,
+            ) from error
+        self._handler.addFilter(lambda record: self._settings.shows(record.levelno))
+        logger = logging.getLogger("gpubridge")
+        logger.addHandler(self._handler)
+        logger.propagate = False
+        self._apply()
+
+    @property
+    def settings(self) -> LogSettings:
+        """The settings now."""
+        return self._settings
+
+    @property
+    def stub_levels(self) -> int:
+        """The levels of ``pb_utils.Logger`` that are written, as bits by their numbers."""
+        return sum(self._settings.shows(level) << n for n, level in _STUB_LEVELS.items())
+
+    def change(self, **settings: Any) -> None:
+        """Give some settings other values; takes effect with the next line."""
+        self._settings = replace(self._settings, **settings)
+        self._apply()
+        for listener in self._listeners:
+            listener()
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Have ``listener`` called after each change."""
+        self._listeners.append(listener)
+
+    def close(self) -> None:
+        """Stop writing."""
+        logging.getLogger("gpubridge").removeHandler(self._handler)
+        self._handler.close()
+
+    def _apply(self) -> None:
+        settings = self._settings
+        self._handler.setFormatter(_FORMATTERS[settings.format]())
+        level = VERBOSE if settings.verbose_level else logging.INFO
+        logging.getLogger("gpubridge").setLevel(level)
+
+
+def log_from_stub(model: str, instance: str, fields: dict[str, Any]) -> None:
     """Write a line that a model logged."""
     level = _STUB_LEVELS.get(fields.get("level", 0), logging.INFO)
-    _model_logger.log(
-        level,
-        "[%s] %s",
-        instance,
-        fields.get("text", ""),
-        extra={
-            "model_file": Path(str(fields.get("file", ""))).name,
-            "model_line": fields.get("line", 0),
-        },
-    )
+    place = {
+        "model": model,
+        "instance": instance,
+        "model_file": Path(str(fields.get("file", ""))).name,
+        "model_line": fields.get("line", 0),
+    }
+    _model_logger.log(level, "%s", fields.get("text", ""), extra=place)
+
+
+class _Lines(logging.Formatter):
+    """``default``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        instance = getattr(record, "instance", None)
+        if instance is not None:
+            text = f"[{instance}] {text}"
+        if record.exc_info:
+            text = f"{text}\n{self.formatException(record.exc_info)}"
+        file, line = _place(record)
+        return f"{self._head(record)} {record.process} {file}:{line}] {text}"
+
+    def _head(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created).astimezone()
+        return f"{_LETTERS.get(record.levelno, 'I')}{when:%m%d %H:%M:%S.%f}"
+
+
+class _IsoLines(_Lines):
+    """``ISO8601``."""
+
+    def _head(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, timezone.utc)
+        return f"{when:%Y-%m-%dT%H:%M:%SZ} {_LETTERS.get(record.levelno, 'I')}"
+
+
+class _JsonLines(logging.Formatter):
+    """``json``; a line of a model has its ``model`` and ``instance``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, timezone.utc)
+        file, line = _place(record)
+        fields: dict[str, Any] = {
+            "time": f"{when:%Y-%m-%dT%H:%M:%S.%fZ}",
+            "level": _NAMES.get(record.levelno, "error"),
+            "message": record.getMessage(),
+        }
+        for name in ("model", "instance"):
+            if hasattr(record, name):
+                fields[name] = getattr(record, name)
+        fields |= {"file": file, "line": line, "process": record.process}
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
+_FORMATTERS = {"default": _Lines, "ISO8601": _IsoLines, "json": _JsonLines}
+
+
+def _place(record: logging.LogRecord) -> tuple[str, int]:
+    """Return file and line of who logged, in a model or here."""
+    file = getattr(record, "model_file", "") or record.filename
+    return file, getattr(record, "model_line", record.lineno)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpubridge.telemetry.exposition import Family, render
+from gpubridge.telemetry.latencies import STEPS
+from gpubridge.telemetry.machine_metrics import MachineMetrics
+from gpubridge.telemetry.metrics_settings import MetricsSettings
 from gpubridge.telemetry.statistics import ModelStatistics
 
-__all__ = ["HostMetrics", "ModelState", "metrics_page"]
+__all__ = ["ModelState", "metrics_page"]
 
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     (
@@ -50,26 +52,42 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """A model's statistics and gauges at this moment."""
+    """A model's statistics and gauges at this moment.
+
+    ``pending`` requests have no answer yet; ``queued`` ones of them are at no stub.
+    """
 
     statistics: ModelStatistics
     pending: int
+    queued: int
     restarts: int
 
     @property
     def labels(self) -> dict[str, str]:
         """What tells its samples from other models'."""
-        return {"model": self.statistics.model, "version": str(self.statistics.version)}
+        return self.statistics.labels
 
 
-def metrics_page(states: Sequence[ModelState], host: HostMetrics) -> bytes:
+def metrics_page(
+    states: Sequence[ModelState], machine: MachineMetrics, settings: MetricsSettings
+) -> bytes:
     """Return the metrics in Prometheus' text form."""
-    return render([*_inference(states), *host.families(), *_bridge(states)])
+    return render(
+        [
+            *_inference(states, settings),
+            *machine.families(),
+            *_summaries(states, settings),
+            *_histograms(states),
+            *_bridge(states),
+        ]
+    )
 
 
-def _inference(states: Sequence[ModelState]) -> Iterator[Family]:
+def _inference(states: Sequence[ModelState], settings: MetricsSettings) -> Iterator[Family]:
     """Give Triton's families, in its order."""
     for name, text, value in _COUNTERS:
+        if name.endswith("_us") and not settings.counter_latencies:
+            continue
         family = Family(name, text, "counter")
         for state in states:
             family.add(state.labels, value(state.statistics))
@@ -98,6 +116,57 @@ def _failures(states: Sequence[ModelState]) -> Family:
     return family
 
 
+_SUMMED: tuple[Callable[[ModelStatistics], int], ...] = (
+    lambda s: s.success_ns,
+    lambda s: s.queue_ns,
+    lambda s: s.input_ns,
+    lambda s: s.infer_ns,
+    lambda s: s.output_ns,
+)
+"""The sum of each of ``STEPS``."""
+
+
+def _summaries(states: Sequence[ModelState], settings: MetricsSettings) -> Iterator[Family]:
+    """Give the quantiles of the last minute; counts and sums are those since the load, as Triton's."""
+    quantiles = [quantile for quantile, _ in settings.summary_quantiles]
+    families = [
+        Family(
+            f"nv_inference_{step}_summary_us",
+            f"Summary of the {step.replace('_', ' ')} duration in microseconds",
+            "summary",
+        )
+        for step in STEPS
+    ]
+    for state in states:
+        if state.statistics.window is None:
+            continue
+        found = state.statistics.window.quantiles(quantiles)
+        for family, summed, values in zip(families, _SUMMED, found, strict=True):
+            family.add(state.labels, state.statistics.success_count, "_count")
+            family.add(state.labels, summed(state.statistics) // 1000, "_sum")
+            for quantile, value in zip(quantiles, values, strict=True):
+                family.add({**state.labels, "quantile": f"{quantile:g}"}, value)
+    yield from families
+
+
+def _histograms(states: Sequence[ModelState]) -> Iterator[Family]:
+    family = Family(
+        "nv_inference_first_response_histogram_ms",
+        "Time from a request to its first response in milliseconds",
+        "histogram",
+    )
+    for state in states:
+        histogram = state.statistics.first_response
+        if histogram is None:
+            continue
+        family.add(state.labels, histogram.count, "_count")
+        family.add(state.labels, histogram.sum_ms, "_sum")
+        for bound, count in histogram.buckets():
+            text = "+Inf" if math.isinf(bound) else f"{bound:g}"
+            family.add({**state.labels, "le": text}, count, "_bucket")
+    yield family
+
+
 def _bridge(states: Sequence[ModelState]) -> Iterator[Family]:
     """Give the families that Triton has no counterpart of."""
     copied = Family("gpubridge_copied_bytes_total", "Tensor bytes copied by the bridge", "counter")
@@ -105,52 +174,13 @@ def _bridge(states: Sequence[ModelState]) -> Iterator[Family]:
     restarts = Family(
         "gpubridge_stub_restarts_total", "Times that a stub was started again", "counter"
     )
+    queued = Family(
+        "gpubridge_queued_requests", "Requests that no stub has been given yet", "gauge"
+    )
     for state in states:
+        queued.add(state.labels, state.queued)
         labels = {**state.labels, "kind": "host"}
         copied.add(labels, state.statistics.copied_bytes)
         copies.add(labels, state.statistics.copies)
         restarts.add(state.labels, state.restarts)
-    yield from (copied, copies, restarts)
-
-
-class HostMetrics:
-    """Triton's gauges of the machine's CPU; utilisation is that since the page was last asked for."""
-
-    def __init__(self) -> None:
-        self._seen = _cpu_times()
-
-    def families(self) -> Iterator[Family]:
-        """Give the three gauges."""
-        busy, total = _cpu_times()
-        seen_busy, seen_total = self._seen
-        self._seen = busy, total
-        share = (busy - seen_busy) / (total - seen_total) if total > seen_total else 0.0
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        for name, text, value in (
-            ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", share),
-            ("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", memory),
-            (
-                "nv_cpu_memory_used_bytes",
-                "CPU used memory (RAM), in bytes",
-                memory - _available_bytes(),
-            ),
-        ):
-            family = Family(name, text, "gauge")
-            family.add({}, value)
-            yield family
-
-
-def _cpu_times() -> tuple[int, int]:
-    """Return the ticks that the machine was busy for, and all ticks."""
-    with Path("/proc/stat").open(encoding="ascii") as file:
-        ticks = [int(word) for word in file.readline().split()[1:9]]
-    idle = ticks[3] + ticks[4]
-    return sum(ticks) - idle, sum(ticks)
-
-
-def _available_bytes() -> int:
-    with Path("/proc/meminfo").open(encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0
+    yield from (queued, copied, copies, restarts)

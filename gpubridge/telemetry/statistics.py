@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from gpubridge.telemetry.latencies import LatencyHistogram, LatencyWindow
 
 __all__ = ["FAILURE_REASONS", "BatchStatistics", "ModelStatistics"]
 
 FAILURE_REASONS = ("OTHER", "BACKEND", "CANCELED", "REJECTED")
 """Triton's reasons for which a request fails, as they stand in its metrics."""
+
+
+_NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 
 class BatchStatistics:
@@ -42,6 +49,12 @@ class ModelStatistics:
         By batch size.
     copied_bytes, copies : int
         Tensor data that the bridge itself copied in host memory, server and stub together.
+    labels : dict
+        What tells its metrics from other models'.
+    window : LatencyWindow or None
+        The durations of its latest requests, where quantiles of them are wanted.
+    first_response : LatencyHistogram or None
+        How long its first responses take, where that is wanted.
     """
 
     __slots__ = (
@@ -51,9 +64,11 @@ class ModelStatistics:
         "executions",
         "fail_ns",
         "failures",
+        "first_response",
         "infer_ns",
         "inferences",
         "input_ns",
+        "labels",
         "last_ended_ns",
         "model",
         "output_ns",
@@ -61,9 +76,25 @@ class ModelStatistics:
         "success_count",
         "success_ns",
         "version",
+        "window",
     )
 
-    def __init__(self, model: str, version: int) -> None:
+    def __init__(
+        self,
+        model: str,
+        version: int,
+        tags: Mapping[str, str] = _NO_TAGS,
+        window: LatencyWindow | None = None,
+        first_response: LatencyHistogram | None = None,
+    ) -> None:
+        # The underscore is Triton's: a tag cannot be mistaken for a label of its own.
+        self.labels = {
+            **{f"_{key}": value for key, value in tags.items()},
+            "model": model,
+            "version": str(version),
+        }
+        self.window = window
+        self.first_response = first_response
         self.model = model
         self.version = version
         self.inferences = self.executions = self.last_ended_ns = 0

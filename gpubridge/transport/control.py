@@ -4,6 +4,7 @@ Map (bytes)::
 
     0   u64  started   sequence number of the batch whose execute runs or ran last   stub writes
     8   u64  started_at  CLOCK_MONOTONIC nanoseconds of that start                  stub writes
+    16  u8   log_levels  bits of the levels of ``pb_utils.Logger`` that are logged  server writes
     64  u8[TICKETS]  lent       1 while the stub may look at the ticket's memory      server 1, stub 0
     ..  u8[TICKETS]  cancelled  1 when nobody waits for the ticket's request          server writes
     ..  u8[LEASES]   outputs    1 while the server may look at an output slot         stub 1, server 0
@@ -38,7 +39,16 @@ _SIZE = _PASSED_ON_AT + 4 * TICKETS
 class ControlPage:
     """Views of the control page's parts; owns the segment."""
 
-    __slots__ = ("_clock", "_words", "cancelled", "lent", "outputs", "passed_on", "segment")
+    __slots__ = (
+        "_clock",
+        "_log_levels",
+        "_words",
+        "cancelled",
+        "lent",
+        "outputs",
+        "passed_on",
+        "segment",
+    )
 
     SIZE = _SIZE
 
@@ -48,6 +58,7 @@ class ControlPage:
 
     def _attach(self, view: memoryview) -> None:
         self._words = view[:16].cast("Q")
+        self._log_levels = view[16:17]
         self.lent = view[_LENT_AT:_CANCELLED_AT]
         self.cancelled = view[_CANCELLED_AT:_OUTPUTS_AT]
         self.outputs = view[_OUTPUTS_AT:_PASSED_ON_AT]
@@ -71,6 +82,15 @@ class ControlPage:
     def started_at(self) -> int:
         """CLOCK_MONOTONIC nanoseconds at which it started."""
         return self._words[1]
+
+    @property
+    def log_levels(self) -> int:
+        """Bits of the levels of ``pb_utils.Logger`` that are logged."""
+        return self._log_levels[0]
+
+    @log_levels.setter
+    def log_levels(self, levels: int) -> None:
+        self._log_levels[0] = levels
 
     def detach(self) -> None:
         """Look at a private copy from now on: for a forked child, which must not write here."""

@@ -269,7 +269,6 @@ AUTO_COMPLETE = Difference(
     "not called; refused",
 )
 SHARED_MEMORY = Difference("`/v2/systemsharedmemory`, `/v2/cudasharedmemory`", "served", "404")
-LOGGING = Difference("`/v2/logging`, `/v2/trace`", "served", "404")
 
 
 def _documented() -> tuple[list[Difference], list[Difference]]:

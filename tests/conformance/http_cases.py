@@ -8,6 +8,7 @@ from tests.conformance import (
     http_cases_framing,
     http_cases_json,
     http_cases_model,
+    http_cases_settings,
 )
 from tests.conformance.http_case import Case
 
@@ -17,4 +18,5 @@ CASES: tuple[Case, ...] = (
     *http_cases_binary.CASES,
     *http_cases_framing.CASES,
     *http_cases_model.CASES,
+    *http_cases_settings.CASES,
 )

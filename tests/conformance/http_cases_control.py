@@ -141,12 +141,6 @@ SHARED_MEMORY = [
     post("cuda unregister all", f"{CUDA}/unregister", may_differ=deliberate.SHARED_MEMORY),
 ]
 
-LOGGING = [
-    get("logging settings", "/v2/logging", may_differ=deliberate.LOGGING),
-    post("logging unknown setting", "/v2/logging", b'{"nope":1}', may_differ=deliberate.LOGGING),
-    get("trace settings", "/v2/trace/setting", may_differ=deliberate.LOGGING),
-]
-
 PATHS = [
     get("root", "/"),
     get("other version", "/v3"),
@@ -181,6 +175,5 @@ CASES: list[Case] = [
     *STATISTICS,
     *REPOSITORY,
     *SHARED_MEMORY,
-    *LOGGING,
     *PATHS,
 ]

@@ -286,7 +286,7 @@ BAD_CALLS = {
         grpc.StatusCode.INTERNAL,
     ),
     "not served yet": (
-        "inference.GRPCInferenceService/TraceSetting",
+        "inference.GRPCInferenceService/SystemSharedMemoryStatus",
         b"",
         grpc.StatusCode.UNIMPLEMENTED,
     ),

@@ -19,7 +19,7 @@ from gpubridge.transport.signatures import Signature, TensorSpec
 LABELS = b"cat\ndog\n\nbird house\nfish"
 
 
-def write_model(tmp_path, batch=8, rest='label_filename: "labels.txt"', reshape=""):
+def write_model(tmp_path, batch=8, rest='label_filename: "labels.txt"', dims="[ -1 ]"):
     directory = tmp_path / "m"
     (directory / "1").mkdir(parents=True)
     (directory / "1" / "model.py").touch()
@@ -27,7 +27,7 @@ def write_model(tmp_path, batch=8, rest='label_filename: "labels.txt"', reshape=
     (directory / "config.pbtxt").write_text(
         f'backend: "python" max_batch_size: {batch} '
         'input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } '
-        f'output {{ name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] {rest} {reshape} }}'
+        f'output {{ name: "OUT" data_type: TYPE_FP32 dims: {dims} {rest} }}'
     )
     return directory
 
@@ -127,12 +127,12 @@ def header(parameters):
 
 
 def test_an_output_keeps_the_shape_of_its_classes_whatever_its_reshape(tmp_path):
-    config = config_of(tmp_path, rest="", reshape="reshape { shape: [ 1, -1 ] }")
+    config = config_of(tmp_path, rest="reshape { shape: [ 4 ] }", dims="[ 2, 2 ]")
     form = parse_request(header(b'{"classification":4}'), config, 16)
-    values = np.array([[[1, 2, 3, 4]]], np.float32)
+    values = np.array([[1, 2, 3, 4]], np.float32)
     for _ in range(2):
         response = InferResponse(
-            Signature((TensorSpec("OUT", "FP32", (1, 1, 4), 16),), ()),
+            Signature((TensorSpec("OUT", "FP32", (1, 4), 16),), ()),
             [memoryview(values).cast("B")],
         )
         answer = encode_response(form, response, config, 1)

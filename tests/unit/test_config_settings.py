@@ -51,7 +51,6 @@ def test_are_frozen() -> None:
         ),
         ({"gpu_fallback": "cpu"}, "--gpu-fallback expects one of none, host, got 'cpu'"),
         ({"exit_timeout_secs": -1}, "--exit-timeout-secs expects an integer of at least 0, got -1"),
-        ({"log_verbose": -1}, "--log-verbose expects an integer of at least 0, got -1"),
         (
             {"http_max_input_size": 0},
             "--http-max-input-size expects an integer of at least 1, got 0",

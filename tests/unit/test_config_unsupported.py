@@ -41,7 +41,6 @@ class TestNotServedYet:
             ("response_cache { enable: true }", "response_cache.enable"),
             ("instance_group [ { rate_limiter { } } ]", "instance_group 'm_0' rate_limiter"),
             ("instance_group [ { passive: true } ]", "instance_group 'm_0' passive"),
-            ('metric_tags { key: "a" value: "b" }', "metric_tags"),
             ("model_repository_agents { agents { } }", "model_repository_agents"),
             ('cc_model_filenames { key: "9.0" value: "f" }', "cc_model_filenames"),
             ("batch_input { }", "batch_input"),

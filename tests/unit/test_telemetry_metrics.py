@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import time
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpubridge.errors import BridgeError
 from gpubridge.telemetry.exposition import Family, render
-from gpubridge.telemetry.metrics import HostMetrics, ModelState, metrics_page
+from gpubridge.telemetry.latencies import LatencyHistogram, LatencyWindow
+from gpubridge.telemetry.machine_metrics import MachineMetrics
+from gpubridge.telemetry.metrics import ModelState, metrics_page
+from gpubridge.telemetry.metrics_settings import MetricsSettings, metrics_settings_from_flags
 from gpubridge.telemetry.statistics import FAILURE_REASONS, ModelStatistics
+
+PLAIN = MetricsSettings(gpu=False)
+
+
+def page_of(statistics, **settings):
+    settings = MetricsSettings(cpu=False, gpu=False, **settings)
+    return metrics_page([ModelState(statistics, 4, 3, 6)], MachineMetrics(settings), settings)
 
 
 def samples(page):
@@ -39,7 +54,7 @@ def test_counters_keep_tritons_names_and_sum_over_requests():
     statistics.executed(1, 5, (2, 9_000_000, 1_000_000), (10_000, 200_000, 3_000))
     statistics.failed("BACKEND", 1)
     statistics.copied(64)
-    page = metrics_page([ModelState(statistics, 4, 6)], HostMetrics())
+    page = page_of(statistics)
     assert b"# TYPE nv_inference_count counter\n" in page
     found = samples(page)
     model, version = ("model", "m"), ("version", "3")
@@ -53,6 +68,7 @@ def test_counters_keep_tritons_names_and_sum_over_requests():
         "nv_inference_compute_infer_duration_us": 400,
         "nv_inference_compute_output_duration_us": 6,
         "nv_inference_pending_request_count": 4,
+        "gpubridge_queued_requests": 3,
         "gpubridge_stub_restarts": 6,
     }
     assert {name: found[name, model, version] for name in expected} == expected
@@ -65,7 +81,105 @@ def test_counters_keep_tritons_names_and_sum_over_requests():
 
 
 def test_the_machine_is_measured():
-    found = samples(metrics_page([], HostMetrics()))
+    found = samples(metrics_page([], MachineMetrics(PLAIN), PLAIN))
     assert 0 <= found[("nv_cpu_utilization",)] <= 1
     total = found[("nv_cpu_memory_total_bytes",)]
     assert 0 < found[("nv_cpu_memory_used_bytes",)] < total
+
+
+def test_the_machine_is_measured_once_per_interval():
+    often = MachineMetrics(MetricsSettings(gpu=False, interval_ms=1e-6))
+    assert often.families()[0] is not often.families()[0]
+    seldom = MachineMetrics(MetricsSettings(gpu=False, interval_ms=1e9))
+    assert seldom.families()[0] is seldom.families()[0]
+    assert MachineMetrics(MetricsSettings(cpu=False, gpu=False)).families() == []
+
+
+def test_tags_of_a_model_are_labels_with_an_underscore():
+    page = page_of(ModelStatistics("m", 1, {"team": "vision"}))
+    assert b'nv_inference_count{_team="vision",model="m",version="1"} 0\n' in page
+
+
+def test_quantiles_are_those_of_the_last_minute():
+    window = LatencyWindow()
+    minute = 60_000_000_000
+    window.observe(1, (9_000_000,) * 5)
+    for number in range(1, 101):
+        window.observe(minute, (number * 1000, 1000, 2000, 3000, 4000))
+    found = window.quantiles((0.5, 0.9, 1.0), now=minute + 2)
+    assert found[0] == [50, 90, 100]
+    assert [step[1] for step in found[1:]] == [1, 2, 3, 4]
+    assert all(value != value for value in window.quantiles((0.5,), now=3 * minute)[0])
+
+
+def test_the_window_is_bounded():
+    window = LatencyWindow()
+    for number in range(100_000):
+        window.observe(1, (number, 0, 0, 0, 0))
+    assert len(window._observations) == 8192
+
+
+def test_summaries_count_what_the_counters_count():
+    statistics = ModelStatistics("m", 1, window=LatencyWindow())
+    statistics.executed(1, 1, (1, 9_000_000, 1_000_000), (10_000, 200_000, 3_000))
+    statistics.window.observe(time.monotonic_ns(), (9_000_000, 1_000_000, 10_000, 200_000, 3_000))
+    found = samples(
+        page_of(
+            statistics,
+            summary_latencies=True,
+            summary_quantiles=((0.5, 0.1),),
+            counter_latencies=False,
+        )
+    )
+    model = ("model", "m"), ("version", "1")
+    quantile = ("model", "m"), ("quantile", "0.5"), ("version", "1")
+    for name, microseconds in (("request", 9000), ("queue", 1000), ("compute_infer", 200)):
+        family = f"nv_inference_{name}_summary_us"
+        assert found[(f"{family}_count", *model)] == 1
+        assert found[(f"{family}_sum", *model)] == microseconds
+        assert found[(family, *quantile)] == microseconds
+    assert ("nv_inference_request_duration_us", *model) not in found
+
+
+def test_a_histogram_is_cumulative_and_ends_at_infinity():
+    statistics = ModelStatistics("m", 1, first_response=LatencyHistogram((1.0, 2.5)))
+    for milliseconds in (0.5, 1.0, 2.0, 99.0):
+        statistics.first_response.observe(int(milliseconds * 1e6))
+    found = samples(page_of(statistics))
+    family = "nv_inference_first_response_histogram_ms"
+    model = ("model", "m"), ("version", "1")
+    buckets = {le: found[(f"{family}_bucket", ("le", le), *model)] for le in ("1", "2.5", "+Inf")}
+    assert buckets == {"1": 2, "2.5": 3, "+Inf": 4}
+    assert found[(f"{family}_sum", *model)] == 102.5
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        ("summary_latencies", "expects SETTING=VALUE"),
+        ("summary_latencies=maybe", "expects true or false, got 'maybe'"),
+        ("summary_quantiles=0.5", "expects QUANTILE:ERROR"),
+        ("summary_quantiles=2:0.1", "from 0 to 1"),
+        ("colour=red", "expects one of counter_latencies"),
+    ],
+)
+def test_settings_that_there_are_not_are_refused(entry, text):
+    with pytest.raises(BridgeError, match=re.escape(text)):
+        metrics_settings_from_flags([entry], interval_ms=2000, cpu=True, gpu=True)
+
+
+def test_settings_are_read():
+    settings = metrics_settings_from_flags(
+        [
+            "summary_latencies=true",
+            "summary_quantiles=0.5:0.05,0.9:0.01",
+            "counter_latencies=false",
+        ],
+        interval_ms=10,
+        cpu=True,
+        gpu=False,
+    )
+    assert settings.summary_latencies
+    assert not settings.counter_latencies
+    assert not settings.histogram_latencies
+    assert settings.summary_quantiles == ((0.5, 0.05), (0.9, 0.01))

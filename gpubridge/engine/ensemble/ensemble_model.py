@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpubridge.config import ModelConfig
+from gpubridge.engine.context import EngineContext
 from gpubridge.engine.ensemble.execution import Execution
 from gpubridge.engine.ensemble.graph import Step, draw_graph, refused
 from gpubridge.engine.ensemble.member_requests import MemberRequests
@@ -20,12 +21,13 @@ from gpubridge.engine.ensemble.tensors import (
     request_tensors,
 )
 from gpubridge.engine.ensemble.wiring import ROOT, Wiring, fit_shape, wire
+from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance
-from gpubridge.engine.model import Model
+from gpubridge.engine.model import Model, new_statistics
+from gpubridge.engine.tracing import Received, RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.host_shm import HostArena
 from gpubridge.request import InferRequest, InferResponse, Outcome
-from gpubridge.telemetry.statistics import ModelStatistics
+from gpubridge.transport.messages import Batch
 from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
 
 __all__ = ["EnsembleModel", "Members"]
@@ -77,8 +79,8 @@ class EnsembleModel(Model):
         Its version.
     members : Members
         The models that it is made of.
-    arena : HostArena
-        Where the slots of requests go back to.
+    context : EngineContext
+        What all models share.
 
     Raises
     ------
@@ -87,14 +89,17 @@ class EnsembleModel(Model):
     """
 
     def __init__(
-        self, config: ModelConfig, version: int, members: Members, arena: HostArena
+        self, config: ModelConfig, version: int, members: Members, context: EngineContext
     ) -> None:
         self.config = config
         self.name = config.name
         self.version = version
-        self.statistics = ModelStatistics(config.name, version)
+        telemetry = context.telemetry
+        self.statistics = new_statistics(config, version, telemetry.metrics)
+        self.tracing = RequestTracing(telemetry.traces, config.name, version)
+        self.traces = telemetry.traces
         self._members = members
-        self._arena = arena
+        self._arena = context.regions.arena
         self._graph = draw_graph(config)
         self._wiring = Wiring(frozenset(), (), ROOT)
         self._courses: dict[tuple[str, ...], Course] = {}
@@ -194,6 +199,11 @@ class EnsembleModel(Model):
         return len(self._running)
 
     @property
+    def queued(self) -> int:
+        """None: steps begin at once."""
+        return 0
+
+    @property
     def instances(self) -> list[Instance]:
         """None."""
         return []
@@ -211,8 +221,12 @@ class EnsembleModel(Model):
 
     # -- work ----------------------------------------------------------------------------------
 
-    def submit(self, request: InferRequest) -> None:
+    def submit(self, request: InferRequest, received: Received | None = None) -> None:
         """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
+        if self.traces.active:
+            self.tracing.begin(request, received)
+        if self.statistics.first_response is not None:
+            FirstResponse(self.statistics.first_response, request)
         request.arrived = _clock()
         self.statistics.copied(request.copied)
         signature = self._signatures[request.signature]
@@ -293,14 +307,21 @@ class EnsembleModel(Model):
         if reason:
             self.statistics.failed(reason, spent)
         else:
+            if request.trace is not None:
+                request.trace.landed(Batch(0, [], request.arrived, request.arrived, now))
             self.statistics.executed(
                 1, request.batch_size, (1, spent, 0), (0, execution.member_ns, 0)
             )
             self.statistics.last_ended_ns = now
+            if self.statistics.window is not None:
+                self.statistics.window.observe(now, (spent, 0, 0, execution.member_ns, 0))
         if not self._running:
             self._idle.set()
 
     # -- housekeeping --------------------------------------------------------------------------
+
+    def tell_log_levels(self) -> None:
+        """It has no process."""
 
     def housekeep(self) -> None:
         """Nothing is to be done."""

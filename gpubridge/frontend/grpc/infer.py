@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 from gpubridge.engine.model import Model
+from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner
 from gpubridge.frontend.grpc.framing import PREFIX, read_prefix
@@ -15,7 +18,7 @@ from gpubridge.protocol.grpc.infer_response import encode_response
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
-__all__ = ["InferCall"]
+__all__ = ["InferCall", "TracedInferCall"]
 
 _DIRECT = 1 << 16
 """A longer message is received straight into shared memory; a shorter one is copied there."""
@@ -170,7 +173,11 @@ class InferCall(Call):
             )
         self._known = known
         self._request = request
-        known.model.submit(request)
+        known.model.submit(request, self._received())
+
+    def _received(self) -> Received | None:
+        """When the request came, should it be traced."""
+        return None
 
     def _give_up(self) -> None:
         receiver, self._receiver = self._receiver, None
@@ -204,3 +211,23 @@ class InferCall(Call):
         self._tell()
         self._connection.http2.send_data(self._stream_id, frame)
         self._succeed()
+
+
+class TracedInferCall(InferCall):
+    """An inference request that may be traced: it remembers when it began to come."""
+
+    __slots__ = ("_began",)
+
+    def __init__(
+        self,
+        connection: CallOwner,
+        stream_id: int,
+        coding: bytes,
+        forms: FormCache[Model],
+        arena: HostArena,
+    ) -> None:
+        super().__init__(connection, stream_id, coding, forms, arena)
+        self._began = time.monotonic_ns()
+
+    def _received(self) -> Received:
+        return Received("GRPC", self._began, time.monotonic_ns())

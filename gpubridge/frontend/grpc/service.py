@@ -10,10 +10,11 @@ from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
-from gpubridge.frontend.grpc.infer import InferCall
+from gpubridge.frontend.grpc.infer import InferCall, TracedInferCall
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.http2.headers import RequestHeaders
-from gpubridge.protocol.grpc import metadata
+from gpubridge.frontend.settings_service import SettingsService
+from gpubridge.protocol.grpc import metadata, settings
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.messages import parse_message
 
@@ -29,8 +30,6 @@ _NOT_SERVED = {
     "CudaSharedMemoryStatus": "CUDA shared memory is not served yet",
     "CudaSharedMemoryRegister": "CUDA shared memory is not served yet; send the tensors",
     "CudaSharedMemoryUnregister": "CUDA shared memory is not served yet",
-    "TraceSetting": "traces are not served yet",
-    "LogSettings": "log settings cannot be changed yet",
 }
 
 
@@ -53,6 +52,7 @@ class GrpcService:
     def __init__(self, repository: ModelRepository, ready: Callable[[], bool]) -> None:
         self._repository = repository
         self._ready = ready
+        self._traces = repository.telemetry.traces
         self.health = Health(ready)
         self._forms: FormCache[Model] = FormCache(self._find)
         unary: dict[bytes, Callable[[bytes], bytes]] = {
@@ -68,6 +68,9 @@ class GrpcService:
             _SERVICE + b"RepositoryIndex": self._index,
             _HEALTH + b"Check": self.health.answer,
         }
+        self._settings = SettingsService(repository)
+        unary[_SERVICE + b"LogSettings"] = self._log_settings
+        unary[_SERVICE + b"TraceSetting"] = self._trace_setting
         for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
             unary[_SERVICE + method.encode()] = self._control
         for method, reason in _NOT_SERVED.items():
@@ -85,6 +88,8 @@ class GrpcService:
         path = headers.path
         arena = self._repository.arena
         if path == _SERVICE + b"ModelInfer":
+            if self._traces.active:
+                return TracedInferCall(connection, stream_id, coding, self._forms, arena)
             return InferCall(connection, stream_id, coding, self._forms, arena)
         answer = self._unary.get(path)
         if answer is not None:
@@ -139,6 +144,12 @@ class GrpcService:
         if metadata.ready_models_only(message):
             rows = [row for row in rows if row.state == "READY"]
         return metadata.repository_index(rows)
+
+    def _log_settings(self, message: bytes) -> bytes:
+        return settings.log_answer(self._settings.log(settings.log_changes(message)))
+
+    def _trace_setting(self, message: bytes) -> bytes:
+        return settings.trace_answer(self._settings.trace(*settings.trace_changes(message)))
 
     def _control(self, _: bytes) -> bytes:
         raise self._repository.control_error()

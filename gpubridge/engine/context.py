@@ -1,0 +1,53 @@
+"""What all models of a server share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpubridge.engine.regions import Regions
+from gpubridge.telemetry.server_telemetry import ServerTelemetry
+
+if TYPE_CHECKING:
+    from gpubridge.engine.instance_owner import CallServer
+
+__all__ = ["EngineContext", "EngineLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Bounds that hold for every model.
+
+    Attributes
+    ----------
+    arena_limit : int
+        Bytes of memory for requests.
+    output_limit : int
+        Bytes of output memory of one stub.
+    stub_timeout : float or None
+        Seconds that one ``execute`` may take; None for ever.
+    """
+
+    arena_limit: int
+    output_limit: int
+    stub_timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineContext:
+    """What every model and instance is given.
+
+    Attributes
+    ----------
+    regions : Regions
+        Memory that any stub can be handed.
+    telemetry : ServerTelemetry
+        Where they tell of themselves.
+    calls : CallServer
+        Serves the models' calls of each other.
+    """
+
+    regions: Regions
+    limits: EngineLimits
+    telemetry: ServerTelemetry
+    calls: CallServer

@@ -1,0 +1,161 @@
+"""Follows the requests of a model that are traced, from their arrival to their outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from gpubridge.engine.ledger import Landed
+from gpubridge.errors import BridgeError
+from gpubridge.request import InferRequest, InferResponse
+from gpubridge.telemetry.traces import Trace, Traces
+from gpubridge.tensor.spelling import spell_values
+from gpubridge.transport.messages import Batch
+from gpubridge.transport.signatures import SignatureCache, TensorSpec
+
+__all__ = ["Received", "RequestTracing"]
+
+_WAITED = {"HTTP": "HTTP_RECV", "GRPC": "GRPC_WAITREAD"}
+"""What Triton calls the time in which a door gets a request."""
+
+
+class Received(NamedTuple):
+    """When a door ("HTTP" or "GRPC") got a request: CLOCK_MONOTONIC nanoseconds."""
+
+    door: str
+    start: int
+    end: int
+
+
+class RequestTracing:
+    """Begins the traces of one model version's requests."""
+
+    __slots__ = ("_model", "_signatures", "_traces", "_version")
+
+    def __init__(self, traces: Traces, model: str, version: int) -> None:
+        self._traces = traces
+        self._model = model
+        self._version = version
+        self._signatures = SignatureCache(64)
+
+    @property
+    def active(self) -> bool:
+        """Whether any request may be traced."""
+        return self._traces.active
+
+    @property
+    def used(self) -> bool:
+        """Whether any request may ever have been traced."""
+        return self._traces.used
+
+    def begin(self, request: InferRequest, received: Received | None) -> None:
+        """Begin a request's trace if it is to have one; before the scheduler gets the request."""
+        trace = self._traces.sample(self._model, self._version, request.identifier)
+        if trace is None:
+            return
+        if received is not None:
+            name = _WAITED[received.door]
+            trace.stamp(f"{name}_START", received.start)
+            trace.stamp(f"{name}_END", received.end)
+        trace.stamp("REQUEST_START")
+        request.trace = _Followed(trace, request, received.door if received else "")
+        if trace.tensors:
+            self._note_inputs(trace, request)
+
+    def landed(self, landed: list[Landed]) -> None:
+        """Tell the requests that are traced that their batches are over."""
+        for batch, requests, _ in landed:
+            for request in requests:
+                if request.trace is not None:
+                    request.trace.landed(batch)
+
+    def _note_inputs(self, trace: Trace, request: InferRequest) -> None:
+        slot = request.slot
+        tensors = self._signatures[request.signature].tensors
+        for i, spec in enumerate(tensors):
+            view = None
+            # Memory that the server does not own is not looked at: who does may take it away.
+            if request.ranges is None and slot is not None:
+                at, nbytes = request.places[i]
+                view = slot.memory[request.start + at : request.start + at + nbytes]
+            _note("TENSOR_QUEUE_INPUT", trace, spec, view)
+
+
+class _Followed:
+    """A traced request: stands between the model and who waits for the outcome.
+
+    The outcome and the times of the batch come in no fixed order; the trace is complete with both,
+    or with an error that no batch goes with.
+    """
+
+    __slots__ = ("_answered", "_door", "_landed", "_on_done", "_on_partial", "_request", "_trace")
+
+    def __init__(self, trace: Trace, request: InferRequest, door: str) -> None:
+        self._trace = trace
+        self._request = request
+        self._door = door
+        self._landed = self._answered = False
+        self._on_done = request.on_done
+        self._on_partial = request.on_partial
+        request.on_done = self._finish
+        if request.on_partial is not None:
+            request.on_partial = self._respond
+
+    def landed(self, batch: Batch) -> None:
+        """Its batch is over."""
+        trace = self._trace
+        self._landed = True
+        trace.stamp("QUEUE_START", self._request.arrived)
+        trace.stamp("COMPUTE_START", batch.started)
+        trace.stamp("COMPUTE_INPUT_END", batch.called)
+        trace.stamp("COMPUTE_OUTPUT_START", batch.ended)
+        trace.stamp("COMPUTE_END")
+        if self._answered:
+            self._end()
+
+    def abandoned(self) -> None:
+        """Nobody waits for the outcome any more."""
+        self._end()
+
+    def _respond(self, outcome: Any) -> None:
+        self._pass_on(outcome, self._on_partial)
+
+    def _finish(self, outcome: Any) -> None:
+        self._pass_on(outcome, self._on_done)
+        self._answered = True
+        if self._landed:
+            self._end()
+        elif isinstance(outcome, BridgeError):
+            # Its batch lands in this turn of the event loop, if there is one.
+            asyncio.get_running_loop().call_soon(self._end)
+
+    def _pass_on(self, outcome: Any, to: Callable[[Any], None] | None) -> None:
+        trace = self._trace
+        if outcome is not None:
+            trace.stamp("INFER_RESPONSE_COMPLETE")
+        if trace.tensors and isinstance(outcome, InferResponse):
+            for spec, buffer in zip(outcome.signature.tensors, outcome.buffers, strict=True):
+                _note("TENSOR_BACKEND_OUTPUT", trace, spec, buffer)
+        begun = time.monotonic_ns()
+        if to is not None:
+            to(outcome)
+        if self._door:
+            trace.stamp(f"{self._door}_SEND_START", begun)
+            trace.stamp(f"{self._door}_SEND_END")
+
+    def _end(self) -> None:
+        self._trace.stamp("REQUEST_END")
+        self._trace.end()
+
+
+def _note(activity: str, trace: Trace, spec: TensorSpec, view: memoryview | None) -> None:
+    """Note a tensor: its bytes are copied, its values are spelt later."""
+    named = spec.name, spec.datatype, spec.shape
+    if view is None:
+        trace.tensor(activity, named, None, 0)
+    else:
+        spell = partial(spell_values, spec.datatype, spec.shape, bytes(view))
+        trace.tensor(activity, named, spell, len(view))

@@ -1,0 +1,117 @@
+"""Triton's gauges of the machine: its CPU and memory, and its GPUs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpubridge.telemetry.exposition import Family
+from gpubridge.telemetry.gpu_metrics import GpuMetrics, open_gpu_metrics
+from gpubridge.telemetry.metrics_settings import MetricsSettings
+
+__all__ = ["MachineMetrics"]
+
+_logger = logging.getLogger(__name__)
+
+
+class MachineMetrics:
+    """Measures the machine at most once per interval.
+
+    GPUs are asked by a thread of its own, for a driver may take its time; the thread ends with
+    :meth:`close`.
+    """
+
+    def __init__(self, settings: MetricsSettings) -> None:
+        self._interval = settings.interval_ms / 1000
+        self._cpu = _CpuMetrics() if settings.cpu else None
+        self._measured: list[Family] = []
+        self._due = 0.0
+        self._gpu_families: list[Family] = []
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        if settings.gpu:
+            self._watch_gpus()
+
+    def families(self) -> list[Family]:
+        """Return the gauges."""
+        now = time.monotonic()
+        if self._cpu is not None and now >= self._due:
+            self._due = now + self._interval
+            self._measured = self._cpu.families()
+        return [*self._gpu_families, *self._measured]
+
+    def close(self) -> None:
+        """End the thread that asks the GPUs."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(self._interval + 1.0)
+
+    def _watch_gpus(self) -> None:
+        gpus = open_gpu_metrics()
+        if isinstance(gpus, str):
+            _logger.info("no GPU is measured: %s", gpus)
+            return
+        self._gpu_families = gpus.families()
+        self._thread = threading.Thread(
+            target=self._ask_gpus, args=(gpus,), name="gpu-metrics", daemon=True
+        )
+        self._thread.start()
+
+    def _ask_gpus(self, gpus: GpuMetrics) -> None:
+        while not self._ended.wait(self._interval):
+            self._gpu_families = gpus.families()
+        gpus.close()
+
+
+class _CpuMetrics:
+    """Utilisation is that since it was last asked for."""
+
+    def __init__(self) -> None:
+        self._seen = _cpu_times()
+
+    def families(self) -> list[Family]:
+        busy, total = _cpu_times()
+        seen_busy, seen_total = self._seen
+        self._seen = busy, total
+        share = (busy - seen_busy) / (total - seen_total) if total > seen_total else 0.0
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return _gauges(
+            (
+                ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", share),
+                ("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", memory),
+                (
+                    "nv_cpu_memory_used_bytes",
+                    "CPU used memory (RAM), in bytes",
+                    memory - _available_bytes(),
+                ),
+            )
+        )
+
+
+def _gauges(rows: Iterable[tuple[str, str, float]]) -> list[Family]:
+    families = []
+    for name, text, value in rows:
+        family = Family(name, text, "gauge")
+        family.add({}, value)
+        families.append(family)
+    return families
+
+
+def _cpu_times() -> tuple[int, int]:
+    """Return the ticks that the machine was busy for, and all ticks."""
+    with Path("/proc/stat").open(encoding="ascii") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return sum(ticks) - idle, sum(ticks)
+
+
+def _available_bytes() -> int:
+    with Path("/proc/meminfo").open(encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,212 @@
+"""Traces of requests: what happened to each when, and with which tensors.
+
+A trace is a list of JSON objects that share its id, in Triton's form: first the model, then one
+object per time stamp or tensor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gpubridge.telemetry.trace_files import TensorRecord, TraceWriter
+from gpubridge.telemetry.trace_settings import TraceSettings
+
+__all__ = ["Trace", "Traces"]
+
+_SERVER = ""
+"""The name that the server's own settings have among those of models."""
+
+_clock = time.monotonic_ns
+
+
+class Trace:
+    """One request's trace, in the making.
+
+    Attributes
+    ----------
+    stamps, tensors : bool
+        What is wanted of it.
+    """
+
+    __slots__ = ("_records", "_sampler", "identifier", "stamps", "tensors")
+
+    def __init__(self, sampler: _Sampler, identifier: int, model: dict[str, Any]) -> None:
+        level = sampler.settings.level
+        self.stamps = "TIMESTAMPS" in level
+        self.tensors = "TENSORS" in level
+        self.identifier = identifier
+        self._sampler: _Sampler | None = sampler
+        self._records: list[dict[str, Any] | TensorRecord] = [{"id": identifier, **model}]
+
+    def stamp(self, name: str, nanoseconds: int = 0) -> None:
+        """Note when something happened, in CLOCK_MONOTONIC nanoseconds; 0 for now."""
+        if self.stamps:
+            stamp = {"name": name, "ns": nanoseconds or _clock()}
+            self._records.append({"id": self.identifier, "timestamps": [stamp]})
+
+    def tensor(
+        self,
+        activity: str,
+        spec: tuple[str, str, tuple[int, ...]],
+        spell: Callable[[], str] | None,
+        nbytes: int,
+    ) -> None:
+        """Note a tensor by name, datatype and shape; for the others see `TensorRecord`."""
+        if self.tensors:
+            self._records.append(TensorRecord(self.identifier, activity, *spec, spell, nbytes))
+
+    def end(self) -> None:
+        """Hand the trace over to be written; later calls do nothing."""
+        sampler, self._sampler = self._sampler, None
+        if sampler is not None:
+            sampler.collect(self._records)
+
+
+class _Sampler:
+    """Chooses the requests that are traced by one set of settings, and gathers their traces."""
+
+    def __init__(self, settings: TraceSettings, writer: TraceWriter) -> None:
+        self.settings = settings
+        self._writer = writer
+        self._seen = 0
+        self._gathered: list[Any] = []
+        self._traces = 0
+        self._retired = False
+
+    @property
+    def active(self) -> bool:
+        """Whether it may choose any request."""
+        return bool(self.settings.level) and self.settings.count != 0
+
+    def chooses(self) -> bool:
+        """Whether the next request is traced."""
+        settings = self.settings
+        if not self.active:
+            return False
+        self._seen += 1
+        if self._seen % settings.rate:
+            return False
+        if settings.count > 0:
+            self.settings = replace(settings, count=settings.count - 1)
+        return True
+
+    def collect(self, records: list[Any]) -> None:
+        """Take a complete trace."""
+        settings = self.settings
+        if not settings.log_frequency:
+            self._writer.append(settings.file, records)
+            return
+        self._gathered += records
+        self._traces += 1
+        if self._retired or self._traces >= settings.log_frequency:
+            self.flush()
+
+    def retire(self) -> None:
+        """Choose no further requests: others take over, but the traces of some are not complete."""
+        self._retired = True
+        self.flush()
+
+    def flush(self) -> None:
+        """Have what was gathered written, be it as much as was asked for or not."""
+        gathered, self._gathered = self._gathered, []
+        self._traces = 0
+        if gathered:
+            self._writer.write_numbered(self.settings.file, gathered)
+
+
+class Traces:
+    """All settings for traces, those of the server and of models, and who is traced by them.
+
+    A model's setting that was not given is the server's; a server's that was not given is the
+    command line's.
+
+    Attributes
+    ----------
+    active : bool
+        Whether any request may be traced.
+    used : bool
+        Whether that ever was so.
+    """
+
+    def __init__(self, flags: TraceSettings) -> None:
+        self._flags = flags
+        self._given: dict[str, dict[str, Any]] = {_SERVER: {}}
+        self._writer = TraceWriter()
+        self._samplers = {_SERVER: _Sampler(flags, self._writer)}
+        self._ids = itertools.count(1)
+        self.active = self.used = False
+        self._refresh()
+
+    def settings(self, model: str = _SERVER) -> TraceSettings:
+        """Return the settings for a model, or the server's; ``count`` is what is left of it."""
+        return self._sampler(model).settings
+
+    def update(self, changes: Mapping[str, Any], model: str = _SERVER) -> None:
+        """Change settings of a model or of the server; a value of None clears it.
+
+        Raises
+        ------
+        BridgeError
+            INVALID_ARG for what makes no sense; then nothing has changed.
+        """
+        given = {name: dict(values) for name, values in self._given.items()}
+        own = {**given.get(model, {}), **changes}
+        given[model] = {name: value for name, value in own.items() if value is not None}
+        wanted = {name: self._merged(given, name) for name in given}
+        for settings in wanted.values():
+            settings.check()
+        self._given = given
+        for name, settings in wanted.items():
+            fresh = name == model or "count" not in self._given[name]
+            self._replace(name, settings, new_count=fresh and "count" in changes)
+        self._refresh()
+
+    def sample(self, model: str, version: int, request_id: str) -> Trace | None:
+        """Return a new trace if the model's next request is to have one."""
+        sampler = self._sampler(model)
+        if not sampler.chooses():
+            return None
+        if not sampler.active:
+            self._refresh()
+        fields: dict[str, Any] = {"model_name": model, "model_version": version}
+        if request_id:
+            fields["request_id"] = request_id
+        return Trace(sampler, next(self._ids), fields)
+
+    def close(self) -> None:
+        """Write what is left and end the writer."""
+        for sampler in self._samplers.values():
+            sampler.flush()
+        self._writer.close()
+
+    def _sampler(self, model: str) -> _Sampler:
+        return self._samplers.get(model) or self._samplers[_SERVER]
+
+    def _merged(self, given: Mapping[str, Mapping[str, Any]], name: str) -> TraceSettings:
+        return replace(self._flags, **{**given[_SERVER], **given[name]})
+
+    def _replace(self, name: str, settings: TraceSettings, *, new_count: bool) -> None:
+        """Have a model's, or the server's, requests chosen by other settings, if they are others."""
+        old = self._samplers.get(name)
+        if name != _SERVER and not self._given[name]:
+            # The server's own sampler is its model's, too.
+            del self._given[name]
+            old = self._samplers.pop(name, None)
+            if old is not None:
+                old.retire()
+            return
+        if old is not None:
+            if not new_count:
+                settings = replace(settings, count=old.settings.count)
+            if settings == old.settings:
+                return
+            old.retire()
+        self._samplers[name] = _Sampler(settings, self._writer)
+
+    def _refresh(self) -> None:
+        self.active = any(sampler.active for sampler in self._samplers.values())
+        self.used = self.used or self.active

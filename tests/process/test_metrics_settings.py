@@ -1,0 +1,114 @@
+"""Metrics that are asked for by flags and configurations, after a load whose figures are known."""
+
+from __future__ import annotations
+
+import queue
+
+import numpy as np
+import pytest
+import tritonclient.grpc as over_grpc
+import tritonclient.http as over_http
+from tritonclient.utils import InferenceServerException
+
+from tests.process.server import running_server, write_model
+
+SLEEP = 0.02
+PAUSE = 0.3
+PLAIN = f"""
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep({SLEEP})
+        responses = []
+        for request in requests:
+            data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            error = pb_utils.TritonError("negative") if data.min() < 0 else None
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)], error))
+        return responses
+"""
+SEVERAL = f"""
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            sender = request.get_response_sender()
+            for _ in range(2):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]))
+                time.sleep({PAUSE})
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+BUCKETS = """
+model_metrics { metric_control {
+  metric_identifier { family: "nv_inference_first_response_histogram_ms" }
+  histogram_options { buckets: [ 0.001, 250, 100000 ] } } }
+metric_tags { key: "team" value: "vision" }
+"""
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "plain", PLAIN)
+    write_model(repository, "several", SEVERAL, config=DECOUPLED + BUCKETS)
+    flags = ("summary_latencies=true", "histogram_latencies=true", "counter_latencies=false")
+    config = [word for flag in flags for word in ("--metrics-config", flag)]
+    quantiles = ("--metrics-config", "summary_quantiles=0.5:0.05,1:0")
+    with running_server(repository, *config, *quantiles) as server:
+        with over_http.InferenceServerClient(server.http_url) as client:
+            for _ in range(4):
+                client.infer("plain", [given(over_http, 1)])
+            with pytest.raises(InferenceServerException, match="negative"):
+                client.infer("plain", [given(over_http, -1)])
+        answers = queue.Queue()
+        with over_grpc.InferenceServerClient(server.grpc_url) as client:
+            client.start_stream(lambda result, error: answers.put(error))
+            tensors = [given(over_grpc, 1)]
+            client.async_stream_infer("several", tensors, enable_empty_final_response=True)
+            assert [answers.get(timeout=20) for _ in range(3)] == [None] * 3
+            client.stop_stream()
+        yield server.metrics()
+
+
+def given(client, value):
+    tensor = client.InferInput("IN", [1], "FP32")
+    tensor.set_data_from_numpy(np.array([value], np.float32))
+    return tensor
+
+
+def test_summaries_know_the_requests_that_succeeded(found):
+    labels = 'model="plain",version="1"'
+    for step in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
+        assert found[f"nv_inference_{step}_summary_us_count{{{labels}}}"] == 4
+    least = SLEEP * 1e6
+    family = "nv_inference_compute_infer_summary_us"
+    assert found[f"{family}_sum{{{labels}}}"] >= 4 * least
+    middle, most = (
+        found[f'{family}{{model="plain",quantile="{quantile}",version="1"}}']
+        for quantile in ("0.5", "1")
+    )
+    assert least <= middle <= most
+
+
+def test_a_histogram_counts_the_first_response_only(found):
+    family = "nv_inference_first_response_histogram_ms"
+
+    def buckets(model, bounds, tag=""):
+        return [
+            found[f'{family}_bucket{{{tag}le="{le}",model="{model}",version="1"}}'] for le in bounds
+        ]
+
+    assert buckets("plain", ("100", "500", "2000", "5000", "+Inf"))[-1] == 4
+    # Its last response comes long after the first, and beyond the second bound.
+    assert buckets("several", ("0.001", "250", "100000", "+Inf"), '_team="vision",') == [0, 1, 1, 1]
+
+
+def test_counters_that_are_not_wanted_are_not_there(found):
+    assert not any(name.startswith("nv_inference_request_duration_us") for name in found)
+    assert found['nv_inference_count{model="plain",version="1"}'] == 4
+    assert found['nv_inference_count{_team="vision",model="several",version="1"}'] == 1

@@ -1,0 +1,184 @@
+"""Which requests are traced by which settings, and how files are written."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.telemetry.trace_files import TensorRecord, TraceWriter
+from gpubridge.telemetry.trace_settings import TraceSettings, trace_settings_from_flags
+from gpubridge.telemetry.traces import Traces
+from gpubridge.tensor import bytes_codec
+from gpubridge.tensor.spelling import spell_values
+
+
+@pytest.fixture
+def traces(tmp_path):
+    made = Traces(TraceSettings(("TIMESTAMPS",), rate=1, file=str(tmp_path / "t")))
+    yield made
+    made.close()
+
+
+def chosen(traces, model, count):
+    """Which of so many requests of a model are traced."""
+    return [bool(traces.sample(model, 1, "")) for _ in range(count)]
+
+
+def test_nothing_is_traced_unless_asked_for():
+    traces = Traces(TraceSettings())
+    assert not traces.active
+    assert not traces.used
+    assert traces.sample("m", 1, "") is None
+    traces.close()
+
+
+def test_models_without_settings_share_the_servers_count_and_rate(traces):
+    traces.update({"rate": 2, "count": 2})
+    assert chosen(traces, "a", 2) + chosen(traces, "b", 4) == [
+        False,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert traces.settings("a").count == 0
+    assert not traces.active
+    assert traces.used
+
+
+def test_a_models_settings_go_before_the_servers(traces):
+    traces.update({"rate": 3}, "a")
+    assert chosen(traces, "a", 3) == [False, False, True]
+    assert chosen(traces, "b", 1) == [True]
+    traces.update({"level": ()})
+    assert traces.settings("a") == TraceSettings((), 3, file=traces.settings().file)
+    traces.update({"level": ("TENSORS",)}, "a")
+    assert traces.settings().level == ()
+    assert traces.active
+    traces.update({"level": None, "rate": None}, "a")
+    assert not traces.active
+    assert traces.settings("a") == traces.settings()
+
+
+def test_a_clear_of_the_servers_restores_the_command_lines(traces):
+    before = traces.settings()
+    traces.update({"rate": 9, "level": (), "log_frequency": 4})
+    traces.update({"rate": None, "level": None, "log_frequency": None})
+    assert traces.settings() == before
+
+
+def test_a_change_of_something_else_does_not_refill_the_count(traces):
+    traces.update({"count": 3})
+    chosen(traces, "a", 2)
+    traces.update({"rate": 2})
+    assert traces.settings().count == 1
+    traces.update({"count": 3}, "a")
+    chosen(traces, "a", 2)
+    traces.update({"count": 8})
+    assert traces.settings("a").count == 2
+
+
+def test_what_makes_no_sense_changes_nothing(traces):
+    before = traces.settings()
+    with pytest.raises(BridgeError, match="sample rate must be non-zero"):
+        traces.update({"level": (), "rate": 0})
+    assert traces.settings() == before
+    nowhere = Traces(TraceSettings())
+    with pytest.raises(BridgeError, match="trace file name is not given"):
+        nowhere.update({"level": ("TENSORS",)}, "m")
+    assert nowhere.settings("m") == TraceSettings()
+
+
+def test_a_trace_that_ends_after_its_settings_were_replaced_is_written(traces, tmp_path):
+    traces.update({"log_frequency": 10})
+    late = traces.sample("m", 1, "late")
+    traces.update({"log_frequency": 0})
+    late.end()
+    late.end()
+    traces.close()
+    (record,) = json.loads((tmp_path / "t.0").read_text())
+    assert record == {"id": 1, "model_name": "m", "model_version": 1, "request_id": "late"}
+
+
+def test_a_file_is_an_array_from_the_first_record_on(tmp_path):
+    file = tmp_path / "t"
+    file.write_text("what an earlier server left")
+    writer = TraceWriter()
+    for number in range(50):
+        writer.append(str(file), [{"n": number}, {"m": number}])
+    writer.close()
+    assert [next(iter(r.values())) for r in json.loads(file.read_text())] == [
+        n for n in range(50) for _ in "nm"
+    ]
+
+
+def test_tensors_that_come_too_fast_are_dropped(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpubridge.telemetry.trace_files._MOST_BYTES", 100)
+    writer = TraceWriter()
+    gate = threading.Event()
+    record = TensorRecord(1, "A", "x", "FP32", (1,), lambda: gate.wait(10) and "1", 80)
+    writer.append(str(tmp_path / "t"), [record])
+    writer.append(str(tmp_path / "t"), [record])
+    gate.set()
+    writer.close()
+    assert writer._dropped == 1
+    assert len(json.loads((tmp_path / "t").read_text())) == 1
+    assert writer._waiting_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ([], TraceSettings()),
+        (["triton,file=f", "level=TENSORS"], TraceSettings(("TENSORS",), file="f")),
+        (
+            ["triton,file=f", "level=TENSORS", "level=TIMESTAMPS", "rate=2", "count=-1"],
+            TraceSettings(("TIMESTAMPS", "TENSORS"), 2, -1, 0, "f"),
+        ),
+        (["mode=triton", "triton,log-frequency=3", "count=4"], TraceSettings((), 1000, 4, 3)),
+    ],
+)
+def test_flags(entries, expected):
+    assert trace_settings_from_flags(entries) == expected
+
+
+@pytest.mark.parametrize(
+    ("entries", "code"),
+    [
+        (["file"], ErrorCode.INVALID_ARG),
+        (["jaeger,url=x"], ErrorCode.INVALID_ARG),
+        (["level=LOUD"], ErrorCode.INVALID_ARG),
+        (["level=OFF", "level=TENSORS"], ErrorCode.INVALID_ARG),
+        (["count=0"], ErrorCode.INVALID_ARG),
+        (["mode=opentelemetry"], ErrorCode.UNSUPPORTED),
+        (["opentelemetry,url=x"], ErrorCode.UNSUPPORTED),
+    ],
+)
+def test_flags_that_are_refused(entries, code):
+    with pytest.raises(BridgeError) as caught:
+        trace_settings_from_flags(entries)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "count", "text"),
+    [
+        ("BOOL", b"\1\0", 2, "1,0"),
+        ("INT8", b"\xffA", 2, "-1,65"),
+        ("UINT64", b"\xff" * 8, 1, str((1 << 64) - 1)),
+        ("FP16", np.array([1.5], np.float16).tobytes(), 1, "1.5"),
+        ("BF16", b"\xc0\x3f", 1, "1.5"),
+        ("FP64", np.array([1 / 3, 1e30, np.nan]).tobytes(), 3, "0.333333,1e+30,nan"),
+        ("BYTES", bytes_codec.encode(np.array([b"ab", b"\xff"], object)), 2, '"ab","\ufffd"'),
+        ("BYTES", b"junk", 1, None),
+        ("FP32", b"", 0, ""),
+    ],
+)
+def test_values_as_text(datatype, data, count, text):
+    found = spell_values(datatype, (count,), data)
+    assert found == text if text is not None else found.startswith("cannot be read")
