@@ -3,189 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import socket
 import struct
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from tests.process.ensembles import write_ensemble
+from tests.process.ensembles import copied, infer, statistics, write_models
 from tests.process.raw_http import binary_request, connected, inference
 from tests.process.server import (
     running_server,
     wait_until,
-    write_code_model,
-    write_model,
 )
-
-ADD = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy() + 1)])
-                for r in requests]
-"""
-# OUT is the sum of its inputs, NUMBER how many there are.
-SUM = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            arrays = [tensor.as_numpy() for tensor in request.inputs()]
-            number = np.array([len(arrays)], np.float32)
-            responses.append(pb_utils.InferenceResponse(
-                [pb_utils.Tensor("OUT", sum(arrays)), pb_utils.Tensor("NUMBER", number)]))
-        return responses
-"""
-# Writes to its input if it may; NUMBER is 1 if so.
-EDIT = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            value = request.inputs()[0].as_numpy()
-            number = np.array([value.flags.writeable], np.float32)
-            if value.flags.writeable:
-                value *= 2
-            responses.append(pb_utils.InferenceResponse(
-                [pb_utils.Tensor("OUT", value + 0), pb_utils.Tensor("NUMBER", number)]))
-        return responses
-"""
-# What a member sees of a request besides its tensors.
-SIGHT = """
-import json
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([json.dumps([
-                    r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.parameters(),
-                    sorted(r.requested_output_names())])], object))]) for r in requests]
-"""
-FP32 = "data_type: TYPE_FP32 dims: [-1]"
-TEXT = "data_type: TYPE_STRING dims: [1]"
-BATCH = "max_batch_size: 8 dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 10000000 }"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    write_model(repository, "add", ADD)
-    write_model(repository, "add_batched", ADD, config=BATCH, version=1)
-    write_model(
-        repository,
-        "sum",
-        SUM,
-        inputs=f'name: "X" {FP32} }}, {{ name: "Y" {FP32} optional: true',
-        outputs=f'name: "OUT" {FP32} }}, {{ name: "NUMBER" data_type: TYPE_FP32 dims: [1]',
-    )
-    write_model(
-        repository,
-        "edit",
-        EDIT,
-        outputs=f'name: "OUT" {FP32} }}, {{ name: "NUMBER" data_type: TYPE_FP32 dims: [1]',
-    )
-    write_ensemble(
-        repository, "edits", "edit IN=A > OUT=t NUMBER=N", "edit IN=t > OUT=B NUMBER=M",
-        outputs="B N M",
-    )  # fmt: skip
-    write_ensemble(
-        repository, "edit_shared", "edit IN=A > NUMBER=N", "add IN=A > OUT=B", outputs="A B N"
-    )
-    write_ensemble(repository, "edit_inside", "edit_shared A=A > A=t", "edit IN=t > NUMBER=B")
-    write_ensemble(
-        repository, "edit_outside", "chain A=A > B=t", "edits A=t > N=B", "add IN=t > OUT=C",
-        outputs="B C",
-    )  # fmt: skip
-    write_model(repository, "sight", SIGHT, outputs=f'name: "OUT" {TEXT}')
-    write_model(
-        repository,
-        "steps",
-        ADD,
-        config="max_batch_size: 4 sequence_batching { }",
-        inputs='name: "IN" data_type: TYPE_FP32 dims: [1]',
-        outputs='name: "OUT" data_type: TYPE_FP32 dims: [1]',
-    )
-    for name in ("code", "other"):
-        write_code_model(repository, name)
-    write_ensemble(repository, "chain", "add IN=A > OUT=t", "add IN=t > OUT=u", "add IN=u > OUT=B")
-    write_ensemble(
-        repository, "diamond", "add IN=A > OUT=t", "chain A=A > B=u", "sum X=t Y=u > OUT=B"
-    )
-    write_ensemble(
-        repository,
-        "fan",
-        "add IN=A > OUT=B",
-        "sum X=A Y=A > OUT=C",
-        outputs="B C A",
-    )
-    write_ensemble(repository, "option", "sum X=A Y=A2 > NUMBER=B", inputs="A A2?")
-    write_ensemble(repository, "batched", "add_batched IN=A > OUT=B", config="max_batch_size: 8")
-    write_ensemble(repository, "around", "fan A=A > A=t", "add IN=t > OUT=B")
-    write_ensemble(
-        repository,
-        "sequence",
-        "steps IN=A > OUT=B",
-        kind="data_type: TYPE_FP32 dims: [1]",
-        config="max_batch_size: 4",
-    )
-    write_ensemble(repository, "codes", "code IN=A > OUT=t", "other IN=t > OUT=B", kind=TEXT)
-    write_ensemble(
-        repository, "sides", "code IN=A > OUT=B", "other IN=A2 > OUT=C", inputs="A A2",
-        outputs="B C", kind=TEXT,
-    )  # fmt: skip
-    directory = write_ensemble(repository, "seen", "sight IN=A > OUT=B")
-    text = (directory / "config.pbtxt").read_text()
-    text = text.replace(f'output [{{ name: "B" {FP32}', f'output [{{ name: "B" {TEXT}')
-    (directory / "config.pbtxt").write_text(text)
+    write_models(repository)
     limits = ("--request-arena-limit", str(24 << 20), "--output-arena-limit", str(24 << 20))
     with running_server(repository, *limits) as running:
         yield running
-
-
-def infer(server, model, inputs, **members):
-    """Infer with values by name (texts or FP32 arrays); returns the outputs by name, or the error."""
-    tensors = [
-        {"name": name, "datatype": "BYTES", "shape": [1], "data": [value]}
-        if isinstance(value, str)
-        else {
-            "name": name,
-            "datatype": "FP32",
-            "shape": list(np.shape(value)),
-            "data": np.ravel(value).tolist(),
-        }
-        for name, value in inputs.items()
-    ]
-    body = json.dumps({"inputs": tensors, **members})
-    status, _, answer = server.request("POST", f"/v2/models/{model}/infer", body)
-    document = json.loads(answer)
-    if status != 200:
-        return status, document["error"]
-    return {output["name"]: output["data"] for output in document["outputs"]}
-
-
-def statistics(server, model):
-    return json.loads(server.request("GET", f"/v2/models/{model}/stats")[2])["model_stats"][0]
-
-
-def copied(server, model):
-    return server.metrics()[
-        f'gpubridge_copied_bytes_total{{kind="host",model="{model}",version="1"}}'
-    ]
 
 
 # -- what flows -----------------------------------------------------------------------------------
@@ -400,74 +240,3 @@ def test_a_member_that_dies_fails_its_requests_and_comes_back(server):
     assert re.match(r"in ensemble 'codes', Stub process 'other_0' is not healthy", error)
     wait_until(lambda: server.is_ready("codes"), "the ensemble to be ready again", server)
     assert infer(server, "codes", {"A": "self.said = 'self.said = 3'"}) == {"B": ["3"]}
-
-
-# -- life -----------------------------------------------------------------------------------------
-
-
-def test_an_ensemble_without_its_members(tmp_path):
-    write_model(tmp_path, "add", ADD)
-    write_model(tmp_path, "broken", "raise ValueError('no good')")
-    for name, step in (
-        ("missing", "nothing IN=A > OUT=B"),
-        ("version", "add:7 IN=A > OUT=B"),
-        ("sick", "broken IN=A > OUT=B"),
-        ("circle", "circle A=A > B=B"),
-        ("well", "add:1 IN=A > OUT=B"),
-    ):
-        write_ensemble(tmp_path, name, step)
-    flags = ("--exit-on-error=false", "--strict-readiness=false")
-    with running_server(tmp_path, *flags) as server:
-        reasons = {name: row.get("reason", "") for (name, _), row in server.index().items()}
-        assert reasons["missing"] == (
-            "ensemble missing contains models that are not available or ambiguous: nothing"
-        )
-        assert reasons["version"] == (
-            "ensemble 'version' depends on 'add' whose required version 7 is not loaded."
-        )
-        assert reasons["sick"].startswith(
-            "ensemble 'sick' depends on 'broken' which has no loaded version. Model 'broken' loading "
-            "failed with error: version 1 is at UNAVAILABLE state: "
-        )
-        assert reasons["circle"].startswith("circular dependency between ensembles: circle -> ")
-        assert infer(server, "well", {"A": [1.0]}) == {"B": [2.0]}
-        assert server.is_ready("well")
-        assert not server.is_ready("sick")
-
-
-def test_an_ensemble_is_ready_when_its_members_are(tmp_path):
-    dies = "import os\nif os.path.exists({!r}): os._exit(1)\nself.args = args"
-    mark = tmp_path / "mark"
-    repository = tmp_path / "models"
-    write_code_model(repository, "code", initialize=dies.format(str(mark)))
-    write_ensemble(repository, "e", "code IN=A > OUT=B", kind=TEXT)
-    with running_server(repository) as server:
-        assert server.is_ready("e")
-        mark.touch()
-        infer(server, "e", {"A": "os._exit(1)"})
-        wait_until(lambda: not server.is_ready("code"), "the member to be gone", server)
-        assert not server.is_ready("e")
-        status, error = infer(server, "e", {"A": ""})
-        assert status == 503
-        assert error.startswith("in ensemble 'e', ")
-        mark.unlink()
-        wait_until(lambda: server.is_ready("e"), "the ensemble to be ready", server)
-
-
-def test_what_is_under_way_is_answered_when_the_server_stops(tmp_path):
-    began = tmp_path / "began"
-    repository = tmp_path / "models"
-    for name in ("code", "other"):
-        write_code_model(repository, name)
-    write_ensemble(repository, "e", "code IN=A > OUT=t", "other IN=t > OUT=B", kind=TEXT)
-    second = "time.sleep(0.3)\nself.said = 'done'"
-    first = f"open({str(began)!r}, 'w').close(); time.sleep(0.3); self.said = {second!r}"
-    with running_server(repository) as server:
-        answers = []
-        asking = threading.Thread(target=lambda: answers.append(infer(server, "e", {"A": first})))
-        asking.start()
-        wait_until(began.exists, "the first member to begin", server)
-        os.kill(server.pid, signal.SIGTERM)
-        asking.join(30)
-        assert answers == [{"B": ["done"]}]
-        assert server.process.wait(30) == 0
