@@ -8,13 +8,18 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import uvloop
 
 import gpubridge
 from gpubridge import doctor
-from gpubridge.config import GrpcConnections, HttpConnections, ServerSettings
+from gpubridge.config import (
+    GrpcConnections,
+    HttpConnections,
+    ModelControlMode,
+    ServerSettings,
+)
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.server import serve
 from gpubridge.telemetry.flags import (
@@ -36,8 +41,6 @@ _REFUSED = {
     "--allow-vertex-ai": "Vertex AI's door is not served; use HTTP",
     "--cache-config": "the response cache is not served: every request is executed",
     "--rate-limit": "the rate limiter is not served: instances take what they can",
-    "--load-model": "models are loaded at the start only, all of them, so far",
-    "--repository-poll-secs": "models are loaded at the start only so far",
     **REPLACED_TRACE_FLAGS,
 }
 """Flags of tritonserver that ask for what there is not: never ignored in silence."""
@@ -138,8 +141,23 @@ def _add_model_flags(command: argparse.ArgumentParser) -> None:
     add(
         "--model-control-mode",
         default="none",
-        choices=["none"],
-        help="none: every model is loaded at the start",
+        choices=get_args(ModelControlMode),
+        help="none: every model is loaded at the start; poll: also when its files change; explicit: "
+        "when a client says so",
+    )
+    add(
+        "--load-model",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a model that is loaded at the start in explicit mode; may be given several times, or "
+        "once as * for all",
+    )
+    add(
+        "--repository-poll-secs",
+        type=int,
+        default=15,
+        help="seconds between two looks at the models' files in poll mode",
     )
     add(
         "--exit-on-error",
@@ -202,6 +220,13 @@ def _add_limit_flags(command: argparse.ArgumentParser, defaults: ServerSettings)
         default=defaults.output_arena_limit,
         help="bytes of shared memory for the outputs of one instance",
     )
+    add(
+        "--allow-client-shm",
+        type=_flag,
+        default=defaults.allow_client_shm,
+        metavar="BOOL",
+        help="clients may register their system shared memory, which models then map",
+    )
 
 
 def _add_connection_flags(command: argparse.ArgumentParser) -> None:
@@ -247,6 +272,9 @@ def _serve(options: argparse.Namespace) -> int:
         allow_metrics=options.allow_metrics,
         metrics_address=options.metrics_address,
         metrics_port=options.metrics_port,
+        model_control_mode=options.model_control_mode,
+        load_models=tuple(options.load_model),
+        repository_poll_secs=options.repository_poll_secs,
         exit_on_error=options.exit_on_error,
         strict_readiness=options.strict_readiness,
         exit_timeout_secs=options.exit_timeout_secs,
@@ -254,6 +282,7 @@ def _serve(options: argparse.Namespace) -> int:
         gpu_fallback=options.gpu_fallback,
         request_arena_limit=options.request_arena_limit,
         output_arena_limit=options.output_arena_limit,
+        allow_client_shm=options.allow_client_shm,
     )
     telemetry = telemetry_from_flags(options)
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.host_shm import Segment, Slot
+from gpubridge.host_shm import ClientSegment, Segment, Slot
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import Batch
 from gpubridge.transport.signatures import Signature
@@ -15,6 +15,7 @@ from gpubridge.transport.signatures import Signature
 __all__ = [
     "NO_BYTES",
     "NO_OPTIONS",
+    "ClientUse",
     "FollowedRequest",
     "InferRequest",
     "InferResponse",
@@ -29,7 +30,7 @@ class MemoryRange(NamedTuple):
 
     Attributes
     ----------
-    segment : Segment or None
+    segment : Segment, ClientSegment or None
         Where; None for no bytes.
     offset, nbytes : int
         Bytes from the segment's start; bytes.
@@ -37,10 +38,26 @@ class MemoryRange(NamedTuple):
         As long as this is held, the memory stays what it is.
     """
 
-    segment: Segment | None
+    segment: Segment | ClientSegment | None
     offset: int
     nbytes: int
     keep: object
+
+
+class ClientUse(Protocol):
+    """What a request has to do with its client's own memory.
+
+    Attributes
+    ----------
+    outputs : frozenset of str
+        The outputs that are written there.
+    """
+
+    outputs: frozenset[str]
+
+    @property
+    def segments(self) -> list[ClientSegment]:
+        """Everything of it that the stub needs."""
 
 
 @dataclass(slots=True)
@@ -175,12 +192,15 @@ class InferRequest:
     ranges : sequence of MemoryRange or None
         Where each input lies, if not all of them are in the slot at ``places``. The slot, if there is
         one, is freed as ever.
+    client : ClientUse or None
+        Held while the client's own memory may be read or written for it; then there are ``ranges``.
     """
 
     __slots__ = (
         "arrived",
         "batch_size",
         "cancelled",
+        "client",
         "copied",
         "extras",
         "first",
@@ -228,6 +248,7 @@ class InferRequest:
         self.options = options
         self.item: Any = None
         self.pattern: InferRequest | None = None
+        self.client: ClientUse | None = None
         self.ranges: Sequence[MemoryRange] | None = None
         self.arrived = 0
         self.cancelled: Callable[[InferRequest], None] | None = None

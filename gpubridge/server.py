@@ -15,8 +15,11 @@ from typing import Any
 import gpubridge
 from gpubridge.config import PythonBackendSettings, ServerSettings
 from gpubridge.cuda_ipc import probe_devices
-from gpubridge.engine.context import EngineLimits
-from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.client_regions import ClientRegions
+from gpubridge.engine.context import EngineContext, EngineLimits
+from gpubridge.engine.model_loader import ModelLoader
+from gpubridge.engine.regions import Regions
+from gpubridge.engine.repository import ModelRepository, RepositorySettings
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.calls.door import ModelCallServer
 from gpubridge.frontend.descriptors import allow_connections
@@ -63,8 +66,11 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     repository = _build_repository(settings, telemetry)
-    router = V2Router(repository, strict_readiness=settings.strict_readiness)
-    service = GrpcService(repository, router.ready)
+    regions = ClientRegions(repository.regions, allowed=settings.allow_client_shm)
+    router = V2Router(repository, regions, strict_readiness=settings.strict_readiness)
+    service = GrpcService(repository, router.ready, regions)
+    repository.listen(router.model_changed)
+    repository.listen(service.model_changed)
     doors: list[_Door] = []
     sweeper = Sweeper([*settings.http_connections.times, *settings.grpc_connections.times])
     try:
@@ -72,7 +78,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
         for door in doors:
             sweeper.add(door.connections)
         sweeper.add([service.health])
-        loading = loop.create_task(repository.load_all())
+        loading = loop.create_task(repository.load_initial())
         stopping = loop.create_task(stop.wait())
         await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
@@ -82,8 +88,6 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
         if repository.failures and settings.exit_on_error and not stop.is_set():
             _logger.error("error: creating server: Internal - failed to load all models")
             return 1
-        router.forget_models()
-        service.forget_models()
         router.serving = True
         _logger.info("ready")
         await stopping
@@ -95,6 +99,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
         service.health.check(loop.time())
         await _close(doors, repository, settings.exit_timeout_secs)
         sweeper.close()
+        regions.close()
 
 
 def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> ModelRepository:
@@ -106,17 +111,22 @@ def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> M
         _logger.info("%d GPUs found", probe.count)
     else:
         _logger.info("no GPU is used: %s", probe.reason)
-    limits = EngineLimits(
-        settings.request_arena_limit, settings.output_arena_limit, backend.stub_timeout_seconds
+    limits = EngineLimits(settings.output_arena_limit, backend.stub_timeout_seconds)
+    calls = ModelCallServer()
+    regions = Regions(settings.request_arena_limit)
+    context = EngineContext(regions, limits, telemetry, calls)
+    repository = ModelRepository(
+        RepositorySettings(
+            settings.model_repositories,
+            settings.model_control_mode,
+            settings.load_models,
+            settings.repository_poll_secs,
+        ),
+        ModelLoader(context, probe.count, settings.gpu_fallback),
     )
-    return ModelRepository(
-        settings.model_repositories,
-        limits,
-        probe.count,
-        settings.gpu_fallback,
-        ModelCallServer,
-        telemetry,
-    )
+    calls.serve(repository)
+    repository.listen(calls.model_changed)
+    return repository
 
 
 async def _open_doors(

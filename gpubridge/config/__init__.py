@@ -1,7 +1,12 @@
 """Configuration: a model's ``config.pbtxt`` and versions, the server's settings."""
 
 from gpubridge.config.connections import CompressionLevel, GrpcConnections, HttpConnections
-from gpubridge.config.load import complete_model_config, load_model_config, parse_model_config
+from gpubridge.config.load import (
+    CONFIG_FILENAME,
+    complete_model_config,
+    load_model_config,
+    parse_model_config,
+)
 from gpubridge.config.model_config import (
     KSERVE_DATATYPES,
     InstanceGroup,
@@ -22,6 +27,7 @@ from gpubridge.config.versions import (
 )
 
 __all__ = [
+    "CONFIG_FILENAME",
     "KSERVE_DATATYPES",
     "CompressionLevel",
     "GpuFallback",

@@ -9,18 +9,23 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from gpubridge.config.labels import read_labels
 from gpubridge.config.model_config import ModelConfig, model_config_from_message
 from gpubridge.config.normalise import GpuFallback, normalise_instance_groups, normalise_model
+from gpubridge.config.override import parse_config_override
 from gpubridge.config.schema import ProtoMessage, model_config_schema
 from gpubridge.config.validate import refuse, validate_model
 from gpubridge.config.versions import available_versions
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = ["complete_model_config", "load_model_config", "parse_model_config"]
+__all__ = ["CONFIG_FILENAME", "complete_model_config", "load_model_config", "parse_model_config"]
 
 CONFIG_FILENAME = "config.pbtxt"
 
 
 def load_model_config(
-    model_dir: Path, *, gpu_count: int, gpu_fallback: GpuFallback = "none"
+    model_dir: Path,
+    *,
+    gpu_count: int,
+    gpu_fallback: GpuFallback = "none",
+    override: str | None = None,
 ) -> ModelConfig:
     """Read, complete and validate the ``config.pbtxt`` of a model.
 
@@ -32,6 +37,8 @@ def load_model_config(
         GPUs that instances may use; 0 on a machine without.
     gpu_fallback : {"none", "host"}
         What becomes of a KIND_GPU instance group where `gpu_count` is 0: an error, or KIND_CPU.
+    override : str or None
+        The configuration as JSON, to be used instead of the file.
 
     Returns
     -------
@@ -46,8 +53,11 @@ def load_model_config(
     """
     if not model_dir.is_dir():
         raise BridgeError(f"the model directory {model_dir} does not exist", ErrorCode.NOT_FOUND)
-    path = model_dir / CONFIG_FILENAME
-    message = parse_model_config(_read_text(path), str(path))
+    if override is None:
+        path = model_dir / CONFIG_FILENAME
+        message = parse_model_config(_read_text(path), str(path))
+    else:
+        message = parse_config_override(override)
     return complete_model_config(message, model_dir, gpu_count=gpu_count, gpu_fallback=gpu_fallback)
 
 

@@ -34,7 +34,9 @@ class ServerSettings:
     model_repositories : tuple of Path
         At least one.
     load_models : tuple of str
-        Loaded at the start in ``"explicit"`` mode; ``"*"`` stands for all.
+        Loaded at the start in ``"explicit"`` mode; ``"*"``, alone, stands for all.
+    repository_poll_secs : int
+        How often the models' files are looked at in ``"poll"`` mode.
     backend_config : dict
         ``--backend-config=BACKEND,KEY=VALUE`` as ``{BACKEND: {KEY: VALUE}}``.
     gpu_fallback : {"none", "host"}
@@ -45,6 +47,8 @@ class ServerSettings:
         The largest message of a gRPC request.
     http_connections, grpc_connections : HttpConnections, GrpcConnections
         What their clients' connections may cost.
+    allow_client_shm : bool
+        Clients may have their own shared memory mapped by the models' processes.
     auto_complete : bool
         Models may complete their own configuration.
     stub_python : Path
@@ -76,6 +80,7 @@ class ServerSettings:
     metrics_port: int = 8002
     model_control_mode: ModelControlMode = "none"
     load_models: tuple[str, ...] = ()
+    repository_poll_secs: int = 15
     exit_on_error: bool = True
     strict_readiness: bool = True
     exit_timeout_secs: int = 30
@@ -86,6 +91,7 @@ class ServerSettings:
     stub_python: Path = field(default_factory=lambda: Path(sys.executable))
     request_arena_limit: int = 1024 * _MIB
     output_arena_limit: int = 1024 * _MIB
+    allow_client_shm: bool = False
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -97,6 +103,11 @@ class ServerSettings:
             raise BridgeError(
                 "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' "
                 "as well.",
+                ErrorCode.INVALID_ARG,
+            )
+        if "*" in self.load_models and len(self.load_models) > 1:
+            raise BridgeError(
+                "Wildcard model name '*' must be the ONLY startup model if specified at all.",
                 ErrorCode.INVALID_ARG,
             )
 
@@ -114,6 +125,7 @@ class ServerSettings:
             ("http_max_input_size", 1),
             ("grpc_max_message_size", 1),
             ("exit_timeout_secs", 0),
+            ("repository_poll_secs", 1),
             ("request_arena_limit", 1),
             ("output_arena_limit", 1),
         ):

@@ -20,15 +20,12 @@ class EngineLimits:
 
     Attributes
     ----------
-    arena_limit : int
-        Bytes of memory for requests.
     output_limit : int
         Bytes of output memory of one stub.
     stub_timeout : float or None
         Seconds that one ``execute`` may take; None for ever.
     """
 
-    arena_limit: int
     output_limit: int
     stub_timeout: float | None
 

@@ -278,6 +278,7 @@ class Dispatcher:
 
     def _free(self, request: InferRequest) -> None:
         slot, request.slot = request.slot, None
+        request.ranges = request.client = None
         if slot is not None:
             self._arena.free(slot)
 

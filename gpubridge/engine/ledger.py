@@ -133,7 +133,7 @@ class Ledger:
                 continue
             if request is None or request.ticket != ticket:
                 raise MalformedMessage(f"a result for ticket {ticket}, which is not running")
-            outcome = outcome_of(record, self._borrowed)
+            outcome = outcome_of(record, self._borrowed, request)
             if record.word:
                 failures = {**failures, request: failure_reason(record)}
             self._leave(request, ticket)
@@ -168,7 +168,8 @@ class Ledger:
         )
         if request is None or request.ticket != ticket:
             raise MalformedMessage(f"a response for ticket {ticket}, which is not running")
-        outcome = None if record.word & ResponseFlag.EMPTY else outcome_of(record, self._borrowed)
+        empty = record.word & ResponseFlag.EMPTY
+        outcome = None if empty else outcome_of(record, self._borrowed, request)
         if record.word & ResponseFlag.OPEN:
             if outcome is not None:
                 request.respond(outcome)
@@ -181,7 +182,7 @@ class Ledger:
         # Its ticket stays with its batch until that has landed.
         self._early[request] = reason
         request.ticket = _ANSWERED
-        request.slot = request.ranges = None
+        request.slot = request.ranges = request.client = None
         request.finish(outcome)
         return None
 
@@ -194,7 +195,7 @@ class Ledger:
     def _leave(self, request: InferRequest, ticket: int) -> None:
         request.ticket = _ANSWERED
         self._settle(ticket)
-        request.slot = request.ranges = None
+        request.slot = request.ranges = request.client = None
 
     def _settle(self, ticket: int) -> None:
         if not self._lent.settle(ticket):
@@ -281,6 +282,7 @@ class Ledger:
                 self._lent.recall(ticket)
             elif sequence <= started_last:
                 self._lent.recall(ticket)
+                request.client = None
                 started.append(request)
             else:
                 self._lent.withdraw(ticket)

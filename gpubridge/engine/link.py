@@ -17,12 +17,11 @@ from typing import Any
 from gpubridge.engine.ledger import Closed, Landed, Ledger
 from gpubridge.engine.outbox import Outbox
 from gpubridge.engine.regions import Regions
-from gpubridge.errors import BridgeError
-from gpubridge.host_shm import Segment
-from gpubridge.request import InferRequest, MemoryRange
+from gpubridge.engine.stub_memory import StubMemory
+from gpubridge.host_shm import ClientSegment, Segment
+from gpubridge.request import ClientUse, InferRequest, MemoryRange
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import NO_LEASE, ControlPage
-from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import (
     Kind,
     control_message,
@@ -78,14 +77,11 @@ class StubLink:
         sock.setblocking(False)
         self._channel = Channel(sock)
         self._regions = regions
-        self._owner = regions.new_owner()
-        self._output_limit = output_limit
-        self._output_bytes: dict[int, int] = {}
         self._events = events
         self._loop = asyncio.get_running_loop()
         self._control = ControlPage(Segment.create(0, ControlPage.SIZE))
-        self._borrowed = BorrowedMemory(self._control.outputs)
-        self._ledger = Ledger(self._control, regions.arena, self._borrowed)
+        self._outputs = StubMemory(regions.new_owner(), output_limit, self._control.outputs)
+        self._ledger = Ledger(self._control, regions.arena, self._outputs.borrowed)
         self._announced: set[int] = set()
         self._reader = record_reader()
         self._encode = record_encoder()
@@ -104,7 +100,7 @@ class StubLink:
     def initialize(self, settings: dict[str, Any], calls: int) -> None:
         """Send the stub its settings, the control page, and its end of the channel of its calls."""
         message = control_message(
-            Kind.INITIALIZE, owner=self._owner, output_limit=self._output_limit, **settings
+            Kind.INITIALIZE, owner=self._outputs.owner, output_limit=self._outputs.limit, **settings
         )
         self._outbox.send(message, (self._control.segment.fd, calls))
 
@@ -143,6 +139,8 @@ class StubLink:
                 if segment.region not in self._announced:
                     self._announce(segment)
                 refs += (segment.region, offset, nbytes, source.ticket)
+            if request.client is not None:
+                self._announce_client(request.client)
         elif slot is not None:
             region = slot.segment.region
             if region not in self._announced:
@@ -175,15 +173,10 @@ class StubLink:
         MalformedMessage
             When it is neither.
         """
-        own = [ref[0] >> 32 == self._owner for ref in refs]
-        views = iter(self._borrowed.views([r for r, mine in zip(refs, own, strict=True) if mine]))
+        outputs = self._outputs
         return [
-            (
-                MemoryRange(self._borrowed.segment(ref[0]), ref[1], ref[2], next(views))
-                if mine
-                else self._ledger.lent_range(ref)
-            )
-            for ref, mine in zip(refs, own, strict=True)
+            outputs.range(ref) if outputs.has_made(ref[0]) else self._ledger.lent_range(ref)
+            for ref in refs
         ]
 
     def catch_up(self) -> None:
@@ -272,9 +265,9 @@ class StubLink:
         self._channel.close()
         started, unstarted = self._ledger.close(self._control.started)
         self._regions.leave(self, self._announced)
-        for region in self._borrowed.regions():
+        for region in self._outputs.regions():
             self._regions.drop(region)
-        self._borrowed.close()
+        self._outputs.close()
         self._control.close()
         return started, unstarted
 
@@ -288,13 +281,24 @@ class StubLink:
             self._batch_bytes = 0
             self._outbox.send(message)
 
-    def _announce(self, segment: Segment) -> None:
+    def _announce(self, segment: Segment | ClientSegment) -> None:
         self._flush()
         self._announced.add(segment.region)
         self._regions.join(segment.region, self)
         self._outbox.send(
-            control_message(Kind.REGION, region=segment.region, size=segment.size), (segment.fd,)
+            control_message(
+                Kind.REGION,
+                region=segment.region,
+                size=segment.size,
+                client=isinstance(segment, ClientSegment),
+            ),
+            (segment.fd,),
         )
+
+    def _announce_client(self, client: ClientUse) -> None:
+        for segment in client.segments:
+            if segment.region not in self._announced:
+                self._announce(segment)
 
     # -- receiving -----------------------------------------------------------------------------
 
@@ -323,11 +327,11 @@ class StubLink:
                 closed = [end for end in map(self._ledger.respond, records) if end is not None]
                 self._events.on_responses(closed, time.monotonic_ns(), copied)
             elif kind == Kind.REGION:
-                self._map_region(decode_control(message), fds)
+                fields = decode_control(message)
+                self._outputs.announce(_number(fields, "region"), _number(fields, "size"), fds)
             elif kind == Kind.DROP_REGION:
                 region = _number(decode_control(message), "region")
-                self._borrowed.drop(region)
-                self._output_bytes.pop(region, None)
+                self._outputs.drop(region)
                 self._regions.drop(region)
             elif kind == Kind.LOG:
                 self._events.on_log(_log_fields(decode_control(message)))
@@ -339,20 +343,6 @@ class StubLink:
                 raise MalformedMessage(f"unknown kind {kind}")
         finally:
             _close(fds)
-
-    def _map_region(self, fields: dict[str, Any], fds: list[int]) -> None:
-        region = _number(fields, "region")
-        size = _number(fields, "size")
-        total = sum(self._output_bytes.values()) + size
-        if region >> 32 != self._owner or region in self._output_bytes or not fds:
-            raise MalformedMessage(f"region {region:#x} is not the stub's to announce")
-        if total > self._output_limit:
-            raise MalformedMessage(f"{total} bytes of output memory (limit {self._output_limit})")
-        try:
-            self._borrowed.announce(region, fds.pop(), size)
-        except BridgeError as error:
-            raise MalformedMessage(error.message) from error
-        self._output_bytes[region] = size
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -35,6 +35,9 @@ _logger = logging.getLogger(__name__)
 _FINALIZE_SECONDS = 1.0
 """What ``finalize`` gets at the least, when answering requests has used up the time."""
 
+_FINALIZE_LIMIT = 30.0
+"""What ``finalize`` gets at the most."""
+
 
 class Model(Protocol):
     """A loaded (or loading) version of a model, whatever it is made of.
@@ -58,8 +61,11 @@ class Model(Protocol):
     async def load(self) -> None:
         """Become ready; raises BridgeError, and leaves nothing behind, when that cannot be."""
 
-    async def unload(self, seconds: float) -> None:
-        """Answer what is pending, within ``seconds``, and give everything back."""
+    async def unload(self, seconds: float | None) -> None:
+        """Answer what is pending, within ``seconds`` if that is said, and give everything back."""
+
+    def hurry(self, seconds: float) -> None:
+        """Bound an unload that goes on: what is not answered within ``seconds`` will not be."""
 
     @property
     def ready(self) -> bool:
@@ -131,6 +137,8 @@ class StubModel(Model):
         self._dispatcher = Dispatcher(config, context.regions.arena, self.statistics, self.tracing)
         self._instances: list[Instance] = []
         self._stopping = False
+        self._drained = asyncio.Event()
+        self._deadline: float | None = None
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -165,28 +173,41 @@ class StubModel(Model):
             await self.unload(0.0)
             raise failures[0]
 
-    async def unload(self, seconds: float) -> None:
+    async def unload(self, seconds: float | None) -> None:
         """Answer what is queued, then finalize and stop every instance; all of it within ``seconds``.
 
-        Only what is left of that time goes to the finalizing, but a moment in any case.
+        Only what is left of that time goes to the finalizing, but a moment in any case. With None,
+        answering takes as long as it takes, unless :meth:`hurry` is called.
         """
         self._stopping = True
         clock = asyncio.get_running_loop().time
-        deadline = clock() + seconds
-        idle = asyncio.Event()
-        self._dispatcher.stop(idle.set)
-        try:
-            await asyncio.wait_for(idle.wait(), seconds)
-        except asyncio.TimeoutError:
+        begin = clock()
+        drained = self._drained = asyncio.Event()
+        self._dispatcher.stop(drained.set)
+        if seconds is not None:
+            self.hurry(seconds)
+        await drained.wait()
+        if self.pending:
             _logger.warning(
-                "model '%s' still has %d requests after %g s", self.name, self.pending, seconds
+                "model '%s' still has %d requests after %.0f s",
+                self.name,
+                self.pending,
+                clock() - begin,
             )
         unloaded = f"Request for model '{self.name}' cannot be served: it is being unloaded"
         self._dispatcher.refuse_queued(unloaded)
-        left = max(deadline - clock(), _FINALIZE_SECONDS)
+        left = _FINALIZE_LIMIT
+        if self._deadline is not None:
+            left = max(self._deadline - clock(), _FINALIZE_SECONDS)
         await asyncio.gather(*(instance.stop(left) for instance in self._instances))
         self._dispatcher.refuse_queued(unloaded)
         self._dispatcher.close()
+
+    def hurry(self, seconds: float) -> None:
+        """Bound an unload that goes on: what is not answered within ``seconds`` will not be."""
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.time() + seconds
+        loop.call_later(seconds, self._drained.set)
 
     def _placed(
         self, group: InstanceGroup, environment: StubEnvironment, warmup: Sequence[WarmupSample]
@@ -209,6 +230,7 @@ class StubModel(Model):
                     "instance": name,
                     "outputs": [output.name for output in self.config.outputs],
                     "decoupled": self.config.decoupled,
+                    "input_sharing": self._input_sharing(),
                     "args": {
                         "model_config": json.dumps(self.config.to_dict()),
                         "model_instance_kind": kind,
@@ -230,6 +252,12 @@ class StubModel(Model):
                     )
                 )
         return settings
+
+    def _input_sharing(self) -> str:
+        """Return whether inputs in clients' memory are shared or copied; empty: until that fails."""
+        # Models with sequences are those that keep inputs.
+        sequences = self.config.message.WhichOneof("scheduling_choice") == "sequence_batching"
+        return self.config.parameters.get("INPUT_SHARING", "copy" if sequences else "")
 
     # -- state ---------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.request import InferResponse, Outcome
+from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag
@@ -14,13 +14,15 @@ from gpubridge.transport.records import Record
 __all__ = ["failure_reason", "outcome_of"]
 
 
-def outcome_of(record: Record, borrowed: BorrowedMemory) -> Outcome:
+def outcome_of(record: Record, borrowed: BorrowedMemory, request: InferRequest) -> Outcome:
     """Return the response or the error that a record is; its buffers are views of borrowed memory.
+
+    Those of outputs in the client's own memory have no bytes.
 
     Raises
     ------
     MalformedMessage
-    When it is neither.
+        When it is neither.
     """
     flags = record.word
     extras = record.extras
@@ -30,6 +32,9 @@ def outcome_of(record: Record, borrowed: BorrowedMemory) -> Outcome:
         return _error(extras or {})
     for spec, ref in zip(record.signature.tensors, record.refs, strict=True):
         if spec.nbytes is not None and spec.nbytes != ref[2]:
+            client = request.client
+            if client is not None and ref[2] == 0 and spec.name in client.outputs:
+                continue
             raise MalformedMessage(
                 f"output '{spec.name}' of {ref[2]} bytes, its shape needs {spec.nbytes}"
             )

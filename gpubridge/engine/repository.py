@@ -1,280 +1,344 @@
-"""The model repository: which models and versions there are, and what state each is in."""
+"""The model repository: which models and versions are served, and how that changes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-from gpubridge.config import (
-    ModelConfig,
-    load_model_config,
-    served_versions,
-    unsupported_features,
+from gpubridge.config import ModelControlMode
+from gpubridge.engine.ensemble.missing import explain_circle, explain_missing
+from gpubridge.engine.housekeeper import keep_house
+from gpubridge.engine.model import Model
+from gpubridge.engine.model_index import VersionStatus
+from gpubridge.engine.model_loader import (
+    LoadFailed,
+    ModelLoader,
+    ModelSource,
+    NotPrepared,
+    PreparedModel,
+    required_models,
 )
-from gpubridge.engine.context import EngineContext, EngineLimits
-from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
-from gpubridge.engine.ensemble.graph import is_ensemble
-from gpubridge.engine.ensemble.load_order import load_stages, required_models
-from gpubridge.engine.instance_owner import CallServer
-from gpubridge.engine.model import Model, StubModel
-from gpubridge.engine.regions import Regions
+from gpubridge.engine.model_sources import ModelSources
+from gpubridge.engine.repository_poller import RepositoryPoller
+from gpubridge.engine.served_models import Served, ServedModels
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
-__all__ = ["ModelRepository", "VersionStatus"]
+__all__ = ["ALL_MODELS", "ModelRepository", "RepositorySettings"]
 
 _logger = logging.getLogger(__name__)
 
-_TICK_SECONDS = 5.0
-_IDLE_SECONDS = 30.0
+ALL_MODELS = "*"
+"""Stands for every model of the directories."""
 
 
-@dataclass(slots=True)
-class VersionStatus:
-    """A row of the repository index.
+@dataclass(frozen=True, slots=True)
+class RepositorySettings:
+    """What a repository is made of.
 
     Attributes
     ----------
-    version : int
-        0 when not even the versions could be determined.
-    state : str
-        "LOADING", "READY" or "UNAVAILABLE".
-    reason : str
-        Why it is unavailable.
-    """
-
-    name: str
-    version: int
-    state: Literal["LOADING", "READY", "UNAVAILABLE"]
-    reason: str = ""
-
-
-class ModelRepository:
-    """Loads and holds the models of some directories; owns them and the arena of their requests.
-
-    Parameters
-    ----------
     directories : sequence of Path
         Each holds one directory per model.
-    calls : callable
-        Makes who serves the models' calls of each other.
+    control_mode : {"none", "poll", "explicit"}
+        Whether models are loaded at the start only, when their files change, or when clients say so.
+    load_models : sequence of str
+        What is loaded at the start in explicit mode; "*" for all.
+    poll_seconds : float
+        How often files are looked at in poll mode.
     """
 
-    def __init__(
-        self,
-        directories: Sequence[Path],
-        limits: EngineLimits,
-        gpu_count: int,
-        gpu_fallback: Literal["none", "host"],
-        calls: Callable[[ModelRepository], CallServer],
-        telemetry: ServerTelemetry,
-    ) -> None:
-        self._directories = directories
-        self._limits = limits
-        self._gpu_count = gpu_count
-        self._gpu_fallback = gpu_fallback
-        self.telemetry = telemetry
-        telemetry.log.on_change(self._tell_log_levels)
-        self._models: dict[str, dict[int, Model]] = {}
-        self._statuses: dict[tuple[str, int], VersionStatus] = {}
-        self._housekeeper: asyncio.Task[None] | None = None
+    directories: Sequence[Path]
+    control_mode: ModelControlMode = "none"
+    load_models: Sequence[str] = ()
+    poll_seconds: float = 15.0
+
+
+class ModelRepository(ServedModels):
+    """Loads and holds models; owns them, the files that clients sent, and the arena of requests.
+
+    A model changes by one load or unload after the other; those of different models do not wait for
+    each other. What is served changes in one step, and listeners hear of it in the same step.
+    """
+
+    def __init__(self, settings: RepositorySettings, loader: ModelLoader) -> None:
+        super().__init__()
+        self._settings = settings
+        self._loader = loader
+        self.regions = loader.context.regions
+        self.telemetry = loader.context.telemetry
+        self.telemetry.log.on_change(self._tell_log_levels)
+        self._sources = ModelSources(settings.directories)
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        regions = Regions(limits.arena_limit)
-        self.arena = regions.arena
-        self._context = EngineContext(regions, limits, telemetry, calls(self))
+        self.arena = self.regions.arena
 
     # -- life ----------------------------------------------------------------------------------
 
-    async def load_all(self) -> None:
-        """Load every model of the directories; a model that fails leaves its reason in the index."""
-        self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house())
-        found: dict[str, Path] = {}
-        for directory in self._directories:
-            for path in _model_directories(directory):
-                if path.name in found:
-                    self._fail(
-                        path.name,
-                        0,
-                        f"model is defined in both {found[path.name].parent} "
-                        f"and {directory}: every model must have one directory",
-                    )
-                else:
-                    found[path.name] = path
-        twice = {name for name, version in self._statuses if version == 0}
-        prepared = {
-            name: models
-            for name, path in sorted(found.items())
-            if name not in twice and (models := self._prepare(path))
-        }
-        required = {name: required_models(models[0].config) for name, models in prepared.items()}
-        stages, circular = load_stages(required)
-        for name, reason in circular.items():
-            self._fail(name, 0, reason)
-        for stage in stages:
-            await asyncio.gather(
-                *(self._load_version(model) for name in stage for model in prepared[name])
-            )
+    async def load_initial(self) -> None:
+        """Load what is to be there from the start; what fails leaves its reason in the index."""
+        settings = self._settings
+        self._start(keep_house(self.running, self._loader.context.limits.stub_timeout, self.arena))
+        poller = None
+        if settings.control_mode == "poll":
+            poller = RepositoryPoller(settings.directories, self)
+            await poller.look()
+        names = self._sources.names()
+        if settings.control_mode == "explicit" and tuple(settings.load_models) != (ALL_MODELS,):
+            names = sorted(set(settings.load_models))
+        await asyncio.gather(*(self._load_and_tell(name) for name in names))
+        if poller is not None:
+            self._start(poller.run(settings.poll_seconds))
 
     async def close(self, seconds: float) -> None:
         """Drain and unload every model, then give the arena back."""
         self._closing = True
-        # Ensembles first: what they have under way needs the others.
-        for ensembles in (True, False):
-            models = [m for m in self.loaded() if isinstance(m, EnsembleModel) is ensembles]
-            await asyncio.gather(*(model.unload(seconds) for model in models))
-        self._models.clear()
-        if self._housekeeper is not None:
-            self._housekeeper.cancel()
-            await asyncio.gather(self._housekeeper, return_exceptions=True)
-        self._context.regions.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.end(seconds)
+        self._sources.close()
+        self.regions.close()
 
-    def _prepare(self, path: Path) -> list[Model]:
-        """Read a model's configuration and make its versions; none if that fails."""
-        name = path.name
+    async def _load_and_tell(self, name: str) -> None:
+        """Load a model at the start; a failure goes to the log and to the index."""
         try:
-            config = load_model_config(
-                path, gpu_count=self._gpu_count, gpu_fallback=self._gpu_fallback
-            )
-            refused = unsupported_features(config)
-            if refused:
-                raise BridgeError("; ".join(refused), ErrorCode.UNSUPPORTED)
-            versions = served_versions(path, name, config.version_policy)
-            models = [self._make(config, version, path) for version in versions]
-        except BridgeError as error:
-            self._fail(name, 0, error.message)
-            return []
-        for notice in config.notices:
-            _logger.info("model '%s': %s", name, notice)
-        return models
-
-    def _make(self, config: ModelConfig, version: int, path: Path) -> Model:
-        if is_ensemble(config):
-            return EnsembleModel(config, version, self, self._context)
-        return StubModel(config, version, path, self._context)
-
-    async def _load_version(self, model: Model) -> None:
-        key = (model.name, model.version)
-        self._statuses[key] = VersionStatus(*key, "LOADING")
-        _logger.info("loading: %s:%d", *key)
-        try:
-            await model.load()
-        except BridgeError as error:
-            self._fail(*key, error.message)
+            await self._load(name, self._locate, partial=True)
+        except NotPrepared as error:
+            self._index.failed(name, 0, error.reason)
+            _logger.error("failed to load '%s': %s", name, error.reason)  # noqa: TRY400
+        except LoadFailed:
+            # The index and the log have the reason of each version.
             return
-        self._models.setdefault(model.name, {})[model.version] = model
-        self._statuses[key] = VersionStatus(*key, "READY")
-        _logger.info("successfully loaded '%s' version %d", *key)
+        except BridgeError as error:
+            self._index.failed(name, 0, error.message)
+            _logger.error("failed to load '%s': %s", name, error.message)  # noqa: TRY400
 
-    def _fail(self, name: str, version: int, reason: str) -> None:
-        self._statuses[name, version] = VersionStatus(name, version, "UNAVAILABLE", reason)
-        where = f" version {version}" if version else ""
-        _logger.error("failed to load '%s'%s: %s", name, where, reason)
+    # -- what clients and models may ask ---------------------------------------------------------
 
-    # -- look-ups ------------------------------------------------------------------------------
+    async def load(
+        self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Load a model, or load it anew if it has changed; returns when it is served.
 
-    def find(self, name: str, version: int | None) -> Model:
-        """Return a loaded model; its highest version when none is asked for.
+        The load goes on when the caller is cancelled. One that fails leaves what is served.
 
-        Raises
-        ------
-        BridgeError
-            NOT_FOUND in Triton's words.
-        """
-        versions = self._models.get(name)
-        if not versions:
-            raise BridgeError(
-                f"Request for unknown model: '{name}' is not found", ErrorCode.NOT_FOUND
-            )
-        if version is None:
-            return versions[max(versions)]
-        model = versions.get(version)
-        if model is None:
-            raise BridgeError(
-                f"Request for unknown model: '{name}' version {version} is not found",
-                ErrorCode.NOT_FOUND,
-            )
-        return model
-
-    def versions(self, name: str) -> list[int]:
-        """Return the loaded versions of a model, ascending."""
-        return sorted(self._models.get(name, {}))
-
-    def selected(self, name: str, version: int | None) -> list[Model]:
-        """Return the loaded versions of a model, or the one asked for: whose statistics are wanted.
+        Parameters
+        ----------
+        config : str or None
+            JSON instead of the model's config.pbtxt.
+        files : mapping of str to bytes, optional
+            Contents by ``file:<version>/<path>``, instead of the model's directory.
 
         Raises
         ------
         BridgeError
-            INVALID_ARG in Triton's words, which are other than those of :meth:`find`.
+            In Triton's words; UNAVAILABLE when models are not loaded by clients.
         """
-        versions = self._models.get(name)
-        if not versions:
-            raise BridgeError(f"requested model '{name}' is not available", ErrorCode.INVALID_ARG)
-        if version is None:
-            return [versions[number] for number in sorted(versions)]
-        if version not in versions:
-            raise BridgeError(
-                f"requested model version is not available for model '{name}'",
-                ErrorCode.INVALID_ARG,
-            )
-        return [versions[version]]
+        self.check_control()
 
-    def loaded(self) -> Iterator[Model]:
-        """Every loaded model version, by name and version."""
-        for name in sorted(self._models):
-            versions = self._models[name]
-            yield from [versions[number] for number in sorted(versions)]
+        async def source(name: str) -> ModelSource:
+            if not files:
+                return ModelSource(self._sources.locate(name).directory, config)
+            was = self._served.get(name)
+            before = None if was is None else was.prepared.source
+            # Many bytes, perhaps: not on the event loop.
+            return await asyncio.to_thread(self._sources.sent, name, config, files, before)
+
+        await self._see_through(self._load(name, source))
+
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
+        """Unload a model; returns when it takes no more requests, and while it answers the last.
+
+        It is no error when no such model is loaded. Models that require it are unloaded, too.
+
+        Parameters
+        ----------
+        dependents : bool
+            Unload also the models that it requires and that nobody has asked for themselves.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when models are not unloaded by clients.
+        """
+        self.check_control()
+        await self._see_through(self.remove(name, dependents=dependents))
+
+    def check_control(self) -> None:
+        """Refuse, in Triton's words, what only explicit mode allows.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE.
+        """
+        if self._settings.control_mode != "explicit":
+            raise BridgeError(
+                "explicit model load / unload is not allowed if polling is enabled",
+                ErrorCode.UNAVAILABLE,
+            )
+        if self._closing:
+            raise _stopping()
+
+    # -- loads and unloads ---------------------------------------------------------------------
+
+    async def reload(self, name: str) -> None:
+        """Load a model from its directory, whatever the mode; raises BridgeError as :meth:`load`."""
+        await self._load(name, self._locate)
+
+    async def withdraw(self, name: str) -> None:
+        """Unload a model that there is no more, whatever the mode."""
+        await self.remove(name)
+        self._index.forget(name)
+
+    async def remove(self, name: str, *, dependents: bool = False) -> None:
+        """Unload a model as :meth:`unload`, whatever the mode."""
+        for other, served in list(self._served.items()):
+            if name in required_models(served.prepared.config):
+                await self.remove(other)
+        async with self._lock(name):
+            was = self._served.get(name)
+            self._index.released(name)
+            if was is not None:
+                self.switch(name, None)
+        if was is not None and dependents:
+            for other in required_models(was.prepared.config):
+                required = self._served.get(other)
+                if required is not None and not required.asked:
+                    await self.remove(other, dependents=True)
+
+    async def _load(
+        self,
+        name: str,
+        find_source: Callable[[str], Awaitable[ModelSource]],
+        *,
+        partial: bool = False,
+        chain: tuple[str, ...] = (),
+    ) -> None:
+        """Load a model after those that it requires; ``partial`` lets some of its versions fail."""
+        tried: set[str] = set()
+        while True:
+            async with self._lock(name):
+                if chain and name in self._served:
+                    # Required, and there: nobody has asked for a change of it.
+                    return
+                source = await find_source(name)
+                try:
+                    prepared = await self._loader.prepare(name, source)
+                    missing = set(required_models(prepared.config)) - set(self._served)
+                    if not missing:
+                        await self._replace(name, prepared, partial=partial)
+                        self._served[name].asked = self._served[name].asked or not chain
+                        return
+                finally:
+                    source.release()
+            # Not while the lock is held: who waits for a model never keeps others waiting.
+            if missing & (tried | {name, *chain}):
+                circle = missing & {name, *chain}
+                reason = (
+                    explain_circle(name, min(circle))
+                    if circle
+                    else explain_missing(name, min(missing), None, self._index.rows())
+                )
+                raise NotPrepared(f"load failed for model '{name}'", reason, ErrorCode.INVALID_ARG)
+            tried |= missing
+            loads = (self._load(m, self._locate, chain=(*chain, name)) for m in sorted(missing))
+            results = await asyncio.gather(*loads, return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException) and not isinstance(result, BridgeError):
+                    raise result
+
+    async def _locate(self, name: str) -> ModelSource:
+        return self._sources.locate(name)
+
+    async def _replace(self, name: str, prepared: PreparedModel, *, partial: bool) -> None:
+        """Bring up the versions that are new or have changed, then serve those, at once."""
+        was = self._served.get(name)
+        old = was.models if was is not None else {}
+        kept = {
+            version: old[version]
+            for version in prepared.versions
+            if was is not None and version in old and prepared.same_version(was.prepared, version)
+        }
+        fresh = self._make(name, prepared, kept)
+        for version in fresh.keys() - old.keys():
+            self._index.loading(name, version)
+        try:
+            reasons = await self._loader.bring_up(list(fresh.values()))
+        except asyncio.CancelledError:
+            for version in fresh.keys() - old.keys():
+                self._index.failed(name, version, "the server is stopping")
+            raise
+        for version in reasons.keys() - old.keys():
+            self._index.failed(name, version, reasons[version].message)
+        up = {version: model for version, model in fresh.items() if version not in reasons}
+        if not reasons or (partial and up):
+            for model in kept.values():
+                model.config = prepared.config
+            self.switch(name, Served(prepared, kept | up, was is not None and was.asked))
+        else:
+            for version, model in up.items():
+                row = None if version in old else self._index.unloading(name, version)
+                self.retire(model, row, prepared.source)
+        if reasons:
+            raise LoadFailed(name, reasons)
+
+    def _make(
+        self, name: str, prepared: PreparedModel, kept: Mapping[int, Model]
+    ) -> dict[int, Model]:
+        """Make the versions that there are not; nothing of them runs yet."""
+        try:
+            return {
+                version: self._loader.model(prepared, version, self)
+                for version in prepared.versions
+                if version not in kept
+            }
+        except BridgeError as error:
+            told = f"load failed for model '{name}'"
+            raise NotPrepared(told, error.message, ErrorCode.INVALID_ARG) from error
 
     def index(self) -> list[VersionStatus]:
-        """The repository index, by name and version."""
-        return [self._statuses[key] for key in sorted(self._statuses)]
-
-    def control_error(self) -> BridgeError:
-        """Return the answer to a client that wants to load or unload a model: not in this mode."""
-        return BridgeError(
-            "explicit model load / unload is not allowed if polling is enabled",
-            ErrorCode.UNAVAILABLE,
-        )
-
-    @property
-    def failures(self) -> list[VersionStatus]:
-        """The models that did not load."""
-        return [status for status in self.index() if status.state == "UNAVAILABLE"]
+        """The repository index, by name and version; in explicit mode also what is not loaded."""
+        if self._settings.control_mode == "explicit":
+            return self._index.rows(self._sources.names())
+        return super().index()
 
     def _tell_log_levels(self) -> None:
-        for model in self.loaded():
+        for model in self.running():
             model.tell_log_levels()
 
-    # -- housekeeping --------------------------------------------------------------------------
+    def _lock(self, name: str) -> asyncio.Lock:
+        """Return the lock that whoever changes a model holds."""
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = self._locks[name] = asyncio.Lock()
+        return lock
 
-    async def _keep_house(self) -> None:
-        """Enforce time limits and give idle memory back, for as long as the server runs."""
-        limit = self._limits.stub_timeout
-        tick = _TICK_SECONDS if limit is None else min(_TICK_SECONDS, max(limit / 8, 0.02))
-        clock = asyncio.get_running_loop().time
-        due = clock() + _TICK_SECONDS
-        while True:
-            await asyncio.sleep(tick)
-            models = list(self.loaded())
-            if limit is not None:
-                for model in models:
-                    model.check_time_limit()
-            if clock() >= due:
-                due = clock() + _TICK_SECONDS
-                for model in models:
-                    model.housekeep()
-                self.arena.trim(_IDLE_SECONDS)
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Have a task that is cancelled when the repository closes."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _see_through(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for some work that goes on even if the caller is cancelled."""
+        task = self._start(work)
+        # Asked for, so that nobody complains when the caller is gone by then.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise _stopping() from None
+            raise
 
 
-def _model_directories(directory: Path) -> list[Path]:
-    try:
-        entries = sorted(directory.iterdir())
-    except OSError as error:
-        raise BridgeError(
-            f"failed to stat model repository {directory}: {error.strerror}", ErrorCode.INVALID_ARG
-        ) from error
-    return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+def _stopping() -> BridgeError:
+    return BridgeError("the server is stopping", ErrorCode.UNAVAILABLE)

@@ -101,4 +101,6 @@ def _describe(code: int) -> str:
     text = f"was killed by signal {number} ({name})"
     if number == signal.SIGKILL:
         text += ", sent from outside: by an operator or by the kernel when memory ran out"
+    elif number == signal.SIGBUS:
+        text += ": a client shrank its shared memory region, or a file that the model maps"
     return text

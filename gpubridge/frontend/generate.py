@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.message import Exchange
@@ -20,12 +22,19 @@ _EVENTS = b"Content-Type: text/event-stream; charset=utf-8\r\n"
 
 
 class _Generation:
-    """A generate request; owns its body, and its slot until the model takes that over."""
+    """A generate request; owns its body, and its slot until the model takes that over.
 
-    __slots__ = ("_arena", "_body", "_exchange", "_form", "_model", "_request")
+    Parameters
+    ----------
+    find : callable
+        Returns the model that is served when the body is there: it may be another by then.
+    """
 
-    def __init__(self, model: Model, arena: HostArena) -> None:
-        self._model = model
+    __slots__ = ("_arena", "_body", "_exchange", "_find", "_form", "_model", "_request")
+
+    def __init__(self, find: Callable[[], Model], arena: HostArena) -> None:
+        self._find = find
+        self._model: Model
         self._arena = arena
         self._body = bytearray()
         self._request: InferRequest | None = None
@@ -46,7 +55,8 @@ class _Generation:
             When it is no valid request.
         """
         self._exchange = exchange
-        form = self._form = parse_generate(bytes(self._body), self._model.config)
+        model = self._model = self._find()
+        form = self._form = parse_generate(bytes(self._body), model.config)
         self._body = bytearray()
         slot, places, packed = pack_inputs(form, memoryview(b""), self._arena)
         request = self._request = InferRequest(
@@ -62,7 +72,7 @@ class _Generation:
             form.options,
         )
         request.on_partial = self._respond
-        self._model.submit(request)
+        model.submit(request)
 
     def abort(self) -> None:
         """Tell the model that nobody waits."""
@@ -93,8 +103,8 @@ class GenerateHandler(_Generation):
 
     __slots__ = ("_only",)
 
-    def __init__(self, model: Model, arena: HostArena) -> None:
-        super().__init__(model, arena)
+    def __init__(self, find: Callable[[], Model], arena: HostArena) -> None:
+        super().__init__(find, arena)
         self._only: bytes | None = None
 
     def _respond(self, outcome: Outcome) -> None:
@@ -130,8 +140,8 @@ class GenerateStreamHandler(_Generation):
 
     __slots__ = ("_begun", "_unsent")
 
-    def __init__(self, model: Model, arena: HostArena) -> None:
-        super().__init__(model, arena)
+    def __init__(self, find: Callable[[], Model], arena: HostArena) -> None:
+        super().__init__(find, arena)
         self._begun = False
         self._unsent = 0
 

@@ -10,7 +10,8 @@ from gpubridge.engine.model import Model
 from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.http.message import Exchange, RequestHead
-from gpubridge.host_shm import HostArena, Slot
+from gpubridge.frontend.shared_memory import RequestMemory
+from gpubridge.host_shm import Slot
 from gpubridge.protocol.body import (
     ALIGNMENT,
     align_inputs,
@@ -33,19 +34,23 @@ _JSON = b"Content-Type: application/json\r\n"
 
 
 class InferDoor:
-    """Makes inference requests for one model version.
+    """Makes inference requests for one model, or one version of it.
 
     Parameters
     ----------
-    arena : HostArena
-        Where bodies are received.
+    memory : RequestMemory
+        Where requests lie.
     """
 
-    def __init__(self, model: Model, arena: HostArena) -> None:
+    def __init__(self, model: Model, memory: RequestMemory) -> None:
+        self.arena = memory.arena
+        self.memory = memory
+        self.lead_to(model)
+
+    def lead_to(self, model: Model) -> None:
+        """Another takes the model's place: also for requests whose body is still being received."""
         self.model = model
-        self.arena = arena
-        self.forms = FormCache(model.config)
-        self.version = model.version
+        self.forms = FormCache(model.config, self.memory.check)
         self._traces = model.traces
         self.inputs = len(model.config.inputs)
 
@@ -65,6 +70,7 @@ class _InferHandler:
         "_form",
         "_header_length",
         "_length",
+        "_model",
         "_request",
         "_slot",
         "_start",
@@ -79,6 +85,8 @@ class _InferHandler:
         self._request: InferRequest | None = None
         self._exchange: Exchange | None = None
         self._form: RequestForm | None = None
+        # Its own: by the time of the answer, the door may lead to another.
+        self._model: Model | None = None
 
     def body_memory(self, nbytes: int) -> memoryview:
         """Return memory of the arena, placed so that the first tensor's data will be aligned."""
@@ -116,8 +124,11 @@ class _InferHandler:
             request = self._packed(form, data, copied)
         else:
             request = self._in_place(form, data, copied)
+        if form.shared:
+            door.memory.share(request, form)
         self._request = request
-        door.model.submit(request, self._received())
+        model = self._model = door.model
+        model.submit(request, self._received())
 
     def _received(self) -> Received | None:
         """When the request came, should it be traced."""
@@ -187,13 +198,14 @@ class _InferHandler:
 
     def _done(self, outcome: Outcome) -> None:
         """Send what the model answered."""
-        exchange, form, door = self._exchange, self._form, self._door
+        exchange, form, model = self._exchange, self._form, self._model
         assert exchange is not None
         assert form is not None
+        assert model is not None
         try:
             if not isinstance(outcome, InferResponse):
                 raise outcome
-            encoded = encode_response(form, outcome, door.model.config, door.version)
+            encoded = encode_response(form, outcome, model.config, model.version)
         except BridgeError as error:
             exchange.fail(error)
             return

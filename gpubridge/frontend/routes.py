@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 
+from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
 from gpubridge.frontend.http.message import Exchange, RequestHandler, RequestHead
 from gpubridge.frontend.infer import InferDoor
+from gpubridge.frontend.memory_routes import MEMORY_PATH, MemoryCall
+from gpubridge.frontend.repository_control import CONTROL_PATH, ControlHandler, ControlTasks
 from gpubridge.frontend.settings_routes import SettingsRoutes
 from gpubridge.frontend.settings_service import SettingsService
+from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol import metadata
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.telemetry.exposition import CONTENT_TYPE
@@ -27,7 +32,6 @@ _MODEL = re.compile(
     rb"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?(?P<rest>|/infer|/generate|/generate_stream|/ready|/config|/stats)",
     re.ASCII,
 )
-_CONTROL = re.compile(rb"/v2/repository/models/[^/]+/(?:load|unload)")
 _GENERATIONS = {b"/generate": GenerateHandler, b"/generate_stream": GenerateStreamHandler}
 _POSTED = (b"/infer", *_GENERATIONS)
 _LONGEST_BODY = 1 << 20
@@ -106,16 +110,22 @@ class V2Router(_Failures):
     ----------
     repository : ModelRepository
         The models.
+    regions : ClientRegions
+        The clients' own memory.
     strict_readiness : bool
         Whether the server is ready only when every model is.
     """
 
-    def __init__(self, repository: ModelRepository, *, strict_readiness: bool) -> None:
+    def __init__(
+        self, repository: ModelRepository, regions: ClientRegions, *, strict_readiness: bool
+    ) -> None:
         self._repository = repository
+        self._memory = RequestMemory(repository.arena, regions)
         self._strict = strict_readiness
         self._settings = SettingsRoutes(SettingsService(repository))
         self._infer: dict[bytes, InferDoor] = {}
-        self._doors: dict[Model, InferDoor] = {}
+        self._doors: dict[tuple[str, int | None], InferDoor] = {}
+        self._control = ControlTasks()
         self.serving = False
         self._fixed: dict[bytes, tuple[bytes, Answer]] = {
             b"/v2": (b"GET", _document(metadata.server_metadata())),
@@ -134,10 +144,18 @@ class V2Router(_Failures):
             model.ready for model in self._repository.loaded()
         )
 
-    def forget_models(self) -> None:
-        """Models have changed: look each up again."""
-        self._infer.clear()
-        self._doors.clear()
+    def model_changed(self, name: str) -> None:
+        """What is served of a model has changed: its doors lead to what is served now."""
+        for key in [key for key in self._doors if key[0] == name]:
+            door = self._doors[key]
+            try:
+                model = self._repository.find(*key)
+                _check_coupled(model)
+            except BridgeError:
+                del self._doors[key]
+                self._infer = {t: kept for t, kept in self._infer.items() if kept is not door}
+            else:
+                door.lead_to(model)
 
     def route(self, head: RequestHead) -> RequestHandler:
         """Return who takes a request.
@@ -161,13 +179,18 @@ class V2Router(_Failures):
                 raise _MethodNotAllowed
             return _Simple(answer)
         match = _MODEL.fullmatch(path)
-        if match is None and self._settings.takes(path):
+        if match is not None:
+            return self._model_route(head, match)
+        if self._settings.takes(path):
             if head.method not in (b"GET", b"POST"):
                 raise _MethodNotAllowed
             return self._settings.route(path, changes=head.method == b"POST")
+        match = MEMORY_PATH.fullmatch(path)
         if match is None:
             return self._repository_route(head, path)
-        return self._model_route(head, match)
+        if head.method != (b"GET" if match["action"] == b"status" else b"POST"):
+            raise _MethodNotAllowed
+        return MemoryCall(match, self._memory.regions)
 
     def failure(self, error: BridgeError, status: int | None) -> tuple[int, bytes]:
         """Return status and JSON body of an error."""
@@ -188,17 +211,14 @@ class V2Router(_Failures):
         model = self._repository.find(name, version)
         generation = _GENERATIONS.get(rest)
         if generation is not None:
-            return generation(model, self._repository.arena)
+            find = partial(self._repository.find, name, version)
+            return generation(find, self._repository.arena)
         if rest == b"/infer":
-            if model.config.decoupled:
-                raise BridgeError(
-                    "HTTP end point doesn't support models with decoupled transaction policy",
-                    ErrorCode.UNSUPPORTED,
-                )
-            # One door for all the ways to write its path: what it remembers is bounded for each.
-            door = self._doors.get(model)
+            _check_coupled(model)
+            # One door for all the ways to write a path: what it remembers is bounded for each.
+            door = self._doors.get((name, version))
             if door is None:
-                door = self._doors[model] = InferDoor(model, self._repository.arena)
+                door = self._doors[name, version] = InferDoor(model, self._memory)
             if len(self._infer) >= _ROUTES_KEPT:
                 self._infer.clear()
             self._infer[head.target] = door
@@ -211,13 +231,15 @@ class V2Router(_Failures):
         return _Simple(_document(body))
 
     def _repository_route(self, head: RequestHead, path: bytes) -> RequestHandler:
-        if path != b"/v2/repository/index" and not _CONTROL.fullmatch(path):
+        control = CONTROL_PATH.fullmatch(path)
+        if path != b"/v2/repository/index" and control is None:
             raise BridgeError("Not Found", ErrorCode.NOT_FOUND)
         if head.method != b"POST":
             raise _MethodNotAllowed
-        if path == b"/v2/repository/index":
+        if control is None:
             return _Index(self._repository)
-        raise self._repository.control_error()
+        name = control["model"].decode("utf-8", "surrogateescape")
+        return ControlHandler(self._repository, self._control, name, control["action"])
 
     def _statistics(self, exchange: Exchange) -> None:
         _statistics(self._repository.loaded())(exchange)
@@ -274,6 +296,14 @@ def _document(body: bytes) -> Answer:
         exchange.respond(200, _JSON, body, plain=True)
 
     return answer
+
+
+def _check_coupled(model: Model) -> None:
+    if model.config.decoupled:
+        raise BridgeError(
+            "HTTP end point doesn't support models with decoupled transaction policy",
+            ErrorCode.UNSUPPORTED,
+        )
 
 
 def _statistics(models: Iterable[Model]) -> Answer:

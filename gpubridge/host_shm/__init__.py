@@ -1,6 +1,7 @@
-"""Host memory that several processes map: sealed memfd segments and the arenas cut from them."""
+"""Host memory that several processes map: sealed memfd segments, arenas cut from them, clients' own."""
 
 from gpubridge.host_shm.arena import HostArena, Slot
+from gpubridge.host_shm.client_region import ClientMapping, ClientSegment
 from gpubridge.host_shm.segment import Segment
 
-__all__ = ["HostArena", "Segment", "Slot"]
+__all__ = ["ClientMapping", "ClientSegment", "HostArena", "Segment", "Slot"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.arguments import (
     integer,
@@ -15,46 +17,17 @@ from gpubridge.pb_utils.arguments import (
 )
 from gpubridge.pb_utils.calls import ModelCaller, ResponseIterator, first_response
 from gpubridge.pb_utils.exceptions import TritonModelException
+from gpubridge.pb_utils.output_tensor import output_form
+from gpubridge.pb_utils.preferred_memory import MemoryType, PreferredMemory
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.pb_utils.tensor import Tensor
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["InferenceRequest", "InferenceTrace", "MemoryType", "PreferredMemory"]
-
-
-class MemoryType(enum.IntEnum):
-    """Where a caller wants the outputs of a model it calls."""
-
-    TRITONSERVER_MEMORY_GPU = 0
-    TRITONSERVER_MEMORY_CPU = 1
-
-
-MemoryType.__module__ = "c_python_backend_utils"
-
-
-class PreferredMemory:
-    """Where a caller wants the outputs of a model it calls.
-
-    Parameters
-    ----------
-    preferred_memory_type : MemoryType
-        ``TRITONSERVER_MEMORY_GPU`` or ``TRITONSERVER_MEMORY_CPU``.
-    preferred_device_id : int, optional
-        The GPU's ordinal.
-    """
-
-    __module__ = "c_python_backend_utils"
-    __slots__ = ("_device_id", "_memory_type")
-
-    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
-        if not isinstance(preferred_memory_type, MemoryType):
-            raise wrong_type("preferred_memory_type", "a MemoryType", preferred_memory_type)
-        self._memory_type = preferred_memory_type
-        self._device_id = integer(preferred_device_id, "preferred_device_id")
 
 
 class InferenceTrace:
@@ -86,6 +59,11 @@ class RequestOrigin(Protocol):
 
     def cancelled(self) -> bool:
         """Tell whether the client no longer waits."""
+
+    def output(
+        self, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Tensor:
+        """Make an output tensor in its final place."""
 
     def response_sender(self) -> InferenceResponseSender:
         """Return the request's response sender, the same each time."""
@@ -309,6 +287,43 @@ class InferenceRequest:
                 "that was constructed: nobody waits for its responses"
             )
         return self._origin.response_sender()
+
+    def output(self, name: str, shape: Sequence[int], dtype: Any) -> Tensor:
+        """Give a tensor to write an output to, in the place where the bytes are wanted in the end.
+
+        That is the client's shared memory, if the client wants this output there and it fits; else
+        memory from which the server sends it. Returned in the response to this request, the tensor
+        is not copied any more. Returned in another one, or twice, it is a tensor like others. This is
+        gpubridge's own; Triton's requests have no such method.
+
+        Parameters
+        ----------
+        name : str
+            The output's.
+        shape : sequence of int
+            Also the batch's dimension.
+        dtype : data-type
+            As NumPy takes it, of elements of a fixed size; bfloat16 as ml_dtypes has it.
+
+        Returns
+        -------
+        Tensor
+            Its ``as_numpy()`` is writable; its contents are undefined. Do not write to it once the
+            response was sent.
+
+        Raises
+        ------
+        TypeError
+            If an argument is of another type.
+        TritonModelException
+            If the name is empty, a dimension negative, or the dtype has no counterpart or no fixed
+            size.
+        """
+        dtype, datatype, dims = output_form(name, shape, dtype)
+        if self._origin is None:
+            # Outside a server there is no better place than any.
+            return Tensor(name, np.empty(dims, dtype))
+        return self._origin.output(name, datatype, dims, dtype)
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Send the request to its model and wait; any thread may.

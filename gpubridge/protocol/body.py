@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.protocol.fields import invalid
 from gpubridge.protocol.request_form import LENGTH_BYTES, RequestForm
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import item_size
+from gpubridge.tensor.string_fault import string_fault
 
 __all__ = [
     "ALIGNMENT",
@@ -24,7 +25,6 @@ ALIGNMENT = 64
 """The first tensor after a header starts at a multiple of this."""
 
 _WIDEST = 8
-_COUNTED = 100_000
 
 
 def body_room(nbytes: int, inputs: int) -> int:
@@ -61,10 +61,16 @@ def align_inputs(
     places: list[tuple[int, int]] = []
     moves: list[tuple[int, int, int]] = []
     end = 0
-    for entry, (at, nbytes) in zip(form.inputs, form.places, strict=True):
+    for entry, (at, nbytes) in zip(form.sent, form.places, strict=True):
         here = start + at
         size = item_size(entry.datatype) or 1
         there = -(-max(here, end) // size) * size
+        if there + nbytes > len(memory):
+            raise BridgeError(
+                "the model changed while the request was received, which has more inputs than the "
+                "one before; send the request again",
+                ErrorCode.UNAVAILABLE,
+            )
         if there != here and nbytes:
             moves.append((here, there, nbytes))
         places.append((there - start, nbytes))
@@ -91,12 +97,12 @@ def pack_inputs(
     """
     places = []
     end = 0
-    for entry in form.inputs:
+    for entry in form.sent:
         places.append((end, entry.nbytes))
         end = -(-(end + entry.nbytes) // ALIGNMENT) * ALIGNMENT
     slot = arena.allocate(max(end, 1))
     at = 0
-    for entry, (there, nbytes) in zip(form.inputs, places, strict=True):
+    for entry, (there, nbytes) in zip(form.sent, places, strict=True):
         if entry.data is not None:
             slot.memory[there : there + nbytes] = entry.data
         else:
@@ -123,42 +129,6 @@ def check_strings(form: RequestForm, model: str, data: Sequence[memoryview]) -> 
         try:
             bytes_codec.validate(buffer, count)
         except BridgeError as error:
-            fault = _string_fault(form, form.inputs[index].name, model, buffer, count)
+            name = form.sent[index].name
+            fault = string_fault(form.identifier, name, model, buffer, count)
             raise invalid(fault) from error
-
-
-def _string_fault(form: RequestForm, name: str, model: str, buffer: memoryview, count: int) -> str:
-    """Say what is wrong with a BYTES input that has been found to be wrong."""
-    prefix = f"[request id: {form.identifier or '<id_unknown>'}] "
-    found = at = length = 0
-    while at < len(buffer):
-        if found == _COUNTED:
-            # Counting on would hold up everyone else.
-            return (
-                f"{prefix}expected {count} string elements for inference input '{name}' for model "
-                f"'{model}', got others: those after the first {found} do not add up to that number"
-            )
-        left = len(buffer) - at
-        if left < 4:
-            return (
-                f"{prefix}incomplete string length indicator for inference input '{name}' for model "
-                f"'{model}', expecting 4 bytes but only {left} bytes available. Please make sure the "
-                "string length indicator is in one buffer."
-            )
-        length = int.from_bytes(buffer[at : at + 4], "little")
-        at += 4 + length
-        found += 1
-        if found > count:
-            return (
-                f"{prefix}unexpected number of string elements {found} for inference input '{name}' "
-                f"for model '{model}', expecting {count}"
-            )
-    if found < count:
-        return (
-            f"{prefix}expected {count} string elements for inference input '{name}' for model "
-            f"'{model}', got {found}"
-        )
-    return (
-        f"incomplete string data for inference input '{name}', expecting string of length {length} "
-        f"but only {length - (at - len(buffer))} bytes available"
-    )

@@ -9,7 +9,16 @@ import orjson
 
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = ["array", "boolean", "internal", "invalid", "parse_json", "string", "unsigned"]
+__all__ = [
+    "JsonObject",
+    "array",
+    "boolean",
+    "internal",
+    "invalid",
+    "parse_json",
+    "string",
+    "unsigned",
+]
 
 JsonObject = dict[str, Any]
 

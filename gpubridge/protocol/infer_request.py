@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from gpubridge.config import ModelConfig
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError
 from gpubridge.model_io import check_inputs, model_shape
 from gpubridge.protocol.fields import (
     JsonObject,
@@ -27,6 +27,7 @@ from gpubridge.protocol.fields import (
 )
 from gpubridge.protocol.json_tensor import data_from_json
 from gpubridge.protocol.request_form import LENGTH_BYTES, InputForm, OutputForm, RequestForm
+from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered, region_of
 from gpubridge.request import NO_OPTIONS, RequestOptions
 from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
 from gpubridge.transport.signatures import encode_signature
@@ -39,12 +40,19 @@ _FORMS_KEPT = 512
 
 
 class FormCache:
-    """Remembers what headers meant; one per model version, bounded."""
+    """Remembers what headers meant; one per model version, bounded.
 
-    __slots__ = ("_config", "_forms")
+    Parameters
+    ----------
+    check_region : callable
+        Says which shared memory there is.
+    """
 
-    def __init__(self, config: ModelConfig) -> None:
+    __slots__ = ("_check_region", "_config", "_forms")
+
+    def __init__(self, config: ModelConfig, check_region: CheckRegion = nothing_registered) -> None:
         self._config = config
+        self._check_region = check_region
         self._forms: dict[bytes, RequestForm] = {}
 
     def parse(self, header: bytes, following: int) -> RequestForm:
@@ -57,7 +65,7 @@ class FormCache:
         """
         form = self._forms.get(header)
         if form is None or form.binary_bytes != following:
-            form = parse_request(header, self._config, following)
+            form = parse_request(header, self._config, following, self._check_region)
             if len(header) <= _HEADER_KEPT and not form.packed and not form.identifier:
                 if len(self._forms) >= _FORMS_KEPT:
                     self._forms.clear()
@@ -65,7 +73,12 @@ class FormCache:
         return form
 
 
-def parse_request(header: bytes, config: ModelConfig, following: int) -> RequestForm:
+def parse_request(
+    header: bytes,
+    config: ModelConfig,
+    following: int,
+    check_region: CheckRegion = nothing_registered,
+) -> RequestForm:
     """Parse and check the JSON header of an inference request, and what it says of the bytes after it.
 
     Raises
@@ -76,9 +89,9 @@ def parse_request(header: bytes, config: ModelConfig, following: int) -> Request
     document = parse_json(header)
     identifier = string(document, "id") if _has(document, "id") else ""
     extras, binary_default, options = _parameters(document)
-    inputs = [_input(entry) for entry in array(document, "inputs")]
-    outputs = _outputs(document, config)
-    _check_following(inputs, following, config.name)
+    inputs = [_input(entry, check_region) for entry in array(document, "inputs")]
+    outputs = _outputs(document, config, check_region)
+    _check_following(_sent(inputs), following, config.name)
     return make_form(identifier, inputs, outputs, binary_default, extras, options, config)
 
 
@@ -98,16 +111,18 @@ def make_form(  # noqa: PLR0913  (what a request says, as one thing)
     BridgeError
         In Triton's words.
     """
+    sent = _sent(inputs)
     check_inputs(identifier, inputs, config)
     at = 0
     places = []
-    for entry in inputs:
+    for entry in sent:
         places.append((at, entry.nbytes))
         if entry.data is None:
             at += entry.nbytes
     return RequestForm(
         identifier=identifier,
         inputs=inputs,
+        sent=sent,
         outputs=outputs,
         binary_default=binary_default,
         signature=encode_signature(
@@ -119,17 +134,24 @@ def make_form(  # noqa: PLR0913  (what a request says, as one thing)
         places=tuple(places),
         strings=tuple(
             (i, element_count(entry.shape))
-            for i, entry in enumerate(inputs)
+            for i, entry in enumerate(sent)
             if entry.datatype == "BYTES" and entry.data is None
         ),
         aligned=all(
             place[0] % (item_size(entry.datatype) or 1) == 0
-            for entry, place in zip(inputs, places, strict=True)
+            for entry, place in zip(sent, places, strict=True)
         ),
         packed=any(entry.data is not None for entry in inputs),
+        shared=len(sent) != len(inputs)
+        or any(output.region is not None for output in (outputs or {}).values()),
         options=replace(options, shapes=tuple((entry.name, entry.shape) for entry in inputs)),
         batch_size=inputs[0].shape[0] if config.max_batch_size and inputs else 1,
     )
+
+
+def _sent(inputs: list[InputForm]) -> list[InputForm]:
+    """Return the inputs that come with the request."""
+    return [entry for entry in inputs if entry.region is None]
 
 
 def _check_following(inputs: list[InputForm], following: int, model: str) -> None:
@@ -182,6 +204,7 @@ def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
     return RequestForm(
         identifier="",
         inputs=[entry],
+        sent=[entry],
         outputs=None,
         binary_default=True,
         signature=encode_signature([(entry.name, entry.datatype, model_shape(entry, config))]),
@@ -198,7 +221,7 @@ def _has(document: Any, name: str) -> bool:
     return type(document) is dict and name in document
 
 
-def _input(entry: Any) -> InputForm:
+def _input(entry: Any, check_region: CheckRegion) -> InputForm:
     if type(entry) is not dict:
         raise _no_data("But no field is set")
     name = string(entry, "name")
@@ -221,7 +244,10 @@ def _input(entry: Any) -> InputForm:
     if len(given) != 1:
         raise _no_data("But set " + " ".join(given) if given else "But no field is set")
     if region is not None:
-        raise BridgeError(f"Unable to find shared memory region: '{region}'", ErrorCode.NOT_FOUND)
+        place = region_of(parameters)
+        assert place is not None
+        check_region(place)
+        return InputForm(name, datatype, shape, place.nbytes, region=place)
     if "data" in entry:
         data = data_from_json(name, datatype, _count(shape), array(entry, "data"))
         return InputForm(name, datatype, shape, len(data), data)
@@ -256,7 +282,9 @@ def _no_data(found: str) -> BridgeError:
     )
 
 
-def _outputs(document: JsonObject, config: ModelConfig) -> dict[str, OutputForm] | None:
+def _outputs(
+    document: JsonObject, config: ModelConfig, check_region: CheckRegion
+) -> dict[str, OutputForm] | None:
     if not _has(document, "outputs"):
         return None
     known = {spec.name for spec in config.outputs}
@@ -270,12 +298,13 @@ def _outputs(document: JsonObject, config: ModelConfig) -> dict[str, OutputForm]
         if "binary_data" in parameters:
             binary = boolean(parameters["binary_data"], "binary_data")
         classes = _classes(parameters)
-        if "shared_memory_region" in parameters:
-            region = parameters["shared_memory_region"]
-            raise BridgeError(
-                f"Unable to find shared memory region: '{region}'", ErrorCode.NOT_FOUND
-            )
-        outputs[name] = OutputForm(binary, classes)
+        region = region_of(parameters)
+        if region is not None:
+            if binary or classes:
+                other = "binary_data" if binary else "classification"
+                raise invalid(f"Output can't set both 'shared_memory_region' and '{other}'")
+            check_region(region)
+        outputs[name] = OutputForm(binary, classes, region)
     return outputs or None
 
 

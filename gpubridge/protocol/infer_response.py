@@ -68,7 +68,9 @@ def encode_response(
     any_binary = False
     for tensor, buffer in zip(signature.tensors, response.buffers, strict=True):
         spec = tensor if tensor.name in classes else as_configured(tensor, config)
-        if _wants_binary(form, spec.name):
+        if form.output_region(spec.name) is not None:
+            outputs.append(_output_elsewhere(spec))
+        elif _wants_binary(form, spec.name):
             any_binary = True
             outputs.append(_binary_output(spec, len(buffer)))
             buffers.append(buffer)
@@ -79,7 +81,7 @@ def encode_response(
     header = _document(form.identifier, config.name, version, response.parameters, outputs)
     # Without a byte after it, the JSON is the whole answer: so it is at Triton.
     nbytes = sum(map(len, buffers)) or -1
-    if constant and any_binary:
+    if constant and (any_binary or form.shared):
         form.answer_for = signature
         form.answer = header, nbytes
     return EncodedResponse(header, buffers, nbytes)
@@ -91,6 +93,14 @@ def _wants_binary(form: RequestForm, name: str) -> bool:
         if output is not None:
             return output.binary
     return form.binary_default
+
+
+def _output_elsewhere(spec: TensorSpec) -> bytes:
+    return b'{"name":%b,"datatype":"%b","shape":%b}' % (
+        orjson.dumps(spec.name),
+        spec.datatype.encode(),
+        orjson.dumps(spec.shape),
+    )
 
 
 def _binary_output(spec: TensorSpec, nbytes: int) -> bytes:

@@ -26,7 +26,10 @@ SERVER_NAME = "gpubridge"
 
 _EXTENSIONS = (
     "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
     "model_configuration",
+    "system_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",
@@ -72,7 +75,8 @@ def repository_index(rows: Iterable[Any]) -> bytes:
         entry = {"name": row.name}
         if row.version:
             entry["version"] = str(row.version)
-        entry["state"] = row.state
+        if row.state:
+            entry["state"] = row.state
         if row.reason:
             entry["reason"] = row.reason
         index.append(entry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_OPTIONS, RequestOptions
 
 __all__ = ["LENGTH_BYTES", "InputForm", "OutputForm", "RequestForm", "classes_of"]
@@ -23,6 +24,8 @@ class InputForm:
         Bytes of the tensor, as sent.
     data : bytes or None
         The bytes when they came as JSON; None when they follow the header.
+    region : SharedRegion or None
+        Where they are when they do neither: in the client's memory.
     """
 
     name: str
@@ -30,17 +33,24 @@ class InputForm:
     shape: tuple[int, ...]
     nbytes: int
     data: bytes | None = None
+    region: SharedRegion | None = None
 
 
 @dataclass(slots=True)
 class OutputForm:
     """How one output is wanted: as binary data after the header, or as JSON values in it.
 
-    ``classes`` is how many of its classes are wanted instead of its values; 0 for the values.
+    Attributes
+    ----------
+    classes : int
+        How many of its classes are wanted instead of its values; 0 for the values.
+    region : SharedRegion or None
+        The client's memory, if it is wanted there and in the response not at all.
     """
 
     binary: bool
     classes: int = 0
+    region: SharedRegion | None = None
 
 
 def classes_of(outputs: dict[str, OutputForm] | None) -> dict[str, int]:
@@ -54,6 +64,8 @@ class RequestForm:
 
     Attributes
     ----------
+    sent : list of InputForm
+        The inputs that come with the request: all those that are not in the client's memory.
     binary_bytes : int
         Bytes that must follow the header.
     signature, extras : bytes
@@ -63,14 +75,17 @@ class RequestForm:
     binary_default : bool
         Whether outputs that were not named go out as binary data.
     places : tuple of (int, int)
-        Offset from the first byte after the header, and size, of each input that follows it. A
+        Offset from the first byte after the header, and size, of each input that is sent. A
         negative one is that of a string whose length is written before it, see `write_length`.
     strings : tuple of (int, int)
-        Index and element count of the BYTES inputs, whose layout only the data can prove.
+        Index in ``sent`` and element count of the BYTES inputs that follow the header, whose layout
+        only the data can prove.
     aligned : bool
         Whether all of those are aligned when the first is.
     packed : bool
         Whether some input came as JSON values, so that the inputs must be put together.
+    shared : bool
+        Whether an input or output is in the client's memory.
     batch_size : int
         The first dim where the model batches, else 1.
     options : RequestOptions
@@ -81,6 +96,7 @@ class RequestForm:
 
     identifier: str
     inputs: list[InputForm]
+    sent: list[InputForm]
     outputs: dict[str, OutputForm] | None
     binary_default: bool
     signature: bytes
@@ -90,7 +106,15 @@ class RequestForm:
     strings: tuple[tuple[int, int], ...]
     aligned: bool
     packed: bool
+    shared: bool = False
     batch_size: int = 1
     options: RequestOptions = NO_OPTIONS
     answer_for: Any = field(default=None, compare=False)
     answer: Any = field(default=None, compare=False)
+
+    def output_region(self, name: str) -> SharedRegion | None:
+        """Return where in the client's memory an output is wanted, if it is."""
+        if not self.shared or self.outputs is None:
+            return None
+        output = self.outputs.get(name)
+        return None if output is None else output.region

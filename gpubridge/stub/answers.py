@@ -10,6 +10,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceResponse, Tensor
 from gpubridge.stub.loader import model_error_text
 from gpubridge.stub.outputs import OutputMemory
+from gpubridge.stub.placement import Placement
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record, record_encoder
 from gpubridge.transport.signatures import encode_signature
@@ -65,11 +66,16 @@ class AnswerEncoder:
     ----------
     outputs : OutputMemory
         Where their tensors go.
+    placement : Placement
+        Where they go instead, if their clients or models have a say in that.
     """
 
-    def __init__(self, identity: ModelIdentity, outputs: OutputMemory) -> None:
+    def __init__(
+        self, identity: ModelIdentity, outputs: OutputMemory, placement: Placement
+    ) -> None:
         self._identity = identity
         self._outputs = outputs
+        self.placement = placement
         self._encode_record = record_encoder()
         self._signatures: dict[Any, bytes] = {}
 
@@ -106,5 +112,8 @@ class AnswerEncoder:
             signature = self._signatures[key] = encode_signature(key)
         parameters = response._parameters
         extras = b"" if parameters == "{}" else f'{{"parameters":{parameters}}}'.encode()
-        refs = self._outputs.place([tensor._payload() for tensor in tensors])
+        if record.extras is None and not self._outputs.shown:
+            refs = self._outputs.place([tensor._payload() for tensor in tensors])
+        else:
+            refs = self.placement.place(record, tensors)
         return self._encode_record(record.ticket, signature, refs, flags, extras=extras)

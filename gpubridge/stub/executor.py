@@ -13,12 +13,13 @@ import numpy as np
 
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Logger, Tensor
 from gpubridge.stub.answers import AnswerEncoder, ContractError, ModelIdentity, error_extras
+from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.outputs import OutputMemory
+from gpubridge.stub.placement import Placement
 from gpubridge.stub.response_lines import DecoupledOrigin, RequestOrigin, ResponseDesk
 from gpubridge.stub.results import ResultSender
 from gpubridge.tensor.dtypes import numpy_dtype
 from gpubridge.transport.control import ControlPage
-from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import Batch, ResponseFlag, encode_result_batch
 from gpubridge.transport.records import Record
 
@@ -43,17 +44,18 @@ class Executor:
         self,
         model: Any,
         identity: ModelIdentity,
-        borrowed: BorrowedMemory,
         outputs: OutputMemory,
         control: ControlPage,
         results: ResultSender,
+        clients: ClientMemory,
     ) -> None:
         self._execute = getattr(model, "execute", None)
         self._identity = identity
-        self._borrowed = borrowed
+        self._borrowed = borrowed = clients.borrowed
         self._outputs = outputs
         self._control = control
-        self._answers = AnswerEncoder(identity, outputs)
+        self._clients = clients
+        self._answers = AnswerEncoder(identity, outputs, Placement(outputs, clients))
         self._desk = ResponseDesk(control, outputs, results, self._answers, identity.decoupled)
         self._origin = DecoupledOrigin if identity.decoupled else RequestOrigin
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -66,7 +68,7 @@ class Executor:
     def run(self, batch: Batch) -> bytes:
         """Execute one batch; returns its encoded result. Never raises for what the model does."""
         cancelled = self._control.cancelled
-        live = [record for record in batch.records if not cancelled[record.ticket]]
+        live = waiting = [record for record in batch.records if not cancelled[record.ticket]]
         self._private_bytes = 0
         borrowed = self._borrowed
         crowded = borrowed.held > _KEPT_LEASES or borrowed.held_bytes > _KEPT_BYTES
@@ -74,6 +76,9 @@ class Executor:
         self._handed_on = not crowded
         started = self._control.start(batch.sequence)
         answers: list[bytes] = []
+        clients = self._clients
+        if clients.used:
+            live = self._admitted(waiting, answers)
         origins = [self._origin(self._desk, record) for record in live]
         called = started
         try:
@@ -84,6 +89,8 @@ class Executor:
             del requests
         except BaseException as error:
             refusal = error_extras(self._identity.failure(error))
+            if clients.used:
+                clients.note_error(error)
             # The frames of a traceback hold the requests, and so their memory.
             error.__traceback__ = None
             responses = [self._close_sender(origin, refusal) for origin in origins]
@@ -96,9 +103,13 @@ class Executor:
             answers.append(self._answers.answer(record, response))
             # Memory of the request that only its response still looked at goes back here.
             responses[i] = response = None
-        if len(live) != len(batch.records):
-            answers += self._skip(batch.records, live)
+            if clients.used:
+                clients.note_kept(record)
+        if len(waiting) != len(batch.records):
+            answers += self._skip(batch.records, waiting)
         copied = self._outputs.take_copied() + self._private_bytes
+        if clients.used:
+            copied += clients.take_copied()
         return encode_result_batch(
             batch.sequence, (started, called, self.ended_at), copied, answers
         )
@@ -121,6 +132,8 @@ class Executor:
         if "shared" in extras:
             # The model that sent them looks at them, too.
             inputs = [_read_only(tensor) for tensor in inputs]
+        if "client" in extras:
+            self._clients.protect(inputs, extras["client"])
         if "controls" in extras:
             inputs += [_control(*control) for control in extras["controls"]]
         return InferenceRequest._received(
@@ -135,6 +148,18 @@ class Executor:
             self._identity.version,
             origin,
         )
+
+    def _admitted(self, records: Sequence[Record], answers: list[bytes]) -> list[Record]:
+        """Return the requests whose clients' memory is as it should be; answer the others."""
+        admitted = []
+        for record in records:
+            error = self._clients.refusal(record)
+            if error is None:
+                admitted.append(record)
+            else:
+                self._control.lent[record.ticket] = 0
+                answers.append(self._answers.answer(record, error_extras(error)))
+        return admitted
 
     def _private_views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
         """Copy inputs: this model keeps so many that the server would run out of memory to lend."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections import deque
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
@@ -15,11 +17,21 @@ from gpubridge.transport.channel import ChannelClosed
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.leases import LentSlots
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 __all__ = ["OutputMemory"]
 
 _ALIGNMENT = 64
 _LARGE = 1 << 18
 _MANY = 64
+
+
+class _Look(weakref.ref):  # type: ignore[type-arg]
+    """Watches a model's look at a slot; all arrays that it makes of it refer to the one watched."""
+
+    __slots__ = ("slot",)
+    slot: Slot
 
 
 class OutputMemory:
@@ -37,6 +49,11 @@ class OutputMemory:
         The lease bytes by which the server says that it is done with a slot.
     on_create, on_drop : callable
         Told of regions that come and go, before the server hears of anything in them.
+
+    Attributes
+    ----------
+    shown : bool
+        Whether a model has ever got a slot to write to.
     """
 
     def __init__(
@@ -54,6 +71,11 @@ class OutputMemory:
         self._place = _place if compiled is None else compiled.place
         self._arena = HostArena(owner, limit, on_create, on_drop)
         self._lent = LentSlots(table, self._arena)
+        # Slots that a model looks at, and those of them that the server may look at, too.
+        self._looks: dict[Slot, _Look] = {}
+        self._sent: set[Slot] = set()
+        self._looked: deque[_Look] = deque()
+        self.shown = False
 
     def place(self, payloads: Sequence[Any]) -> list[int]:
         """Copy the payloads into a slot; returns the fields of their references, one after another.
@@ -78,6 +100,50 @@ class OutputMemory:
             self._copied += sum(sizes)
         return self._place(slot.memory, payloads, slot.segment.region, slot.offset, lease)
 
+    def lend_to_model(self, nbytes: int) -> tuple[Slot, NDArray[np.uint8]]:
+        """Give a model a slot to write an output to; returns it and its bytes.
+
+        It comes back when no array refers to it any more, and the server, if it was sent, is done
+        with it.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when the output memory is full.
+        """
+        with self._lock:
+            if not self.shown:
+                self.shown = True
+                self._lent.return_to(self)
+            slot = self._allocate(max(nbytes, 1))
+            memory = np.frombuffer(slot.memory, np.uint8)
+            look = self._looks[slot] = _Look(memory, self._looked.append)
+            look.slot = slot
+        return slot, memory[:nbytes]
+
+    def send(self, slot: Slot, nbytes: int) -> tuple[int, int, int, int] | None:
+        """Lend the server a slot that a model has written to; returns the reference's fields.
+
+        None when it cannot be lent: it is on its way already, in another response.
+        """
+        with self._lock:
+            if self._foreign or not nbytes or slot in self._sent or self._lent.exhausted:
+                return None
+            self._sent.add(slot)
+            return slot.segment.region, slot.offset, nbytes, self._lent.lend(slot)
+
+    def free(self, slot: Slot) -> None:
+        """Take a slot back that the server is done with; the model may still look at it."""
+        self._sent.discard(slot)
+        if slot not in self._looks:
+            self._arena.free(slot)
+
+    def copy(self, memory: memoryview, payload: Any) -> None:
+        """Copy a C-contiguous payload to memory elsewhere, and count it."""
+        with self._lock:
+            self._copied += payload.nbytes
+        self._place(memory, [payload], 0, 0, NO_LEASE)
+
     def take_copied(self) -> int:
         """Return how many bytes of tensor data were copied since this was asked last."""
         with self._lock:
@@ -87,6 +153,8 @@ class OutputMemory:
     def reclaim(self) -> None:
         """Take back the slots that the server is done with."""
         with self._lock:
+            if self._looked:
+                self._collect()
             self._lent.sweep_oldest()
             if len(self._lent) > _MANY:
                 self._lent.sweep()
@@ -99,12 +167,24 @@ class OutputMemory:
     def trim(self, idle_seconds: float) -> None:
         """Give memory back that was not used for some time."""
         with self._lock:
+            self._collect()
             self._lent.sweep()
             self._arena.trim(idle_seconds)
+
+    def _collect(self) -> None:
+        """Take back the slots that models do not look at any more."""
+        # Not where the last look ends: that may be anywhere, also in here.
+        while self._looked:
+            slot = self._looked.popleft().slot
+            del self._looks[slot]
+            if slot not in self._sent:
+                self._arena.free(slot)
 
     def _allocate(self, nbytes: int) -> Slot:
         if self._foreign:
             raise ChannelClosed("this process was forked from a stub: it has no output memory")
+        if self._looked:
+            self._collect()
         if self._lent.exhausted:
             self._lent.sweep()
         if self._lent.exhausted:

@@ -17,6 +17,7 @@ from gpubridge.host_shm import Segment
 from gpubridge.pb_utils import host
 from gpubridge.stub.answers import ModelIdentity
 from gpubridge.stub.calls import CallDesk
+from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.loader import load_model, model_error_text
 from gpubridge.stub.outputs import OutputMemory
@@ -81,6 +82,13 @@ class _Stub:
             self._announce,
             self._withdraw,
         )
+        self._clients = ClientMemory(
+            self._borrowed,
+            self._control,
+            settings["input_sharing"],
+            settings["name"],
+            settings["instance"],
+        )
         os.register_at_fork(after_in_child=self._detach)
         self._reader = record_reader()
         self._results = ResultSender(channel)
@@ -113,7 +121,12 @@ class _Stub:
         )
         self._model = model
         self._executor = Executor(
-            model, identity, self._borrowed, self._outputs, self._control, self._results
+            model,
+            identity,
+            self._outputs,
+            self._control,
+            self._results,
+            self._clients,
         )
         self._attach(self._calls)
         # What exists now lives as long as the process: the collector need not look at it again.
@@ -132,9 +145,12 @@ class _Stub:
                 self._run_batches(message)
             elif kind == Kind.REGION:
                 fields = decode_control(message)
-                self._borrowed.announce(fields["region"], fds.pop(), fields["size"])
+                memory = self._clients if fields["client"] else self._borrowed
+                memory.announce(fields["region"], fds.pop(), fields["size"])
             elif kind == Kind.DROP_REGION:
-                self._borrowed.drop(decode_control(message)["region"])
+                region = decode_control(message)["region"]
+                self._borrowed.drop(region)
+                self._clients.drop(region)
             elif kind == Kind.TRIM:
                 self._outputs.trim(decode_control(message)["idle_seconds"])
             elif kind == Kind.FINALIZE:

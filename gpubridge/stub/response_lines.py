@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from typing import TYPE_CHECKING, Any
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.pb_utils import InferenceResponse
+from gpubridge.pb_utils import InferenceResponse, Tensor
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.stub.answers import AnswerEncoder, error_extras
 from gpubridge.stub.outputs import OutputMemory
@@ -16,6 +17,9 @@ from gpubridge.transport.channel import ChannelClosed
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["DecoupledOrigin", "RequestOrigin", "ResponseDesk"]
 
@@ -72,6 +76,13 @@ class RequestOrigin:
         if self.sender is None:
             self.sender = InferenceResponseSender._on(_Line(self._desk, self.record))
         return self.sender
+
+    def output(
+        self, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Tensor:
+        """Make an output tensor in the place where it is wanted, or will be sent from."""
+        placement = self._desk.answers.placement
+        return placement.allocate(self.record, name, datatype, shape, dtype)
 
     def take_back(self) -> bool:
         """Close the sender if it has sent nothing yet; returns whether that was so."""

@@ -9,8 +9,9 @@ a model may keep an input, a client may be slow to read an answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from gpubridge.host_shm import HostArena, Segment, Slot
+from gpubridge.host_shm import Segment, Slot
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.lease_book import lease_book
 
@@ -20,6 +21,13 @@ _PATIENCE = 2
 """Leases still out that a short sweep meets before it gives up."""
 
 
+class SlotOwner(Protocol):
+    """Where slots come from, and go back to."""
+
+    def free(self, slot: Slot, /) -> None:
+        """Take a slot back."""
+
+
 class LentSlots:
     """The lender's side: numbered leases, each with the slot that is lent under it.
 
@@ -27,13 +35,13 @@ class LentSlots:
     ----------
     table : memoryview
         The part of the control page with a byte for each lease.
-    arena : HostArena
+    arena : SlotOwner
         Where slots go when they come back.
     """
 
     __slots__ = ("_arena", "_free", "_kept", "_slots", "_table")
 
-    def __init__(self, table: memoryview, arena: HostArena) -> None:
+    def __init__(self, table: memoryview, arena: SlotOwner) -> None:
         self._table = table
         self._arena = arena
         self._free = list(range(len(table) - 1, -1, -1))
@@ -52,6 +60,10 @@ class LentSlots:
     def exhausted(self) -> bool:
         """Whether no lease is left."""
         return not self._free
+
+    def return_to(self, owner: SlotOwner) -> None:
+        """Give slots that come back to somebody else from now on."""
+        self._arena = owner
 
     def lend(self, slot: Slot | None) -> int:
         """Lend a slot (or nothing: then only the number is taken); returns the lease."""
@@ -160,6 +172,10 @@ class BorrowedMemory:
         segment = Segment.open(region, fd, size)
         self._segments[region] = segment
         self._book.add(region, segment.view)
+
+    def add(self, region: int, memory: memoryview) -> None:
+        """Know a region that somebody else has mapped, and owns."""
+        self._book.add(region, memory)
 
     def segment(self, region: int) -> Segment:
         """Return a region that is mapped, to hand it on; it lives while somebody holds it."""

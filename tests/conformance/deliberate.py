@@ -268,7 +268,7 @@ AUTO_COMPLETE = Difference(
     "called when a model is loaded; loads",
     "not called; refused",
 )
-SHARED_MEMORY = Difference("`/v2/systemsharedmemory`, `/v2/cudasharedmemory`", "served", "404")
+CUDA_MEMORY = Difference("`/v2/cudasharedmemory/region/NAME/register`", "served", "501: not yet")
 
 
 def _documented() -> tuple[list[Difference], list[Difference]]:

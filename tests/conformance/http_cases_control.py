@@ -88,57 +88,31 @@ SYSTEM = "/v2/systemsharedmemory"
 CUDA = "/v2/cudasharedmemory"
 KEY = b'{"key":"/gpubridge_conformance_absent","offset":0,"byte_size":16}'
 SHARED_MEMORY = [
-    get("system regions none", f"{SYSTEM}/status", may_differ=deliberate.SHARED_MEMORY),
-    get("system region unknown", f"{SYSTEM}/region/r/status", may_differ=deliberate.SHARED_MEMORY),
-    post(
-        "system register without key",
-        f"{SYSTEM}/region/r/register",
-        b"{}",
-        may_differ=deliberate.SHARED_MEMORY,
-    ),
-    post(
-        "system register without size",
-        f"{SYSTEM}/region/r/register",
-        b'{"key":"/absent"}',
-        may_differ=deliberate.SHARED_MEMORY,
-    ),
-    post(
-        "system register absent key",
-        f"{SYSTEM}/region/r/register",
-        KEY,
-        may_differ=deliberate.SHARED_MEMORY,
-    ),
-    post(
-        "system register not JSON",
-        f"{SYSTEM}/region/r/register",
-        b"junk",
-        may_differ=deliberate.SHARED_MEMORY,
-    ),
-    post(
-        "system register empty", f"{SYSTEM}/region/r/register", may_differ=deliberate.SHARED_MEMORY
-    ),
-    post(
-        "system unregister unknown",
-        f"{SYSTEM}/region/r/unregister",
-        may_differ=deliberate.SHARED_MEMORY,
-    ),
-    post("system unregister all", f"{SYSTEM}/unregister", may_differ=deliberate.SHARED_MEMORY),
-    get("system unregister by GET", f"{SYSTEM}/unregister", may_differ=deliberate.SHARED_MEMORY),
-    get("cuda regions none", f"{CUDA}/status", may_differ=deliberate.SHARED_MEMORY),
-    get("cuda region unknown", f"{CUDA}/region/r/status", may_differ=deliberate.SHARED_MEMORY),
+    get("system regions none", f"{SYSTEM}/status"),
+    get("system region unknown", f"{SYSTEM}/region/r/status"),
+    post("system register without key", f"{SYSTEM}/region/r/register", b"{}"),
+    post("system register without size", f"{SYSTEM}/region/r/register", b'{"key":"/absent"}'),
+    post("system register absent key", f"{SYSTEM}/region/r/register", KEY),
+    post("system register not JSON", f"{SYSTEM}/region/r/register", b"junk"),
+    post("system register empty", f"{SYSTEM}/region/r/register"),
+    post("system unregister unknown", f"{SYSTEM}/region/r/unregister"),
+    post("system unregister all", f"{SYSTEM}/unregister"),
+    get("system unregister by GET", f"{SYSTEM}/unregister"),
+    get("cuda regions none", f"{CUDA}/status"),
+    get("cuda region unknown", f"{CUDA}/region/r/status"),
     post(
         "cuda register without handle",
         f"{CUDA}/region/r/register",
         b"{}",
-        may_differ=deliberate.SHARED_MEMORY,
+        may_differ=deliberate.CUDA_MEMORY,
     ),
     post(
         "cuda register short handle",
         f"{CUDA}/region/r/register",
         b'{"raw_handle":{"b64":"AAAA"},"device_id":0,"byte_size":16}',
-        may_differ=deliberate.SHARED_MEMORY,
+        may_differ=deliberate.CUDA_MEMORY,
     ),
-    post("cuda unregister all", f"{CUDA}/unregister", may_differ=deliberate.SHARED_MEMORY),
+    post("cuda unregister all", f"{CUDA}/unregister"),
 ]
 
 PATHS = [

@@ -35,7 +35,8 @@ def loaded(server) -> bool:
 @pytest.fixture(scope="module")
 def asked():
     """Every case asked once; the answers, and what the log said after the loading."""
-    with running_server(HERE / "repository", "--exit-on-error=false", ready=False) as server:
+    flags = "--exit-on-error=false", "--allow-client-shm=true"
+    with running_server(HERE / "repository", *flags, ready=False) as server:
         wait_until(lambda: loaded(server), "the models to be loaded", server)
         before, stubs = len(server.log()), server.stubs()
         answers = collect(f"http://{server.http_url}", list(CASES))

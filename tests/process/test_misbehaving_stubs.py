@@ -18,13 +18,11 @@ from gpubridge.transport.signatures import encode_signature
 record = record_encoder()
 
 def channel():
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        try:
-            found = socket.socket(fileno=os.dup(fd))
-        except OSError:
-            continue
-        if found.type == socket.SOCK_SEQPACKET:
-            return found
+    # Not that of its calls, which is of the same kind.
+    frame = sys._getframe()
+    while not hasattr(frame.f_locals.get("self"), "_settings"):
+        frame = frame.f_back
+    return frame.f_locals["self"]._channel.socket
 
 def results(*records, sequence=1, started=1, ended=2):
     batch = wire.encode_result_batch(sequence, (started, started, ended), 0, records)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpubridge.engine.ensemble.load_order import load_stages
 from gpubridge.engine.ensemble.wiring import ROOT, fit_shape
 from gpubridge.errors import BridgeError, ErrorCode
 from tests.unit.ensembles import draw, ensemble, member, wired
@@ -197,20 +196,3 @@ class TestMembers:
 )
 def test_fit_shape(shape, dims, batched, fitted):
     assert fit_shape(shape, dims, batched=batched) == fitted
-
-
-class TestLoadOrder:
-    def test_members_first(self):
-        needs = {"a": [], "e": ["a", "f"], "f": ["b"], "b": [], "g": ["missing"]}
-        assert load_stages(needs) == ([["a", "b", "g"], ["f"], ["e"]], {})
-
-    def test_circles(self):
-        stages, circular = load_stages(
-            {"a": [], "p": ["q"], "q": ["p", "a"], "s": ["s"], "t": ["p"]}
-        )
-        assert stages == [["a", "t"]]
-        assert circular == {
-            "p": "circular dependency between ensembles: p -> ... -> q -> p",
-            "q": "circular dependency between ensembles: q -> ... -> p -> q",
-            "s": "circular dependency between ensembles: s -> ... -> s -> s",
-        }

@@ -21,7 +21,7 @@ Response = message_class("ModelInferResponse")
 
 
 def form():
-    return RequestForm("", [], None, True, b"", b"", 0, (), (), True, False)
+    return RequestForm("", [], [], None, True, b"", b"", 0, (), (), True, False)
 
 
 def answer(*tensors, parameters=None):

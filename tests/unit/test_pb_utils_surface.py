@@ -76,8 +76,8 @@ EMBEDDED = [
 METHODS = {
     "Tensor": "as_numpy from_dlpack is_cpu name shape to_dlpack triton_dtype",
     "InferenceRequest": "async_exec correlation_id exec flags get_response_sender inputs "
-    "is_cancelled parameters request_id requested_output_names set_flags set_release_flags timeout "
-    "trace",
+    "is_cancelled output parameters request_id requested_output_names set_flags set_release_flags "
+    "timeout trace",
     "InferenceResponse": "error has_error output_tensors parameters",
     "Logger": "ERROR INFO LogLevel VERBOSE WARNING log log_error log_info log_verbose log_warn",
     "MetricFamily": "COUNTER GAUGE HISTOGRAM Metric",

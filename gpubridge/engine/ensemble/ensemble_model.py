@@ -14,6 +14,7 @@ from gpubridge.engine.context import EngineContext
 from gpubridge.engine.ensemble.execution import Execution
 from gpubridge.engine.ensemble.graph import Step, draw_graph, refused
 from gpubridge.engine.ensemble.member_requests import MemberRequests
+from gpubridge.engine.ensemble.missing import ModelRow, explain_missing
 from gpubridge.engine.ensemble.run import Call, Course, plan_course
 from gpubridge.engine.ensemble.tensors import (
     EnsembleResponse,
@@ -26,6 +27,7 @@ from gpubridge.engine.instance import Instance
 from gpubridge.engine.model import Model, new_statistics
 from gpubridge.engine.tracing import Received, RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import ClientSegment
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.transport.messages import Batch
 from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
@@ -38,33 +40,13 @@ _clock = time.monotonic_ns
 _FORMS_KEPT = 512
 
 
-class _Row(Protocol):
-    """What the repository says of a model's version."""
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-
-    @property
-    def version(self) -> int:
-        """0 where not even the versions are known."""
-
-    @property
-    def state(self) -> str:
-        """READY and so on."""
-
-    @property
-    def reason(self) -> str:
-        """Why it is in no better state."""
-
-
 class Members(Protocol):
     """Where the members are looked up, each time anew: they may be loaded again meanwhile."""
 
     def find(self, name: str, version: int | None) -> Model:
         """Return a loaded model; raises BridgeError where there is none."""
 
-    def index(self) -> Sequence[_Row]:
+    def index(self) -> Sequence[ModelRow]:
         """Say of every model's versions how they are."""
 
 
@@ -91,6 +73,7 @@ class EnsembleModel(Model):
     def __init__(
         self, config: ModelConfig, version: int, members: Members, context: EngineContext
     ) -> None:
+        self._decoupled = False
         self.config = config
         self.name = config.name
         self.version = version
@@ -122,64 +105,53 @@ class EnsembleModel(Model):
         """
         configs = [self._member_config(step) for step in self._graph.steps]
         self._wiring = wire(self._graph, self.config, configs)
-        decoupled = self._wiring.decoupled
-        message = type(self.config.message)()
-        message.CopyFrom(self.config.message)
-        # Its members alone decide this.
-        message.model_transaction_policy.decoupled = decoupled
-        self.config = replace(self.config, decoupled=decoupled, message=message)
+        self._decoupled = self._wiring.decoupled
+        self.config = self.config
 
     def _member_config(self, step: Step) -> ModelConfig:
         try:
             return self._members.find(step.model, step.version).config
         except BridgeError as error:
-            raise refused(self._why_missing(step)) from error
+            text = explain_missing(self.name, step.model, step.version, self._members.index())
+            raise refused(text) from error
 
-    def _why_missing(self, step: Step) -> str:
-        name, model = self.name, step.model
-        rows = [row for row in self._members.index() if row.name == model]
-        if not rows:
-            return f"ensemble {name} contains models that are not available or ambiguous: {model}"
-        if any(row.state == "READY" for row in rows):
-            return (
-                f"ensemble '{name}' depends on '{model}' whose required version {step.version} is "
-                "not loaded."
-            )
-        if not rows[0].version:
-            return (
-                f"ensemble '{name}' depends on '{model}' which is not valid. Model '{model}' failed "
-                f"with error: {rows[0].reason}"
-            )
-        reasons = "".join(
-            f"version {row.version} is at {row.state} state: {row.reason};" for row in rows
-        )
-        return (
-            f"ensemble '{name}' depends on '{model}' which has no loaded version. Model '{model}' "
-            f"loading failed with error: {reasons}"
-        )
-
-    async def unload(self, seconds: float) -> None:
-        """Answer what is under way, within ``seconds``; what is not answered then fails.
+    async def unload(self, seconds: float | None) -> None:
+        """Answer what is under way, within ``seconds`` if that is said; the rest fails then.
 
         Until the last answer further requests are taken: an ensemble around this one may need them.
         """
         self._idle.clear()
+        if seconds is not None:
+            self.hurry(seconds)
         if self._running:
-            try:
-                await asyncio.wait_for(self._idle.wait(), seconds)
-            except asyncio.TimeoutError:
-                _logger.warning(
-                    "model '%s' still has %d requests after %g s", self.name, self.pending, seconds
-                )
+            await self._idle.wait()
+        if self._running:
+            _logger.warning("model '%s' still has %d requests", self.name, self.pending)
         self._stopping = True
         for execution in list(self._running):
             execution.fail(self._unloaded())
+
+    def hurry(self, seconds: float) -> None:
+        """Bound an unload that goes on: what is not answered within ``seconds`` will not be."""
+        asyncio.get_running_loop().call_later(seconds, self._idle.set)
 
     def _unloaded(self) -> BridgeError:
         return BridgeError(
             f"Request for model '{self.name}' cannot be served: it is being unloaded",
             ErrorCode.UNAVAILABLE,
         )
+
+    @property
+    def config(self) -> ModelConfig:
+        """Its configuration; whether it is decoupled, its members alone decide."""
+        return self._config
+
+    @config.setter
+    def config(self, config: ModelConfig) -> None:
+        message = type(config.message)()
+        message.CopyFrom(config.message)
+        message.model_transaction_policy.decoupled = self._decoupled
+        self._config = replace(config, decoupled=self._decoupled, message=message)
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -231,12 +203,27 @@ class EnsembleModel(Model):
         self.statistics.copied(request.copied)
         signature = self._signatures[request.signature]
         shared = self._requests.from_sharer(request.extras)
+        refusal = self._unloaded() if self._stopping else None
+        if request.client is not None and request.client.outputs:
+            refusal = BridgeError(
+                f"output '{min(request.client.outputs)}' of ensemble '{self.name}': outputs of "
+                "ensembles cannot go to shared memory yet; ask for them in the response",
+                ErrorCode.UNSUPPORTED,
+            )
         inputs = request_tensors(request, signature, self._arena, shared=shared)
-        if self._stopping:
+        course = self._course(signature.requested)
+        for name in course.outputs:
+            if name in inputs and isinstance(inputs[name].place.segment, ClientSegment):
+                refusal = BridgeError(
+                    f"output '{name}' of ensemble '{self.name}' is an input in shared memory: it "
+                    "is there already, do not ask for it",
+                    ErrorCode.UNSUPPORTED,
+                )
+        if refusal is not None:
             self.statistics.failed("REJECTED", 0)
-            request.finish(self._unloaded())
+            request.finish(refusal)
             return
-        execution = Execution(self, self._course(signature.requested), request)
+        execution = Execution(self, course, request)
         self._running.add(execution)
         execution.begin(inputs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,8 +11,9 @@ from gpubridge.config import ModelConfig
 from gpubridge.engine.ensemble.graph import Step
 from gpubridge.engine.ensemble.tensors import FlowTensor
 from gpubridge.engine.ensemble.wiring import fit_shape
+from gpubridge.host_shm import ClientSegment
 from gpubridge.model_io import check_inputs, model_shape
-from gpubridge.request import InferRequest, RequestOptions
+from gpubridge.request import InferRequest, MemoryRange, RequestOptions
 from gpubridge.transport.signatures import encode_signature
 
 __all__ = ["MemberRequests"]
@@ -28,6 +29,22 @@ class _Given(NamedTuple):
     datatype: str
     shape: tuple[int, ...]
     nbytes: int
+
+
+class _ClientInputs:
+    """The client's memory that inputs of a member's request lie in; its ranges keep it in use."""
+
+    __slots__ = ("_ranges", "outputs")
+
+    def __init__(self, ranges: Sequence[MemoryRange]) -> None:
+        self._ranges = ranges
+        self.outputs: frozenset[str] = frozenset()
+
+    @property
+    def segments(self) -> list[ClientSegment]:
+        """What the stub has to have mapped."""
+        found = (part.segment for part in self._ranges)
+        return [segment for segment in found if isinstance(segment, ClientSegment)]
 
 
 class _Form(NamedTuple):
@@ -48,7 +65,7 @@ class MemberRequests:
 
     def __init__(self) -> None:
         self._forms: dict[Any, _Form] = {}
-        self._extras: dict[tuple[bytes, bool], bytes] = {}
+        self._extras: dict[tuple[bytes, bool, tuple[int, ...]], bytes] = {}
 
     def make(
         self,
@@ -103,12 +120,16 @@ class MemberRequests:
             (),
             on_done,
             client.identifier,
-            self._passed_on(client.extras, read_only),
+            b"",
             0,
             form.batch_size,
             options,
         )
-        request.ranges = [tensors[name].place for name in form.names]
+        ranges = request.ranges = [tensors[name].place for name in form.names]
+        inside = tuple(i for i, p in enumerate(ranges) if isinstance(p.segment, ClientSegment))
+        request.extras = self._passed_on(client.extras, read_only, inside)
+        if inside:
+            request.client = _ClientInputs(ranges)
         return request
 
     @staticmethod
@@ -116,20 +137,26 @@ class MemberRequests:
         """Whether the extras of a request say that its inputs are also somebody else's."""
         return b'"shared"' in extras and "shared" in json.loads(extras)
 
-    def _passed_on(self, extras: bytes, read_only: bool) -> bytes:
-        """Return what a member's stub is told: those of a client's wishes that every member may know."""
-        if not extras and not read_only:
+    def _passed_on(self, extras: bytes, read_only: bool, inside: tuple[int, ...]) -> bytes:
+        """Return what a member's stub is told: those of a client's wishes that every member may know.
+
+        ``inside`` are the inputs that lie in the client's own memory.
+        """
+        if not extras and not read_only and not inside:
             return b""
-        kept = self._extras.get((extras, read_only))
+        key = extras, read_only, inside
+        kept = self._extras.get(key)
         if kept is None:
             fields = json.loads(extras) if extras else {}
             wanted = {name: fields[name] for name in _PASSED_ON if name in fields}
             if read_only:
                 wanted["shared"] = True
+            if inside:
+                wanted["client"] = {"in": inside, "out": {}}
             kept = json.dumps(wanted).encode() if wanted else b""
             if len(self._extras) >= _FORMS_KEPT:
                 self._extras.clear()
-            self._extras[extras, read_only] = kept
+            self._extras[key] = kept
         return kept
 
 

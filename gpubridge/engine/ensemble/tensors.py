@@ -10,7 +10,7 @@ import numpy as np
 
 from gpubridge.config import ModelConfig
 from gpubridge.engine.shared_slot import SharedSlot
-from gpubridge.host_shm import HostArena
+from gpubridge.host_shm import ClientSegment, HostArena
 from gpubridge.model_io import as_configured
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
 from gpubridge.transport.signatures import Signature
@@ -49,6 +49,8 @@ class FlowTensor(NamedTuple):
         segment, offset, nbytes, keep = self.place
         if segment is None:
             return memoryview(b"")
+        # Such a request has been refused: the server does not look at clients' memory.
+        assert not isinstance(segment, ClientSegment)
         # Of a view of its own: the segment's must be free to go before this one.
         array: Any = np.frombuffer(segment.view[offset : offset + nbytes], np.uint8)
         array = array.view(_HeldArray)
@@ -91,18 +93,19 @@ def request_tensors(
     """
     ranges = request.ranges
     slot, request.slot = request.slot, None
+    client, request.client = request.client, None
+    held = None if slot is None else SharedSlot(arena, slot)
     if ranges is None:
-        if slot is None:
-            ranges = [NO_BYTES] * len(signature.tensors)
-        else:
-            keep = SharedSlot(arena, slot)
-            base = slot.offset + request.start
-            ranges = [
-                MemoryRange(slot.segment, base + at, nbytes, keep) if nbytes else NO_BYTES
-                for at, nbytes in request.places
-            ]
-    elif slot is not None:
-        arena.free(slot)
+        base = 0 if slot is None else slot.offset + request.start
+        ranges = [
+            MemoryRange(slot.segment, base + at, nbytes, held)
+            if slot is not None and nbytes
+            else NO_BYTES
+            for at, nbytes in request.places
+        ]
+    elif held is not None or client is not None:
+        # They lie in the slot, or in memory of the client that is in use until the last one is done.
+        ranges = [part if part.keep else part._replace(keep=(held, client)) for part in ranges]
     request.ranges = None
     return {
         spec.name: FlowTensor(spec.datatype, spec.shape, place, None, None, shared)

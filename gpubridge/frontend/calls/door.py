@@ -37,17 +37,19 @@ _SIGNATURES = 1024
 
 
 class ModelCallServer:
-    """Serves the calls of all models.
+    """Serves the calls of all models."""
 
-    Parameters
-    ----------
-    repository : ModelRepository
-        The models that can be called.
-    """
-
-    def __init__(self, repository: ModelRepository) -> None:
-        self.repository = repository
+    def __init__(self) -> None:
+        self._repository: ModelRepository
         self.forms = CallForms()
+
+    def serve(self, repository: ModelRepository) -> None:
+        """Let the models of a repository be called; before any of them is loaded."""
+        self._repository = repository
+
+    def model_changed(self, _: str) -> None:
+        """Other versions of a model are served than before."""
+        self.forms.forget()
 
     def open(self, sock: socket.socket, link: StubLink, caller: Instance) -> StubCalls:
         """Serve the calls of one stub."""
@@ -62,7 +64,7 @@ class ModelCallServer:
             When it is not there, in Triton's words.
         """
         try:
-            return self.repository.find(name, None if version < 0 else version)
+            return self._repository.find(name, None if version < 0 else version)
         except BridgeError:
             raise BridgeError(
                 f"Failed for execute the inference request. Model '{name}' is not ready.",
@@ -71,8 +73,8 @@ class ModelCallServer:
 
     def instances(self, name: str) -> Iterator[Instance]:
         """The instances of all versions of a model."""
-        for version in self.repository.versions(name):
-            yield from self.repository.find(name, version).instances
+        for version in self._repository.versions(name):
+            yield from self._repository.find(name, version).instances
 
 
 class _Call:
@@ -157,17 +159,17 @@ class StubCalls:
             for record in decode_records(message, self._reader, named=True):
                 self._begin(record)
             return
+        if kind not in (CallKind.CANCEL, CallKind.TAKEN):
+            raise MalformedMessage(f"unknown kind {kind}")
         fields = decode_control(message)
         call = self._calls.get(fields.get("call", 0))
         if kind == CallKind.CANCEL:
             if call is not None:
                 self._cancel(call)
-        elif kind == CallKind.TAKEN:
+        else:
             responses = fields.get("responses")
             if call is not None and type(responses) is int and responses > 0:
                 call.request.passed_on(responses)
-        else:
-            raise MalformedMessage(f"unknown kind {kind}")
 
     def _begin(self, record: Record) -> None:
         number = record.ticket
@@ -283,6 +285,8 @@ class StubCalls:
                 refs += (0, 0, 0, NO_LEASE)
                 continue
             if segment.region not in self._announced:
+                # What a model answers lies in its own output memory.
+                assert isinstance(segment, Segment)
                 self._announce(segment)
             refs += (segment.region, offset, nbytes, ticket)
         return refs

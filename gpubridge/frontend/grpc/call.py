@@ -14,7 +14,7 @@ from gpubridge.frontend.grpc.status import CallFailed, Status, failure, headers,
 from gpubridge.frontend.http2.connection import Http2Connection
 from gpubridge.protocol.grpc.infer_response import encode_frame
 
-__all__ = ["Call", "CallOwner", "UnaryCall", "read_timeout"]
+__all__ = ["Call", "CallOwner", "DeferredCall", "UnaryCall", "read_timeout"]
 
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -175,13 +175,55 @@ class UnaryCall(Call):
         try:
             self._messages += self._reader.feed(view)
             if end:
-                message = _only(self._messages, self._reader.empty)
-                frame = encode_frame(self._answer(message))
-                self._tell()
-                self._connection.http2.send_data(self._stream_id, [frame])
-                self._succeed()
+                self._complete(_only(self._messages, self._reader.empty))
         except (BridgeError, CallFailed) as error:
             self.fail(error)
+
+    def _complete(self, message: bytes) -> None:
+        """The whole request is there."""
+        self._respond(self._answer(message))
+
+    def _respond(self, message: bytes) -> None:
+        """Send the answer."""
+        self._tell()
+        self._connection.http2.send_data(self._stream_id, [encode_frame(message)])
+        self._succeed()
+
+
+class DeferredCall(UnaryCall):
+    """A call that is answered when some work is done.
+
+    Parameters
+    ----------
+    begin : callable
+        Gets the request's message, and a callable to give the answer's message or the error to; may
+        raise BridgeError.
+    """
+
+    __slots__ = ("_begin",)
+
+    def __init__(
+        self,
+        connection: CallOwner,
+        stream_id: int,
+        coding: bytes,
+        begin: Callable[[bytes, Callable[[bytes | BridgeError], None]], None],
+    ) -> None:
+        super().__init__(connection, stream_id, coding, bytes)
+        self._begin = begin
+
+    def _complete(self, message: bytes) -> None:
+        self._messages.clear()
+        self._begin(message, self._settle_with)
+
+    def _settle_with(self, outcome: bytes | BridgeError) -> None:
+        if self._done:
+            # Nobody waits any more: the client is gone, or its time is over.
+            return
+        if isinstance(outcome, BridgeError):
+            self.fail(outcome)
+        else:
+            self._respond(outcome)
 
 
 def _only(messages: list[bytes], whole: bool) -> bytes:

@@ -12,7 +12,7 @@ from gpubridge.frontend.grpc.framing import PREFIX, read_prefix
 from gpubridge.frontend.grpc.packing import Packing
 from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.frontend.lateness import Rate
-from gpubridge.host_shm import HostArena
+from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
 from gpubridge.protocol.grpc.infer_response import encode_response
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
@@ -31,11 +31,20 @@ class InferCall(Call):
     ----------
     forms : FormCache
         What forms of requests mean.
-    arena : HostArena
+    memory : RequestMemory
         Where requests lie.
     """
 
-    __slots__ = ("_arena", "_forms", "_known", "_prefix", "_rate", "_receiver", "_request")
+    __slots__ = (
+        "_arena",
+        "_forms",
+        "_known",
+        "_memory",
+        "_prefix",
+        "_rate",
+        "_receiver",
+        "_request",
+    )
 
     def __init__(
         self,
@@ -43,11 +52,12 @@ class InferCall(Call):
         stream_id: int,
         coding: bytes,
         forms: FormCache[Model],
-        arena: HostArena,
+        memory: RequestMemory,
     ) -> None:
         super().__init__(connection, stream_id, coding)
         self._forms = forms
-        self._arena = arena
+        self._arena = memory.arena
+        self._memory = memory
         self._receiver: RequestReceiver | None = None
         self._rate: Rate | None = None
         self._request: InferRequest | None = None
@@ -171,6 +181,8 @@ class InferCall(Call):
                 "ModelInfer RPC doesn't support models with decoupled transaction policy",
                 ErrorCode.UNSUPPORTED,
             )
+        if known.form.shared:
+            self._memory.share(request, known.form)
         self._known = known
         self._request = request
         known.model.submit(request, self._received())
@@ -224,9 +236,9 @@ class TracedInferCall(InferCall):
         stream_id: int,
         coding: bytes,
         forms: FormCache[Model],
-        arena: HostArena,
+        memory: RequestMemory,
     ) -> None:
-        super().__init__(connection, stream_id, coding, forms, arena)
+        super().__init__(connection, stream_id, coding, forms, memory)
         self._began = time.monotonic_ns()
 
     def _received(self) -> Received:

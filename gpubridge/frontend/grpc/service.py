@@ -5,32 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.grpc.call import Call, CallOwner, UnaryCall
+from gpubridge.frontend.grpc.call import Call, CallOwner, DeferredCall, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall, TracedInferCall
+from gpubridge.frontend.grpc.memory import memory_calls
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.http2.headers import RequestHeaders
+from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.frontend.settings_service import SettingsService
-from gpubridge.protocol.grpc import metadata, settings
+from gpubridge.frontend.shared_memory import RequestMemory
+from gpubridge.protocol.grpc import metadata, repository_control, settings
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.messages import parse_message
 
 __all__ = ["GrpcService"]
 
+_Answer = Callable[[bytes | BridgeError], None]
+
 _SERVICE = b"/inference.GRPCInferenceService/"
 _HEALTH = b"/grpc.health.v1.Health/"
-
-_NOT_SERVED = {
-    "SystemSharedMemoryStatus": "system shared memory is not served yet",
-    "SystemSharedMemoryRegister": "system shared memory is not served yet; send the tensors",
-    "SystemSharedMemoryUnregister": "system shared memory is not served yet",
-    "CudaSharedMemoryStatus": "CUDA shared memory is not served yet",
-    "CudaSharedMemoryRegister": "CUDA shared memory is not served yet; send the tensors",
-    "CudaSharedMemoryUnregister": "CUDA shared memory is not served yet",
-}
 
 
 class GrpcService:
@@ -42,6 +39,8 @@ class GrpcService:
         The models.
     ready : callable
         Whether the server takes requests.
+    regions : ClientRegions
+        The clients' own memory.
 
     Attributes
     ----------
@@ -49,12 +48,15 @@ class GrpcService:
         Who is told of its state.
     """
 
-    def __init__(self, repository: ModelRepository, ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, repository: ModelRepository, ready: Callable[[], bool], regions: ClientRegions
+    ) -> None:
         self._repository = repository
         self._ready = ready
         self._traces = repository.telemetry.traces
         self.health = Health(ready)
-        self._forms: FormCache[Model] = FormCache(self._find)
+        self._memory = RequestMemory(repository.arena, regions)
+        self._forms: FormCache[Model] = FormCache(self._find, self._memory.check)
         unary: dict[bytes, Callable[[bytes], bytes]] = {
             _SERVICE + b"ServerLive": partial(_constant, "ServerLiveRequest", _live),
             _SERVICE + b"ServerReady": partial(_constant, "ServerReadyRequest", self._server_ready),
@@ -71,35 +73,40 @@ class GrpcService:
         self._settings = SettingsService(repository)
         unary[_SERVICE + b"LogSettings"] = self._log_settings
         unary[_SERVICE + b"TraceSetting"] = self._trace_setting
-        for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
-            unary[_SERVICE + method.encode()] = self._control
-        for method, reason in _NOT_SERVED.items():
-            unary[_SERVICE + method.encode()] = partial(_refuse, method, reason)
+        self._deferred = {
+            _SERVICE + b"RepositoryModelLoad": self._load,
+            _SERVICE + b"RepositoryModelUnload": self._unload,
+        }
+        self._control = ControlTasks()
+        for method, answer in memory_calls(regions).items():
+            unary[_SERVICE + method.encode()] = answer
         self._unary = unary
 
-    def forget_models(self) -> None:
-        """Models have changed: look each up again."""
-        self._forms.forget()
+    def model_changed(self, name: str) -> None:
+        """What is served of a model has changed: look it up again."""
+        self._forms.forget(lambda model: model.name == name)
 
     def open(
         self, connection: CallOwner, stream_id: int, headers: RequestHeaders, coding: bytes
     ) -> Call | None:
         """Return the call that a stream is; None for a method that there is not."""
         path = headers.path
-        arena = self._repository.arena
+        memory = self._memory
         if path == _SERVICE + b"ModelInfer":
-            if self._traces.active:
-                return TracedInferCall(connection, stream_id, coding, self._forms, arena)
-            return InferCall(connection, stream_id, coding, self._forms, arena)
+            infer = TracedInferCall if self._traces.active else InferCall
+            return infer(connection, stream_id, coding, self._forms, memory)
         answer = self._unary.get(path)
         if answer is not None:
             return UnaryCall(connection, stream_id, coding, answer)
         if path == _HEALTH + b"Watch":
             return HealthWatch(connection, stream_id, coding, self.health)
+        begin = self._deferred.get(path)
+        if begin is not None:
+            return DeferredCall(connection, stream_id, coding, begin)
         if path == _SERVICE + b"ModelStreamInfer":
             errors_end = (b"triton_grpc_error", b"true") in headers.fields
             return StreamCall(
-                connection, stream_id, coding, self._forms, arena, errors_end=errors_end
+                connection, stream_id, coding, self._forms, memory, errors_end=errors_end
             )
         return None
 
@@ -151,8 +158,17 @@ class GrpcService:
     def _trace_setting(self, message: bytes) -> bytes:
         return settings.trace_answer(self._settings.trace(*settings.trace_changes(message)))
 
-    def _control(self, _: bytes) -> bytes:
-        raise self._repository.control_error()
+    def _load(self, message: bytes, answer: _Answer) -> None:
+        self._repository.check_control()
+        name, (config, files) = repository_control.read_load(message)
+        work = self._repository.load(name, config, files)
+        self._control.start(work, lambda error: answer(error or repository_control.load_answer()))
+
+    def _unload(self, message: bytes, answer: _Answer) -> None:
+        self._repository.check_control()
+        name, dependents = repository_control.read_unload(message)
+        work = self._repository.unload(name, dependents=dependents)
+        self._control.start(work, lambda error: answer(error or repository_control.unload_answer()))
 
 
 def _constant(request: str, answer: Callable[[], bytes], message: bytes) -> bytes:
@@ -163,7 +179,3 @@ def _constant(request: str, answer: Callable[[], bytes], message: bytes) -> byte
 
 def _live() -> bytes:
     return metadata.server_live(True)
-
-
-def _refuse(method: str, reason: str, _: bytes) -> bytes:
-    raise BridgeError(f"{method}: {reason}", ErrorCode.UNSUPPORTED)

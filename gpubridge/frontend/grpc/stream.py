@@ -14,7 +14,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.frontend.grpc.call import Call, CallOwner
 from gpubridge.frontend.grpc.packing import Packing
 from gpubridge.frontend.grpc.status import CallFailed, Status
-from gpubridge.host_shm import HostArena
+from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.grpc.fields import read_request
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
 from gpubridge.protocol.grpc.infer_response import FrameSegments, encode_response
@@ -63,7 +63,7 @@ class StreamCall(Call):
     ----------
     forms : FormCache
         What forms of requests mean.
-    arena : HostArena
+    memory : RequestMemory
         Where requests lie.
     errors_end : bool
         Whether an error ends the stream, with its status.
@@ -75,6 +75,7 @@ class StreamCall(Call):
         "_errors_end",
         "_flows",
         "_forms",
+        "_memory",
         "_turns",
         "_unread",
         "_waiting",
@@ -86,13 +87,14 @@ class StreamCall(Call):
         stream_id: int,
         coding: bytes,
         forms: FormCache[Model],
-        arena: HostArena,
+        memory: RequestMemory,
         *,
         errors_end: bool,
     ) -> None:
         super().__init__(connection, stream_id, coding)
         self._forms = forms
-        self._arena = arena
+        self._arena = memory.arena
+        self._memory = memory
         self._errors_end = errors_end
         self._turns: deque[_Turn] = deque()
         self._flows: set[_Flow] = set()
@@ -155,6 +157,8 @@ class StreamCall(Call):
             known, request = whole_request(
                 message, self._forms, self._arena, partial(self._answer, turn)
             )
+            if known.form.shared:
+                self._memory.share(request, known.form)
         except BridgeError as error:
             self._fail_turn(turn, error, _identifier(message))
             return

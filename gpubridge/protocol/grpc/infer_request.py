@@ -6,7 +6,7 @@ is a :class:`RequestForm`, which is kept by those bytes: protobuf parses them th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -22,10 +22,10 @@ from gpubridge.protocol.grpc.messages import parse_message
 from gpubridge.protocol.grpc.parameters import (
     RequestParameters,
     classes_wanted,
-    refuse_region,
     shared_region,
 )
 from gpubridge.protocol.request_form import InputForm, OutputForm, RequestForm
+from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.tensor.dtypes import DATATYPES, element_count
 from gpubridge.transport.signatures import encode_signature
@@ -87,17 +87,22 @@ class FormCache(Generic[T]):
     ----------
     find : callable
         Gets a model's name and version, as the request spells them, and returns the model.
+    check_region : callable
+        Says which shared memory there is.
     """
 
-    __slots__ = ("_find", "_known")
+    __slots__ = ("_check_region", "_find", "_known")
 
-    def __init__(self, find: Callable[[str, str], T]) -> None:
+    def __init__(
+        self, find: Callable[[str, str], T], check_region: CheckRegion = nothing_registered
+    ) -> None:
         self._find = find
+        self._check_region = check_region
         self._known: dict[bytes, KnownRequest[T]] = {}
 
-    def forget(self) -> None:
-        """Models have changed: look each up again."""
-        self._known.clear()
+    def forget(self, is_gone: Callable[[T], bool]) -> None:
+        """Forget the forms of requests to some models: they are looked up again."""
+        self._known = {f: known for f, known in self._known.items() if not is_gone(known.model)}
 
     def read(self, head: RequestHead) -> KnownRequest[T]:
         """Return what a request's form means.
@@ -118,7 +123,7 @@ class FormCache(Generic[T]):
                 return known
         message = parse_message("ModelInferRequest", head.form)
         model = self._find(message.model_name, message.model_version)
-        form, empty_final = build_form(message, head, model.config)
+        form, empty_final = build_form(message, head, model.config, self._check_region)
         known = KnownRequest(model, form, empty_final, head.sizes)
         if len(head.form) <= _FORM_KEPT and not form.packed:
             if len(self._known) >= _FORMS_KEPT:
@@ -128,7 +133,10 @@ class FormCache(Generic[T]):
 
 
 def build_form(
-    message: ProtoMessage, head: RequestHead, config: ModelConfig
+    message: ProtoMessage,
+    head: RequestHead,
+    config: ModelConfig,
+    check_region: CheckRegion = nothing_registered,
 ) -> tuple[RequestForm, bool]:
     """Check a request, all but its strings, in Triton's order.
 
@@ -144,13 +152,15 @@ def build_form(
         In Triton's words.
     """
     extras, options, empty_final = RequestParameters.read(message.parameters)
-    inputs = _inputs(message, head, config)
-    outputs = _outputs(message, config)
+    inputs = _inputs(message, head, config, check_region)
+    outputs = _outputs(message, config, check_region)
+    sent = [entry for entry in inputs if entry.region is None]
     _check_dims(head.identifier, inputs, config)
     check_inputs(head.identifier, inputs, config)
     form = RequestForm(
         identifier="",
         inputs=inputs,
+        sent=sent,
         outputs=outputs,
         binary_default=True,
         signature=encode_signature(
@@ -158,15 +168,17 @@ def build_form(
             tuple(outputs or ()),
         ),
         extras=extras,
-        binary_bytes=sum(entry.nbytes for entry in inputs if entry.data is None),
-        places=_places([entry.nbytes for entry in inputs]),
+        binary_bytes=sum(entry.nbytes for entry in sent if entry.data is None),
+        places=_places([entry.nbytes for entry in sent]),
         strings=tuple(
             (i, element_count(entry.shape))
-            for i, entry in enumerate(inputs)
+            for i, entry in enumerate(sent)
             if entry.datatype == "BYTES"
         ),
         aligned=True,
         packed=any(entry.data is not None for entry in inputs),
+        shared=len(sent) != len(inputs)
+        or any(output.region is not None for output in (outputs or {}).values()),
         batch_size=inputs[0].shape[0] if config.max_batch_size and inputs else 1,
         options=replace(options, shapes=tuple((entry.name, entry.shape) for entry in inputs)),
     )
@@ -190,7 +202,7 @@ def _places(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 def _resized(form: RequestForm, sizes: tuple[int, ...]) -> RequestForm | None:
     """Return the form with other lengths of its strings; None where others must be checked anew."""
-    if len(sizes) != len(form.inputs):
+    if form.shared or len(sizes) != len(form.inputs):
         return None
     inputs = []
     for entry, nbytes in zip(form.inputs, sizes, strict=True):
@@ -200,10 +212,12 @@ def _resized(form: RequestForm, sizes: tuple[int, ...]) -> RequestForm | None:
             inputs.append(replace(entry, nbytes=nbytes))
         else:
             return None
-    return replace(form, inputs=inputs, places=_places(sizes), binary_bytes=sum(sizes))
+    return replace(form, inputs=inputs, sent=inputs, places=_places(sizes), binary_bytes=sum(sizes))
 
 
-def _inputs(message: ProtoMessage, head: RequestHead, config: ModelConfig) -> list[InputForm]:
+def _inputs(
+    message: ProtoMessage, head: RequestHead, config: ModelConfig, check_region: CheckRegion
+) -> list[InputForm]:
     names = set()
     for entry in message.inputs:
         if entry.name in names:
@@ -212,10 +226,17 @@ def _inputs(message: ProtoMessage, head: RequestHead, config: ModelConfig) -> li
                 "exists in request"
             )
         names.add(entry.name)
-    return [_input(entry, i, head, config.name) for i, entry in enumerate(message.inputs)]
+    inputs = []
+    raws = iter(head.sizes)
+    for entry in message.inputs:
+        form = _input(entry, head, config.name, raws)
+        if form.region is not None:
+            check_region(form.region)
+        inputs.append(form)
+    return inputs
 
 
-def _input(entry: ProtoMessage, index: int, head: RequestHead, model: str) -> InputForm:
+def _input(entry: ProtoMessage, head: RequestHead, model: str, raws: Iterator[int]) -> InputForm:
     """Say what one input is and where its data are."""
     typed = entry.HasField("contents")
     datatype = entry.datatype if entry.datatype in DATATYPES else _INVALID
@@ -232,18 +253,21 @@ def _input(entry: ProtoMessage, index: int, head: RequestHead, model: str) -> In
                 "unexpected 'content' provided when using shared memory for input tensor "
                 f"'{entry.name}' for model '{model}'"
             )
-        raise refuse_region(region)
+        return InputForm(entry.name, datatype, shape, region.nbytes, region=region)
     if typed:
         data = data_from_contents(entry, datatype, model)
         return InputForm(entry.name, datatype, shape, len(data), data)
-    if index >= len(head.sizes):
+    nbytes = next(raws, None)
+    if nbytes is None:
         raise invalid(
             f"unable to find data for input tensor '{entry.name}' for model '{model}' in request."
         )
-    return InputForm(entry.name, datatype, shape, head.sizes[index])
+    return InputForm(entry.name, datatype, shape, nbytes)
 
 
-def _outputs(message: ProtoMessage, config: ModelConfig) -> dict[str, OutputForm] | None:
+def _outputs(
+    message: ProtoMessage, config: ModelConfig, check_region: CheckRegion
+) -> dict[str, OutputForm] | None:
     """Read the outputs asked for; ``binary_data`` means nothing here, all of them are raw."""
     known = {spec.name for spec in config.outputs}
     outputs = {}
@@ -253,10 +277,10 @@ def _outputs(message: ProtoMessage, config: ModelConfig) -> dict[str, OutputForm
         if region is not None and classes:
             raise invalid("output can't set both 'shared_memory_region' and 'classification'")
         if region is not None:
-            raise refuse_region(region)
+            check_region(region)
         if entry.name not in known:
             raise invalid(f"unexpected inference output '{entry.name}' for model '{config.name}'")
-        outputs[entry.name] = OutputForm(binary=True, classes=classes)
+        outputs[entry.name] = OutputForm(binary=True, classes=classes, region=region)
     return outputs or None
 
 
@@ -298,7 +322,7 @@ def pack_inputs(
     slot = arena.allocate(sum(places[-1]) or 1 if places else 1)
     there = slot.memory
     if form.packed:
-        for entry, (at, nbytes) in zip(form.inputs, places, strict=True):
+        for entry, (at, nbytes) in zip(form.sent, places, strict=True):
             assert entry.data is not None
             there[at : at + nbytes] = entry.data
         return slot

@@ -91,9 +91,9 @@ def encode_response(
     elif classes := classes_of(form.outputs):
         response = classified(response, classes, config)
         buffers = response.buffers
-        answer = _answer_form(response.signature, config, version, classes)
+        answer = _answer_form(form, response.signature, config, version, classes)
     else:
-        answer = _answer_form(signature, config, version)
+        answer = _answer_form(form, signature, config, version)
         form.answer_for = signature
         form.answer = answer
     tags = answer.tags
@@ -136,7 +136,11 @@ def _prefix(nbytes: int) -> bytes:
 
 
 def _answer_form(
-    signature: Signature, config: ModelConfig, version: int, classified: Collection[str] = ()
+    form: RequestForm,
+    signature: Signature,
+    config: ModelConfig,
+    version: int,
+    classified: Collection[str] = (),
 ) -> _AnswerForm:
     """Make the form of answers with this signature; ``classified`` outputs keep their shapes."""
     names = message_class("ModelInferResponse")(
@@ -147,7 +151,11 @@ def _answer_form(
         spec = tensor if tensor.name in classified else as_configured(tensor, config)
         outputs.outputs.add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
     described = outputs.SerializeToString()
-    sizes = [tensor.nbytes for tensor in signature.tensors]
+    # An output in the client's memory has its raw content, too: an empty one.
+    sizes = [
+        0 if form.output_region(tensor.name) is not None else tensor.nbytes
+        for tensor in signature.tensors
+    ]
     known = [nbytes for nbytes in sizes if nbytes is not None]
     if len(known) != len(sizes):
         return _AnswerForm(names, described, None, 0, b"")

@@ -9,16 +9,14 @@ from typing import Any, NamedTuple
 import orjson
 
 from gpubridge.config.schema import ProtoMessage
-from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol.fields import invalid
+from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_OPTIONS, RequestOptions
 
 __all__ = [
     "NO_PARAMETERS",
     "RequestParameters",
-    "SharedRegion",
     "classes_wanted",
-    "refuse_region",
     "shared_region",
 ]
 
@@ -92,14 +90,6 @@ class RequestParameters(NamedTuple):
 
 
 NO_PARAMETERS = RequestParameters(b"", NO_OPTIONS, False)
-
-
-class SharedRegion(NamedTuple):
-    """A piece of memory that the client registered: bytes of it from an offset on."""
-
-    name: str
-    nbytes: int
-    offset: int
 
 
 def shared_region(tensor: ProtoMessage) -> SharedRegion | None:
@@ -205,8 +195,3 @@ def _json(parameters: dict[str, Any]) -> str:
         return orjson.dumps(parameters).decode()
     # orjson makes null of infinities, which JSON does not know but models are given.
     return json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))
-
-
-def refuse_region(region: SharedRegion) -> BridgeError:
-    """Make the error of a region that nobody registered."""
-    return BridgeError(f"Unable to find shared memory region: '{region.name}'", ErrorCode.NOT_FOUND)

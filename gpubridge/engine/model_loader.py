@@ -1,0 +1,248 @@
+"""One load of a model: from its directory, or what a client sent instead, to running versions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gpubridge.config import (
+    ModelConfig,
+    load_model_config,
+    served_versions,
+    unsupported_features,
+)
+from gpubridge.engine.context import EngineContext
+from gpubridge.engine.ensemble.ensemble_model import EnsembleModel, Members
+from gpubridge.engine.ensemble.graph import is_ensemble
+from gpubridge.engine.file_overrides import OverrideDirectory
+from gpubridge.engine.load_progress import report_progress
+from gpubridge.engine.model import Model, StubModel
+from gpubridge.engine.model_files import ModelFiles, read_model_files
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = [
+    "LoadFailed",
+    "ModelLoader",
+    "ModelSource",
+    "NotPrepared",
+    "PreparedModel",
+    "not_found",
+    "required_models",
+]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model comes from.
+
+    Attributes
+    ----------
+    directory : Path
+        The model's directory.
+    config : str or None
+        JSON instead of the directory's config.pbtxt.
+    digest : str
+        Tells the files of one client from those of another; empty for a directory of the repository.
+    overrides : OverrideDirectory or None
+        The directory, if it was made of files that a client sent.
+    """
+
+    directory: Path
+    config: str | None = None
+    digest: str = ""
+    overrides: OverrideDirectory | None = None
+
+    def hold(self) -> None:
+        """Need the directory, until :meth:`release`."""
+        if self.overrides is not None:
+            self.overrides.hold()
+
+    def release(self) -> None:
+        """Need the directory no more."""
+        if self.overrides is not None:
+            self.overrides.release()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A model that is ready to be loaded.
+
+    Attributes
+    ----------
+    versions : tuple of int
+        Those that the version policy chooses, ascending.
+    files : ModelFiles
+        The state of its files before any of them was read.
+    """
+
+    source: ModelSource
+    config: ModelConfig
+    versions: tuple[int, ...]
+    files: ModelFiles
+
+    def same_version(self, other: PreparedModel, version: int) -> bool:
+        """Whether a version is the same in both, so that it need not be loaded again."""
+        return (
+            self.source.directory == other.source.directory
+            and self.files.shared == other.files.shared
+            and self.files.versions.get(version) == other.files.versions.get(version)
+            and _without_policy(self.config) == _without_policy(other.config)
+        )
+
+
+class NotPrepared(BridgeError):
+    """A model is not there, or its configuration is none, or one that cannot be served.
+
+    Parameters
+    ----------
+    told : str
+        What comes before the reason in the message: Triton's words.
+    reason : str
+    """
+
+    def __init__(self, told: str, reason: str, code: ErrorCode) -> None:
+        super().__init__(f"{told}: {reason}", code)
+        self.reason = reason
+
+
+class LoadFailed(BridgeError):
+    """Some version of a model did not load.
+
+    Parameters
+    ----------
+    reasons : dict of int to BridgeError
+        Why, by version.
+    """
+
+    def __init__(self, name: str, reasons: dict[int, BridgeError]) -> None:
+        told = "".join(
+            f"version {version} is at UNAVAILABLE state: {_code_name(error)}: {error.message};\n"
+            for version, error in sorted(reasons.items())
+        )
+        super().__init__(f"load failed for model '{name}': {told}", ErrorCode.INVALID_ARG)
+        self.reasons = reasons
+
+
+class ModelLoader:
+    """Reads, checks and starts models; holds none of them.
+
+    Parameters
+    ----------
+    context : EngineContext
+        What all models share.
+    """
+
+    def __init__(
+        self,
+        context: EngineContext,
+        gpu_count: int,
+        gpu_fallback: Literal["none", "host"],
+    ) -> None:
+        self.context = context
+        self._gpu_count = gpu_count
+        self._gpu_fallback = gpu_fallback
+
+    async def prepare(self, name: str, source: ModelSource) -> PreparedModel:
+        """Read a model's configuration and choose its versions.
+
+        Raises
+        ------
+        NotPrepared
+            INTERNAL when the configuration is none, INVALID_ARG when it cannot be served.
+        """
+        # Before anything is read: what changes from here on is another state of the files.
+        files = await asyncio.to_thread(read_model_files, source.directory)
+        try:
+            config = load_model_config(
+                source.directory,
+                gpu_count=self._gpu_count,
+                gpu_fallback=self._gpu_fallback,
+                override=source.config,
+            )
+        except BridgeError as error:
+            raise not_found(name, error.message) from error
+        try:
+            refused = unsupported_features(config)
+            if refused:
+                raise BridgeError("; ".join(refused), ErrorCode.UNSUPPORTED)
+            versions = served_versions(source.directory, name, config.version_policy)
+        except BridgeError as error:
+            told = f"load failed for model '{name}'"
+            raise NotPrepared(told, error.message, ErrorCode.INVALID_ARG) from error
+        for notice in config.notices:
+            _logger.info("model '%s': %s", name, notice)
+        return PreparedModel(source, config, tuple(versions), files)
+
+    def model(self, prepared: PreparedModel, version: int, members: Members) -> Model:
+        """Make a version of a model; nothing of it runs yet. ``members`` has those it is made of."""
+        if is_ensemble(prepared.config):
+            return EnsembleModel(prepared.config, version, members, self.context)
+        return StubModel(prepared.config, version, prepared.source.directory, self.context)
+
+    async def bring_up(self, models: Sequence[Model]) -> dict[int, BridgeError]:
+        """Load versions of a model, all at once; returns why those that failed did, by version.
+
+        When it is cancelled, none of them is left.
+        """
+        try:
+            results = await asyncio.gather(*(self._load(model) for model in models))
+        except asyncio.CancelledError:
+            await asyncio.gather(*(model.unload(0.0) for model in models))
+            raise
+        return {m.version: error for m, error in zip(models, results, strict=True) if error}
+
+    async def _load(self, model: Model) -> BridgeError | None:
+        _logger.info("loading: %s:%d", model.name, model.version)
+        progress = asyncio.get_running_loop().create_task(report_progress(model))
+        try:
+            await model.load()
+        except BridgeError as error:
+            _logger.error(  # noqa: TRY400  (the model's own traceback is in it)
+                "failed to load '%s' version %d: %s", model.name, model.version, error.message
+            )
+            return error
+        finally:
+            progress.cancel()
+        return None
+
+
+def not_found(name: str, reason: str) -> NotPrepared:
+    """Make the error for a model that is not there or cannot be read."""
+    told = f"failed to load '{name}', failed to poll from model repository"
+    return NotPrepared(told, reason, ErrorCode.INTERNAL)
+
+
+def required_models(config: ModelConfig) -> list[str]:
+    """Return the models that must be there for this one to work: the steps of an ensemble."""
+    steps = config.message.ensemble_scheduling.step
+    return sorted({step.model_name for step in steps})
+
+
+def _without_policy(config: ModelConfig) -> bytes:
+    message = type(config.message)()
+    message.CopyFrom(config.message)
+    message.ClearField("version_policy")
+    text: bytes = message.SerializeToString(deterministic=True)
+    return text
+
+
+_CODE_NAMES = {
+    ErrorCode.UNKNOWN: "Unknown",
+    ErrorCode.INTERNAL: "Internal",
+    ErrorCode.NOT_FOUND: "Not found",
+    ErrorCode.INVALID_ARG: "Invalid argument",
+    ErrorCode.UNAVAILABLE: "Unavailable",
+    ErrorCode.UNSUPPORTED: "Unsupported",
+    ErrorCode.ALREADY_EXISTS: "Already exists",
+    ErrorCode.CANCELLED: "Cancelled",
+}
+
+
+def _code_name(error: BridgeError) -> str:
+    return _CODE_NAMES[error.code]

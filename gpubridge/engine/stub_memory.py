@@ -1,0 +1,82 @@
+"""The output memory that one stub makes: what it announces is checked like any foreign input."""
+
+from __future__ import annotations
+
+from gpubridge.errors import BridgeError
+from gpubridge.request import MemoryRange
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.leases import BorrowedMemory
+
+__all__ = ["StubMemory"]
+
+
+class StubMemory:
+    """Maps the regions that a stub makes, within its limit; owns the mappings.
+
+    Parameters
+    ----------
+    owner : int
+        Upper half of the ids of the stub's regions.
+    limit : int
+        Bytes that all of them together may have.
+    table : memoryview
+        The lease bytes by which the server says that it is done with a slot.
+
+    Attributes
+    ----------
+    borrowed : BorrowedMemory
+        Gives views of it.
+    """
+
+    def __init__(self, owner: int, limit: int, table: memoryview) -> None:
+        self.owner = owner
+        self.limit = limit
+        self.borrowed = BorrowedMemory(table)
+        self._sizes: dict[int, int] = {}
+
+    def announce(self, region: int, size: int, fds: list[int]) -> None:
+        """Map a region whose descriptor is the last of ``fds``, which is taken over.
+
+        Raises
+        ------
+        MalformedMessage
+            When it is not the stub's to announce, too large, or no sealed memory of that size.
+        """
+        total = sum(self._sizes.values()) + size
+        if not self.has_made(region) or region in self._sizes or not fds:
+            raise MalformedMessage(f"region {region:#x} is not the stub's to announce")
+        if total > self.limit:
+            raise MalformedMessage(f"{total} bytes of output memory (limit {self.limit})")
+        try:
+            self.borrowed.announce(region, fds.pop(), size)
+        except BridgeError as error:
+            raise MalformedMessage(error.message) from error
+        self._sizes[region] = size
+
+    def has_made(self, region: int) -> bool:
+        """Whether a region's id is one of the stub's."""
+        return region >> 32 == self.owner
+
+    def drop(self, region: int) -> None:
+        """Unmap a region."""
+        self.borrowed.drop(region)
+        self._sizes.pop(region, None)
+
+    def range(self, ref: tuple[int, int, int, int]) -> MemoryRange:
+        """Return a place in it, to hand it on; its lease lasts while that is held.
+
+        Raises
+        ------
+        MalformedMessage
+            When there is no such place.
+        """
+        (view,) = self.borrowed.views([ref])
+        return MemoryRange(self.borrowed.segment(ref[0]), ref[1], ref[2], view)
+
+    def regions(self) -> list[int]:
+        """The regions that are mapped."""
+        return self.borrowed.regions()
+
+    def close(self) -> None:
+        """Unmap every region."""
+        self.borrowed.close()

@@ -1,0 +1,99 @@
+"""Requests whose inputs or outputs are in their clients' memory: what the engine has to know of them."""
+
+from __future__ import annotations
+
+import orjson
+
+from gpubridge.engine.client_regions import ClientPlace, ClientRegions, RegionUse
+from gpubridge.errors import BridgeError
+from gpubridge.host_shm import HostArena
+from gpubridge.protocol.request_form import RequestForm
+from gpubridge.protocol.shared_memory import SharedRegion
+from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
+
+__all__ = ["CUDA_REFUSAL", "RequestMemory"]
+
+CUDA_REFUSAL = (
+    "CUDA shared memory is not served yet; register system shared memory or send the tensors"
+)
+"""Why a region of GPU memory is not taken."""
+
+
+class RequestMemory:
+    """Where requests lie: in the server's arena, or in their clients' memory.
+
+    Parameters
+    ----------
+    arena : HostArena
+        For what comes with a request.
+    regions : ClientRegions
+        What clients have registered.
+    """
+
+    __slots__ = ("arena", "regions")
+
+    def __init__(self, arena: HostArena, regions: ClientRegions) -> None:
+        self.arena = arena
+        self.regions = regions
+
+    def check(self, region: SharedRegion) -> None:
+        """Raise BridgeError where a piece of shared memory does not exist."""
+        _place(region, self.regions)
+
+    def share(self, request: InferRequest, form: RequestForm) -> None:
+        """Give a request the places of its inputs and outputs that are in the client's memory.
+
+        Parameters
+        ----------
+        request : InferRequest
+            Has the places of all other inputs; nobody has got it yet.
+        form : RequestForm
+            One that is ``shared``.
+
+        Raises
+        ------
+        BridgeError
+            When such memory is not there any more; the request's slot has been freed then.
+        """
+        try:
+            _share(request, form, self.regions)
+        except BridgeError:
+            if request.slot is not None:
+                self.arena.free(request.slot)
+            raise
+
+
+def _share(request: InferRequest, form: RequestForm, regions: ClientRegions) -> None:
+    used: list[ClientPlace] = []
+    ranges: list[MemoryRange] = []
+    inside: list[int] = []
+    sent = iter(request.places)
+    for index, entry in enumerate(form.inputs):
+        if entry.region is None:
+            ranges.append(_sent_range(request, *next(sent)))
+            continue
+        place = _place(entry.region, regions)
+        used.append(place)
+        inside.append(index)
+        ranges.append(MemoryRange(place.region.segment, place.offset, place.nbytes, None))
+    outputs = {}
+    for name, output in (form.outputs or {}).items():
+        if output.region is not None:
+            place = _place(output.region, regions)
+            used.append(place)
+            outputs[name] = place.region.segment.region, place.offset, place.nbytes
+    request.ranges = ranges
+    request.client = RegionUse(used, tuple(outputs))
+    said = b'{"client":%b' % orjson.dumps({"in": inside, "out": outputs})
+    request.extras = said + (b"," + request.extras[1:] if request.extras else b"}")
+
+
+def _place(region: SharedRegion, regions: ClientRegions) -> ClientPlace:
+    return regions.place(region.name, region.offset, region.nbytes)
+
+
+def _sent_range(request: InferRequest, at: int, nbytes: int) -> MemoryRange:
+    slot = request.slot
+    if slot is None or not nbytes:
+        return NO_BYTES
+    return MemoryRange(slot.segment, slot.offset + request.start + at, nbytes, None)

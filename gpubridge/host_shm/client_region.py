@@ -1,0 +1,139 @@
+"""Clients' POSIX shared memory: opened by the server, which never touches it, mapped by stubs.
+
+Whoever touches memory of an object that its owner has shrunk dies of SIGBUS. So the server only holds
+the descriptor; each stub maps it itself.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["ClientMapping", "ClientSegment"]
+
+_DIRECTORY = b"/dev/shm/"
+_OPEN = os.O_RDWR | os.O_CLOEXEC
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_LONGEST_NAME = 255
+
+
+class ClientSegment:
+    """A client's object, opened and checked, but not mapped; owns its descriptor.
+
+    Attributes
+    ----------
+    region : int
+        The region id by which every process knows this memory.
+    fd : int
+        Open for reading and writing.
+    size : int
+        Bytes from the object's start that may be used; it had at least so many when it was opened.
+    """
+
+    __slots__ = ("fd", "region", "size")
+
+    def __init__(self, region: int, fd: int, size: int) -> None:
+        self.region = region
+        self.fd = fd
+        self.size = size
+
+    @classmethod
+    def open(cls, region: int, key: str, offset: int, nbytes: int) -> ClientSegment:
+        """Open the object that a client calls ``key``.
+
+        Only a regular file directly in /dev/shm is opened, through no link, and only one that belongs
+        to the server's user or that its owner lets everybody write: a client must not reach others'
+        memory by the server's rights.
+
+        Parameters
+        ----------
+        offset, nbytes : int
+            Bytes from the object's start; how many from there on will be used.
+
+        Raises
+        ------
+        BridgeError
+            INTERNAL, in Triton's words, when there is no such object or it has not so many bytes.
+        """
+        fd = _open_object(key)
+        end = offset + nbytes
+        if nbytes <= 0 or offset < 0 or end > os.fstat(fd).st_size:
+            os.close(fd)
+            raise BridgeError(f"Invalid shared memory region: '{key}'", ErrorCode.INTERNAL)
+        return cls(region, fd, end)
+
+    def has(self, end: int) -> bool:
+        """Whether the object still has so many bytes."""
+        return os.fstat(self.fd).st_size >= end
+
+    def close(self) -> None:
+        """Give the descriptor back; idempotent. What stubs have mapped stays."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class ClientMapping:
+    """A stub's mapping of a client's object; memory that views refer to stays until they are gone.
+
+    Attributes
+    ----------
+    region, size : int
+        As in `ClientSegment`.
+    view : memoryview
+        All of it, writable.
+    """
+
+    __slots__ = ("_map", "region", "size", "view")
+
+    def __init__(self, region: int, fd: int, size: int) -> None:
+        self.region = region
+        self.size = size
+        self._map = mmap.mmap(fd, size)
+        self.view = memoryview(self._map)
+
+    @classmethod
+    def open(cls, region: int, fd: int, size: int) -> ClientMapping | None:
+        """Map an object; takes over ``fd``. None when it has been shrunk, or cannot be mapped."""
+        try:
+            return cls(region, fd, size)
+        except (OSError, ValueError):
+            return None
+        finally:
+            os.close(fd)
+
+
+def _open_object(key: str) -> int:
+    """Return a descriptor of the object, which is a regular file of the right owner."""
+    name = key.removeprefix("/")
+    refusal = BridgeError(f"Unable to open shared memory region: '{key}'", ErrorCode.INTERNAL)
+    raw = name.encode(errors="surrogatepass")
+    if name in ("", ".", "..") or "/" in name or "\0" in name or len(raw) > _LONGEST_NAME:
+        raise refusal
+    try:
+        # Looked at before it is opened: opening a fifo or a device may do something.
+        found = os.open(_DIRECTORY + raw, _LOOK)
+    except OSError as error:
+        raise refusal from error
+    try:
+        status = os.fstat(found)
+        if not stat.S_ISREG(status.st_mode):
+            raise refusal
+        if status.st_uid != os.geteuid() and status.st_mode & 0o006 != 0o006:
+            raise BridgeError(
+                f"Unable to open shared memory region: '{key}': it belongs to user {status.st_uid}, "
+                f"the server is user {os.geteuid()}; run both as one user, or let everybody read and "
+                "write the object",
+                ErrorCode.INTERNAL,
+            )
+        return os.open(f"/proc/self/fd/{found}", _OPEN)
+    except OSError as error:
+        raise refusal from error
+    finally:
+        os.close(found)

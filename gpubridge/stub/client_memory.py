@@ -1,0 +1,184 @@
+"""The clients' own memory: inputs are read where the client put them, outputs written where it wants.
+
+A view of an input is read-only for NumPy: what a model writes into its input must not reach the
+client. A model that trips over that, or that keeps such a view, gets copies from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import ClientMapping
+from gpubridge.pb_utils import Logger, Tensor
+from gpubridge.tensor import bytes_codec
+from gpubridge.tensor.dtypes import element_count
+from gpubridge.tensor.string_fault import string_fault
+from gpubridge.transport.control import ControlPage
+from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.records import Record
+from gpubridge.transport.signatures import TensorSpec
+
+__all__ = ["ClientMemory", "Target", "targets_of"]
+
+_NOTHING: dict[str, Any] = {"in": (), "out": {}}
+
+
+class Target(NamedTuple):
+    """Where the client wants an output: a region, an offset in it, and how many bytes are free there."""
+
+    region: int
+    offset: int
+    nbytes: int
+
+
+def targets_of(record: Record) -> dict[str, Target]:
+    """Return the outputs of a request that its client wants in its own memory."""
+    client = record.extras.get("client") if record.extras else None
+    return {name: Target(*place) for name, place in client["out"].items()} if client else {}
+
+
+class ClientMemory:
+    """The regions of clients that this process has mapped.
+
+    Parameters
+    ----------
+    borrowed : BorrowedMemory
+        Makes the views of inputs.
+    control : ControlPage
+        Says which requests' inputs are still looked at.
+    sharing : str
+        "share" or "copy" inputs always; empty to share them until the model needs copies.
+    model, instance : str
+        Their names, for messages.
+
+    Attributes
+    ----------
+    borrowed : BorrowedMemory
+        As given.
+    used : bool
+        Whether any client's region was ever announced here.
+    copies : bool
+        Whether the model gets copies of such inputs.
+    """
+
+    def __init__(
+        self,
+        borrowed: BorrowedMemory,
+        control: ControlPage,
+        sharing: str,
+        model: str,
+        instance: str,
+    ) -> None:
+        self.borrowed = borrowed
+        self._control = control
+        self._model = model
+        self._instance = instance
+        self._mapped: dict[int, ClientMapping] = {}
+        self._settled = bool(sharing)
+        self._copied = 0
+        self.copies = sharing == "copy"
+        self.used = False
+
+    # -- regions -------------------------------------------------------------------------------
+
+    def announce(self, region: int, fd: int, size: int) -> None:
+        """Map a region from now on; takes over ``fd``."""
+        self.used = True
+        mapping = ClientMapping.open(region, fd, size)
+        # One that its client has shrunk by now stays unknown: requests that name it are refused.
+        if mapping is not None:
+            self._mapped[region] = mapping
+            self.borrowed.add(region, mapping.view)
+
+    def drop(self, region: int) -> None:
+        """Unmap a region, views of it that exist excepted."""
+        self._mapped.pop(region, None)
+
+    def memory(self, target: Target) -> memoryview:
+        """Return the bytes of a target, writable.
+
+        Raises
+        ------
+        BridgeError
+            INVALID_ARG when the region is not mapped.
+        """
+        mapping = self._mapped.get(target.region)
+        if mapping is None or target.offset + target.nbytes > mapping.size:
+            raise _unmapped()
+        return mapping.view[target.offset : target.offset + target.nbytes]
+
+    # -- inputs --------------------------------------------------------------------------------
+
+    def refusal(self, record: Record) -> BridgeError | None:
+        """Say what is wrong with a request's memory; it is its client's fault, and only its own."""
+        client = record.extras.get("client") if record.extras else None
+        if client is None:
+            return None
+        try:
+            for target in targets_of(record).values():
+                self.memory(target)
+            for index in client["in"]:
+                region, offset, nbytes, _ = record.refs[index]
+                memory = self.memory(Target(region, offset, nbytes))
+                spec = record.signature.tensors[index]
+                if spec.datatype == "BYTES":
+                    self._check_strings(record, spec, memory)
+        except BridgeError as error:
+            return error
+        return None
+
+    def _check_strings(self, record: Record, spec: TensorSpec, memory: memoryview) -> None:
+        count = element_count(spec.shape)
+        try:
+            bytes_codec.validate(memory, count)
+        except BridgeError as error:
+            text = string_fault(record.identifier, spec.name, self._model, memory, count)
+            raise BridgeError(text, ErrorCode.INVALID_ARG) from error
+
+    def protect(self, inputs: Sequence[Tensor], client: dict[str, Any]) -> None:
+        """Make inputs in the client's memory read-only, or copies."""
+        for index in client["in"]:
+            tensor = inputs[index]
+            # Not handed on by reference to other models: their calls may outlive the client's request.
+            tensor._place = None
+            view = tensor._source
+            if view is None or view.readonly:
+                continue
+            if self.copies:
+                tensor._source = memoryview(bytearray(view))
+                self._copied += len(view)
+            else:
+                tensor._source = view.toreadonly()
+
+    def take_copied(self) -> int:
+        """Return how many bytes of inputs were copied since this was asked last."""
+        copied, self._copied = self._copied, 0
+        return copied
+
+    def note_error(self, error: BaseException) -> None:
+        """A batch failed: perhaps since the model wrote into an input."""
+        if not self._settled and isinstance(error, ValueError) and "read-only" in str(error):
+            self._switch("writes into its inputs")
+
+    def note_kept(self, record: Record) -> None:
+        """Look at an answered request: if its inputs are still lent, the model keeps them."""
+        if self._settled or not record.extras or not self._control.lent[record.ticket]:
+            return
+        if record.extras.get("client", _NOTHING)["in"]:
+            self._switch("keeps inputs beyond their request")
+
+    def _switch(self, what: str) -> None:
+        self.copies = self._settled = True
+        Logger.log_warn(
+            f"model '{self._instance}' {what}: it gets copies of inputs in clients' shared memory "
+            'from now on; the parameter INPUT_SHARING "copy" says so from the start'
+        )
+
+
+def _unmapped() -> BridgeError:
+    return BridgeError(
+        "the client's shared memory region cannot be mapped: it has been shrunk; register it again",
+        ErrorCode.INVALID_ARG,
+    )

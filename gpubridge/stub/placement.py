@@ -1,0 +1,101 @@
+"""Puts a response's tensors in their final places: the client's memory, or the output memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import Slot
+from gpubridge.pb_utils import Tensor
+from gpubridge.pb_utils.output_tensor import OutputTensor
+from gpubridge.stub.client_memory import ClientMemory, Target, targets_of
+from gpubridge.stub.outputs import OutputMemory
+from gpubridge.tensor.dtypes import element_count
+from gpubridge.transport.control import NO_LEASE
+from gpubridge.transport.records import Record
+
+__all__ = ["Placement"]
+
+_NOWHERE = (0, 0, 0, NO_LEASE)
+
+
+class Placement:
+    """Knows where outputs go that do not simply go to a new slot each time.
+
+    Parameters
+    ----------
+    outputs : OutputMemory
+        For all that is not in a client's memory.
+    clients : ClientMemory
+        For what is.
+    """
+
+    def __init__(self, outputs: OutputMemory, clients: ClientMemory) -> None:
+        self._outputs = outputs
+        self._clients = clients
+
+    def allocate(
+        self, record: Record, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Tensor:
+        """Make a tensor in the place where this output of a request is wanted, or will be sent from.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when the output memory is full.
+        """
+        nbytes = dtype.itemsize * element_count(shape)
+        target = targets_of(record).get(name)
+        place: object = target
+        if target is not None and 0 < nbytes <= target.nbytes:
+            memory = np.frombuffer(self._clients.memory(target)[:nbytes], np.uint8)
+        else:
+            place, memory = self._outputs.lend_to_model(nbytes)
+        return OutputTensor._placed(name, datatype, memory.view(dtype).reshape(shape), place)
+
+    def place(self, record: Record, tensors: Sequence[Tensor]) -> list[int]:
+        """Put each tensor in its place; returns the fields of their references.
+
+        A tensor in the client's memory has a reference of no bytes.
+
+        Raises
+        ------
+        BridgeError
+            INTERNAL, in Triton's words, when the client has left too little room.
+        """
+        targets = targets_of(record)
+        payloads = [tensor._payload() for tensor in tensors]
+        for tensor, payload in zip(tensors, payloads):
+            target = targets.get(tensor._name)
+            if target is not None and payload.nbytes > target.nbytes:
+                raise BridgeError(
+                    f"shared memory size specified with the request for output '{tensor._name}' "
+                    f"({target.nbytes} bytes) should be at least {payload.nbytes} bytes to hold the "
+                    "results",
+                    ErrorCode.INTERNAL,
+                )
+        refs: list[Any] = [None] * len(tensors)
+        others = []
+        for index, tensor in enumerate(tensors):
+            target = targets.get(tensor._name)
+            if target is not None:
+                self._write(tensor, payloads[index], target)
+                refs[index] = _NOWHERE
+            elif isinstance(tensor, OutputTensor) and isinstance(tensor._final, Slot):
+                refs[index] = self._outputs.send(tensor._final, payloads[index].nbytes)
+            if refs[index] is None:
+                others.append(index)
+        if others:
+            fields = self._outputs.place([payloads[index] for index in others])
+            for number, index in enumerate(others):
+                refs[index] = fields[4 * number : 4 * number + 4]
+        return [field for ref in refs for field in ref]
+
+    def _write(self, tensor: Tensor, payload: Any, target: Target) -> None:
+        if isinstance(tensor, OutputTensor) and tensor._final == target:
+            return
+        if payload.nbytes:
+            self._outputs.copy(self._clients.memory(target), payload)

@@ -1,0 +1,157 @@
+"""Models that clients send: configurations and files instead of the repository's."""
+
+import asyncio
+import json
+import signal
+
+import pytest
+import tritonclient.grpc
+import tritonclient.grpc.aio
+import tritonclient.http
+import tritonclient.http.aio
+from tritonclient.utils import InferenceServerException
+
+from tests.process.controlled import CONFIG, EXPLICIT, ask, control, source, write
+from tests.process.server import running_server, wait_until
+
+
+def test_clients_load_models_of_their_own(tmp_path):
+    write(tmp_path)
+    files = {"file:3/model.py": source("sent").encode()}
+    environment = {"TMPDIR": str(tmp_path / "temporary")}
+    (tmp_path / "temporary").mkdir()
+    repository = tmp_path / "repository"
+    write(repository)
+    with running_server(repository, *EXPLICIT, environment=environment) as server:
+        clients = (
+            tritonclient.http.InferenceServerClient(server.http_url, network_timeout=60.0),
+            tritonclient.grpc.InferenceServerClient(server.grpc_url),
+        )
+        for client in clients:
+            client.load_model("m", config=CONFIG, files=files)
+            assert ask(server) == "sent/3"
+            assert ask(server, version="1")[0] in (404, 503)
+            (folder,) = (tmp_path / "temporary").iterdir()
+            assert folder.stat().st_mode & 0o777 == 0o700
+            client.load_model("m")
+            assert ask(server) == "a/1"
+            client.load_model("new", config=CONFIG, files=files)
+            assert {row["name"] for row in _rows(client)} == {"m", "new"}
+            client.unload_model("new")
+            client.unload_model("m", unload_dependents=True)
+            wait_until(
+                lambda f=folder: [p.name for p in f.iterdir()] == ["lock"], "no files", server
+            )
+            with pytest.raises(InferenceServerException, match="'config' must be specified"):
+                client.load_model("m", files=files)
+            client.close()
+        assert server.stop() == 0
+        assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def _rows(client):
+    index = client.get_model_repository_index()
+    return index if isinstance(index, list) else [{"name": row.name} for row in index.models]
+
+
+@pytest.mark.parametrize("kit", [tritonclient.http.aio, tritonclient.grpc.aio])
+def test_asynchronous_clients_control_models(tmp_path, kit):
+    write(tmp_path)
+    with running_server(tmp_path, *EXPLICIT) as server:
+        url = server.http_url if kit is tritonclient.http.aio else server.grpc_url
+
+        async def work():
+            async with kit.InferenceServerClient(url) as client:
+                await client.load_model(
+                    "m", config=CONFIG, files={"file:9/model.py": source("b").encode()}
+                )
+                assert ask(server) == "b/9"
+                await client.unload_model("m")
+                with pytest.raises(InferenceServerException, match="failed to load 'nope'"):
+                    await client.load_model("nope")
+                assert await client.get_model_repository_index()
+
+        asyncio.run(work())
+
+
+def test_a_config_override_lasts_until_the_next_load(tmp_path):
+    for version in (1, 2):
+        write(tmp_path, version=version)
+    with running_server(tmp_path, *EXPLICIT) as server:
+        assert control(server, "load", config=CONFIG) == (200, "")
+        assert ask(server, version="1") == "a/1"
+        told = json.loads(server.request("GET", "/v2/models/m/config")[2])
+        assert told["version_policy"] == {"all": {}}
+        assert control(server, "load") == (200, "")
+        assert ask(server, version="1")[0] == 503
+        assert ask(server) == "a/2"
+        # What GET says can be sent back.
+        assert control(server, "load", config=json.dumps(told)) == (200, "")
+        assert ask(server, version="1") == "a/1"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "status", "text"),
+    [
+        ({"config": "junk"}, 500, "Invalid config override: "),
+        ({"config": '{"nonsense": 1}'}, 500, "Invalid config override: "),
+        ({"config": CONFIG[:-1] + ', "name": "other"}'}, 500, "unexpected directory name 'm' for"),
+        ({"config": 3}, 500, "attempt to access JSON non-string as string"),
+        ({"config": CONFIG, "file:1/model.py": "!!"}, 400, "in base64"),
+        ({"config": CONFIG, "file:../1/model.py": ""}, 500, "must stay within model directory"),
+        ({"config": CONFIG, "file:/1/model.py": ""}, 500, "must stay within model directory"),
+        ({"config": CONFIG, "file:1/../../x": ""}, 500, "must stay within model directory"),
+        ({"config": CONFIG, "file:": ""}, 500, "must stay within model directory"),
+        ({"config": CONFIG, "file:1/a": "", "file:1//a": ""}, 500, "it cannot be written"),
+        ({"config": CONFIG, "file:1": "", "file:1/a": ""}, 500, "it cannot be written"),
+        ({"config": CONFIG, "file:1/" + "x" * 300: ""}, 500, "it cannot be written"),
+        ({"config": CONFIG, "file:model.py": ""}, 400, "at least one version must be available"),
+        ({"other": "x"}, 500, "unrecognized load parameter 'other'"),
+    ],
+)
+def test_bad_overrides_are_refused(explicit_server, parameters, status, text):
+    server, temporary = explicit_server
+    told = control(server, "load", **parameters)
+    assert told[0] == status
+    assert text in told[1]
+    assert ask(server) == "a/1"
+    assert [path.name for folder in temporary.iterdir() for path in folder.iterdir()] in (
+        [],
+        ["lock"],
+    )
+
+
+@pytest.fixture(scope="module")
+def explicit_server(tmp_path_factory):
+    repository, temporary = tmp_path_factory.mktemp("r"), tmp_path_factory.mktemp("t")
+    write(repository)
+    flags = (*EXPLICIT, "--load-model", "m")
+    with running_server(repository, *flags, environment={"TMPDIR": str(temporary)}) as server:
+        yield server, temporary
+
+
+def test_what_a_killed_server_leaves_the_next_one_removes(tmp_path):
+    temporary, repository = tmp_path / "t", tmp_path / "r"
+    temporary.mkdir()
+    write(repository)
+    files = {"file:1/model.py": source("sent").encode()}
+    environment = {"TMPDIR": str(temporary)}
+    left = set()
+    with running_server(repository, *EXPLICIT, environment=environment) as other:
+        tritonclient.grpc.InferenceServerClient(other.grpc_url).load_model(
+            "m", config=CONFIG, files=files
+        )
+        (mine,) = temporary.iterdir()
+        with running_server(repository, *EXPLICIT, environment=environment) as server:
+            client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+            client.load_model("m", config=CONFIG, files=files)
+            left = set(temporary.iterdir()) - {mine}
+            assert len(left) == 1
+            server.stop(signal.SIGKILL)
+        with running_server(repository, *EXPLICIT, environment=environment) as server:
+            client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+            client.load_model("m", config=CONFIG, files=files)
+            assert not left & set(temporary.iterdir())
+            assert mine in temporary.iterdir()
+        assert ask(other) == "sent/1"
+    assert list(temporary.iterdir()) == []

@@ -1,0 +1,245 @@
+"""Tensors in clients' own shared memory: what is refused, and what outlives whom."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException, shared_memory as shm
+
+from tests.process.client_memory import (
+    ECHO,
+    SHM,
+    infer,
+    memory,
+    memory_server,
+    model,
+    regions,
+    shared_input,
+    shared_output,
+)
+from tests.process.server import running_server, wait_until, write_model
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory):
+    return tmp_path_factory.mktemp("parent")
+
+
+@pytest.fixture(scope="module")
+def server(parent):
+    with memory_server(parent / "models") as server:
+        yield server
+
+
+@pytest.fixture
+def http(server):
+    with tritonclient.http.InferenceServerClient(server.http_url) as client:
+        yield client
+        client.unregister_system_shared_memory()
+
+
+@pytest.fixture(params=["http", "grpc"])
+def api(request, server):
+    """The client library for a protocol, and a client of it."""
+    library = getattr(tritonclient, request.param)
+    url = server.http_url if request.param == "http" else server.grpc_url
+    with library.InferenceServerClient(url) as client:
+        yield library, client
+        client.unregister_system_shared_memory()
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def test_an_output_that_does_not_fit(api):
+    library, client = api
+    with regions(client, 400, 400) as (_, target):
+        for name in ("echo", "final"):
+            with pytest.raises(InferenceServerException) as caught:
+                client.infer(
+                    name,
+                    [shared_input(library, "1", [10])],
+                    outputs=[shared_output(library, "0", 39)],
+                )
+            assert (
+                "shared memory size specified with the request for output 'OUT' (39 bytes) should be "
+                "at least 40 bytes to hold the results"
+            ) in str(caught.value)
+        assert not shm.get_contents_as_numpy(target, np.uint8, [400]).any()
+
+
+def test_places_outside_a_region_and_unknown_regions(api):
+    library, client = api
+    with regions(client, 400):
+        for given, text in (
+            (shared_input(library, "0", [10], offset=364), "Invalid offset + byte size for"),
+            (shared_input(library, "0", [10], offset=400), "Invalid offset for"),
+            (shared_input(library, "0", [101]), "Invalid offset + byte size for"),
+            (shared_input(library, "9", [10]), "Unable to find shared memory region: '9'"),
+            (
+                shared_input(library, "0", [10], nbytes=36),
+                "input byte size mismatch for input 'IN'",
+            ),
+        ):
+            with pytest.raises(InferenceServerException, match=text.replace("+", "[+]")):
+                client.infer("echo", [given])
+        # The form of this request is known when its region goes.
+        infer(library, client, "echo", 10, "0", None)
+        client.unregister_system_shared_memory("0")
+        with pytest.raises(InferenceServerException, match="Unable to find shared memory region"):
+            infer(library, client, "echo", 10, "0", None)
+
+
+def test_wrong_strings_fail_alone(server, http):
+    good, bad = b"\2\0\0\0ab", b"\3\0\0\0ab"
+    with regions(http, 64) as (source,):
+        shm.set_shared_memory_region(source, [np.frombuffer(good + bad, np.uint8)])
+        answers = {}
+
+        def ask(number):
+            given = shared_input(tritonclient.http, "0", [1, 1], "BYTES", 6, 6 * (number % 2))
+            with tritonclient.http.InferenceServerClient(server.http_url) as client:
+                try:
+                    result = client.infer("batched_strings", [given])
+                    answers[number] = result.as_numpy("OUT").tolist()
+                except InferenceServerException as error:
+                    answers[number] = str(error)
+
+        threads = [threading.Thread(target=ask, args=[number]) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert answers[0] == answers[2] == [[b"ab"]]
+    assert answers[1] == answers[3]
+    assert "incomplete string data for inference input 'IN'" in answers[1]
+
+
+def test_a_region_in_use_stays(server, http, parent):
+    with regions(http, 64) as (source,):
+        shm.set_shared_memory_region(source, [np.ones(4, np.float32)])
+        results = []
+
+        def ask():
+            with tritonclient.http.InferenceServerClient(server.http_url) as client:
+                results.append(infer(tritonclient.http, client, "wait", 4, "0", None))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            label = 'nv_inference_pending_request_count{model="wait",version="1"}'
+            wait_until(lambda: server.metrics().get(label), "the request to be at its model")
+            for name in ("0", ""):
+                with pytest.raises(InferenceServerException, match="0"):
+                    http.unregister_system_shared_memory(name)
+            assert len(http.get_system_shared_memory_status()) == 1
+        finally:
+            (parent / "gate").touch()
+            thread.join()
+        assert results[0].as_numpy("OUT").tolist() == [1, 1, 1, 1]
+        http.unregister_system_shared_memory("0")
+
+
+def test_it_is_off_by_default(tmp_path):
+    write_model(tmp_path, "echo", model(ECHO))
+    with running_server(tmp_path) as server, memory(64) as (key, _):
+        for library, url in (
+            (tritonclient.http, server.http_url),
+            (tritonclient.grpc, server.grpc_url),
+        ):
+            with library.InferenceServerClient(url) as client:
+                with pytest.raises(InferenceServerException, match="--allow-client-shm=true"):
+                    client.register_system_shared_memory("0", key, 64)
+                client.unregister_system_shared_memory()
+                with pytest.raises(InferenceServerException, match="Unable to find shared memory"):
+                    infer(library, client, "echo", 4, "0", None)
+
+
+def test_cuda_memory_is_refused_in_so_many_words(server, api):
+    _, client = api
+    with pytest.raises(InferenceServerException, match="CUDA shared memory is not served yet"):
+        client.register_cuda_shared_memory("c", b"A" * 64, 0, 64)
+    client.unregister_cuda_shared_memory()
+    client.get_cuda_shared_memory_status()
+    with pytest.raises(InferenceServerException, match="Unable to find cuda shared memory region"):
+        client.get_cuda_shared_memory_status("c")
+
+
+# -- lives and deaths ------------------------------------------------------------------------------
+
+
+def mapped(pid, key):
+    return Path(f"/proc/{pid}/maps").read_text().count(key)
+
+
+def test_one_mapping_in_the_stub_none_in_the_server_and_none_is_left(server, http):
+    with memory(400) as (key, _):
+        http.register_system_shared_memory("0", key, 400)
+        before = set(server.stubs())
+        for _ in range(20):
+            infer(tritonclient.http, http, "spare", 100, "0", "0")
+        assert mapped(server.pid, key) == 0
+        assert sorted(mapped(pid, key) for pid in before) == [0] * (len(before) - 1) + [1]
+        http.unregister_system_shared_memory("0")
+        infer_plain = tritonclient.http.InferInput("IN", [1], "FP32")
+        infer_plain.set_data_from_numpy(np.ones(1, np.float32))
+        http.infer("spare", [infer_plain])
+        assert not any(mapped(pid, key) for pid in before)
+        assert not [fd for fd in descriptors(server.pid) if key in fd]
+
+
+def descriptors(pid):
+    found = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.append(str(fd.readlink()))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_client_that_shrinks_its_memory_is_refused_or_kills_one_stub_that_comes_back(tmp_path):
+    write_model(
+        tmp_path,
+        "touch",
+        model("""
+if x[0]:
+    os.truncate("/dev/shm" + bytes(int(c) for c in x[1:1 + int(x[0])]).decode(), 0)
+return pb_utils.Tensor("OUT", x[:4].copy() if not x[0] else np.sort(x))
+"""),
+    )
+    with (
+        running_server(tmp_path, "--allow-client-shm=true") as server,
+        tritonclient.http.InferenceServerClient(server.http_url) as client,
+        memory(1 << 20) as (key, _),
+    ):
+        library = tritonclient.http
+        client.register_system_shared_memory("r", key, 1 << 20)
+        count = 1 << 18
+        os.truncate(SHM / key[1:], 1 << 10)
+        with pytest.raises(InferenceServerException, match="was shrunk"):
+            infer(library, client, "touch", count, "r", None)
+        os.truncate(SHM / key[1:], 1 << 20)
+        infer(library, client, "touch", count, "r", None)
+        (stub,) = server.stubs()
+        # Now while the model looks at it.
+        values = np.zeros(count, np.float32)
+        values[0] = len(key)
+        values[1 : 1 + len(key)] = list(key.encode())
+        with (SHM / key[1:]).open("r+b") as file:
+            file.write(values.tobytes())
+        with pytest.raises(InferenceServerException) as caught:
+            infer(library, client, "touch", count, "r", None)
+        assert "SIGBUS): a client shrank its shared memory region" in str(caught.value)
+        os.truncate(SHM / key[1:], 1 << 20)
+        wait_until(lambda: server.is_ready("touch"), "the stub to be back", server)
+        assert server.stubs() != [stub]
+        # The new one is told of the region again.
+        infer(library, client, "touch", count, "r", None)
+        client.unregister_system_shared_memory("r")

@@ -1,0 +1,267 @@
+"""The registry of clients' shared memory: rules, texts, and that nothing else can be reached."""
+
+from __future__ import annotations
+
+import gc
+import os
+import stat
+import uuid
+from pathlib import Path
+
+import pytest
+
+from gpubridge.engine.client_regions import ClientRegions, RegionUse
+from gpubridge.engine.regions import Regions
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import ClientMapping, ClientSegment
+
+SHM = Path("/dev/shm")
+SIZE = 4096
+
+
+class Stub:
+    """What the regions know of a stub's link."""
+
+    def __init__(self):
+        self.dropped = []
+
+    def drop_region(self, region):
+        self.dropped.append(region)
+
+
+@pytest.fixture
+def key():
+    """An object of SIZE bytes."""
+    path = SHM / f"gpubridge-test-{uuid.uuid4().hex}"
+    path.write_bytes(bytes(SIZE))
+    yield "/" + path.name
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def all_regions():
+    regions = Regions(1 << 20)
+    yield regions
+    regions.close()
+
+
+@pytest.fixture
+def registry(all_regions):
+    registry = ClientRegions(all_regions, allowed=True)
+    yield registry
+    registry.close()
+
+
+def refused(code, call, *arguments):
+    with pytest.raises(BridgeError) as caught:
+        call(*arguments)
+    assert caught.value.code == code
+    return caught.value.message
+
+
+def open_files():
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_it_is_off_unless_allowed(all_regions, key):
+    registry = ClientRegions(all_regions, allowed=False)
+    text = refused(ErrorCode.UNSUPPORTED, registry.register, "r", key, 0, SIZE)
+    assert "--allow-client-shm=true" in text
+    assert registry.status() == []
+    registry.unregister("r")
+
+
+def test_what_is_registered_is_told(registry, key):
+    registry.register("b", key[1:], 16, 64)
+    registry.register("a", key, 0, SIZE)
+    told = [(r.name, r.key, r.offset, r.nbytes) for r in registry.status()]
+    assert told == [("a", key, 0, SIZE), ("b", key[1:], 16, 64)]
+    assert [r.name for r in registry.status("b")] == ["b"]
+    text = refused(ErrorCode.NOT_FOUND, registry.status, "c")
+    assert text == "Unable to find system shared memory region: 'c'"
+
+
+def test_a_name_is_taken_once(registry, key):
+    registry.register("a", key, 0, SIZE)
+    text = refused(ErrorCode.ALREADY_EXISTS, registry.register, "a", key, 0, 64)
+    assert text == "shared memory region 'a' already in manager"
+    registry.unregister("a")
+    registry.register("a", key, 0, 64)
+    assert registry.status("a")[0].nbytes == 64
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes"),
+    [
+        (0, 0),
+        (0, -1),
+        (-1, 8),
+        (0, SIZE + 1),
+        (SIZE, 1),
+        (64, SIZE),
+        (0, 1 << 63),
+        (1 << 63, 64),
+        ((1 << 64) - 1, 64),
+    ],
+)
+def test_a_region_lies_inside_its_object(registry, key, offset, nbytes):
+    files = open_files()
+    text = refused(ErrorCode.INTERNAL, registry.register, "a", key, offset, nbytes)
+    assert text == f"Invalid shared memory region: '{key}'"
+    assert open_files() == files
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "",
+        "/",
+        ".",
+        "..",
+        "/..",
+        "//x",
+        "/../etc/passwd",
+        "../etc/passwd",
+        "/a/b",
+        "a\x00b",
+        "x" * 256,
+        "/no-such-object-of-gpubridge",
+        "�",
+    ],
+)
+def test_a_key_names_an_object_and_nothing_else(registry, bad):
+    text = refused(ErrorCode.INTERNAL, registry.register, "a", bad, 0, 8)
+    assert text == f"Unable to open shared memory region: '{bad}'"
+
+
+def test_no_file_in_a_folder_is_reached(registry):
+    folder = SHM / f"gpubridge-test-{uuid.uuid4().hex}"
+    folder.mkdir()
+    try:
+        (folder / "file").write_bytes(bytes(SIZE))
+        for bad in (f"/{folder.name}/file", f"{folder.name}/file", f"/../shm/{folder.name}/file"):
+            text = refused(ErrorCode.INTERNAL, registry.register, "a", bad, 0, 8)
+            assert text == f"Unable to open shared memory region: '{bad}'"
+    finally:
+        (folder / "file").unlink()
+        folder.rmdir()
+
+
+def make_fifo(path, key):
+    os.mkfifo(path)
+
+
+def make_directory(path, key):
+    path.mkdir()
+
+
+def make_link(path, key):
+    path.symlink_to(SHM / key[1:])
+
+
+def make_link_out(path, key):
+    path.symlink_to("/etc/passwd")
+
+
+@pytest.mark.parametrize("make", [make_fifo, make_directory, make_link, make_link_out])
+def test_only_regular_files_are_opened(registry, key, make):
+    path = SHM / f"gpubridge-test-{uuid.uuid4().hex}"
+    make(path, key)
+    files = open_files()
+    try:
+        text = refused(ErrorCode.INTERNAL, registry.register, "a", "/" + path.name, 0, 8)
+    finally:
+        if stat.S_ISDIR(path.lstat().st_mode):
+            path.rmdir()
+        else:
+            path.unlink()
+    assert text == f"Unable to open shared memory region: '/{path.name}'"
+    assert open_files() == files
+
+
+def test_another_users_object_is_not_opened_by_the_servers_rights(registry, key, monkeypatch):
+    mine = os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: mine + 1)
+    (SHM / key[1:]).chmod(0o600)
+    text = refused(ErrorCode.INTERNAL, registry.register, "a", key, 0, SIZE)
+    assert f"belongs to user {mine}" in text
+    # Its owner lets everybody write it.
+    (SHM / key[1:]).chmod(0o666)
+    registry.register("a", key, 0, SIZE)
+
+
+def test_a_request_gets_bytes_inside_its_region_only(registry, key):
+    registry.register("a", key, 1024, 512)
+    place = registry.place("a", 256, 256)
+    assert (place.offset, place.nbytes) == (1024 + 256, 256)
+    unknown = refused(ErrorCode.NOT_FOUND, registry.place, "b", 0, 8)
+    assert unknown == "Unable to find shared memory region: 'b'"
+    for offset in (512, -1, 1 << 63):
+        text = refused(ErrorCode.INVALID_ARG, registry.place, "a", offset, 8)
+        assert text == "Invalid offset for shared memory region: 'a'"
+    for offset, nbytes in ((0, 513), (511, 2), (0, 0), (0, -8), (0, 1 << 63)):
+        text = refused(ErrorCode.INVALID_ARG, registry.place, "a", offset, nbytes)
+        assert text == "Invalid offset + byte size for shared memory region: 'a'"
+
+
+def test_a_shrunk_object_is_refused_before_anybody_touches_it(registry, key):
+    registry.register("a", key, 0, SIZE)
+    os.truncate(SHM / key[1:], 100)
+    assert "was shrunk" in refused(ErrorCode.INVALID_ARG, registry.place, "a", 0, 101)
+    assert registry.place("a", 0, 100).nbytes == 100
+    os.truncate(SHM / key[1:], 2 * SIZE)
+    assert registry.place("a", 0, SIZE).nbytes == SIZE
+
+
+def test_a_region_in_use_is_not_unregistered(registry, key):
+    registry.register("a", key, 0, SIZE)
+    registry.register("b", key, 0, SIZE)
+    use = RegionUse([registry.place("a", 0, 8), registry.place("a", 8, 8)], ["OUT"])
+    text = refused(ErrorCode.INTERNAL, registry.unregister, "a")
+    assert text == "Cannot unregister shared memory region 'a', it is currently in use."
+    text = refused(ErrorCode.INTERNAL, registry.unregister_all)
+    assert text == "Failed to unregister the following system shared memory regions: a ,"
+    assert [r.name for r in registry.status()] == ["a"]
+    del use
+    registry.unregister("a")
+    assert registry.status() == []
+
+
+def test_unregistering_tells_the_stubs_and_closes_the_object(registry, all_regions, key):
+    files = open_files()
+    registry.register("a", key, 0, SIZE)
+    stub = Stub()
+    place = registry.place("a", 0, 8)
+    region = place.region.segment.region
+    all_regions.join(region, stub)
+    registry.unregister("a")
+    assert stub.dropped == [region]
+    # Somebody still holds the place: the object stays open until they let go.
+    assert open_files() == files + 1
+    del place
+    assert open_files() == files
+
+
+def test_an_unlinked_object_is_used_on(registry, key):
+    registry.register("a", key, 0, SIZE)
+    (SHM / key[1:]).unlink()
+    assert registry.place("a", 0, SIZE).nbytes == SIZE
+    assert refused(ErrorCode.INTERNAL, registry.register, "b", key, 0, SIZE)
+
+
+def test_a_mapping_shows_the_clients_bytes_both_ways(key):
+    segment = ClientSegment.open(7, key, 0, SIZE)
+    mapping = ClientMapping.open(7, os.dup(segment.fd), segment.size)
+    assert mapping is not None
+    mapping.view[10:13] = b"abc"
+    assert (SHM / key[1:]).read_bytes()[10:13] == b"abc"
+
+
+def test_what_was_shrunk_is_not_mapped(key):
+    files = open_files()
+    segment = ClientSegment.open(7, key, 0, SIZE)
+    os.truncate(SHM / key[1:], 0)
+    assert ClientMapping.open(7, os.dup(segment.fd), segment.size) is None
+    segment.close()
+    assert open_files() == files

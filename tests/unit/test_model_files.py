@@ -1,0 +1,88 @@
+"""What counts as a change of a model's files."""
+
+import os
+
+import pytest
+
+from gpubridge.engine.model_files import model_directories, read_model_files
+
+
+@pytest.fixture
+def model(tmp_path):
+    directory = tmp_path / "m"
+    for version in ("1", "2", "x", "03"):
+        (directory / version / "deep").mkdir(parents=True)
+        (directory / version / "model.py").write_text("a")
+        (directory / version / "deep" / "data").write_text("a")
+    (directory / "config.pbtxt").write_text("a")
+    (directory / "labels.txt").write_text("a")
+    return directory
+
+
+def parts_that_differ(before, after):
+    parts = {"config", "shared"} - {
+        p for p in ("config", "shared") if getattr(before, p) == getattr(after, p)
+    }
+    versions = before.versions.keys() | after.versions.keys()
+    return parts | {v for v in versions if before.versions.get(v) != after.versions.get(v)}
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("config.pbtxt", "config"),
+        ("labels.txt", "shared"),
+        ("x/model.py", "shared"),
+        ("03/deep/data", "shared"),
+        ("1/config.pbtxt", 1),
+        ("1/model.py", 1),
+        ("2/deep/data", 2),
+        ("2/deep/new", 2),
+        ("new", "shared"),
+    ],
+)
+def test_a_change_belongs_to_one_part(model, path, part):
+    before = read_model_files(model)
+    (model / path).write_text("longer")
+    assert parts_that_differ(before, read_model_files(model)) == {part}
+
+
+def test_a_file_of_the_same_size_differs_by_its_time(model):
+    before = read_model_files(model)
+    os.utime(model / "1" / "model.py", ns=(1, 1))
+    assert parts_that_differ(before, read_model_files(model)) == {1}
+
+
+def test_what_the_interpreter_writes_is_no_change(model):
+    before = read_model_files(model)
+    (model / "1" / "__pycache__").mkdir()
+    (model / "1" / "__pycache__" / "model.pyc").write_text("a")
+    assert read_model_files(model) == before
+
+
+def test_a_version_that_goes_is_a_change(model):
+    before = read_model_files(model)
+    (model / "2").rename(model / "4")
+    assert parts_that_differ(before, read_model_files(model)) == {2, 4}
+
+
+def test_links_are_followed_and_do_not_go_round_in_circles(model, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "model.py").write_text("a")
+    (model / "5").symlink_to(tmp_path / "elsewhere")
+    (model / "1" / "round").symlink_to(model)
+    (model / "1" / "nowhere").symlink_to(tmp_path / "nowhere")
+    before = read_model_files(model)
+    (tmp_path / "elsewhere" / "model.py").write_text("longer")
+    assert 5 in parts_that_differ(before, read_model_files(model))
+
+
+def test_a_directory_that_is_not_there_has_no_files(tmp_path):
+    assert read_model_files(tmp_path / "nope").versions == {}
+
+
+def test_the_models_of_a_repository_are_its_directories(tmp_path):
+    for name in ("b", "a", ".hidden"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file").write_text("")
+    assert [path.name for path in model_directories(tmp_path)] == ["a", "b"]
