@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 
+from tests.process.controlled import EXPLICIT, control, states
 from tests.process.ensembles import ADD, TEXT, infer, write_ensemble
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
@@ -76,3 +77,60 @@ def test_what_is_under_way_is_answered_when_the_server_stops(tmp_path):
         asking.join(30)
         assert answers == [{"B": ["done"]}]
         assert server.process.wait(30) == 0
+
+
+def test_members_come_and_go_with_the_ensemble(tmp_path):
+    write_model(tmp_path, "add", ADD)
+    write_model(tmp_path, "other", ADD)
+    write_ensemble(tmp_path, "e", "add IN=A > OUT=t", "other IN=t > OUT=B")
+    write_ensemble(tmp_path, "around", "e A=A > B=B")
+    write_ensemble(tmp_path, "circle", "circle A=A > B=B")
+    with running_server(tmp_path, *EXPLICIT) as server:
+        assert control(server, "load", "around") == (200, "")
+        assert infer(server, "around", {"A": [1.0]}) == {"B": [3.0]}
+        assert states(server, "other") == {1: "READY"}
+        assert control(server, "unload", "other") == (200, "")
+        wait_until(
+            lambda: not server.stubs() or len(server.stubs()) == 1, "its stub to end", server
+        )
+        status, _ = infer(server, "e", {"A": [1.0]})
+        assert status == 404
+        assert control(server, "load", "e") == (200, "")
+        assert infer(server, "e", {"A": [1.0]}) == {"B": [3.0]}
+        status, error = control(server, "load", "circle")
+        assert status == 400
+        assert "circular dependency between ensembles: circle -> ... -> circle -> circle" in error
+
+
+def test_a_member_that_is_loaded_anew_fails_no_request(tmp_path):
+    write_model(tmp_path, "add", ADD)
+    write_ensemble(tmp_path, "e", "add IN=A > OUT=t", "add IN=t > OUT=B")
+    with running_server(tmp_path, *EXPLICIT) as server:
+        assert control(server, "load", "e") == (200, "")
+        answers, over = [], threading.Event()
+
+        def ask():
+            while not over.is_set():
+                answers.append(infer(server, "e", {"A": [1.0]}))
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        try:
+            for step in (2, 3):
+                source = ADD.replace("+ 1", f"+ {step}")
+                (tmp_path / "add" / "1" / "model.py").write_text(source)
+                assert control(server, "load", "add") == (200, "")
+                begin = len(answers)
+                wait_until(
+                    lambda new={"B": [1.0 + 2 * step]}, at=begin: new in answers[at:],
+                    "answers of the new member",
+                    server,
+                )
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        # While it is replaced, a request may meet the old member first and then the new one.
+        assert all(type(answer) is dict for answer in answers)
+        assert {answer["B"][0] for answer in answers} <= {3.0, 4.0, 5.0, 6.0, 7.0}

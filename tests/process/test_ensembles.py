@@ -159,6 +159,18 @@ def test_memory_goes_back(server):
     assert np.all(np.frombuffer(answer[length:], np.float32) == 2)
 
 
+def test_memory_goes_back_after_errors(server):
+    values, odd = np.ones(1 << 20, np.float32), np.ones(2, np.float32)
+    given = [("A", "FP32", [values.size], values), ("A2", "FP32", [2], odd)]
+    field, body = binary_request([(*entry[:3], entry[3].tobytes()) for entry in given])
+    for _ in range(12):
+        status, _, answer = server.request(
+            "POST", "/v2/models/option/infer", body, dict([field.split(": ")])
+        )
+        assert status == 500
+        assert b"could not be broadcast" in answer
+
+
 def test_statistics_are_those_of_an_ensemble(server):
     before = statistics(server, "chain")
     infer(server, "chain", {"A": [1.0]})

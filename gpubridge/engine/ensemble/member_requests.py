@@ -104,12 +104,7 @@ class MemberRequests:
             if len(self._forms) >= _FORMS_KEPT:
                 self._forms.clear()
             self._forms[key] = form
-        options = form.options.get(client.options)
-        if options is None:
-            options = replace(client.options, shapes=form.shapes, shape_key=None)
-            if len(form.options) >= _FORMS_KEPT:
-                form.options.clear()
-            form.options[client.options] = options
+        options = _options(form, client.options)
         read_only = any(tensor.shared for tensor in tensors.values()) or any(
             tensor in shared for tensor in step.inputs.values()
         )
@@ -158,6 +153,17 @@ class MemberRequests:
                 self._extras.clear()
             self._extras[key] = kept
         return kept
+
+
+def _options(form: _Form, given: RequestOptions) -> RequestOptions:
+    """Return a client's options with the shapes of a member's inputs."""
+    options = form.options.get(given)
+    if options is None:
+        options = replace(given, shapes=form.shapes, shape_key=None)
+        if len(form.options) >= _FORMS_KEPT:
+            form.options.clear()
+        form.options[given] = options
+    return options
 
 
 def _form(
