@@ -5,9 +5,11 @@
 
 #include "bytes_codec.h"
 #include "dlpack_capsule.h"
+#include "http2_calls.h"
 #include "lease_book.h"
 #include "place.h"
 #include "records.h"
+#include "request_fields.h"
 
 NB_MODULE(_native, module) {
   // A process that ends with a traceback still holds views: nothing that its log should tell.
@@ -21,4 +23,7 @@ NB_MODULE(_native, module) {
   gpubridge::bind_lease_book(module);
   gpubridge::bind_records(module);
   module.def("place", &gpubridge::place);
+  module.def("read_opening", &gpubridge::read_opening);
+  module.def("read_request", &gpubridge::read_request);
+  module.def("scan_calls", &gpubridge::scan_calls);
 }

@@ -111,7 +111,9 @@ def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> M
         _logger.info("%d GPUs found", probe.count)
     else:
         _logger.info("no GPU is used: %s", probe.reason)
-    limits = EngineLimits(settings.output_arena_limit, backend.stub_timeout_seconds)
+    limits = EngineLimits(
+        settings.output_arena_limit, backend.stub_timeout_seconds, backend.busy_poll_us
+    )
     calls = ModelCallServer()
     regions = Regions(settings.request_arena_limit)
     context = EngineContext(regions, limits, telemetry, calls)

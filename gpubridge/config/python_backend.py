@@ -15,6 +15,8 @@ __all__ = ["InputPlacement", "PythonBackendSettings"]
 InputPlacement = Literal["source", "device", "host"]
 
 _INPUT_PLACEMENTS = ("source", "device", "host")
+_BUSY_POLL_US = 200
+_LONGEST_BUSY_POLL = 10_000
 _LEAST_SHM_BYTES = 1024 * 1024
 
 
@@ -28,12 +30,16 @@ class PythonBackendSettings:
         How long a stub may work on one batch before it is taken for hung; None never ends it.
     input_placement : {"source", "device", "host"} or None
         Where models get their inputs if they do not say; None leaves it to the instance's kind.
+    busy_poll_us : int
+        Microseconds that server and stub stay awake for the next message where one request follows
+        the other; 0 for never.
     notices : tuple of str
         Sentences for the log: Triton's keys that were given and have no effect here.
     """
 
     stub_timeout_seconds: float | None = None
     input_placement: InputPlacement | None = None
+    busy_poll_us: int = _BUSY_POLL_US
     notices: tuple[str, ...] = ()
 
     @classmethod
@@ -47,12 +53,15 @@ class PythonBackendSettings:
             Triton, or gpubridge, does not take.
         """
         timeout = placement = None
+        busy_poll = _BUSY_POLL_US
         notices = []
         for key, value in pairs.items():
             if key == "stub-timeout-seconds":
                 timeout = _timeout(key, value)
             elif key == "input-placement":
                 placement = _placement(key, value)
+            elif key == "busy-poll-us":
+                busy_poll = _microseconds(key, value)
             elif key in _WITHOUT_EFFECT:
                 _WITHOUT_EFFECT[key](key, value)
                 notices.append(
@@ -61,7 +70,7 @@ class PythonBackendSettings:
                 )
             else:
                 raise _unknown(key)
-        return cls(timeout, placement, tuple(notices))
+        return cls(timeout, placement, busy_poll, tuple(notices))
 
 
 def _refuse(message: str) -> BridgeError:
@@ -69,7 +78,7 @@ def _refuse(message: str) -> BridgeError:
 
 
 def _unknown(key: str) -> BridgeError:
-    known = ["stub-timeout-seconds", "input-placement", *_WITHOUT_EFFECT]
+    known = ["stub-timeout-seconds", "input-placement", "busy-poll-us", *_WITHOUT_EFFECT]
     likely = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean '{likely[0]}'?" if likely else f"known keys are {', '.join(known)}"
     return _refuse(f"unknown key '{key}' in --backend-config=python,{key}=...; {hint}")
@@ -85,6 +94,13 @@ def _timeout(key: str, value: str) -> float:
     if seconds <= 0:
         raise _refuse(f"{key} can't be smaller than or equal to zero.")
     return seconds
+
+
+def _microseconds(key: str, value: str) -> int:
+    count = _integer(key, value)
+    if not 0 <= count <= _LONGEST_BUSY_POLL:
+        raise _refuse(f"{key} expects 0 to {_LONGEST_BUSY_POLL} microseconds, got '{value}'")
+    return count
 
 
 def _placement(key: str, value: str) -> InputPlacement:

@@ -24,10 +24,13 @@ class EngineLimits:
         Bytes of output memory of one stub.
     stub_timeout : float or None
         Seconds that one ``execute`` may take; None for ever.
+    busy_poll_us : int
+        Microseconds that server and stub stay awake for each other; 0 for never.
     """
 
     output_limit: int
     stub_timeout: float | None
+    busy_poll_us: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpubridge.engine.busy_poll import BusyPoll
 from gpubridge.engine.ledger import Closed, Landed, Ledger
 from gpubridge.engine.outbox import Outbox
 from gpubridge.engine.regions import Regions
@@ -32,6 +33,7 @@ from gpubridge.transport.messages import (
     encode_frame,
 )
 from gpubridge.transport.records import record_encoder, record_reader
+from gpubridge.transport.short_waits import busy_poll_ns
 
 __all__ = ["LinkEvents", "StubLink"]
 
@@ -90,6 +92,8 @@ class StubLink:
         self._batch_bytes = 0
         self._flush_due = False
         self._outbox = Outbox(self._channel, lambda: self._break("closed its channel"))
+        self._busy_poll = BusyPoll(self._loop, 0)
+        self._alone = False
         self._open = True
         self._trusted = True
         self._stalled_at: tuple[int, int] | None = None
@@ -99,6 +103,7 @@ class StubLink:
 
     def initialize(self, settings: dict[str, Any], calls: int) -> None:
         """Send the stub its settings, the control page, and its end of the channel of its calls."""
+        self._busy_poll = BusyPoll(self._loop, busy_poll_ns(settings["busy_poll_us"]))
         message = control_message(
             Kind.INITIALIZE, owner=self._outputs.owner, output_limit=self._outputs.limit, **settings
         )
@@ -117,6 +122,7 @@ class StubLink:
     def submit(self, requests: Sequence[InferRequest]) -> None:
         """Send one batch; batches submitted in one turn of the event loop travel in one message."""
         self._sequence += 1
+        self._alone = self._busy_poll.sent(self._ledger.idle)
         self._ledger.enter(self._sequence, requests, self)
         batch = encode_batch(self._sequence, [self._record(request) for request in requests])
         self._batches.append(batch)
@@ -276,7 +282,7 @@ class StubLink:
     def _flush(self) -> None:
         self._flush_due = False
         if self._batches:
-            message = encode_frame(Kind.EXECUTE, self._batches)
+            message = encode_frame(Kind.EXECUTE, self._batches, self._alone)
             self._batches = []
             self._batch_bytes = 0
             self._outbox.send(message)
@@ -322,6 +328,8 @@ class StubLink:
                 batches = decode_results(message, self._reader)
                 now = time.monotonic_ns()
                 self._events.on_landed([self._ledger.land(batch) for batch in batches], now)
+                if self._ledger.idle:
+                    self._busy_poll.answered()
             elif kind == Kind.RESPONSES:
                 records, copied = decode_responses(message, self._reader)
                 closed = [end for end in map(self._ledger.respond, records) if end is not None]

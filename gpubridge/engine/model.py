@@ -228,6 +228,7 @@ class StubModel(Model):
                     "name": self.name,
                     "version": self.version,
                     "instance": name,
+                    "busy_poll_us": self._context.limits.busy_poll_us,
                     "outputs": [output.name for output in self.config.outputs],
                     "decoupled": self.config.decoupled,
                     "input_sharing": self._input_sharing(),

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,15 +28,20 @@ from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import (
     Kind,
+    comes_alone,
     control_message,
     decode_control,
     decode_execute,
 )
 from gpubridge.transport.records import record_reader
+from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
 
 __all__ = ["run"]
 
 _PR_SET_PDEATHSIG = 1
+
+_AWAKE_SHARE = 4
+"""A stub stays awake for a part of the time that the server does: the client needs a processor."""
 
 
 def run(fd: int, server_pid: int) -> int:
@@ -92,6 +98,8 @@ class _Stub:
         os.register_at_fork(after_in_child=self._detach)
         self._reader = record_reader()
         self._results = ResultSender(channel)
+        self._awake_ns = busy_poll_ns(settings["busy_poll_us"]) // _AWAKE_SHARE
+        self._waits = ShortWaits(_AWAKE_SHARE * self._awake_ns)
         calls = socket.socket(fileno=fds[1])
         calls.setblocking(False)
         self._calls = CallDesk(Channel(calls), self._control.lent, self._outputs)
@@ -138,11 +146,14 @@ class _Stub:
     def serve(self) -> int:
         """Answer messages until told to finalize or the server is gone; returns the exit code."""
         channel = self._channel
+        soon = False
         while True:
+            if soon:
+                channel.poll(self._awake_ns, self._waits)
             message, fds = channel.receive()
             kind = message[0]
             if kind == Kind.EXECUTE:
-                self._run_batches(message)
+                soon = self._run_batches(message)
             elif kind == Kind.REGION:
                 fields = decode_control(message)
                 memory = self._clients if fields["client"] else self._borrowed
@@ -158,8 +169,10 @@ class _Stub:
             else:
                 raise MalformedMessage(f"message of unknown kind {kind} from the server")
 
-    def _run_batches(self, message: bytes) -> None:
-        """Execute the batches of a message."""
+    def _run_batches(self, message: bytes) -> bool:
+        """Execute the batches of a message; returns whether the next is likely to follow soon."""
+        waits = self._waits
+        waits.end(time.monotonic_ns())
         executor = self._executor
         assert executor is not None
         self._outputs.reclaim()
@@ -168,6 +181,7 @@ class _Stub:
         for i, batch in enumerate(batches):
             result = executor.run(batch)
             self._results.add(result, self._control.started_at, executor.ended_at, i == last)
+        return waits.begin(time.monotonic_ns()) and comes_alone(message)
 
     def _finalize(self) -> int:
         executor = self._executor

@@ -14,6 +14,8 @@ _TOGETHER_NS = 100_000
 """Results are gathered for so long: the work of a few small batches."""
 _LONG_NS = 1_000_000
 """A batch that ran longer than this makes a watch worth its price."""
+_WATCHED_BATCHES = 1000
+"""The watch goes on for so many batches after such a one: any batch may be held up once."""
 _PATIENCE_SECONDS = 0.002
 """After this a result is sent although the batch that follows it still runs."""
 _QUIET_LOOKS = 50
@@ -23,10 +25,10 @@ _QUIET_LOOKS = 50
 class ResultSender:
     """Gathers encoded results and sends them as one message.
 
-    The thread that executes adds results. Once a batch of this model has taken long, a second thread
-    watches: whenever one does again, it sends what was gathered before it, so that an answer that
-    exists does not wait for a stranger's request. Models that never take long are spared that
-    thread, which costs a tenth of their throughput.
+    The thread that executes adds results. When a batch of this model has taken long, a second thread
+    watches for a while: whenever one does again, it sends what was gathered before it, so that an
+    answer that exists does not wait for a stranger's request. Models that hardly ever take long are
+    spared that thread, which costs a tenth of their throughput.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -36,7 +38,8 @@ class ResultSender:
         self._size = 0
         self._since = 0
         self._gathering = threading.Event()
-        self._watched = False
+        self._watched = 0
+        self._watcher: threading.Thread | None = None
 
     def add(self, result: bytes, started_at: int, ended_at: int, last: bool) -> None:
         """Take the result of a batch; the last one of a message sends all.
@@ -46,9 +49,8 @@ class ResultSender:
         started_at, ended_at : int
             CLOCK_MONOTONIC nanoseconds of its ``execute``.
         """
-        if not self._watched and ended_at - started_at > _LONG_NS:
-            self._watched = True
-            threading.Thread(target=self._watch, name="gpubridge-results", daemon=True).start()
+        if ended_at - started_at > _LONG_NS:
+            self._keep_watch()
         with self._lock:
             self._results.append(result)
             self._size += len(result)
@@ -56,8 +58,10 @@ class ResultSender:
             if last or ended_at - self._since > _TOGETHER_NS or self._size > FRAME_LIMIT // 2:
                 self._send()
                 return
-        if self._watched and not self._gathering.is_set():
-            self._gathering.set()
+        if self._watched:
+            self._watched -= 1
+            if not self._gathering.is_set():
+                self._gathering.set()
 
     def respond(self, record: bytes, copied: int) -> None:
         """Send a response of a request whose model answers by itself; any thread may.
@@ -70,6 +74,14 @@ class ResultSender:
         """Forget what was gathered: for a forked child, whose results are its parent's."""
         self._lock = threading.Lock()
         self._results = []
+
+    def _keep_watch(self) -> None:
+        self._watched = _WATCHED_BATCHES
+        if self._watcher is None:
+            self._watcher = threading.Thread(
+                target=self._watch, name="gpubridge-results", daemon=True
+            )
+            self._watcher.start()
 
     def _send(self) -> None:
         results, self._results = self._results, []

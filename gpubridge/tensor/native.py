@@ -99,6 +99,21 @@ class NativeModule(Protocol):
     ) -> list[int]:
         """Copy buffers to `memory` one after another; see `gpubridge.stub.outputs`."""
 
+    def read_opening(
+        self, data: memoryview, nbytes: int, /
+    ) -> tuple[bytes, bytes, int, int, int] | None:
+        """Read a usual message up to its first raw content; see `gpubridge.protocol.grpc.fields`."""
+
+    def read_request(
+        self, message: bytes, /
+    ) -> tuple[bytes, str, tuple[int, ...], list[int]] | None:
+        """Read the top level of a usual message; see `gpubridge.protocol.grpc.fields`."""
+
+    def scan_calls(
+        self, buffer: bytearray, position: int, end: int, known: dict[bytes, Any], longest: int, /
+    ) -> tuple[list[tuple[int, Any, int, int, int, int, int]], int, int, int]:
+        """Look for whole calls; see `gpubridge.frontend.http2.whole_calls`."""
+
     def capsule_read(self, capsule: Capsule, /) -> tuple[Any, ...]:
         """Read the fields of an unconsumed capsule, in the order of `CapsuleFields`."""
 

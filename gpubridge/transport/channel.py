@@ -10,9 +10,11 @@ import array
 import os
 import socket
 import struct
+import time
 from collections.abc import Sequence
 
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.transport.short_waits import ShortWaits
 
 __all__ = ["FRAME_LIMIT", "Channel", "ChannelClosed", "MalformedMessage", "pair"]
 
@@ -24,6 +26,7 @@ _SPILL = struct.Struct("<BxxxQ")
 _SPILL_KIND = 0
 _MAX_FDS = 16
 _ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
+_LOOK = socket.MSG_PEEK | socket.MSG_DONTWAIT
 _RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC
 
 
@@ -119,6 +122,23 @@ class Channel:
         if message[0] == _SPILL_KIND:
             return _read_spilled(message, fds), fds
         return message, fds
+
+    def poll(self, nanoseconds: int, waits: ShortWaits) -> None:
+        """Stay awake until `receive` would not wait, for so long at most.
+
+        Given up early where others want the processor, which ``waits`` finds out.
+        """
+        end = time.monotonic_ns() + nanoseconds
+        while time.monotonic_ns() < end:
+            try:
+                self.socket.recv(1, _LOOK)
+            except BlockingIOError:
+                if waits.offer_processor():
+                    return
+            except OSError:
+                return
+            else:
+                return
 
     def close(self) -> None:
         """Close the socket; idempotent."""

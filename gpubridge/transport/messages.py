@@ -3,7 +3,7 @@
 The first byte of every message is its kind. Rare messages carry a JSON object after it. Those that
 carry requests and responses are packed little-endian structures::
 
-    EXECUTE   frame   u8 kind, 3 pad, u32 batches
+    EXECUTE   frame   u8 kind, u8 alone, 2 pad, u32 batches
               batch   u64 sequence, u32 requests, 4 pad, request records
     RESULTS   frame   u8 kind, 3 pad, u32 batches
               batch   u64 sequence, u64 started ns, u64 called ns, u64 ended ns, u64 bytes copied,
@@ -30,6 +30,7 @@ __all__ = [
     "Batch",
     "Kind",
     "ResponseFlag",
+    "comes_alone",
     "control_message",
     "decode_control",
     "decode_execute",
@@ -89,7 +90,7 @@ class Batch(NamedTuple):
     copied: int = 0
 
 
-_FRAME = struct.Struct("<BxxxI")
+_FRAME = struct.Struct("<BBxxI")
 _BATCH = struct.Struct("<QI4x")
 _RESULT = struct.Struct("<QQQQQI4x")
 _RESPONSES = struct.Struct("<BxxxIQ")
@@ -111,9 +112,17 @@ def decode_control(message: Buffer) -> dict[str, Any]:
     return json_object(bytes(message[1:]), f"message of kind {message[0]}")
 
 
-def encode_frame(kind: int, batches: Sequence[bytes]) -> bytes:
-    """Join encoded batches to a message of kind EXECUTE or RESULTS."""
-    return b"".join((_FRAME.pack(kind, len(batches)), *batches))
+def encode_frame(kind: int, batches: Sequence[bytes], alone: bool = False) -> bytes:
+    """Join encoded batches to a message of kind EXECUTE or RESULTS.
+
+    ``alone`` tells a stub that requests come one after the other.
+    """
+    return b"".join((_FRAME.pack(kind, alone, len(batches)), *batches))
+
+
+def comes_alone(message: Buffer) -> bool:
+    """Say whether the batch of an EXECUTE message is one of many that come one after the other."""
+    return message[1] != 0
 
 
 def encode_batch(sequence: int, records: Sequence[bytes]) -> bytes:
@@ -162,7 +171,7 @@ def decode_execute(message: Buffer, reader: NativeRecordReader) -> list[Batch]:
     """
     message = bytes(message)
     try:
-        _, count = _FRAME.unpack_from(message)
+        _, _, count = _FRAME.unpack_from(message)
         at = _FRAME.size
         batches = []
         for _ in range(count):
@@ -184,7 +193,7 @@ def decode_results(message: Buffer, reader: NativeRecordReader) -> list[Batch]:
     """
     message = bytes(message)
     try:
-        _, count = _FRAME.unpack_from(message)
+        _, _, count = _FRAME.unpack_from(message)
         at = _FRAME.size
         batches = []
         for _ in range(count):

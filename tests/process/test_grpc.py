@@ -286,7 +286,7 @@ BAD_CALLS = {
         grpc.StatusCode.INTERNAL,
     ),
     "not served yet": (
-        "inference.GRPCInferenceService/SystemSharedMemoryStatus",
+        "inference.GRPCInferenceService/CudaSharedMemoryRegister",
         b"",
         grpc.StatusCode.UNIMPLEMENTED,
     ),

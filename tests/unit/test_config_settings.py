@@ -96,13 +96,13 @@ def test_accepted(changes: dict[str, Any]) -> None:
 class TestPythonBackend:
     def test_nothing_given(self) -> None:
         settings = PythonBackendSettings.from_backend_config({})
-        assert settings == PythonBackendSettings(None, None, ())
+        assert settings == PythonBackendSettings()
 
     def test_own_keys(self) -> None:
         settings = PythonBackendSettings.from_backend_config(
             {"stub-timeout-seconds": "2.5", "input-placement": "host"}
         )
-        assert settings == PythonBackendSettings(2.5, "host", ())
+        assert settings == PythonBackendSettings(2.5, "host")
 
     def test_tritons_keys_are_taken_and_said_to_do_nothing(self) -> None:
         given = {
@@ -175,9 +175,9 @@ class TestPythonBackend:
                 "1",
                 (
                     "unknown key 'zzz' in --backend-config=python,zzz=...; known keys are "
-                    "stub-timeout-seconds, input-placement, shm-default-byte-size, "
-                    "shm-growth-byte-size, shm-region-prefix-name, shm_message_queue_size, "
-                    "thread-pool-size"
+                    "stub-timeout-seconds, input-placement, busy-poll-us, "
+                    "shm-default-byte-size, shm-growth-byte-size, shm-region-prefix-name, "
+                    "shm_message_queue_size, thread-pool-size"
                 ),
             ),
         ],

@@ -10,6 +10,8 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol.grpc.fields import FieldScanner, read_request, varint
 from gpubridge.protocol.grpc.messages import message_class, parse_message
 
+pytestmark = pytest.mark.usefixtures("compiled_or_not")
+
 Request = message_class("ModelInferRequest")
 
 NAMES = st.text(max_size=6)

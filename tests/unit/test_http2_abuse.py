@@ -11,6 +11,8 @@ from gpubridge.frontend.http2.faults import Http2ErrorCode as Code
 from gpubridge.frontend.http2.frames import frame
 from tests.unit.test_http2_peer import BLOCK, OK, Server, data, headers, settings
 
+pytestmark = pytest.mark.usefixtures("compiled_or_not")
+
 IDLE = {
     "PING": frame(6, 0, 0, bytes(8)),
     "PING answers": frame(6, 1, 0, bytes(8)),

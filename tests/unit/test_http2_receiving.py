@@ -10,6 +10,8 @@ from gpubridge.frontend.http2.flow import credit_due
 from gpubridge.frontend.http2.frames import frame
 from tests.unit.test_http2_peer import Recorder, Server, data, headers
 
+pytestmark = pytest.mark.usefixtures("compiled_or_not")
+
 WINDOW = 1 << 17
 BODY = bytes(range(256)) * 400
 

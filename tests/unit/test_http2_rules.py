@@ -10,6 +10,8 @@ from gpubridge.frontend.http2.faults import Http2ErrorCode as Code
 from gpubridge.frontend.http2.frames import frame
 from tests.unit.test_http2_peer import BLOCK, OK, REQUEST, Server, data, headers, settings
 
+pytestmark = pytest.mark.usefixtures("compiled_or_not")
+
 # Stream 1 is open, 3 is half closed (remote), 5 was answered, 7 was reset by us, 9 by the peer.
 ENDS_THE_CONNECTION = {
     "DATA on the connection": (data(0, b"x"), Code.PROTOCOL_ERROR),

@@ -11,6 +11,7 @@ import pytest
 from gpubridge.errors import InternalError
 from gpubridge.frontend.http2 import frames
 from gpubridge.frontend.http2.faults import Http2ErrorCode as Code
+from gpubridge.frontend.http2.frames import window_update_frame as update
 from tests.unit.test_http2_peer import DONE, OK, Recorder, Server, settings, split
 
 WIDE = frames.window_update_frame(0, 0x7FFFFFFF - 65535) + settings((4, 0x7FFFFFFF))
@@ -221,3 +222,50 @@ def test_an_empty_end_needs_no_window():
     assert server.frames() == []
     server.connection.send_data(1, [], end=True)
     assert server.frames() == [(frames.DATA, 1, 1, b"")]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"",
+        settings((4, 3)),
+        settings((1, 0)),
+        settings((4, 0)) + update(0, 1 << 20),
+        settings((4, 1 << 20)),
+    ],
+    ids=["free", "a narrow stream", "a smaller table", "a closed stream", "a wide stream"],
+)
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        [[], [b"12345"], [b"12", b"345"], [b""], [b"1"]],
+        [[bytes(60_000)], [b"12345"], [b"1"], [], [b"1"]],
+        [[bytes(16_000)]] * 5,
+    ],
+    ids=["small", "one large", "more than the connection may"],
+)
+def test_a_response_at_once_is_one_in_three_pieces(before, bodies):
+    outputs = []
+    for at_once in (True, False):
+        server = Server()
+        server.feed(before)
+        connection = server.connection
+        for stream_id, body in zip((1, 3, 5, 7, 9), bodies, strict=True):
+            server.open(stream_id, end=True)
+            if at_once:
+                connection.send_response(stream_id, OK, body, DONE)
+            else:
+                connection.send_headers(stream_id, OK)
+                connection.send_data(stream_id, body)
+                connection.send_headers(stream_id, DONE, end=True)
+        sent = [server.output()]
+        server.feed(update(0, 1 << 20) + update(1, 1 << 20) + update(9, 1 << 20))
+        sent += [server.output(), connection.open_streams, connection._sender._window]
+        outputs.append(sent)
+    assert outputs[0] == outputs[1]
+
+
+def test_a_response_to_nobody_is_none():
+    server = Server()
+    server.connection.send_response(1, OK, [b"x"], DONE)
+    assert server.output() == b""

@@ -1,5 +1,7 @@
 """How results leave a stub: quick ones together, none waiting for a batch that takes long."""
 
+import time
+
 import pytest
 
 from gpubridge.stub.results import ResultSender
@@ -60,6 +62,24 @@ def test_the_watch_goes_on_after_it_has_sent(ends):
     for sequence in range(1, 6):
         sender.add(result(sequence), 1_000, 2_000, last=False)
         assert sequences(receiver) == [sequence]
+
+
+def test_the_watch_ends_after_many_quick_batches(ends, monkeypatch):
+    monkeypatch.setattr("gpubridge.stub.results._QUIET_LOOKS", 0)
+    sender, receiver = ends
+    take_long(sender, receiver)
+    for _ in range(1000):
+        sender.add(result(1), 1_000, 2_000, last=False)
+        sender.add(result(2), 1_000, 2_000, last=True)
+        received = sequences(receiver)
+        while 2 not in received:
+            received += sequences(receiver)
+    while sender._gathering.is_set():
+        time.sleep(0.001)
+    sender.add(result(3), 1_000, 2_000, last=False)
+    time.sleep(0.02)
+    sender.add(result(4), 1_000, 2_000, last=True)
+    assert sequences(receiver) == [3, 4]
 
 
 def test_a_batch_that_took_long_is_not_held_back(ends):

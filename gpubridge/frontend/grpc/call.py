@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gpubridge.errors import BridgeError
@@ -117,12 +117,19 @@ class Call:
         self._connection.http2.send_headers(self._stream_id, ok_trailers(), end=True)
         self._finish()
 
+    def _answer_all(self, body: Sequence[bytes | memoryview]) -> None:
+        """End the call with all of its answer."""
+        self._connection.http2.send_response(self._stream_id, self._opening(), body, ok_trailers())
+        self._finish()
+
     def _tell(self) -> None:
         """Send the headers of the answer, once."""
         if not self._told:
             self._told = True
-            block = headers() if self._packing is None else self._packing.headers
-            self._connection.http2.send_headers(self._stream_id, block)
+            self._connection.http2.send_headers(self._stream_id, self._opening())
+
+    def _opening(self) -> bytes:
+        return headers() if self._packing is None else self._packing.headers
 
     def _finish(self) -> None:
         self._settle()
@@ -185,9 +192,7 @@ class UnaryCall(Call):
 
     def _respond(self, message: bytes) -> None:
         """Send the answer."""
-        self._tell()
-        self._connection.http2.send_data(self._stream_id, [encode_frame(message)])
-        self._succeed()
+        self._answer_all([encode_frame(message)])
 
 
 class DeferredCall(UnaryCall):

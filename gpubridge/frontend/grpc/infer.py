@@ -24,6 +24,9 @@ _DIRECT = 1 << 16
 """A longer message is received straight into shared memory; a shorter one is copied there."""
 
 
+_NOTHING = memoryview(b"")
+
+
 class InferCall(Call):
     """One inference request; owns its memory until the model takes it over.
 
@@ -40,6 +43,7 @@ class InferCall(Call):
         "_forms",
         "_known",
         "_memory",
+        "_once",
         "_prefix",
         "_rate",
         "_receiver",
@@ -62,6 +66,8 @@ class InferCall(Call):
         self._rate: Rate | None = None
         self._request: InferRequest | None = None
         self._known: KnownRequest[Model] | None = None
+        # A message up to this is taken at once if it comes so.
+        self._once = min(_DIRECT, connection.message_limit)
         # The beginning of the message, while it is not known how long that is.
         self._prefix: bytes | None = b""
 
@@ -128,6 +134,13 @@ class InferCall(Call):
     def _begin(self, view: memoryview) -> memoryview:
         """Decide where the message goes; returns what follows what was used up for that."""
         assert self._prefix is not None
+        if not self._prefix and len(view) > PREFIX and view[0] == 0:
+            # All of it at once, as most messages come.
+            length = int.from_bytes(view[1:PREFIX], "big")
+            if length == len(view) - PREFIX and length <= self._once:
+                self._prefix = None
+                self._submit(bytes(view[PREFIX:]))
+                return _NOTHING
         start = self._prefix + bytes(view[: PREFIX - len(self._prefix)])
         rest = view[PREFIX - len(self._prefix) :]
         if len(start) < PREFIX:
@@ -137,10 +150,6 @@ class InferCall(Call):
         compressed, length = read_prefix(start, self._connection.message_limit)
         if length > _DIRECT and not compressed:
             self._receiver = RequestReceiver(length, self._arena)
-        elif length == len(rest) and not compressed:
-            # All of it at once, as most messages come.
-            self._submit(bytes(rest))
-            return rest[length:]
         else:
             self._reader.feed(memoryview(start))
         return rest
@@ -220,9 +229,7 @@ class InferCall(Call):
             return
         if self._packing is not None:
             frame = self._packing.frame(frame)
-        self._tell()
-        self._connection.http2.send_data(self._stream_id, frame)
-        self._succeed()
+        self._answer_all(frame)
 
 
 class TracedInferCall(InferCall):

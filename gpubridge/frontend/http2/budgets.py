@@ -33,22 +33,22 @@ class Budget:
         self._since = clock()
         self._useful = 0
 
-    def spend(self, useful: int) -> bool:
-        """Spend one; return whether there was one.
+    def spend(self, useful: int, count: int = 1) -> bool:
+        """Spend one or several; return whether there were so many.
 
         Parameters
         ----------
         useful : int
             How much useful work was done since the beginning.
         """
-        if self._left < 1:
+        if self._left < count:
             now = self._clock()
             regained = (now - self._since) * self._per_second
             regained += (useful - self._useful) * self._per_useful
             self._left = min(self._allowance, self._left + regained)
             self._since = now
             self._useful = useful
-            if self._left < 1:
+            if self._left < count:
                 return False
-        self._left -= 1
+        self._left -= count
         return True

@@ -62,7 +62,7 @@ class Http2Connection:
         self._sender = Sender(self._state, self._finish)
         control = ControlFrames(self._state, self._sender, self._on_pong)
         self._payload = PayloadReceiver(self._state, self._sender)
-        self._receiver = Receiver(self._state, self._payload, control.take)
+        self._receiver = Receiver(self._state, self._payload, self._sender, control.take)
         self._draining = False
         self._sender.control(announcement(limits))
         # The socket's owner calls these for every read: no detour.
@@ -212,6 +212,20 @@ class Http2Connection:
             The stream's end is already queued.
         """
         self._sender.data(stream_id, buffers, end)
+
+    def send_response(
+        self, stream_id: int, opening: bytes, body: Sequence[bytes | memoryview], trailers: bytes
+    ) -> None:
+        """Send all of a response at once; the same as headers, data and trailers in turn.
+
+        Parameters
+        ----------
+        opening, trailers : bytes
+            Blocks made once by `encode_headers`.
+        body : sequence of bytes or memoryview
+            As for `send_data`.
+        """
+        self._sender.response(stream_id, opening, body, trailers)
 
     def queued(self, stream_id: int) -> int:
         """Return how many bytes wait; when it falls to 0, `on_writable` comes."""

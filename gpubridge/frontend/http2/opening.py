@@ -28,6 +28,8 @@ class HeaderReceiver:
         self._streams = state.streams
         self._limits = state.limits
         self._decoder = HeaderDecoder(state.limits)
+        #: What header blocks mean that are known.
+        self.known = self._decoder.known
         self._on_headers = state.handler.on_headers
         #: The stream whose header block is not complete, else 0.
         self.unfinished = 0

@@ -38,7 +38,9 @@ from gpubridge.frontend.http2.frames import (
 )
 from gpubridge.frontend.http2.opening import HeaderReceiver
 from gpubridge.frontend.http2.payload import PayloadReceiver
+from gpubridge.frontend.http2.sending import Sender
 from gpubridge.frontend.http2.state import ConnectionState
+from gpubridge.frontend.http2.whole_calls import WholeCalls
 
 __all__ = ["Receiver"]
 
@@ -55,6 +57,8 @@ class Receiver:
         Shared with the sending half.
     payload : PayloadReceiver
         Takes DATA.
+    sender : Sender
+        The sending half.
     on_control : callable
         Takes frames that are neither DATA nor HEADERS: type, flags, stream id and payload.
     """
@@ -63,6 +67,7 @@ class Receiver:
         self,
         state: ConnectionState,
         payload: PayloadReceiver,
+        sender: Sender,
         on_control: Callable[[int, int, int, bytes], None],
     ) -> None:
         limits = state.limits
@@ -76,6 +81,9 @@ class Receiver:
         self._starting = True
         # Frames larger than this are looked at closely.
         self._usual = min(limits.max_frame_size, limits.header_block_bytes)
+        self._calls = WholeCalls(
+            state, payload, sender, self._opening.known, self._buffer, self._usual
+        )
         # `memory` has handed out a target.
         self._lent = False
 
@@ -138,16 +146,35 @@ class Receiver:
             kind, length = word & 0xFF, word >> 8
             stop = begin + length
             # Usual frames that are all there; `_unusual` takes any.
-            if stop <= end and length <= self._usual and not self._opening.unfinished:
-                self._position = stop
-                if kind == DATA and payload.whole(stream_id, flags, view[begin:stop]):
-                    continue
-                if kind == HEADERS and flags & END_HEADERS and not flags & _UNUSUAL_HEADERS:
-                    self._opening.whole(stream_id & MAX_STREAM_ID, flags, bytes(view[begin:stop]))
-                    continue
-                self._position = position
+            if (
+                stop <= end
+                and length <= self._usual
+                and not self._opening.unfinished
+                and self._take_usual(kind, flags, stream_id, begin, stop)
+            ):
+                continue
             if not self._unusual(kind, flags, stream_id & MAX_STREAM_ID, length):
                 return
+
+    def _take_usual(self, kind: int, flags: int, stream_id: int, begin: int, stop: int) -> bool:
+        """Take a frame that is there as a whole, or a call; return False for one that is unusual."""
+        position = self._position
+        if kind == HEADERS:
+            self._position = self._calls.take(position, self._end)
+            if self._position != position:
+                return True
+        self._position = stop
+        view = self._view[begin:stop]
+        if kind == DATA and self._payload.whole(stream_id, flags, view):
+            return True
+        if kind == HEADERS and flags & END_HEADERS and not flags & _UNUSUAL_HEADERS:
+            self._opening.whole(stream_id & MAX_STREAM_ID, flags, bytes(view))
+            return True
+        if kind == WINDOW_UPDATE and stop - begin == _SIZES[WINDOW_UPDATE]:
+            self._on_control(kind, flags, stream_id & MAX_STREAM_ID, bytes(view))
+            return True
+        self._position = position
+        return False
 
     def _start(self) -> bool:
         """Check the connection's first bytes; return whether they are all there."""
@@ -219,14 +246,15 @@ class Receiver:
             )
         if kind == DATA or kind > CONTINUATION:
             return
-        name = FrameType(kind).name
         if kind in _SIZES and length != _SIZES[kind]:
+            name = FrameType(kind).name
             raise ConnectionFault(
                 Http2ErrorCode.FRAME_SIZE_ERROR,
                 f"{name}: expected {_SIZES[kind]} bytes, got {length}",
             )
         most = limits.header_block_bytes
         if length > most and kind in (HEADERS, CONTINUATION, SETTINGS, GOAWAY):
+            name = FrameType(kind).name
             raise ConnectionFault(
                 Http2ErrorCode.ENHANCE_YOUR_CALM,
                 f"{name}: expected at most {most} bytes, got {length}",

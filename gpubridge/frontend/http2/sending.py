@@ -119,6 +119,39 @@ class Sender:
         if end:
             self._ended(stream)
 
+    def response(
+        self, stream_id: int, opening: bytes, body: Sequence[bytes | memoryview], trailers: bytes
+    ) -> None:
+        """Send all of a response: headers, body and trailers."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        size = len(body[0]) if len(body) == 1 else 0
+        if (
+            not 0 < size <= _SMALL
+            or size > self._window
+            or size > stream.send_window
+            or self._round
+            or self._table_update
+            or stream.queued
+            or len(opening) + len(trailers) > _SMALL
+        ):
+            self.headers(stream_id, opening, False)
+            self.data(stream_id, body, False)
+            self.headers(stream_id, trailers, True)
+            return
+        self._window -= size
+        self._state.data_frames += 1
+        self._out += (
+            pack_header(len(opening) << 8 | HEADERS, END_HEADERS, stream_id),
+            opening,
+            pack_header(size << 8, 0, stream_id),
+            body[0],
+            pack_header(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id),
+            trailers,
+        )
+        self._ended(stream)
+
     def reset(self, stream_id: int, code: int) -> Stream | None:
         """Close a stream with RST_STREAM; return it if it was open."""
         stream = self._streams.pop(stream_id, None)

@@ -68,15 +68,15 @@ class ConnectionState:
                 f"{self.limits.resets_per_second} per second beyond those completed, got more",
             )
 
-    def spend_idle_frame(self) -> None:
-        """Count a frame that brings nothing forward.
+    def spend_idle_frame(self, count: int = 1) -> None:
+        """Count a frame, or several, that bring nothing forward.
 
         Raises
         ------
         ConnectionFault
             There were too many.
         """
-        if not self._idle.spend(self.completed + self.data_frames):
+        if not self._idle.spend(self.completed + self.data_frames, count):
             raise ConnectionFault(
                 Http2ErrorCode.ENHANCE_YOUR_CALM,
                 f"expected at most {self.limits.idle_frames} frames without use at once and "

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol.grpc.messages import MALFORMED
+from gpubridge.tensor.native import native
 
 __all__ = ["FieldScanner", "RequestHead", "malformed", "read_request", "varint"]
 
@@ -75,6 +76,13 @@ def read_request(message: bytes) -> RequestHead:
     BridgeError
         ``INTERNAL`` for bytes that are no message.
     """
+    compiled = native()
+    usual = None if compiled is None else compiled.read_request(message)
+    return _read_request(message) if usual is None else RequestHead(*usual)
+
+
+def _read_request(message: bytes) -> RequestHead:
+    """Read a whole message of any kind, or say what is wrong with it."""
     end = len(message)
     at = id_at = id_end = 0
     identifier = ""
@@ -171,6 +179,7 @@ class FieldScanner:
         "_depth",
         "_fields",
         "_form",
+        "_fresh",
         "_identifier",
         "_pending",
         "_sink",
@@ -191,6 +200,7 @@ class FieldScanner:
         self._want = 0
         self._depth = 0
         self._fields = 0
+        self._fresh = True
 
     def feed(self, data: memoryview) -> int:
         """Take bytes up to the next raw content; returns how many were taken.
@@ -203,7 +213,10 @@ class FieldScanner:
         if len(data) > self.left:
             raise malformed("there is more than its length says")
         at = 0
-        while at < len(data):
+        if self._fresh:
+            self._fresh = False
+            at = self._take_opening(data)
+        while at < len(data) and self.raw is None:
             if self._want:
                 taken = min(self._want, len(data) - at)
                 self._sink += data[at : at + taken]
@@ -215,9 +228,19 @@ class FieldScanner:
             self.left -= 1
             at += 1
             self._header()
-            if self.raw is not None:
-                break
         return at
+
+    def _take_opening(self, data: memoryview) -> int:
+        """Take all up to the first raw content, if that is usual; returns how many bytes it was."""
+        compiled = native()
+        usual = None if compiled is None else compiled.read_opening(data, self.left)
+        if usual is None:
+            return 0
+        form, identifier, self.inputs, self.raw, taken = usual
+        self._form += form
+        self._identifier += identifier
+        self.left -= taken
+        return taken
 
     def pass_raw(self) -> None:
         """Go on behind the raw content."""

@@ -1,0 +1,74 @@
+"""Keeps the event loop awake for a moment, where one request follows the other.
+
+For as long as something is due in this turn, the loop asks the kernel for events without sleeping;
+so nobody else's events wait. The processor is offered to whoever wants it each time.
+"""
+
+from __future__ import annotations
+
+import time
+from asyncio import AbstractEventLoop
+
+from gpubridge.transport.short_waits import ShortWaits
+
+__all__ = ["BusyPoll"]
+
+
+class BusyPoll:
+    """Watches how long one stub and its clients take.
+
+    Parameters
+    ----------
+    loop : asyncio.AbstractEventLoop
+        The loop that everything comes through.
+    awake_ns : int
+        For how long to stay awake at most; 0 for never.
+    """
+
+    __slots__ = ("_answers", "_awake_ns", "_loop", "_on", "_requests", "_until", "_waits")
+
+    def __init__(self, loop: AbstractEventLoop, awake_ns: int) -> None:
+        self._loop = loop
+        self._awake_ns = awake_ns
+        self._answers = ShortWaits(awake_ns)
+        self._requests = ShortWaits(awake_ns)
+        self._waits = self._answers
+        self._until = 0
+        self._on = False
+
+    def sent(self, alone: bool) -> bool:
+        """A batch goes to the stub; ``alone``: that had nothing else to do.
+
+        Returns
+        -------
+        bool
+            Whether the next is likely to follow, alone too, soon after this is answered.
+        """
+        if not alone:
+            self._requests.crowd()
+            return False
+        now = time.monotonic_ns()
+        self._requests.end(now)
+        if self._answers.begin(now):
+            self._stay_awake(now, self._answers)
+        return self._requests.likely
+
+    def answered(self) -> None:
+        """The stub has answered all that it had."""
+        now = time.monotonic_ns()
+        self._answers.end(now)
+        if self._requests.begin(now):
+            self._stay_awake(now, self._requests)
+
+    def _stay_awake(self, now: int, waits: ShortWaits) -> None:
+        self._waits = waits
+        self._until = now + self._awake_ns
+        if not self._on:
+            self._on = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        # Whoever wanted the processor is to have it, and not to share it with who only waits.
+        self._on = time.monotonic_ns() < self._until and not self._waits.offer_processor()
+        if self._on:
+            self._loop.call_soon(self._turn)

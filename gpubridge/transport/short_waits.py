@@ -1,0 +1,72 @@
+"""Whether the next message is likely to be there soon: then it is worth staying awake for.
+
+To wake a sleeping processor takes as long as a small request takes altogether. Where one request
+follows the other, both sides therefore look again and again for a moment before they sleep.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+__all__ = ["ShortWaits", "busy_poll_ns"]
+
+_RUN = 8
+"""So many waits in a row have to be short, each for a single request."""
+_TAKEN_NS = 20_000
+"""Who offers the processor and gets it back later than this has given it to somebody."""
+_CONTENDED_NS = 500_000
+"""After so long that somebody was no client, which soon waits for its answer, but other work."""
+_PENALTY = 200
+"""Waits for which a processor with other work is left alone."""
+_SHORT = 2
+"""A wait is short that is up to so many times as long as one would stay awake."""
+
+
+def busy_poll_ns(microseconds: int) -> int:
+    """Return for how many nanoseconds to stay awake: 0 where there is no processor to spare."""
+    return microseconds * 1000 if len(os.sched_getaffinity(0)) > 1 else 0
+
+
+class ShortWaits:
+    """Judges the next wait by the last ones.
+
+    Parameters
+    ----------
+    awake_ns : int
+        For how long one would stay awake; 0 for never.
+    """
+
+    __slots__ = ("_limit", "_run", "_since")
+
+    def __init__(self, awake_ns: int) -> None:
+        self._limit = _SHORT * awake_ns
+        self._since = 0
+        self._run = 0
+
+    def begin(self, now: int) -> bool:
+        """Begin to wait; returns whether that is likely to be short."""
+        self._since = now
+        return self._run >= _RUN
+
+    @property
+    def likely(self) -> bool:
+        """Whether the next wait is likely to be short."""
+        return self._run >= _RUN
+
+    def end(self, now: int) -> None:
+        """Note that what was waited for is there."""
+        self._run = self._run + 1 if now - self._since < self._limit else min(self._run, 0)
+
+    def offer_processor(self) -> bool:
+        """Let others run who want to; returns whether one did, and staying awake is no use."""
+        before = time.monotonic_ns()
+        os.sched_yield()
+        away = time.monotonic_ns() - before
+        if away > _CONTENDED_NS:
+            self._run = -_PENALTY
+        return away > _TAKEN_NS
+
+    def crowd(self) -> None:
+        """Note that there is no waiting: work comes faster than it is done."""
+        self._run = min(self._run, 0)

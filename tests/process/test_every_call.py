@@ -1,0 +1,208 @@
+"""Every call that tritonclient can make, over each of its transports."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import queue
+
+import numpy as np
+import pytest
+import tritonclient.http as http_client
+import tritonclient.http.aio as http_aio
+import tritonclient.utils.shared_memory as system_memory
+from tritonclient.utils import InferenceServerException
+
+from tests.process.server import running_server, write_model
+
+grpc_client = pytest.importorskip("tritonclient.grpc")
+grpc_aio = pytest.importorskip("tritonclient.grpc.aio")
+
+ECHO = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
+                for r in requests]
+"""
+NOT_CALLS = {"close", "plugin", "register_plugin", "unregister_plugin"}
+VALUES = np.arange(4, dtype=np.float32)
+TRANSPORTS = {
+    "http": (http_client, "http_url"),
+    "http.aio": (http_aio, "http_url"),
+    "grpc": (grpc_client, "grpc_url"),
+    "grpc.aio": (grpc_aio, "grpc_url"),
+}
+NOT_SERVED = object()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "echo", ECHO)
+    flags = ("--model-control-mode=explicit", "--load-model=*", "--allow-client-shm=true")
+    with running_server(repository, *flags) as running:
+        yield running
+
+
+def value_of(answer, name):
+    """A member of an answer: a dictionary over HTTP, a message over gRPC."""
+    return answer[name] if isinstance(answer, dict) else getattr(answer, name)
+
+
+def inputs(module):
+    tensor = module.InferInput("IN", [4], "FP32")
+    tensor.set_data_from_numpy(VALUES)
+    return [tensor]
+
+
+def is_echo(result):
+    return result.as_numpy("OUT").tolist() == VALUES.tolist()
+
+
+def stream(client, module):
+    answers = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    client.async_stream_infer("echo", inputs(module))
+    result, error = answers.get(timeout=20)
+    client.stop_stream()
+    return error is None and is_echo(result)
+
+
+def called_back(client, module):
+    answers = queue.Queue()
+    client.async_infer("echo", inputs(module), lambda result, error: answers.put((result, error)))
+    result, error = answers.get(timeout=20)
+    return error is None and is_echo(result)
+
+
+async def stream_of_coroutines(client, module):
+    async def requests():
+        yield {"model_name": "echo", "inputs": inputs(module)}
+
+    async for result, error in client.stream_infer(requests()):
+        return error is None and is_echo(result)
+    return False
+
+
+def calls_of(client, module):
+    """Each method's name, a call of it, and what its answer must be."""
+    handle = b"\0" * 64 if "grpc" in module.__name__ else b"AAAA"
+    common = {
+        "is_server_live": (client.is_server_live, True),
+        "is_server_ready": (client.is_server_ready, True),
+        "is_model_ready": (lambda: client.is_model_ready("echo"), True),
+        "get_server_metadata": (
+            client.get_server_metadata,
+            lambda answer: value_of(answer, "name") == "gpubridge",
+        ),
+        "get_model_metadata": (
+            lambda: client.get_model_metadata("echo"),
+            lambda answer: value_of(answer, "name") == "echo",
+        ),
+        "get_model_config": (lambda: client.get_model_config("echo"), bool),
+        "get_model_repository_index": (client.get_model_repository_index, bool),
+        "get_inference_statistics": (
+            lambda: client.get_inference_statistics("echo"),
+            lambda answer: len(value_of(answer, "model_stats")) == 1,
+        ),
+        "load_model": (lambda: client.load_model("echo"), None),
+        "unload_model": (lambda: client.unload_model("nothing"), None),
+        "get_log_settings": (client.get_log_settings, bool),
+        "update_log_settings": (lambda: client.update_log_settings({"log_verbose_level": 0}), bool),
+        "get_trace_settings": (client.get_trace_settings, bool),
+        "update_trace_settings": (
+            lambda: client.update_trace_settings(settings={"trace_rate": "10"}),
+            bool,
+        ),
+        "register_system_shared_memory": (
+            lambda: client.register_system_shared_memory("region", "/gpubridge_calls", 16),
+            None,
+        ),
+        "get_system_shared_memory_status": (
+            lambda: client.get_system_shared_memory_status("region"),
+            bool,
+        ),
+        "unregister_system_shared_memory": (
+            lambda: client.unregister_system_shared_memory("region"),
+            None,
+        ),
+        "register_cuda_shared_memory": (
+            lambda: client.register_cuda_shared_memory("device", handle, 0, 16),
+            NOT_SERVED,
+        ),
+        "get_cuda_shared_memory_status": (
+            client.get_cuda_shared_memory_status,
+            lambda answer: not (answer if isinstance(answer, list) else answer.regions),
+        ),
+        "unregister_cuda_shared_memory": (client.unregister_cuda_shared_memory, None),
+        "infer": (lambda: client.infer("echo", inputs(module)), is_echo),
+    }
+    if module is http_client or module is http_aio:
+        common["generate_request_body"] = (
+            lambda: module.InferenceServerClient.generate_request_body(inputs(module)),
+            bool,
+        )
+        common["parse_response_body"] = (None, None)
+    if module is http_client:
+        common["async_infer"] = (
+            lambda: client.async_infer("echo", inputs(module)).get_result(),
+            is_echo,
+        )
+    elif module is grpc_client:
+        common["async_infer"] = (lambda: called_back(client, module), True)
+        for part in ("start_stream", "async_stream_infer", "stop_stream"):
+            common[part] = (lambda: stream(client, module), True)
+    elif module is grpc_aio:
+        common["stream_infer"] = (lambda: stream_of_coroutines(client, module), True)
+    return common
+
+
+def check(name, made, expected):
+    if expected is None:
+        return
+    assert made is True if expected is True else expected(made), (name, made)
+
+
+async def make(name, call, expected):
+    """Make one call and look at its answer."""
+    if expected is NOT_SERVED:
+        with pytest.raises(InferenceServerException, match="not (served )?yet"):
+            await answer_of(call)
+    else:
+        check(name, await answer_of(call), expected)
+
+
+async def answer_of(call):
+    made = call()
+    return await made if inspect.isawaitable(made) else made
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_every_call(server, transport):
+    module, url = TRANSPORTS[transport]
+    region = system_memory.create_shared_memory_region("region", "/gpubridge_calls", 16)
+
+    async def all_of_them():
+        client = module.InferenceServerClient(getattr(server, url))
+        try:
+            calls = calls_of(client, module)
+            methods = {
+                name
+                for name, _ in inspect.getmembers(type(client), callable)
+                if not name.startswith("_") and name not in NOT_CALLS
+            }
+            assert methods - calls.keys() == set()
+            for name, (call, expected) in calls.items():
+                if call is not None:
+                    await make(name, call, expected)
+        finally:
+            closing = client.close()
+            if inspect.isawaitable(closing):
+                await closing
+
+    try:
+        asyncio.run(all_of_them())
+    finally:
+        system_memory.destroy_shared_memory_region(region)

@@ -1,0 +1,23 @@
+"""What several rooms' tests need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpubridge.frontend.http2 import whole_calls
+from gpubridge.protocol.grpc import fields
+from gpubridge.tensor import native
+
+
+@pytest.fixture(params=["native", "python"], scope="module")
+def compiled_or_not(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run a module's tests of gRPC twice: with the compiled module, and as if there were none."""
+    if request.param == "native" and native.native() is None:
+        pytest.skip(f"no compiled module: {native.absence()}")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            for room in (whole_calls, fields):
+                patch.setattr(room, "native", lambda: None)
+        yield request.param

@@ -1,0 +1,198 @@
+"""Staying awake for the next message: when, for how long, and when not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gpubridge.config.python_backend import PythonBackendSettings
+from gpubridge.engine.busy_poll import BusyPoll
+from gpubridge.errors import BridgeError
+from gpubridge.transport import short_waits
+from gpubridge.transport.channel import Channel, ChannelClosed, pair
+from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
+
+AWAKE = 1000
+
+
+class Clock:
+    """Time that passes when somebody says so; others take the processor for ``taken``."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.taken = 0
+        self.offers = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now
+
+    def sched_yield(self) -> None:
+        self.offers += 1
+        self.now += self.taken
+
+
+class Loop:
+    """Runs what is due, turn by turn."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.due.append(callback)
+
+    def turn(self) -> None:
+        due, self.due = self.due, []
+        for callback in due:
+            callback()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic_ns", clock.monotonic_ns)
+    monkeypatch.setattr("os.sched_yield", clock.sched_yield)
+    return clock
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    channels = tuple(Channel(end) for end in pair())
+    yield channels  # type: ignore[misc]
+    for channel in channels:
+        channel.close()
+
+
+def after_short_waits(count: int) -> ShortWaits:
+    waits = ShortWaits(AWAKE)
+    for _ in range(count):
+        waits.begin(0)
+        waits.end(AWAKE)
+    return waits
+
+
+def test_a_run_of_short_waits_makes_the_next_likely_to_be_short() -> None:
+    assert not after_short_waits(7).begin(0)
+    assert after_short_waits(8).begin(0)
+
+
+@pytest.mark.parametrize("spoil", ["a long wait", "a crowd"])
+def test_a_run_begins_anew_after(spoil: str) -> None:
+    waits = after_short_waits(8)
+    if spoil == "a crowd":
+        waits.crowd()
+    else:
+        waits.end(2 * AWAKE)
+    assert not waits.begin(0)
+
+
+def test_nobody_stays_awake_for_no_time() -> None:
+    waits = ShortWaits(0)
+    for _ in range(20):
+        waits.begin(5)
+        waits.end(5)
+    assert not waits.begin(5)
+
+
+def test_other_work_on_the_processor_is_left_alone_for_long(clock: Clock) -> None:
+    waits = after_short_waits(8)
+    clock.taken = 600_000
+    assert waits.offer_processor()
+    for _ in range(200):
+        waits.end(0)
+        assert not waits.begin(0)
+
+
+def test_a_client_that_takes_the_processor_is_no_other_work(clock: Clock) -> None:
+    waits = after_short_waits(8)
+    assert not waits.offer_processor()
+    clock.taken = 50_000
+    assert waits.offer_processor()
+    assert waits.begin(0)
+
+
+def test_a_single_processor_is_never_kept_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert busy_poll_ns(200) == 200_000
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
+    assert busy_poll_ns(200) == 0
+
+
+def one_after_the_other(poll: BusyPoll, clock: Clock, count: int) -> None:
+    for _ in range(count):
+        poll.sent(alone=True)
+        clock.now += AWAKE
+        poll.answered()
+        clock.now += AWAKE
+
+
+def test_the_loop_stays_awake_where_one_request_follows_the_other(clock: Clock) -> None:
+    loop: Any = Loop()
+    poll = BusyPoll(loop, AWAKE)
+    one_after_the_other(poll, clock, 7)
+    poll.sent(alone=True)
+    assert not loop.due
+    poll.answered()
+    for _ in range(5):
+        assert loop.due
+        loop.turn()
+    clock.now += AWAKE
+    loop.turn()
+    assert not loop.due
+    assert clock.offers == 5
+
+
+def test_the_loop_sleeps_where_requests_come_together(clock: Clock) -> None:
+    loop: Any = Loop()
+    poll = BusyPoll(loop, AWAKE)
+    for _ in range(20):
+        poll.sent(alone=True)
+        poll.sent(alone=False)
+        clock.now += 3 * AWAKE
+        poll.answered()
+        assert not loop.due
+
+
+def test_the_loop_sleeps_when_somebody_wants_the_processor(clock: Clock) -> None:
+    loop: Any = Loop()
+    poll = BusyPoll(loop, 10 * short_waits._TAKEN_NS)
+    one_after_the_other(poll, clock, 9)
+    poll.sent(alone=True)
+    clock.taken = 2 * short_waits._TAKEN_NS
+    loop.turn()
+    assert clock.offers
+    assert not loop.due
+
+
+def test_poll_leaves_the_message_to_receive(ends: tuple[Channel, Channel]) -> None:
+    here, there = ends
+    there.send(b"\x20message")
+    here.poll(10**12, ShortWaits(AWAKE))
+    assert here.receive() == (b"\x20message", [])
+
+
+def test_poll_leaves_a_closed_channel_to_receive(ends: tuple[Channel, Channel]) -> None:
+    here, there = ends
+    there.close()
+    here.poll(10**12, ShortWaits(AWAKE))
+    with pytest.raises(ChannelClosed):
+        here.receive()
+
+
+def test_poll_ends_without_a_message(ends: tuple[Channel, Channel]) -> None:
+    here, there = ends
+    here.poll(1000, ShortWaits(AWAKE))
+    there.send(b"\x20later")
+    assert here.receive() == (b"\x20later", [])
+
+
+def test_the_time_is_a_setting() -> None:
+    read = PythonBackendSettings.from_backend_config
+    assert read({}).busy_poll_us == 200
+    assert read({"busy-poll-us": "0"}).busy_poll_us == 0
+    for wrong in ("-1", "10001"):
+        with pytest.raises(BridgeError, match="busy-poll-us expects 0 to 10000 microseconds"):
+            read({"busy-poll-us": wrong})
+    with pytest.raises(BridgeError, match="busy-poll-us expects an integer, got 'soon'"):
+        read({"busy-poll-us": "soon"})
