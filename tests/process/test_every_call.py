@@ -168,7 +168,7 @@ def check(name, made, expected):
 async def make(name, call, expected):
     """Make one call and look at its answer."""
     if expected is NOT_SERVED:
-        with pytest.raises(InferenceServerException, match="not (served )?yet"):
+        with pytest.raises(InferenceServerException, match=r"not (served )?yet"):
             await answer_of(call)
     else:
         check(name, await answer_of(call), expected)
