@@ -11,8 +11,6 @@ __all__ = ["unsupported_features"]
 
 # Top-level fields that are served nowhere: a field counts when it is present and not empty.
 _FIELDS = {
-    "ensemble_scheduling": "ensembles are not served",
-    "model_warmup": "no warm-up requests are run",
     "batch_input": "no batch inputs are made",
     "batch_output": "outputs are not scattered",
     "model_operations": "no operation libraries are loaded",

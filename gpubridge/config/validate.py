@@ -165,6 +165,8 @@ def _validate_ensemble(config: ProtoMessage) -> None:
         raise refuse(f"optimization should not be specified for ensemble '{name}'")
     if not config.ensemble_scheduling.step:
         raise refuse(f"must specify 'step' for ensemble '{name}'")
+    if config.model_warmup:
+        raise refuse(f"model_warmup can not be specified for ensemble '{name}'")
 
 
 def _validate_preferred_sizes(config: ProtoMessage, batcher: str, settings: ProtoMessage) -> None:

@@ -26,6 +26,7 @@ from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.link import LinkEvents, StubLink
 from gpubridge.engine.stub_process import StubProcess, cannot_start
+from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.logs import log_from_stub
@@ -167,13 +168,27 @@ class Instance:
             self._link.initialize(self.settings.stub, calls.fileno())
         try:
             await self._started
+            await warm_up(
+                self.settings.warmup, self._context.regions.arena, self.submit, self._expect
+            )
         except (BridgeError, asyncio.CancelledError):
             # What the model raised is known, or nobody wants this stub any more.
             self._process.kill()
             await self._process.exited
-            self._collect()
+            _, unstarted = self._collect()
+            for request in unstarted:
+                if request.slot is not None:
+                    self._context.regions.arena.free(request.slot)
             raise
         self._execute_ns = 0.0
+
+    def _expect(self) -> asyncio.Future[None]:
+        """Return a future for what the starting stub does next; it fails when the stub dies."""
+        self._started = self._loop.create_future()
+        assert self._process is not None
+        if self._process.exited.done():
+            self._on_exit(self._process.exited)
+        return self._started
 
     def _connect(self) -> tuple[StubLink, socket.socket]:
         """Make the link to a new stub; returns it and the stub's end of the channel."""

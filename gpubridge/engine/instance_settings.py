@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpubridge.engine.environment import StubEnvironment
+from gpubridge.engine.warmup import WarmupSample
 
 __all__ = ["InstanceSettings"]
 
@@ -26,6 +28,8 @@ class InstanceSettings:
         Bytes of output memory that the stub may make.
     timeout : float or None
         Seconds that one ``execute`` may take.
+    warmup : sequence of WarmupSample
+        What it executes before it is ready.
     """
 
     name: str
@@ -33,3 +37,4 @@ class InstanceSettings:
     environment: StubEnvironment
     output_limit: int
     timeout: float | None
+    warmup: Sequence[WarmupSample] = ()

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from gpubridge.engine.outcome import failure_reason, outcome_of
-from gpubridge.host_shm import HostArena, Slot
+from gpubridge.engine.shared_slot import SharedSlot
+from gpubridge.host_shm import HostArena
 from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.control import NO_LEASE, ControlPage
@@ -38,19 +39,6 @@ _LOOKS = 4
 """Leases of answers that are looked at for each new one: they end nearly in order."""
 
 _NO_FAILURES: dict[InferRequest, str] = {}
-
-
-class _SharedSlot:
-    """A slot that several hold: the one who has it lent, and requests that were handed it."""
-
-    __slots__ = ("_arena", "slot")
-
-    def __init__(self, arena: HostArena, slot: Slot) -> None:
-        self._arena = arena
-        self.slot = slot
-
-    def __del__(self) -> None:
-        self._arena.free(self.slot)
 
 
 class Ledger:
@@ -280,12 +268,12 @@ class Ledger:
             return NO_BYTES
         slot = self._lent.slot(ticket)
         if slot is not None:
-            shared = _SharedSlot(self._arena, slot)
+            shared = SharedSlot(self._arena, slot)
             self._lent.share(ticket, shared)
             kept: object = shared
         else:
             kept = self._lent.kept(ticket)
-        if isinstance(kept, _SharedSlot):
+        if isinstance(kept, SharedSlot):
             slot = kept.slot
             ranges = [MemoryRange(slot.segment, slot.offset, slot.size, kept)]
         else:

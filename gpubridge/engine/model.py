@@ -1,11 +1,13 @@
-"""One version of a model: its instances, and the queue of requests before them."""
+"""One version of a model: what doors see of any, and the one that stubs execute."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from gpubridge.config import InstanceGroup, ModelConfig
 from gpubridge.engine.context import EngineContext
@@ -16,6 +18,7 @@ from gpubridge.engine.instance import Instance, InstanceState
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.sequence_requests import sequence_stub_settings
 from gpubridge.engine.tracing import Received, RequestTracing
+from gpubridge.engine.warmup import WarmupSample, warmup_samples
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.latencies import (
     FIRST_RESPONSE_BUCKETS_MS,
@@ -24,8 +27,9 @@ from gpubridge.telemetry.latencies import (
 )
 from gpubridge.telemetry.metrics_settings import MetricsSettings
 from gpubridge.telemetry.statistics import ModelStatistics
+from gpubridge.telemetry.traces import Traces
 
-__all__ = ["Model"]
+__all__ = ["Model", "StubModel", "new_statistics"]
 
 _logger = logging.getLogger(__name__)
 
@@ -36,8 +40,72 @@ _FINALIZE_LIMIT = 30.0
 """What ``finalize`` gets at the most."""
 
 
-class Model:
-    """A loaded (or loading) model version; owns its instances and its queued requests.
+class Model(Protocol):
+    """A loaded (or loading) version of a model, whatever it is made of.
+
+    Attributes
+    ----------
+    config : ModelConfig
+        Complete, validated.
+    statistics : ModelStatistics
+        What it has done.
+    traces : Traces
+        Whether requests are traced.
+    """
+
+    name: str
+    version: int
+    config: ModelConfig
+    statistics: ModelStatistics
+    traces: Traces
+
+    async def load(self) -> None:
+        """Become ready; raises BridgeError, and leaves nothing behind, when that cannot be."""
+
+    async def unload(self, seconds: float | None) -> None:
+        """Answer what is pending, within ``seconds`` if that is said, and give everything back."""
+
+    def hurry(self, seconds: float) -> None:
+        """Bound an unload that goes on: what is not answered within ``seconds`` will not be."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be executed now."""
+
+    @property
+    def pending(self) -> int:
+        """Requests that are not answered yet."""
+
+    @property
+    def queued(self) -> int:
+        """Requests that are at no stub yet."""
+
+    @property
+    def instances(self) -> Sequence[Instance]:
+        """Its instances; none where it has no process of its own."""
+
+    @property
+    def executed_by(self) -> Collection[str]:
+        """The models whose instances execute its requests."""
+
+    def submit(self, request: InferRequest, received: Received | None = None) -> None:
+        """Take a request over: its slot is freed, its outcome comes by ``on_done``.
+
+        ``received`` is when its door got it, should the request be traced.
+        """
+
+    def tell_log_levels(self) -> None:
+        """Have the stubs know which levels are logged now."""
+
+    def housekeep(self) -> None:
+        """Called every few seconds."""
+
+    def check_time_limit(self) -> None:
+        """Called often when executes have a time limit."""
+
+
+class StubModel(Model):
+    """A model version that stubs execute; owns its instances and its queued requests.
 
     Parameters
     ----------
@@ -62,7 +130,7 @@ class Model:
         self.name = config.name
         self.version = version
         telemetry = context.telemetry
-        self.statistics = _statistics(config, version, telemetry.metrics)
+        self.statistics = new_statistics(config, version, telemetry.metrics)
         self.tracing = RequestTracing(telemetry.traces, config.name, version)
         self.traces = telemetry.traces
         self._directory = directory
@@ -84,9 +152,10 @@ class Model:
             With the first instance's reason.
         """
         environment = stub_environment(self._directory, self.config.parameters)
+        warmup = await asyncio.to_thread(warmup_samples, self.config, self._directory)
         settings = []
         for group in self.config.instance_groups:
-            settings += self._placed(group, environment)
+            settings += self._placed(group, environment, warmup)
         self._instances = [
             Instance(entry, index, self._dispatcher, self._context)
             for index, entry in enumerate(settings)
@@ -141,7 +210,9 @@ class Model:
         self._deadline = loop.time() + seconds
         loop.call_later(seconds, self._drained.set)
 
-    def _placed(self, group: InstanceGroup, environment: StubEnvironment) -> list[InstanceSettings]:
+    def _placed(
+        self, group: InstanceGroup, environment: StubEnvironment, warmup: Sequence[WarmupSample]
+    ) -> list[InstanceSettings]:
         """Give each instance of a group its name, its device and its ``initialize`` arguments."""
         kind = group.kind.removeprefix("KIND_")
         devices = group.gpus or (0,)
@@ -180,6 +251,7 @@ class Model:
                         environment,
                         self._context.limits.output_limit,
                         self._context.limits.stub_timeout,
+                        warmup,
                     )
                 )
         return settings
@@ -214,6 +286,11 @@ class Model:
         """Its instances."""
         return self._instances
 
+    @property
+    def executed_by(self) -> Collection[str]:
+        """Itself."""
+        return (self.name,)
+
     # -- work ----------------------------------------------------------------------------------
 
     def submit(self, request: InferRequest, received: Received | None = None) -> None:
@@ -245,7 +322,7 @@ class Model:
             instance.check_time_limit()
 
 
-def _statistics(config: ModelConfig, version: int, metrics: MetricsSettings) -> ModelStatistics:
+def new_statistics(config: ModelConfig, version: int, metrics: MetricsSettings) -> ModelStatistics:
     """Make the statistics of a model version, with what the server's metrics need of it."""
     window = LatencyWindow() if metrics.summary_latencies else None
     histogram = None

@@ -16,9 +16,11 @@ from gpubridge.config import (
     unsupported_features,
 )
 from gpubridge.engine.context import EngineContext
+from gpubridge.engine.ensemble.ensemble_model import EnsembleModel, Members
+from gpubridge.engine.ensemble.graph import is_ensemble
 from gpubridge.engine.file_overrides import OverrideDirectory
 from gpubridge.engine.load_progress import report_progress
-from gpubridge.engine.model import Model
+from gpubridge.engine.model import Model, StubModel
 from gpubridge.engine.model_files import ModelFiles, read_model_files
 from gpubridge.errors import BridgeError, ErrorCode
 
@@ -177,9 +179,11 @@ class ModelLoader:
             _logger.info("model '%s': %s", name, notice)
         return PreparedModel(source, config, tuple(versions), files)
 
-    def model(self, prepared: PreparedModel, version: int) -> Model:
-        """Make a version of a model; nothing of it runs yet."""
-        return Model(prepared.config, version, prepared.source.directory, self.context)
+    def model(self, prepared: PreparedModel, version: int, members: Members) -> Model:
+        """Make a version of a model; nothing of it runs yet. ``members`` has those it is made of."""
+        if is_ensemble(prepared.config):
+            return EnsembleModel(prepared.config, version, members, self.context)
+        return StubModel(prepared.config, version, prepared.source.directory, self.context)
 
     async def bring_up(self, models: Sequence[Model]) -> dict[int, BridgeError]:
         """Load versions of a model, all at once; returns why those that failed did, by version.
@@ -217,7 +221,7 @@ def not_found(name: str, reason: str) -> NotPrepared:
 def required_models(config: ModelConfig) -> list[str]:
     """Return the models that must be there for this one to work: the steps of an ensemble."""
     steps = config.message.ensemble_scheduling.step
-    return sorted({step.model_name for step in steps} - {config.name})
+    return sorted({step.model_name for step in steps})
 
 
 def _without_policy(config: ModelConfig) -> bytes:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpubridge.config import ModelControlMode
+from gpubridge.engine.ensemble.missing import explain_circle, explain_missing
 from gpubridge.engine.housekeeper import keep_house
 from gpubridge.engine.model import Model
 from gpubridge.engine.model_index import VersionStatus
@@ -239,12 +240,13 @@ class ModelRepository(ServedModels):
                     source.release()
             # Not while the lock is held: who waits for a model never keeps others waiting.
             if missing & (tried | {name, *chain}):
-                raise NotPrepared(
-                    f"load failed for model '{name}'",
-                    f"ensemble {name} contains models that are not available or ambiguous: "
-                    f"{', '.join(sorted(missing))}",
-                    ErrorCode.INVALID_ARG,
+                circle = missing & {name, *chain}
+                reason = (
+                    explain_circle(name, min(circle))
+                    if circle
+                    else explain_missing(name, min(missing), None, self._index.rows())
                 )
+                raise NotPrepared(f"load failed for model '{name}'", reason, ErrorCode.INVALID_ARG)
             tried |= missing
             loads = (self._load(m, self._locate, chain=(*chain, name)) for m in sorted(missing))
             results = await asyncio.gather(*loads, return_exceptions=True)
@@ -293,7 +295,7 @@ class ModelRepository(ServedModels):
         """Make the versions that there are not; nothing of them runs yet."""
         try:
             return {
-                version: self._loader.model(prepared, version)
+                version: self._loader.model(prepared, version, self)
                 for version in prepared.versions
                 if version not in kept
             }

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from gpubridge.engine.ensemble.graph import is_ensemble
 from gpubridge.engine.model import Model
 from gpubridge.engine.model_index import ModelIndex, VersionStatus
 from gpubridge.engine.model_loader import ModelSource, PreparedModel
@@ -173,7 +174,12 @@ class ServedModels:
         """Serve nothing any more, and wait until every request is answered, or the time is up."""
         for model in self._retiring:
             model.hurry(seconds)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + seconds
         models = list(self.loaded())
+        # Ensembles first: what they have under way needs the others.
+        await asyncio.gather(*(m.unload(seconds) for m in models if is_ensemble(m.config)))
         self._served.clear()
-        await asyncio.gather(*(model.unload(seconds) for model in models))
+        left = max(0.0, deadline - clock())
+        await asyncio.gather(*(m.unload(left) for m in models if not is_ensemble(m.config)))
         await asyncio.gather(*self._drains, return_exceptions=True)

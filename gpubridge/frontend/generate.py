@@ -88,7 +88,8 @@ class _Generation:
             When it is an error, or cannot be encoded.
         """
         if not isinstance(outcome, InferResponse):
-            raise outcome
+            # A copy: the traceback of the error itself would hold frames that hold it.
+            raise BridgeError(outcome.message, outcome.code)
         return encode_generated(self._form, outcome, self._model.config, self._model.version)
 
     def _respond(self, outcome: Outcome) -> None:

@@ -202,9 +202,11 @@ class _InferHandler:
         assert exchange is not None
         assert form is not None
         assert model is not None
+        if not isinstance(outcome, InferResponse):
+            # Not raised: its traceback would hold frames that hold it, and all that they see.
+            exchange.fail(outcome)
+            return
         try:
-            if not isinstance(outcome, InferResponse):
-                raise outcome
             encoded = encode_response(form, outcome, model.config, model.version)
         except BridgeError as error:
             exchange.fail(error)

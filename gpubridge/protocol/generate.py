@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 
 from gpubridge.config import ModelConfig, TensorSpec
+from gpubridge.model_io import as_configured
 from gpubridge.protocol.fields import JsonObject, internal, invalid, parse_json
 from gpubridge.protocol.infer_request import make_form
-from gpubridge.protocol.infer_response import as_configured
 from gpubridge.protocol.json_tensor import data_from_json, data_to_json
 from gpubridge.protocol.request_form import InputForm, RequestForm
 from gpubridge.request import NO_OPTIONS, InferResponse

@@ -14,6 +14,7 @@ import orjson
 
 from gpubridge.config import ModelConfig
 from gpubridge.errors import BridgeError
+from gpubridge.model_io import check_inputs, model_shape
 from gpubridge.protocol.fields import (
     JsonObject,
     array,
@@ -24,7 +25,6 @@ from gpubridge.protocol.fields import (
     string,
     unsigned,
 )
-from gpubridge.protocol.input_check import check_inputs
 from gpubridge.protocol.json_tensor import data_from_json
 from gpubridge.protocol.request_form import LENGTH_BYTES, InputForm, OutputForm, RequestForm
 from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered, region_of
@@ -32,7 +32,7 @@ from gpubridge.request import NO_OPTIONS, RequestOptions
 from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
 from gpubridge.transport.signatures import encode_signature
 
-__all__ = ["FormCache", "make_form", "model_shape", "parse_request", "raw_request"]
+__all__ = ["FormCache", "make_form", "parse_request", "raw_request"]
 
 
 _HEADER_KEPT = 8192
@@ -220,18 +220,6 @@ def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
 
 def _has(document: Any, name: str) -> bool:
     return type(document) is dict and name in document
-
-
-def model_shape(entry: InputForm, config: ModelConfig) -> tuple[int, ...]:
-    """Return the shape that the model sees: the configured reshape applied."""
-    spec = next(spec for spec in config.inputs if spec.name == entry.name)
-    if spec.reshape is None:
-        return entry.shape
-    batch = entry.shape[:1] if config.max_batch_size else ()
-    variable = [
-        dim for dim, wanted in zip(entry.shape[len(batch) :], spec.dims, strict=True) if wanted < 0
-    ]
-    return batch + tuple(variable.pop(0) if dim < 0 else dim for dim in spec.reshape)
 
 
 def _input(entry: Any, check_region: CheckRegion) -> InputForm:

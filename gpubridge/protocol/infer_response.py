@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import orjson
 
 from gpubridge.config import ModelConfig
+from gpubridge.model_io import as_configured
 from gpubridge.protocol.classification import classified
 from gpubridge.protocol.json_tensor import data_to_json
 from gpubridge.protocol.request_form import RequestForm, classes_of
@@ -15,7 +16,7 @@ from gpubridge.request import InferResponse
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.signatures import TensorSpec
 
-__all__ = ["EncodedResponse", "as_configured", "encode_response"]
+__all__ = ["EncodedResponse", "encode_response"]
 
 
 @dataclass(slots=True)
@@ -84,25 +85,6 @@ def encode_response(
         form.answer_for = signature
         form.answer = header, nbytes
     return EncodedResponse(header, buffers, nbytes)
-
-
-def as_configured(tensor: TensorSpec, config: ModelConfig) -> TensorSpec:
-    """Give an output the dims that clients see where its configuration has a reshape."""
-    output = next((output for output in config.outputs if output.name == tensor.name), None)
-    if output is None or output.reshape is None:
-        return tensor
-    batched = 1 if config.max_batch_size else 0
-    batch, shape = tensor.shape[:batched], tensor.shape[batched:]
-    if len(shape) != len(output.reshape):
-        return tensor
-    variable = [dim for dim, known in zip(shape, output.reshape, strict=True) if known < 0]
-    if len(variable) != sum(dim < 0 for dim in output.dims):
-        return tensor
-    configured = batch + tuple(variable.pop(0) if dim < 0 else dim for dim in output.dims)
-    # A model that keeps to neither is let pass, like all other shapes that models return.
-    if element_count(configured) != element_count(tensor.shape):
-        return tensor
-    return tensor._replace(shape=configured)
 
 
 def _wants_binary(form: RequestForm, name: str) -> bool:

@@ -86,9 +86,35 @@ async def stream_of_coroutines(client, module):
     return False
 
 
+def memory_calls_of(client, module):
+    handle = b"\0" * 64 if "grpc" in module.__name__ else b"AAAA"
+    return {
+        "register_system_shared_memory": (
+            lambda: client.register_system_shared_memory("region", "/gpubridge_calls", 16),
+            None,
+        ),
+        "get_system_shared_memory_status": (
+            lambda: client.get_system_shared_memory_status("region"),
+            bool,
+        ),
+        "unregister_system_shared_memory": (
+            lambda: client.unregister_system_shared_memory("region"),
+            None,
+        ),
+        "register_cuda_shared_memory": (
+            lambda: client.register_cuda_shared_memory("device", handle, 0, 16),
+            NOT_SERVED,
+        ),
+        "get_cuda_shared_memory_status": (
+            client.get_cuda_shared_memory_status,
+            lambda answer: not (answer if isinstance(answer, list) else answer.regions),
+        ),
+        "unregister_cuda_shared_memory": (client.unregister_cuda_shared_memory, None),
+    }
+
+
 def calls_of(client, module):
     """Each method's name, a call of it, and what its answer must be."""
-    handle = b"\0" * 64 if "grpc" in module.__name__ else b"AAAA"
     common = {
         "is_server_live": (client.is_server_live, True),
         "is_server_ready": (client.is_server_ready, True),
@@ -116,27 +142,7 @@ def calls_of(client, module):
             lambda: client.update_trace_settings(settings={"trace_rate": "10"}),
             bool,
         ),
-        "register_system_shared_memory": (
-            lambda: client.register_system_shared_memory("region", "/gpubridge_calls", 16),
-            None,
-        ),
-        "get_system_shared_memory_status": (
-            lambda: client.get_system_shared_memory_status("region"),
-            bool,
-        ),
-        "unregister_system_shared_memory": (
-            lambda: client.unregister_system_shared_memory("region"),
-            None,
-        ),
-        "register_cuda_shared_memory": (
-            lambda: client.register_cuda_shared_memory("device", handle, 0, 16),
-            NOT_SERVED,
-        ),
-        "get_cuda_shared_memory_status": (
-            client.get_cuda_shared_memory_status,
-            lambda answer: not (answer if isinstance(answer, list) else answer.regions),
-        ),
-        "unregister_cuda_shared_memory": (client.unregister_cuda_shared_memory, None),
+        **memory_calls_of(client, module),
         "infer": (lambda: client.infer("echo", inputs(module)), is_echo),
     }
     if module is http_client or module is http_aio:
@@ -168,7 +174,7 @@ def check(name, made, expected):
 async def make(name, call, expected):
     """Make one call and look at its answer."""
     if expected is NOT_SERVED:
-        with pytest.raises(InferenceServerException, match="not (served )?yet"):
+        with pytest.raises(InferenceServerException, match=r"not (served )?yet"):
             await answer_of(call)
     else:
         check(name, await answer_of(call), expected)

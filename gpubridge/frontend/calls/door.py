@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -80,11 +80,11 @@ class ModelCallServer:
 class _Call:
     """One call on its way."""
 
-    __slots__ = ("model", "number", "request")
+    __slots__ = ("number", "request", "waits_for")
 
-    def __init__(self, number: int, model: Model, request: InferRequest) -> None:
+    def __init__(self, number: int, waits_for: Collection[str], request: InferRequest) -> None:
         self.number = number
-        self.model = model
+        self.waits_for = waits_for
         self.request = request
 
 
@@ -183,7 +183,9 @@ class StubCalls:
             model = self._server.find(name, version)
             if model.config.decoupled and not extras.get("decoupled"):
                 raise BridgeError(_NOT_DECOUPLED.format(name), ErrorCode.UNSUPPORTED)
-            self._check_circle(name)
+            needed = model.executed_by
+            for each in needed:
+                self._check_circle(each)
             form, passed_on, options = self._server.forms.read(record, model)
         except BridgeError as error:
             text = f"Model {name} - Error when running inference: {error.message}"
@@ -204,9 +206,10 @@ class StubCalls:
         request.ranges = ranges
         if extras.get("decoupled"):
             request.on_partial = partial(self._respond, number)
-        self._calls[number] = _Call(number, model, request)
+        self._calls[number] = _Call(number, needed, request)
         waits_for = self._caller.waits_for
-        waits_for[name] = waits_for.get(name, 0) + 1
+        for each in needed:
+            waits_for[each] = waits_for.get(each, 0) + 1
         model.submit(request)
 
     def _ranges(self, refs: Sequence[tuple[int, int, int, int]]) -> list[MemoryRange]:
@@ -245,12 +248,12 @@ class StubCalls:
         if call is None:
             return
         waits_for = self._caller.waits_for
-        name = call.model.name
-        left = waits_for.get(name, 1) - 1
-        if left:
-            waits_for[name] = left
-        else:
-            waits_for.pop(name, None)
+        for each in call.waits_for:
+            left = waits_for.get(each, 1) - 1
+            if left:
+                waits_for[each] = left
+            else:
+                waits_for.pop(each, None)
         self._answer(number, outcome, 0)
 
     def _answer(self, number: int, outcome: Outcome | None, flags: int) -> None:

@@ -286,7 +286,8 @@ def _frame(
         When it is an error, or cannot be encoded.
     """
     if not isinstance(outcome, InferResponse):
-        raise outcome
+        # A copy: the traceback of the error itself would hold frames that hold it.
+        raise BridgeError(outcome.message, outcome.code)
     parameters = {**(outcome.parameters or {}), "triton_final_response": final}
     response = replace(outcome, parameters=parameters)
     model = known.model

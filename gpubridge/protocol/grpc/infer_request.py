@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.host_shm import HostArena, Slot
+from gpubridge.model_io import check_inputs, model_shape
 from gpubridge.protocol.body import ALIGNMENT, check_strings
 from gpubridge.protocol.fields import invalid
 from gpubridge.protocol.grpc.contents import data_from_contents
@@ -23,8 +24,6 @@ from gpubridge.protocol.grpc.parameters import (
     classes_wanted,
     shared_region,
 )
-from gpubridge.protocol.infer_request import model_shape
-from gpubridge.protocol.input_check import check_inputs
 from gpubridge.protocol.request_form import InputForm, OutputForm, RequestForm
 from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered
 from gpubridge.request import InferRequest, Outcome

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import BridgeError
+from gpubridge.model_io import as_configured
 from gpubridge.protocol.classification import classified
 from gpubridge.protocol.grpc.fields import varint
 from gpubridge.protocol.grpc.messages import message_class
-from gpubridge.protocol.infer_response import as_configured
 from gpubridge.protocol.request_form import RequestForm, classes_of
 from gpubridge.request import InferResponse
 from gpubridge.transport.signatures import Signature

@@ -1,16 +1,19 @@
-"""Whether a request's inputs are those that the model's configuration asks for; Triton's words."""
+"""A model's tensors and its configuration: whether a request's inputs are those asked for, reshapes.
+
+The words for what is wrong with inputs are Triton's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from gpubridge.config import ModelConfig, TensorSpec
-from gpubridge.errors import BridgeError
-from gpubridge.protocol.fields import invalid
-from gpubridge.protocol.request_form import InputForm
-from gpubridge.tensor.dtypes import byte_size
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.tensor.dtypes import byte_size, element_count
+from gpubridge.transport import signatures
 
-__all__ = ["check_inputs"]
+__all__ = ["GivenInput", "as_configured", "check_inputs", "model_shape"]
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
@@ -20,8 +23,28 @@ _BATCH_NOTE = (
 )
 
 
+class GivenInput(Protocol):
+    """An input of a request, as far as a configuration can judge it."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def datatype(self) -> str:
+        """Its KServe datatype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, with the batch dimension where the model has one."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its data."""
+
+
 def check_inputs(
-    identifier: str, inputs: Sequence[InputForm], config: ModelConfig, *, raw: bool = False
+    identifier: str, inputs: Sequence[GivenInput], config: ModelConfig, *, raw: bool = False
 ) -> None:
     """Check names, datatypes, shapes and sizes against the configuration.
 
@@ -60,7 +83,7 @@ class _Check:
         self._raw = raw
 
     def error(self, text: str) -> BridgeError:
-        return invalid(self._prefix + text)
+        return _invalid(self._prefix + text)
 
     def names(self, given: Sequence[str]) -> None:
         name = self._config.name
@@ -84,7 +107,7 @@ class _Check:
             )
         for entry in given:
             if entry not in self.specs:
-                raise invalid(f"unexpected inference input '{entry}' for model '{name}'")
+                raise _invalid(f"unexpected inference input '{entry}' for model '{name}'")
         if missing:
             raise self.error(
                 f"expected {len(required)} required inputs for model '{name}'. Got input(s) "
@@ -92,7 +115,7 @@ class _Check:
                 "all required input(s)."
             )
 
-    def tensor(self, entry: InputForm, spec: TensorSpec) -> None:
+    def tensor(self, entry: GivenInput, spec: TensorSpec) -> None:
         name = self._config.name
         if entry.datatype != spec.datatype:
             raise self.error(
@@ -132,3 +155,38 @@ def _dims(shape: Sequence[int]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
+
+
+def _invalid(text: str) -> BridgeError:
+    return BridgeError(text, ErrorCode.INVALID_ARG)
+
+
+def model_shape(entry: GivenInput, config: ModelConfig) -> tuple[int, ...]:
+    """Return the shape that the model sees: the configured reshape applied."""
+    spec = next(spec for spec in config.inputs if spec.name == entry.name)
+    if spec.reshape is None:
+        return entry.shape
+    batch = entry.shape[:1] if config.max_batch_size else ()
+    variable = [
+        dim for dim, wanted in zip(entry.shape[len(batch) :], spec.dims, strict=True) if wanted < 0
+    ]
+    return batch + tuple(variable.pop(0) if dim < 0 else dim for dim in spec.reshape)
+
+
+def as_configured(tensor: signatures.TensorSpec, config: ModelConfig) -> signatures.TensorSpec:
+    """Give an output the dims that clients see where its configuration has a reshape."""
+    output = next((output for output in config.outputs if output.name == tensor.name), None)
+    if output is None or output.reshape is None:
+        return tensor
+    batched = 1 if config.max_batch_size else 0
+    batch, shape = tensor.shape[:batched], tensor.shape[batched:]
+    if len(shape) != len(output.reshape):
+        return tensor
+    variable = [dim for dim, known in zip(shape, output.reshape, strict=True) if known < 0]
+    if len(variable) != sum(dim < 0 for dim in output.dims):
+        return tensor
+    configured = batch + tuple(variable.pop(0) if dim < 0 else dim for dim in output.dims)
+    # A model that keeps to neither is let pass, like all other shapes that models return.
+    if element_count(configured) != element_count(tensor.shape):
+        return tensor
+    return tensor._replace(shape=configured)

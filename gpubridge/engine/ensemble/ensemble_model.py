@@ -1,0 +1,317 @@
+"""A model that is made of others: what the doors see of an ensemble."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from gpubridge.config import ModelConfig
+from gpubridge.engine.context import EngineContext
+from gpubridge.engine.ensemble.execution import Execution
+from gpubridge.engine.ensemble.graph import Step, draw_graph, refused
+from gpubridge.engine.ensemble.member_requests import MemberRequests
+from gpubridge.engine.ensemble.missing import ModelRow, explain_missing
+from gpubridge.engine.ensemble.run import Call, Course, plan_course
+from gpubridge.engine.ensemble.tensors import (
+    EnsembleResponse,
+    FlowTensor,
+    request_tensors,
+)
+from gpubridge.engine.ensemble.wiring import ROOT, Wiring, fit_shape, wire
+from gpubridge.engine.first_response import FirstResponse
+from gpubridge.engine.instance import Instance
+from gpubridge.engine.model import Model, new_statistics
+from gpubridge.engine.tracing import Received, RequestTracing
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import ClientSegment
+from gpubridge.request import InferRequest, InferResponse, Outcome
+from gpubridge.transport.messages import Batch
+from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
+
+__all__ = ["EnsembleModel", "Members"]
+
+_logger = logging.getLogger(__name__)
+_clock = time.monotonic_ns
+
+_FORMS_KEPT = 512
+
+
+class Members(Protocol):
+    """Where the members are looked up, each time anew: they may be loaded again meanwhile."""
+
+    def find(self, name: str, version: int | None) -> Model:
+        """Return a loaded model; raises BridgeError where there is none."""
+
+    def index(self) -> Sequence[ModelRow]:
+        """Say of every model's versions how they are."""
+
+
+class EnsembleModel(Model):
+    """A version of an ensemble; has no process of its own, only requests under way.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        The validated configuration.
+    version : int
+        Its version.
+    members : Members
+        The models that it is made of.
+    context : EngineContext
+        What all models share.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG when the configuration draws no graph.
+    """
+
+    def __init__(
+        self, config: ModelConfig, version: int, members: Members, context: EngineContext
+    ) -> None:
+        self._decoupled = False
+        self.config = config
+        self.name = config.name
+        self.version = version
+        telemetry = context.telemetry
+        self.statistics = new_statistics(config, version, telemetry.metrics)
+        self.tracing = RequestTracing(telemetry.traces, config.name, version)
+        self.traces = telemetry.traces
+        self._members = members
+        self._arena = context.regions.arena
+        self._graph = draw_graph(config)
+        self._wiring = Wiring(frozenset(), (), ROOT)
+        self._courses: dict[tuple[str, ...], Course] = {}
+        self._requests = MemberRequests()
+        self._signatures = SignatureCache(_FORMS_KEPT)
+        self._answers: dict[tuple[TensorSpec, ...], Signature] = {}
+        self._running: set[Execution] = set()
+        self._stopping = False
+        self._idle = asyncio.Event()
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Check that the members are there and fit together.
+
+        Raises
+        ------
+        BridgeError
+            INVALID_ARG, in Triton's words.
+        """
+        configs = [self._member_config(step) for step in self._graph.steps]
+        self._wiring = wire(self._graph, self.config, configs)
+        self._decoupled = self._wiring.decoupled
+        self.config = self.config
+
+    def _member_config(self, step: Step) -> ModelConfig:
+        try:
+            return self._members.find(step.model, step.version).config
+        except BridgeError as error:
+            text = explain_missing(self.name, step.model, step.version, self._members.index())
+            raise refused(text) from error
+
+    async def unload(self, seconds: float | None) -> None:
+        """Answer what is under way, within ``seconds`` if that is said; the rest fails then.
+
+        Until the last answer further requests are taken: an ensemble around this one may need them.
+        """
+        self._idle.clear()
+        if seconds is not None:
+            self.hurry(seconds)
+        if self._running:
+            await self._idle.wait()
+        if self._running:
+            _logger.warning("model '%s' still has %d requests", self.name, self.pending)
+        self._stopping = True
+        for execution in list(self._running):
+            execution.fail(self._unloaded())
+
+    def hurry(self, seconds: float) -> None:
+        """Bound an unload that goes on: what is not answered within ``seconds`` will not be."""
+        asyncio.get_running_loop().call_later(seconds, self._idle.set)
+
+    def _unloaded(self) -> BridgeError:
+        return BridgeError(
+            f"Request for model '{self.name}' cannot be served: it is being unloaded",
+            ErrorCode.UNAVAILABLE,
+        )
+
+    @property
+    def config(self) -> ModelConfig:
+        """Its configuration; whether it is decoupled, its members alone decide."""
+        return self._config
+
+    @config.setter
+    def config(self, config: ModelConfig) -> None:
+        message = type(config.message)()
+        message.CopyFrom(config.message)
+        message.model_transaction_policy.decoupled = self._decoupled
+        self._config = replace(config, decoupled=self._decoupled, message=message)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether every member is."""
+        if self._stopping:
+            return False
+        try:
+            return all(self.member(step).ready for step in self._graph.steps)
+        except BridgeError:
+            return False
+
+    @property
+    def pending(self) -> int:
+        """Requests under way."""
+        return len(self._running)
+
+    @property
+    def queued(self) -> int:
+        """None: steps begin at once."""
+        return 0
+
+    @property
+    def instances(self) -> list[Instance]:
+        """None."""
+        return []
+
+    @property
+    def executed_by(self) -> Collection[str]:
+        """Its members, and where they are ensembles theirs; those that are loaded."""
+        names: set[str] = set()
+        for step in self._graph.steps:
+            try:
+                names.update(self.member(step).executed_by)
+            except BridgeError:
+                continue
+        return names
+
+    # -- work ----------------------------------------------------------------------------------
+
+    def submit(self, request: InferRequest, received: Received | None = None) -> None:
+        """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
+        if self.traces.active:
+            self.tracing.begin(request, received)
+        if self.statistics.first_response is not None:
+            FirstResponse(self.statistics.first_response, request)
+        request.arrived = _clock()
+        self.statistics.copied(request.copied)
+        signature = self._signatures[request.signature]
+        shared = self._requests.from_sharer(request.extras)
+        refusal = self._unloaded() if self._stopping else None
+        if request.client is not None and request.client.outputs:
+            refusal = BridgeError(
+                f"output '{min(request.client.outputs)}' of ensemble '{self.name}': outputs of "
+                "ensembles cannot go to shared memory yet; ask for them in the response",
+                ErrorCode.UNSUPPORTED,
+            )
+        inputs = request_tensors(request, signature, self._arena, shared=shared)
+        course = self._course(signature.requested)
+        for name in course.outputs:
+            if name in inputs and isinstance(inputs[name].place.segment, ClientSegment):
+                refusal = BridgeError(
+                    f"output '{name}' of ensemble '{self.name}' is an input in shared memory: it "
+                    "is there already, do not ask for it",
+                    ErrorCode.UNSUPPORTED,
+                )
+        if refusal is not None:
+            self.statistics.failed("REJECTED", 0)
+            request.finish(refusal)
+            return
+        execution = Execution(self, course, request)
+        self._running.add(execution)
+        execution.begin(inputs)
+
+    def _course(self, requested: tuple[str, ...]) -> Course:
+        course = self._courses.get(requested)
+        if course is None:
+            if len(self._courses) >= _FORMS_KEPT:
+                self._courses.clear()
+            course = plan_course(self._graph, self._wiring, requested)
+            self._courses[requested] = course
+        return course
+
+    # -- what executions ask -------------------------------------------------------------------
+
+    def member(self, step: Step) -> Model:
+        """Return the model of a step, as it is loaded now; raises BridgeError if it is not."""
+        return self._members.find(step.model, step.version)
+
+    def member_request(
+        self,
+        call: Call[FlowTensor],
+        member: Model,
+        execution: Execution,
+        on_done: Callable[[Outcome | None], None],
+    ) -> InferRequest:
+        """Make the request of a step; raises BridgeError if its inputs are not what it wants."""
+        shared = execution.course.shared
+        return self._requests.make(
+            call.step, call.inputs, member.config, execution.request, shared, on_done
+        )
+
+    def response(self, course: Course, outputs: dict[str, FlowTensor]) -> InferResponse:
+        """Make a response: the outputs in the order of the configuration."""
+        batched = self.config.max_batch_size > 0
+        specs = []
+        for output in self.config.outputs:
+            tensor = outputs.get(output.name)
+            if tensor is not None:
+                dims = output.dims if output.reshape is None else output.reshape
+                shape = fit_shape(tensor.shape, dims, batched=batched)
+                nbytes = None if tensor.datatype == "BYTES" else tensor.place.nbytes
+                specs.append(TensorSpec(output.name, tensor.datatype, shape, nbytes))
+        key = tuple(specs)
+        # The same object for the same form: encoders remember it.
+        signature = self._answers.get(key)
+        if signature is None:
+            if len(self._answers) >= _FORMS_KEPT:
+                self._answers.clear()
+            signature = self._answers[key] = Signature(key, ())
+        tensors = [outputs[spec.name] for spec in specs]
+        parameters: dict[str, object] = {}
+        for tensor in tensors:
+            parameters.update(tensor.parameters or {})
+        return EnsembleResponse(
+            signature,
+            [tensor.bytes_held() for tensor in tensors],
+            parameters or None,
+            parts=[tensor.place for tensor in tensors],
+            shared=course.shared.union(name for name, tensor in outputs.items() if tensor.shared),
+        )
+
+    def finished(self, execution: Execution, reason: str) -> None:
+        """Count a request that is over."""
+        self._running.discard(execution)
+        now = _clock()
+        request = execution.request
+        spent = now - request.arrived
+        if reason:
+            self.statistics.failed(reason, spent)
+        else:
+            if request.trace is not None:
+                request.trace.landed(Batch(0, [], request.arrived, request.arrived, now))
+            self.statistics.executed(
+                1, request.batch_size, (1, spent, 0), (0, execution.member_ns, 0)
+            )
+            self.statistics.last_ended_ns = now
+            if self.statistics.window is not None:
+                self.statistics.window.observe(now, (spent, 0, 0, execution.member_ns, 0))
+        if not self._running:
+            self._idle.set()
+
+    # -- housekeeping --------------------------------------------------------------------------
+
+    def tell_log_levels(self) -> None:
+        """It has no process."""
+
+    def housekeep(self) -> None:
+        """Nothing is to be done."""
+
+    def check_time_limit(self) -> None:
+        """Its members have their own."""

@@ -1,0 +1,202 @@
+"""One request of an ensemble on its way through the members."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from gpubridge.engine.ensemble.graph import Step
+from gpubridge.engine.ensemble.run import Call, Course, EnsembleRun, Progress
+from gpubridge.engine.ensemble.tensors import FlowTensor, response_tensors
+from gpubridge.engine.model import Model
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.request import InferRequest, InferResponse, Outcome
+
+__all__ = ["Ensemble", "Execution"]
+
+_clock = time.monotonic_ns
+
+
+class Ensemble(Protocol):
+    """What an execution asks of its ensemble."""
+
+    name: str
+
+    def member(self, step: Step) -> Model:
+        """Return the model of a step, as it is loaded now; raises BridgeError if it is not."""
+
+    def member_request(
+        self,
+        call: Call[FlowTensor],
+        member: Model,
+        execution: Execution,
+        on_done: Callable[[Outcome | None], None],
+    ) -> InferRequest:
+        """Make the request of a step; raises BridgeError if its inputs are not what it wants."""
+
+    def response(self, course: Course, outputs: dict[str, FlowTensor]) -> InferResponse:
+        """Make a response of the ensemble."""
+
+    def finished(self, execution: Execution, reason: str) -> None:
+        """Hear that it is over, and why it failed, or an empty text."""
+
+
+class Execution:
+    """Asks the members, hands tensors from one to the next, and answers the client.
+
+    The first error ends it, and whatever is still under way is cancelled.
+
+    Attributes
+    ----------
+    request : InferRequest
+        The client's.
+    course : Course
+        What is run for it.
+    member_ns : int
+        What its requests to members took, one by one, in nanoseconds.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_due",
+        "_ensemble",
+        "_making",
+        "_run",
+        "course",
+        "member_ns",
+        "request",
+    )
+
+    def __init__(self, ensemble: Ensemble, course: Course, request: InferRequest) -> None:
+        self.request = request
+        self.member_ns = 0
+        self._ensemble = ensemble
+        self.course = course
+        self._run: EnsembleRun[FlowTensor] | None = EnsembleRun(course)
+        self._calls: dict[Call[FlowTensor], tuple[InferRequest, int]] = {}
+        self._due: deque[Call[FlowTensor]] = deque()
+        self._making = False
+
+    # -- what the client does --------------------------------------------------------------------
+
+    def begin(self, inputs: dict[str, FlowTensor]) -> None:
+        """Make the first calls."""
+        run = self._run
+        assert run is not None
+        self.request.cancelled = self._cancel
+        self.request.instance = self
+        self._apply(run.begin(inputs))
+
+    def passed_on(self, _: InferRequest, responses: int) -> None:
+        """Responses have left, so that others may come."""
+        if self._run is not None:
+            self._apply(self._run.passed_on(responses))
+
+    def cancel(self, _: InferRequest) -> None:
+        """Nobody wants the answer, but that it is over is still to be said."""
+        if self._run is not None:
+            self._close("CANCELED")
+            self.request.finish(BridgeError("the request was cancelled", ErrorCode.CANCELLED))
+
+    def _cancel(self, _: InferRequest) -> None:
+        """Nobody waits any more."""
+        if self._run is not None:
+            self._close("CANCELED")
+
+    def fail(self, error: BridgeError) -> None:
+        """End with an error; idempotent."""
+        if self._run is None:
+            return
+        self._close("CANCELED" if error.code == ErrorCode.CANCELLED else "OTHER")
+        text = f"in ensemble '{self._ensemble.name}', {error.message}"
+        self.request.finish(BridgeError(text, error.code))
+
+    # -- what members do -------------------------------------------------------------------------
+
+    def _partial(self, call: Call[FlowTensor], model: Model, outcome: Outcome) -> None:
+        """A member has answered, and may again."""
+        self._answered(call, model, outcome, last=False)
+
+    def _done(self, call: Call[FlowTensor], model: Model, outcome: Outcome | None) -> None:
+        """A member has answered for the last time, or says that it will not any more."""
+        made = self._calls.pop(call, None)
+        if made is not None:
+            self.member_ns += _clock() - made[1]
+            made[0].on_partial = None
+        if outcome is not None:
+            self._answered(call, model, outcome, last=True)
+        elif self._run is not None:
+            self._apply(self._run.ended(call))
+
+    def _answered(
+        self, call: Call[FlowTensor], model: Model, outcome: Outcome, *, last: bool
+    ) -> None:
+        if self._run is None:
+            return
+        if not isinstance(outcome, InferResponse):
+            self.fail(outcome)
+            return
+        outputs = response_tensors(outcome, model.config)
+        self._apply(self._run.answered(call, outputs, last=last))
+
+    # -- what comes of it ------------------------------------------------------------------------
+
+    def _apply(self, progress: Progress[FlowTensor]) -> None:
+        if progress.over:
+            self._finish(progress.responses)
+            return
+        for call in progress.passed_on:
+            made = self._calls.get(call)
+            if made is not None:
+                made[0].passed_on(1)
+        self._due.extend(progress.calls)
+        for outputs in progress.responses:
+            self.request.respond(self._ensemble.response(self.course, outputs))
+        # A member may answer at once, and so lead back here.
+        if self._making:
+            return
+        self._making = True
+        while self._due:
+            self._make(self._due.popleft())
+        self._making = False
+
+    def _make(self, call: Call[FlowTensor]) -> None:
+        ensemble = self._ensemble
+        try:
+            model = ensemble.member(call.step)
+            done = partial(self._done, call, model)
+            request = ensemble.member_request(call, model, self, done)
+        except BridgeError as error:
+            self.fail(error)
+            return
+        # From here on the request holds the memory.
+        call.inputs.clear()
+        if call.step.index in self.course.wiring.fans_out:
+            request.on_partial = partial(self._partial, call, model)
+        self._calls[call] = request, _clock()
+        model.submit(request)
+
+    def _finish(self, responses: list[dict[str, FlowTensor]]) -> None:
+        """Give the client the last response, if there is one."""
+        answers = [self._ensemble.response(self.course, outputs) for outputs in responses]
+        request = self.request
+        self._close("")
+        for answer in answers[:-1]:
+            request.respond(answer)
+        request.finish(answers[-1] if answers else None)
+
+    def _close(self, reason: str) -> None:
+        """Let go of everything; circles of references would hold memory until the next collection."""
+        self._run = None
+        self._due.clear()
+        calls, self._calls = self._calls, {}
+        for request, begun in calls.values():
+            self.member_ns += _clock() - begun
+            request.on_partial = None
+            request.cancel()
+        self.request.cancelled = None
+        self.request.instance = None
+        self._ensemble.finished(self, reason)

@@ -1,0 +1,189 @@
+"""The graph of an ensemble, as its configuration draws it; where it is wrong, in Triton's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpubridge.config import ModelConfig
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["EnsembleGraph", "Step", "draw_graph", "is_ensemble", "refused"]
+
+_ANY_VERSION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One use of a model in an ensemble.
+
+    Attributes
+    ----------
+    index : int
+        Which step it is.
+    model : str
+        The member's name.
+    version : int or None
+        None for the member's highest version.
+    inputs, outputs : dict of str to str
+        The ensemble's tensor by the member's input, output.
+    """
+
+    index: int
+    model: str
+    version: int | None
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleGraph:
+    """What tensors flow through which steps; no circles, nothing without use.
+
+    Attributes
+    ----------
+    producers : dict of str to int
+        The step that writes a tensor; the ensemble's inputs have none.
+    consumers : dict of str to tuple of int
+        The steps that read a tensor.
+    max_inflight : int
+        Requests of one step that one request of the ensemble may have at a member at once; 0 for
+        any number.
+    """
+
+    name: str
+    steps: tuple[Step, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    producers: dict[str, int]
+    consumers: dict[str, tuple[int, ...]]
+    max_inflight: int
+
+    def leading_to(self, tensors: Iterable[str]) -> tuple[frozenset[int], frozenset[str]]:
+        """Return the steps without which these tensors are not written, and the tensors on the way."""
+        steps: set[int] = set()
+        seen: set[str] = set()
+        waiting = list(tensors)
+        while waiting:
+            tensor = waiting.pop()
+            seen.add(tensor)
+            index = self.producers.get(tensor)
+            if index is not None and index not in steps:
+                steps.add(index)
+                waiting += self.steps[index].inputs.values()
+        return frozenset(steps), frozenset(seen)
+
+
+def is_ensemble(config: ModelConfig) -> bool:
+    """Whether a model is made of others."""
+    return bool(config.message.platform == "ensemble")
+
+
+def refused(text: str) -> BridgeError:
+    """Make the error for an ensemble that cannot be."""
+    return BridgeError(text, ErrorCode.INVALID_ARG)
+
+
+def draw_graph(config: ModelConfig) -> EnsembleGraph:
+    """Return the graph that a configuration draws, its members not looked at.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG when something is missing, written twice, never written or never used.
+    """
+    name = config.name
+    scheduling = config.message.ensemble_scheduling
+    steps = tuple(
+        Step(
+            index,
+            step.model_name,
+            None if step.model_version == _ANY_VERSION else step.model_version,
+            dict(sorted(step.input_map.items())),
+            dict(sorted(step.output_map.items())),
+        )
+        for index, step in enumerate(scheduling.step)
+    )
+    inputs = tuple(spec.name for spec in config.inputs)
+    outputs = tuple(spec.name for spec in config.outputs)
+    producers = _producers(name, steps, inputs)
+    consumers: dict[str, tuple[int, ...]] = {}
+    for step in steps:
+        for tensor in dict.fromkeys(step.inputs.values()):
+            consumers[tensor] = (*consumers.get(tensor, ()), step.index)
+    graph = EnsembleGraph(
+        name, steps, inputs, outputs, producers, consumers, scheduling.max_inflight_requests
+    )
+    _check_ends(graph)
+    _check_flow(graph)
+    return graph
+
+
+def _producers(name: str, steps: Sequence[Step], inputs: Sequence[str]) -> dict[str, int]:
+    producers: dict[str, int] = {}
+    for step in steps:
+        for field, there in (
+            ("model_name", step.model),
+            ("input_map", step.inputs),
+            ("output_map", step.outputs),
+        ):
+            if not there:
+                raise refused(f"must specify '{field}' in step {step.index} of ensemble '{name}'")
+        for tensor in step.outputs.values():
+            if tensor in producers:
+                raise refused(
+                    f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble "
+                    f"'{name}' step {step.index}"
+                )
+            if tensor in inputs:
+                raise refused(
+                    f"ensemble tensor '{tensor}' is an input of ensemble '{name}', so step "
+                    f"{step.index} cannot write it: give the output of '{step.model}' another name"
+                )
+            producers[tensor] = step.index
+    return producers
+
+
+def _check_ends(graph: EnsembleGraph) -> None:
+    """Refuse inputs and outputs of the ensemble that no step knows."""
+    known = graph.consumers.keys() | graph.producers.keys()
+    for end, tensors in (("input", graph.inputs), ("output", graph.outputs)):
+        for tensor in tensors:
+            if tensor not in known:
+                raise refused(f"ensemble {end} '{tensor}' for ensemble {graph.name}' is not used")
+
+
+def _check_flow(graph: EnsembleGraph) -> None:
+    """Refuse outputs that are never written, and tensors that lead to no output."""
+    written = set(graph.inputs)
+    left = set(range(len(graph.steps)))
+    while True:
+        ready = {i for i in left if written.issuperset(graph.steps[i].inputs.values())}
+        if not ready:
+            break
+        left -= ready
+        for index in ready:
+            written.update(graph.steps[index].outputs.values())
+    for output in graph.outputs:
+        if output not in written:
+            raise refused(
+                f"output '{output}' for ensemble '{graph.name}' is not written: at least one of its "
+                f"depending tensors, '{_unwritten(graph, output, written)}', is not connected"
+            )
+    _, used = graph.leading_to(graph.outputs)
+    for tensor in sorted(graph.consumers.keys() | graph.producers.keys()):
+        if tensor not in used:
+            raise refused(f"ensemble tensor '{tensor}' is unused in ensemble '{graph.name}'")
+
+
+def _unwritten(graph: EnsembleGraph, tensor: str, written: set[str]) -> str:
+    """Return the tensor at which the way back from another one ends, or begins to go in a circle."""
+    seen: set[str] = set()
+    while tensor in graph.producers and tensor not in seen:
+        seen.add(tensor)
+        inputs = graph.steps[graph.producers[tensor]].inputs.values()
+        before = next(entry for entry in inputs if entry not in written)
+        if before in seen:
+            break
+        tensor = before
+    return tensor

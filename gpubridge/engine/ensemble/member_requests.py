@@ -1,0 +1,196 @@
+"""What an ensemble asks of its members: requests whose inputs lie where others left them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from gpubridge.config import ModelConfig
+from gpubridge.engine.ensemble.graph import Step
+from gpubridge.engine.ensemble.tensors import FlowTensor
+from gpubridge.engine.ensemble.wiring import fit_shape
+from gpubridge.host_shm import ClientSegment
+from gpubridge.model_io import check_inputs, model_shape
+from gpubridge.request import InferRequest, MemoryRange, RequestOptions
+from gpubridge.transport.signatures import encode_signature
+
+__all__ = ["MemberRequests"]
+
+_FORMS_KEPT = 512
+_PASSED_ON = ("correlation_id", "flags", "timeout", "parameters")
+
+
+class _Given(NamedTuple):
+    """An input as the member will be asked to take it."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class _ClientInputs:
+    """The client's memory that inputs of a member's request lie in; its ranges keep it in use."""
+
+    __slots__ = ("_ranges", "outputs")
+
+    def __init__(self, ranges: Sequence[MemoryRange]) -> None:
+        self._ranges = ranges
+        self.outputs: frozenset[str] = frozenset()
+
+    @property
+    def segments(self) -> list[ClientSegment]:
+        """What the stub has to have mapped."""
+        found = (part.segment for part in self._ranges)
+        return [segment for segment in found if isinstance(segment, ClientSegment)]
+
+
+class _Form(NamedTuple):
+    """What is the same in all requests of a step with tensors of the same kinds and sizes."""
+
+    config: ModelConfig
+    names: tuple[str, ...]
+    signature: bytes
+    batch_size: int
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    options: dict[RequestOptions, RequestOptions]
+
+
+class MemberRequests:
+    """Makes the requests of one ensemble; remembers their forms, so that each is checked once."""
+
+    __slots__ = ("_extras", "_forms")
+
+    def __init__(self) -> None:
+        self._forms: dict[Any, _Form] = {}
+        self._extras: dict[tuple[bytes, bool, tuple[int, ...]], bytes] = {}
+
+    def make(
+        self,
+        step: Step,
+        tensors: Mapping[str, FlowTensor],
+        config: ModelConfig,
+        client: InferRequest,
+        shared: Collection[str],
+        on_done: Callable[[Any], None],
+    ) -> InferRequest:
+        """Return the request of a step.
+
+        Parameters
+        ----------
+        tensors : mapping of str to FlowTensor
+            By the member's names.
+        config : ModelConfig
+            The member's.
+        client : InferRequest
+            The ensemble's own; what it says besides its inputs is passed on.
+        shared : collection of str
+            The ensemble's tensors that others need, too.
+
+        Raises
+        ------
+        BridgeError
+            INVALID_ARG when these are not the inputs that the member wants.
+        """
+        key = (
+            step.index,
+            *((name, t.datatype, t.shape, t.place.nbytes) for name, t in tensors.items()),
+        )
+        form = self._forms.get(key)
+        if form is None or form.config is not config:
+            form = _form(step, tensors, config, client.identifier)
+            if len(self._forms) >= _FORMS_KEPT:
+                self._forms.clear()
+            self._forms[key] = form
+        options = _options(form, client.options)
+        read_only = any(tensor.shared for tensor in tensors.values()) or any(
+            tensor in shared for tensor in step.inputs.values()
+        )
+        request = InferRequest(
+            form.signature,
+            None,
+            0,
+            (),
+            on_done,
+            client.identifier,
+            b"",
+            0,
+            form.batch_size,
+            options,
+        )
+        ranges = request.ranges = [tensors[name].place for name in form.names]
+        inside = tuple(i for i, p in enumerate(ranges) if isinstance(p.segment, ClientSegment))
+        request.extras = self._passed_on(client.extras, read_only, inside)
+        if inside:
+            request.client = _ClientInputs(ranges)
+        return request
+
+    @staticmethod
+    def from_sharer(extras: bytes) -> bool:
+        """Whether the extras of a request say that its inputs are also somebody else's."""
+        return b'"shared"' in extras and "shared" in json.loads(extras)
+
+    def _passed_on(self, extras: bytes, read_only: bool, inside: tuple[int, ...]) -> bytes:
+        """Return what a member's stub is told: those of a client's wishes that every member may know.
+
+        ``inside`` are the inputs that lie in the client's own memory.
+        """
+        if not extras and not read_only and not inside:
+            return b""
+        key = extras, read_only, inside
+        kept = self._extras.get(key)
+        if kept is None:
+            fields = json.loads(extras) if extras else {}
+            wanted = {name: fields[name] for name in _PASSED_ON if name in fields}
+            if read_only:
+                wanted["shared"] = True
+            if inside:
+                wanted["client"] = {"in": inside, "out": {}}
+            kept = json.dumps(wanted).encode() if wanted else b""
+            if len(self._extras) >= _FORMS_KEPT:
+                self._extras.clear()
+            self._extras[key] = kept
+        return kept
+
+
+def _options(form: _Form, given: RequestOptions) -> RequestOptions:
+    """Return a client's options with the shapes of a member's inputs."""
+    options = form.options.get(given)
+    if options is None:
+        options = replace(given, shapes=form.shapes, shape_key=None)
+        if len(form.options) >= _FORMS_KEPT:
+            form.options.clear()
+        form.options[given] = options
+    return options
+
+
+def _form(
+    step: Step, tensors: Mapping[str, FlowTensor], config: ModelConfig, identifier: str
+) -> _Form:
+    batched = config.max_batch_size > 0
+    known = {spec.name: spec for spec in config.inputs}
+    # In the order of the member's configuration, which its code may rely on.
+    names = [name for name in known if name in tensors]
+    names += [name for name in tensors if name not in known]
+    given = []
+    for name in names:
+        tensor = tensors[name]
+        spec = known.get(name)
+        shape = tensor.shape
+        if spec is not None:
+            shape = fit_shape(shape, spec.dims, batched=batched)
+        given.append(_Given(name, tensor.datatype, shape, tensor.place.nbytes))
+    check_inputs(identifier, given, config)
+    return _Form(
+        config,
+        tuple(names),
+        encode_signature(
+            [(entry.name, entry.datatype, model_shape(entry, config)) for entry in given],
+            tuple(step.outputs),
+        ),
+        given[0].shape[0] if batched and given else 1,
+        tuple((entry.name, entry.shape) for entry in given),
+        {},
+    )

@@ -1,0 +1,126 @@
+"""Tensors on their way through an ensemble: where they lie, and what keeps them there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpubridge.config import ModelConfig
+from gpubridge.engine.shared_slot import SharedSlot
+from gpubridge.host_shm import ClientSegment, HostArena
+from gpubridge.model_io import as_configured
+from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
+from gpubridge.transport.signatures import Signature
+
+__all__ = ["EnsembleResponse", "FlowTensor", "request_tensors", "response_tensors"]
+
+
+class FlowTensor(NamedTuple):
+    """A tensor between two models; nobody copies it.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        As clients see it, with the batch dimension where who made it has one.
+    place : MemoryRange
+        Where it lies, for the next stub.
+    buffer : memoryview or None
+        Its bytes, where a response has them anyway.
+    parameters : dict or None
+        Of the response that it came with.
+    shared : bool
+        Whether others may still look at it, so that nobody may write to it.
+    """
+
+    datatype: str
+    shape: tuple[int, ...]
+    place: MemoryRange
+    buffer: memoryview | None
+    parameters: dict[str, object] | None = None
+    shared: bool = False
+
+    def bytes_held(self) -> memoryview:
+        """Return its bytes; the memory stays what it is as long as a view of them exists."""
+        if self.buffer is not None:
+            return self.buffer
+        segment, offset, nbytes, keep = self.place
+        if segment is None:
+            return memoryview(b"")
+        # Such a request has been refused: the server does not look at clients' memory.
+        assert not isinstance(segment, ClientSegment)
+        # Of a view of its own: the segment's must be free to go before this one.
+        array: Any = np.frombuffer(segment.view[offset : offset + nbytes], np.uint8)
+        array = array.view(_HeldArray)
+        array.keep = keep
+        return memoryview(array)
+
+
+class _HeldArray(np.ndarray[Any, Any]):
+    """Bytes that own what keeps them in place: views of them refer to this object."""
+
+    keep: object
+
+
+@dataclass(slots=True)
+class EnsembleResponse(InferResponse):
+    """An answer whose outputs lie in the memory of several stubs.
+
+    Attributes
+    ----------
+    parts : sequence of MemoryRange
+        Where each output lies.
+    shared : set of str
+        The outputs that others may still look at.
+    """
+
+    parts: Sequence[MemoryRange] = ()
+    shared: frozenset[str] = frozenset()
+
+    def ranges(self) -> list[MemoryRange]:
+        """Return where the outputs lie."""
+        return list(self.parts)
+
+
+def request_tensors(
+    request: InferRequest, signature: Signature, arena: HostArena, *, shared: bool
+) -> dict[str, FlowTensor]:
+    """Take the inputs of a request over, and with them its slot; by name.
+
+    ``shared`` says whether who sent it may still look at them.
+    """
+    ranges = request.ranges
+    slot, request.slot = request.slot, None
+    client, request.client = request.client, None
+    held = None if slot is None else SharedSlot(arena, slot)
+    if ranges is None:
+        base = 0 if slot is None else slot.offset + request.start
+        ranges = [
+            MemoryRange(slot.segment, base + at, nbytes, held)
+            if slot is not None and nbytes
+            else NO_BYTES
+            for at, nbytes in request.places
+        ]
+    elif held is not None or client is not None:
+        # They lie in the slot, or in memory of the client that is in use until the last one is done.
+        ranges = [part if part.keep else part._replace(keep=(held, client)) for part in ranges]
+    request.ranges = None
+    return {
+        spec.name: FlowTensor(spec.datatype, spec.shape, place, None, None, shared)
+        for spec, place in zip(signature.tensors, ranges, strict=True)
+    }
+
+
+def response_tensors(response: InferResponse, config: ModelConfig) -> dict[str, FlowTensor]:
+    """Return the outputs of a member, by its names; asked when the response arrives."""
+    tensors = {}
+    shared = response.shared if isinstance(response, EnsembleResponse) else ()
+    parts = zip(response.signature.tensors, response.ranges(), response.buffers, strict=True)
+    for spec, place, buffer in parts:
+        shape = as_configured(spec, config).shape
+        tensors[spec.name] = FlowTensor(
+            spec.datatype, shape, place, buffer, response.parameters, spec.name in shared
+        )
+    return tensors

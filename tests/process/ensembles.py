@@ -1,0 +1,216 @@
+"""Ensembles for tests with real servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from tests.process.server import write_code_model, write_model
+
+__all__ = ["ADD", "TEXT", "copied", "infer", "statistics", "write_ensemble", "write_models"]
+
+ADD = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy() + 1)])
+                for r in requests]
+"""
+# OUT is the sum of its inputs, NUMBER how many there are.
+SUM = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            arrays = [tensor.as_numpy() for tensor in request.inputs()]
+            number = np.array([len(arrays)], np.float32)
+            responses.append(pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUT", sum(arrays)), pb_utils.Tensor("NUMBER", number)]))
+        return responses
+"""
+# Writes to its input if it may; NUMBER is 1 if so.
+EDIT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            value = request.inputs()[0].as_numpy()
+            number = np.array([value.flags.writeable], np.float32)
+            if value.flags.writeable:
+                value *= 2
+            responses.append(pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUT", value + 0), pb_utils.Tensor("NUMBER", number)]))
+        return responses
+"""
+# What a member sees of a request besides its tensors.
+SIGHT = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([json.dumps([
+                    r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.parameters(),
+                    sorted(r.requested_output_names())])], object))]) for r in requests]
+"""
+FP32 = "data_type: TYPE_FP32 dims: [-1]"
+TEXT = "data_type: TYPE_STRING dims: [1]"
+BATCH = "max_batch_size: 8 dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 10000000 }"
+
+
+def write_ensemble(
+    repository: Path,
+    name: str,
+    *steps: str,
+    inputs: str = "A",
+    outputs: str = "B",
+    kind: str = "data_type: TYPE_FP32 dims: [-1]",
+    config: str = "",
+) -> Path:
+    """Write an ensemble; a step is written as ``model IN=A IN2=t > OUT=u``. Returns its directory.
+
+    All its inputs and outputs are of the same ``kind``; a ``?`` after a name makes an input optional.
+    ``config`` is added to its config.pbtxt.
+    """
+    text = f'platform: "ensemble"\n{config}\n'
+    for field, names in (("input", inputs), ("output", outputs)):
+        for word in names.split():
+            optional = "optional: true" if word.endswith("?") else ""
+            text += f'{field} [{{ name: "{word.rstrip("?")}" {kind} {optional} }}]\n'
+    text += "ensemble_scheduling {\n"
+    for step in steps:
+        before, _, after = step.partition(">")
+        model, *reads = before.split()
+        member, _, version = model.partition(":")
+        text += f'step {{ model_name: "{member}" model_version: {version or -1}\n'
+        for way, maps in (("input", reads), ("output", after.split())):
+            for entry in maps:
+                key, _, value = entry.partition("=")
+                text += f'{way}_map {{ key: "{key}" value: "{value}" }}\n'
+        text += "}\n"
+    directory = repository / name
+    (directory / "1").mkdir(parents=True)
+    (directory / "config.pbtxt").write_text(text + "}\n")
+    return directory
+
+
+def write_models(repository: Path) -> None:
+    """Write many ensembles, and the models that they are made of."""
+    _write_members(repository)
+    _write_ensembles(repository)
+
+
+def _write_members(repository: Path) -> None:
+    write_model(repository, "add", ADD)
+    write_model(repository, "add_batched", ADD, config=BATCH, version=1)
+    write_model(
+        repository,
+        "sum",
+        SUM,
+        inputs=f'name: "X" {FP32} }}, {{ name: "Y" {FP32} optional: true',
+        outputs=f'name: "OUT" {FP32} }}, {{ name: "NUMBER" data_type: TYPE_FP32 dims: [1]',
+    )
+    write_model(
+        repository,
+        "edit",
+        EDIT,
+        outputs=f'name: "OUT" {FP32} }}, {{ name: "NUMBER" data_type: TYPE_FP32 dims: [1]',
+    )
+    write_model(repository, "sight", SIGHT, outputs=f'name: "OUT" {TEXT}')
+    write_model(
+        repository,
+        "steps",
+        ADD,
+        config="max_batch_size: 4 sequence_batching { }",
+        inputs='name: "IN" data_type: TYPE_FP32 dims: [1]',
+        outputs='name: "OUT" data_type: TYPE_FP32 dims: [1]',
+    )
+    for name in ("code", "other"):
+        write_code_model(repository, name)
+
+
+def _write_ensembles(repository: Path) -> None:
+    write_ensemble(
+        repository, "edits", "edit IN=A > OUT=t NUMBER=N", "edit IN=t > OUT=B NUMBER=M",
+        outputs="B N M",
+    )  # fmt: skip
+    write_ensemble(
+        repository, "edit_shared", "edit IN=A > NUMBER=N", "add IN=A > OUT=B", outputs="A B N"
+    )
+    write_ensemble(repository, "edit_inside", "edit_shared A=A > A=t", "edit IN=t > NUMBER=B")
+    write_ensemble(
+        repository, "edit_outside", "chain A=A > B=t", "edits A=t > N=B", "add IN=t > OUT=C",
+        outputs="B C",
+    )  # fmt: skip
+    write_ensemble(repository, "chain", "add IN=A > OUT=t", "add IN=t > OUT=u", "add IN=u > OUT=B")
+    write_ensemble(
+        repository, "diamond", "add IN=A > OUT=t", "chain A=A > B=u", "sum X=t Y=u > OUT=B"
+    )
+    write_ensemble(
+        repository,
+        "fan",
+        "add IN=A > OUT=B",
+        "sum X=A Y=A > OUT=C",
+        outputs="B C A",
+    )
+    write_ensemble(repository, "option", "sum X=A Y=A2 > NUMBER=B", inputs="A A2?")
+    write_ensemble(repository, "batched", "add_batched IN=A > OUT=B", config="max_batch_size: 8")
+    write_ensemble(repository, "around", "fan A=A > A=t", "add IN=t > OUT=B")
+    write_ensemble(
+        repository,
+        "sequence",
+        "steps IN=A > OUT=B",
+        kind="data_type: TYPE_FP32 dims: [1]",
+        config="max_batch_size: 4",
+    )
+    write_ensemble(repository, "codes", "code IN=A > OUT=t", "other IN=t > OUT=B", kind=TEXT)
+    write_ensemble(
+        repository, "sides", "code IN=A > OUT=B", "other IN=A2 > OUT=C", inputs="A A2",
+        outputs="B C", kind=TEXT,
+    )  # fmt: skip
+    directory = write_ensemble(repository, "seen", "sight IN=A > OUT=B")
+    text = (directory / "config.pbtxt").read_text()
+    text = text.replace(f'output [{{ name: "B" {FP32}', f'output [{{ name: "B" {TEXT}')
+    (directory / "config.pbtxt").write_text(text)
+
+
+def infer(server, model, inputs, **members):
+    """Infer with values by name (texts or FP32 arrays); returns the outputs by name, or the error."""
+    tensors = [
+        {"name": name, "datatype": "BYTES", "shape": [1], "data": [value]}
+        if isinstance(value, str)
+        else {
+            "name": name,
+            "datatype": "FP32",
+            "shape": list(np.shape(value)),
+            "data": np.ravel(value).tolist(),
+        }
+        for name, value in inputs.items()
+    ]
+    body = json.dumps({"inputs": tensors, **members})
+    status, _, answer = server.request("POST", f"/v2/models/{model}/infer", body)
+    document = json.loads(answer)
+    if status != 200:
+        return status, document["error"]
+    return {output["name"]: output["data"] for output in document["outputs"]}
+
+
+def statistics(server, model):
+    return json.loads(server.request("GET", f"/v2/models/{model}/stats")[2])["model_stats"][0]
+
+
+def copied(server, model):
+    return server.metrics()[
+        f'gpubridge_copied_bytes_total{{kind="host",model="{model}",version="1"}}'
+    ]

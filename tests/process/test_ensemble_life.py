@@ -1,0 +1,136 @@
+"""The life of ensembles: what they need to be loaded and ready, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from tests.process.controlled import EXPLICIT, control, states
+from tests.process.ensembles import ADD, TEXT, infer, write_ensemble
+from tests.process.server import running_server, wait_until, write_code_model, write_model
+
+
+def test_an_ensemble_without_its_members(tmp_path):
+    write_model(tmp_path, "add", ADD)
+    write_model(tmp_path, "broken", "raise ValueError('no good')")
+    for name, step in (
+        ("missing", "nothing IN=A > OUT=B"),
+        ("version", "add:7 IN=A > OUT=B"),
+        ("sick", "broken IN=A > OUT=B"),
+        ("circle", "circle A=A > B=B"),
+        ("well", "add:1 IN=A > OUT=B"),
+    ):
+        write_ensemble(tmp_path, name, step)
+    flags = ("--exit-on-error=false", "--strict-readiness=false")
+    with running_server(tmp_path, *flags) as server:
+        reasons = {name: row.get("reason", "") for (name, _), row in server.index().items()}
+        assert reasons["missing"] == (
+            "ensemble missing contains models that are not available or ambiguous: nothing"
+        )
+        assert reasons["version"] == (
+            "ensemble 'version' depends on 'add' whose required version 7 is not loaded."
+        )
+        assert reasons["sick"].startswith(
+            "ensemble 'sick' depends on 'broken' which has no loaded version. Model 'broken' loading "
+            "failed with error: version 1 is at UNAVAILABLE state: "
+        )
+        assert reasons["circle"].startswith("circular dependency between ensembles: circle -> ")
+        assert infer(server, "well", {"A": [1.0]}) == {"B": [2.0]}
+        assert server.is_ready("well")
+        assert not server.is_ready("sick")
+
+
+def test_an_ensemble_is_ready_when_its_members_are(tmp_path):
+    dies = "import os\nif os.path.exists({!r}): os._exit(1)\nself.args = args"
+    mark = tmp_path / "mark"
+    repository = tmp_path / "models"
+    write_code_model(repository, "code", initialize=dies.format(str(mark)))
+    write_ensemble(repository, "e", "code IN=A > OUT=B", kind=TEXT)
+    with running_server(repository) as server:
+        assert server.is_ready("e")
+        mark.touch()
+        infer(server, "e", {"A": "os._exit(1)"})
+        wait_until(lambda: not server.is_ready("code"), "the member to be gone", server)
+        assert not server.is_ready("e")
+        status, error = infer(server, "e", {"A": ""})
+        assert status == 503
+        assert error.startswith("in ensemble 'e', ")
+        mark.unlink()
+        wait_until(lambda: server.is_ready("e"), "the ensemble to be ready", server)
+
+
+def test_what_is_under_way_is_answered_when_the_server_stops(tmp_path):
+    began = tmp_path / "began"
+    repository = tmp_path / "models"
+    for name in ("code", "other"):
+        write_code_model(repository, name)
+    write_ensemble(repository, "e", "code IN=A > OUT=t", "other IN=t > OUT=B", kind=TEXT)
+    second = "time.sleep(0.3)\nself.said = 'done'"
+    first = f"open({str(began)!r}, 'w').close(); time.sleep(0.3); self.said = {second!r}"
+    with running_server(repository) as server:
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(infer(server, "e", {"A": first})))
+        asking.start()
+        wait_until(began.exists, "the first member to begin", server)
+        os.kill(server.pid, signal.SIGTERM)
+        asking.join(30)
+        assert answers == [{"B": ["done"]}]
+        assert server.process.wait(30) == 0
+
+
+def test_members_come_and_go_with_the_ensemble(tmp_path):
+    write_model(tmp_path, "add", ADD)
+    write_model(tmp_path, "other", ADD)
+    write_ensemble(tmp_path, "e", "add IN=A > OUT=t", "other IN=t > OUT=B")
+    write_ensemble(tmp_path, "around", "e A=A > B=B")
+    write_ensemble(tmp_path, "circle", "circle A=A > B=B")
+    with running_server(tmp_path, *EXPLICIT) as server:
+        assert control(server, "load", "around") == (200, "")
+        assert infer(server, "around", {"A": [1.0]}) == {"B": [3.0]}
+        assert states(server, "other") == {1: "READY"}
+        assert control(server, "unload", "other") == (200, "")
+        wait_until(
+            lambda: not server.stubs() or len(server.stubs()) == 1, "its stub to end", server
+        )
+        status, _ = infer(server, "e", {"A": [1.0]})
+        assert status == 404
+        assert control(server, "load", "e") == (200, "")
+        assert infer(server, "e", {"A": [1.0]}) == {"B": [3.0]}
+        status, error = control(server, "load", "circle")
+        assert status == 400
+        assert "circular dependency between ensembles: circle -> ... -> circle -> circle" in error
+
+
+def test_a_member_that_is_loaded_anew_fails_no_request(tmp_path):
+    write_model(tmp_path, "add", ADD)
+    write_ensemble(tmp_path, "e", "add IN=A > OUT=t", "add IN=t > OUT=B")
+    with running_server(tmp_path, *EXPLICIT) as server:
+        assert control(server, "load", "e") == (200, "")
+        answers, over = [], threading.Event()
+
+        def ask():
+            while not over.is_set():
+                answers.append(infer(server, "e", {"A": [1.0]}))
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        try:
+            for step in (2, 3):
+                source = ADD.replace("+ 1", f"+ {step}")
+                (tmp_path / "add" / "1" / "model.py").write_text(source)
+                assert control(server, "load", "add") == (200, "")
+                begin = len(answers)
+                wait_until(
+                    lambda new={"B": [1.0 + 2 * step]}, at=begin: new in answers[at:],
+                    "answers of the new member",
+                    server,
+                )
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        # While it is replaced, a request may meet the old member first and then the new one.
+        assert all(type(answer) is dict for answer in answers)
+        assert {answer["B"][0] for answer in answers} <= {3.0, 4.0, 5.0, 6.0, 7.0}

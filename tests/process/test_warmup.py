@@ -1,0 +1,276 @@
+"""Warm-up: what instances execute before they are ready, and which samples keep a model from loading."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.process.server import running_server, wait_until, write_model
+
+# Notes each execute in a file: how many requests, and the first input's shape and sum.
+NOTES = """
+import json, os
+from pathlib import Path
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.instance = args["model_instance_name"]
+
+    def execute(self, requests):
+        noted = []
+        for request in requests:
+            value = request.inputs()[0].as_numpy()
+            if value.dtype == object:
+                noted.append([list(value.shape), b"|".join(value.ravel()).decode()])
+            else:
+                noted.append([list(value.shape), float(value.sum(dtype=np.float64))])
+            if value.ravel()[0] == 666:
+                raise ValueError("not this one")
+            if value.ravel()[0] == 667:
+                os._exit(5)
+        with open(NOTES, "a") as file:
+            file.write(json.dumps([self.instance, noted]) + "\\n")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
+                for r in requests]
+"""
+DECOUPLED = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            open(NOTES, "a").write("executed\\n")
+            sender = request.get_response_sender()
+            sender.send(pb_utils.InferenceResponse([
+                pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def sample(name, content, *, dims="2", datatype="FP32", size=1, count=0, key="IN"):
+    """Spell out one sample."""
+    return (
+        f'model_warmup [{{ name: "{name}" batch_size: {size} count: {count} inputs {{ key: "{key}" '
+        f"value {{ data_type: TYPE_{datatype} dims: [{dims}] {content} }} }} }}]\n"
+    )
+
+
+def write_noting(repository, name, notes, config, *, datatype="FP32", files=()):
+    source = NOTES.replace("NOTES", repr(str(notes)))
+    directory = write_model(
+        repository,
+        name,
+        source,
+        config=config,
+        inputs=f'name: "IN" data_type: TYPE_{datatype} dims: [-1]',
+        outputs=f'name: "OUT" data_type: TYPE_{datatype} dims: [-1]',
+    )
+    (directory / "warmup").mkdir()
+    for file, content in files:
+        (directory / "warmup" / file).write_bytes(content)
+
+
+def read(notes: Path) -> list[list]:
+    return [eval(line) for line in notes.read_text().splitlines()]
+
+
+def test_every_instance_executes_every_sample_before_it_is_ready(tmp_path):
+    repository = tmp_path / "models"
+    notes = {name: tmp_path / name for name in ("plain", "batched", "text", "many")}
+    write_noting(
+        repository,
+        "plain",
+        notes["plain"],
+        sample("zero", "zero_data: true", dims="3")
+        + sample("file", 'input_data_file: "raw"', count=2)
+        + sample("random", "random_data: true", dims="100")
+        + sample("none", "zero_data: true", size=0),
+        files=[("raw", b"\0\0\x80\x3f" * 3)],
+    )
+    write_noting(
+        repository, "batched", notes["batched"],
+        "max_batch_size: 4\n" + sample("four", "zero_data: true", size=4),
+    )  # fmt: skip
+    write_noting(
+        repository,
+        "text",
+        notes["text"],
+        sample("empty", "zero_data: true", datatype="STRING")
+        + sample("file", 'input_data_file: "raw"', datatype="STRING")
+        + sample("random", "random_data: true", datatype="STRING"),
+        datatype="STRING",
+        files=[("raw", b"\2\0\0\0hi\1\0\0\0y")],
+    )
+    write_noting(
+        repository, "many", notes["many"],
+        "instance_group [{ count: 2 kind: KIND_CPU }]\n" + sample("s", "zero_data: true"),
+    )  # fmt: skip
+    with running_server(repository) as server:
+        (zero, first, second, random) = [noted for _, noted in read(notes["plain"])]
+        assert zero == [[[3], 0.0]]
+        assert first == second == [[[2], 2.0]]
+        ((shape, total),) = random
+        assert shape == [100]
+        assert 0 < total < 100
+        # One execution of requests that each are one of the batch.
+        assert read(notes["batched"]) == [["batched_0", [[[1, 2], 0.0]] * 4]]
+        empty, given, words = [noted[0][1] for _, noted in read(notes["text"])]
+        assert (empty, given, len(words)) == ("|", "hi|y", 9)
+        assert sorted(name for name, _ in read(notes["many"])) == ["many_0_0", "many_0_1"]
+        # They count, as at Triton.
+        page = server.metrics()
+        assert page['nv_inference_count{model="batched",version="1"}'] == 4
+        assert page['nv_inference_exec_count{model="plain",version="1"}'] == 4
+        assert "warmup sample 'none' has batch_size 0" in server.log()
+
+
+def test_a_stub_that_is_started_again_is_warmed_up_again(tmp_path):
+    repository, notes = tmp_path / "models", tmp_path / "notes"
+    write_noting(repository, "m", notes, sample("s", "zero_data: true"))
+    with running_server(repository) as server:
+        assert len(read(notes)) == 1
+        (stub,) = server.stubs()
+        os.kill(stub, signal.SIGKILL)
+        wait_until(lambda: server.stubs() not in ([stub], []), "another stub", server)
+        wait_until(lambda: server.is_ready("m"), "the model to be ready again", server)
+        assert len(read(notes)) == 2
+
+
+def test_decoupled_models_are_warmed_up(tmp_path):
+    repository, notes = tmp_path / "models", tmp_path / "notes"
+    write_model(
+        repository,
+        "m",
+        DECOUPLED.replace("NOTES", repr(str(notes))),
+        config="model_transaction_policy { decoupled: true }\n"
+        + sample("s", "zero_data: true", count=3),
+    )
+    with running_server(repository):
+        assert notes.read_text() == "executed\n" * 3
+
+
+BAD = {
+    "missing": (
+        sample("s", 'input_data_file: "nope"'),
+        "failed to open text file for read {folder}/nope: No such file or directory",
+    ),
+    "short": (
+        sample("s", 'input_data_file: "seven"'),
+        (
+            "[request id: <id_unknown>] warmup setting expects 8 bytes, but the data provided from seven "
+            "only has 7 bytes"
+        ),
+    ),
+    "escape": (
+        sample("s", 'input_data_file: "../config.pbtxt"'),
+        (
+            "warmup data file '../config.pbtxt' of model 'escape' leads out of {folder}: give a path "
+            "inside that folder"
+        ),
+    ),
+    "link": (
+        sample("s", 'input_data_file: "link"'),
+        (
+            "warmup data file 'link' of model 'link' leads out of {folder}: give a path inside that "
+            "folder"
+        ),
+    ),
+    "nodata": (
+        sample("s", ""),
+        "[request id: <id_unknown>] warmup setting expects input 'IN' to have input_data_type set",
+    ),
+    "variable": (
+        sample("s", "zero_data: true", dims="-1"),
+        "warmup setting expects all variable-size dimensions are specified for input 'IN'",
+    ),
+    "type": (
+        sample("s", "zero_data: true", datatype="INT32"),
+        (
+            "[request id: <id_unknown>] inference input 'IN' data-type is 'INT32', but model 'type' "
+            "expects 'FP32'"
+        ),
+    ),
+    "shape": (
+        sample("s", "zero_data: true", dims="2, 2"),
+        (
+            "[request id: <id_unknown>] unexpected shape for input 'IN' for model 'shape'. Expected [-1], "
+            "got [2,2]. "
+        ),
+    ),
+    "batch": (
+        sample("s", "zero_data: true", size=2),
+        "failed to run warmup sample 's': batch size 2 for 'batch', max allowed is 0; ",
+    ),
+    "raises": (
+        sample("s", 'input_data_file: "raises"', dims="1"),
+        "failed to run warmup sample 's': ",
+    ),
+    "dies": (
+        sample("s", 'input_data_file: "dies"', dims="1"),
+        "failed to run warmup sample 's': Stub process 'dies_0' is not healthy. It exited with code 5",
+    ),
+}
+
+
+def test_samples_that_fail_keep_a_model_from_loading(tmp_path):
+    repository = tmp_path / "models"
+    files = [
+        ("seven", b"\0" * 7),
+        ("raises", b"\0\x80\x26\x44"),
+        ("dies", b"\0\xc0\x26\x44"),
+    ]
+    for name, (config, _) in BAD.items():
+        write_noting(repository, name, tmp_path / "notes", config, files=files)
+    (repository / "link" / "warmup" / "link").symlink_to(tmp_path)
+    write_noting(repository, "good", tmp_path / "good", sample("s", "zero_data: true"))
+    flags = (
+        "--exit-on-error=false",
+        "--strict-readiness=false",
+        "--request-arena-limit",
+        "4194304",
+    )
+    with running_server(repository, *flags) as server:
+        reasons = {name: row.get("reason", "") for (name, _), row in server.index().items()}
+        for name, (_, words) in BAD.items():
+            folder = repository / name / "warmup"
+            assert reasons[name].startswith(words.format(folder=folder)), (name, reasons[name])
+        assert "not this one" in reasons["raises"]
+        assert server.is_ready("good")
+        assert not server.is_ready("raises")
+        # Only the good one's stub is left.
+        assert len(server.stubs()) == 1
+
+
+def test_not_for_ensembles(tmp_path):
+    directory = tmp_path / "e"
+    (directory / "1").mkdir(parents=True)
+    (directory / "config.pbtxt").write_text(
+        'platform: "ensemble" ensemble_scheduling { step { model_name: "m" } }\n'
+        'input { name: "IN" data_type: TYPE_FP32 dims: [1] }\n'
+        'output { name: "OUT" data_type: TYPE_FP32 dims: [1] }\n' + sample("s", "zero_data: true")
+    )
+    flags = ("--exit-on-error=false", "--strict-readiness=false")
+    with running_server(tmp_path, *flags) as server:
+        (row,) = server.index().values()
+        assert row["reason"] == "model_warmup can not be specified for ensemble 'e'"
+
+
+@pytest.mark.parametrize("datatype", ["BOOL", "UINT8", "INT64", "FP16", "FP64"])
+def test_random_numbers_of_every_kind(tmp_path, datatype):
+    repository, notes = tmp_path / "models", tmp_path / "notes"
+    write_noting(
+        repository,
+        "m",
+        notes,
+        sample("s", "random_data: true", dims="50", datatype=datatype),
+        datatype=datatype,
+    )
+    with running_server(repository):
+        ((_, [[shape, total]]),) = read(notes)
+        assert shape == [50]
+        assert 0 < total <= 50 * (127 if "INT" in datatype else 1)
