@@ -236,7 +236,9 @@ class StubCalls:
             request.cancel()
             self._end(call.number, BridgeError("the request was cancelled", ErrorCode.CANCELLED))
         else:
-            request.instance.cancel(request)
+            # A sequence goes on with every request of it that its model has not seen.
+            sequences = call.model.config.message.HasField("sequence_batching")
+            request.instance.cancel(request, sequences)
 
     # -- answers ---------------------------------------------------------------------------------
 
