@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from gpubridge.engine.outcome import failure_reason, outcome_of
 from gpubridge.engine.shared_slot import SharedSlot
+from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena
 from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
 from gpubridge.transport.channel import MalformedMessage
@@ -236,10 +237,16 @@ class Ledger:
 
         Raises
         ------
-        IndexError
-            When there is no ticket left.
+        BridgeError
+            UNAVAILABLE when there is no ticket left.
         """
         self._settle_answers()
+        if self._lent.exhausted:
+            raise BridgeError(
+                f"the model holds the memory of {len(self._answers)} answers to its calls: it must let "
+                "go of some before it gets others",
+                ErrorCode.UNAVAILABLE,
+            )
         if not any(part.nbytes for part in ranges):
             return NO_LEASE
         ticket = self._lent.lend(None)

@@ -80,12 +80,15 @@ class ModelCallServer:
 class _Call:
     """One call on its way."""
 
-    __slots__ = ("number", "request", "waits_for")
+    __slots__ = ("number", "of_sequence", "request", "waits_for")
 
-    def __init__(self, number: int, waits_for: Collection[str], request: InferRequest) -> None:
+    def __init__(
+        self, number: int, waits_for: Collection[str], request: InferRequest, of_sequence: bool
+    ) -> None:
         self.number = number
         self.waits_for = waits_for
         self.request = request
+        self.of_sequence = of_sequence
 
 
 class StubCalls:
@@ -206,7 +209,9 @@ class StubCalls:
         request.ranges = ranges
         if extras.get("decoupled"):
             request.on_partial = partial(self._respond, number)
-        self._calls[number] = _Call(number, needed, request)
+        self._calls[number] = _Call(
+            number, needed, request, model.config.message.HasField("sequence_batching")
+        )
         waits_for = self._caller.waits_for
         for each in needed:
             waits_for[each] = waits_for.get(each, 0) + 1
@@ -237,8 +242,7 @@ class StubCalls:
             self._end(call.number, BridgeError("the request was cancelled", ErrorCode.CANCELLED))
         else:
             # A sequence goes on with every request of it that its model has not seen.
-            sequences = call.model.config.message.HasField("sequence_batching")
-            request.instance.cancel(request, sequences)
+            request.instance.cancel(request, call.of_sequence)
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -264,11 +268,15 @@ class StubCalls:
         extras = b""
         signature = _NOTHING
         refs: list[int] = []
+        if isinstance(outcome, InferResponse):
+            try:
+                refs = self._lend(outcome)
+            except BridgeError as error:
+                outcome = error
         if outcome is None:
             flags |= ResponseFlag.EMPTY
         elif isinstance(outcome, InferResponse):
             signature = _encoded(outcome)
-            refs = self._lend(outcome)
             if outcome.parameters:
                 extras = json.dumps({"parameters": outcome.parameters}).encode()
         else:
