@@ -52,7 +52,7 @@ class FakeLoader:
         files = ModelFiles(versions={1: ((str(len(self.up)), 0, 0),)})
         return PreparedModel(source, config, (1,), files)
 
-    def model(self, prepared, version):
+    def model(self, prepared, version, members):
         return FakeModel(prepared.config, version)
 
     async def bring_up(self, models):
@@ -105,17 +105,16 @@ def test_a_model_goes_with_what_it_requires(made):
 
 
 @pytest.mark.parametrize(
-    "required",
+    ("required", "told"),
     [
-        {"top": ["a"], "a": ["b"], "b": ["a"]},
-        {"top": ["nope"]},
-        {"top": ["broken"], "broken": []},
+        ({"top": ["a"], "a": ["b"], "b": ["a"]}, "contains models that are not available or ambig"),
+        ({"top": ["nope"]}, "contains models that are not available or ambiguous: "),
+        ({"top": ["broken"], "broken": []}, "depends on 'broken' which has no loaded version"),
     ],
 )
-def test_a_model_whose_requirements_cannot_be_met_is_refused(made, required):
+def test_a_model_whose_requirements_cannot_be_met_is_refused(made, required, told):
     async def work():
         repository, _ = made(required, {"broken"})
-        told = "ensemble top contains models that are not available or ambiguous: "
         with pytest.raises(NotPrepared, match=told):
             await asyncio.wait_for(repository.load("top"), 30)
         assert served(repository) == []
