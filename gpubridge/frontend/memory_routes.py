@@ -11,6 +11,7 @@ from gpubridge.engine.client_regions import ClientRegion, ClientRegions
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.message import Exchange
 from gpubridge.frontend.shared_memory import CUDA_REFUSAL
+from gpubridge.frontend.small_body import SmallBody
 from gpubridge.protocol.fields import JsonObject, internal, invalid, parse_json
 
 __all__ = ["MEMORY_PATH", "MemoryCall"]
@@ -20,10 +21,9 @@ MEMORY_PATH = re.compile(
     rb"/(?P<action>status|register|unregister)"
 )
 _JSON = b"Content-Type: application/json\r\n"
-_LONGEST_BODY = 1 << 16
 
 
-class MemoryCall:
+class MemoryCall(SmallBody):
     """One call; its body, if any, says what is to be registered.
 
     Parameters
@@ -34,21 +34,14 @@ class MemoryCall:
         The clients' own memory.
     """
 
-    __slots__ = ("_action", "_body", "_cuda", "_name", "_regions")
+    __slots__ = ("_action", "_cuda", "_name", "_regions")
 
     def __init__(self, path: re.Match[bytes], regions: ClientRegions) -> None:
+        super().__init__()
         self._cuda = path["kind"] == b"cuda"
         self._action = path["action"]
         self._name = unquote_to_bytes(path["region"] or b"").decode(errors="replace")
         self._regions = regions
-        self._body = bytearray()
-
-    def body_memory(self, nbytes: int) -> memoryview:
-        """Give the body a place."""
-        if nbytes > _LONGEST_BODY:
-            raise invalid(f"this path takes no body of {nbytes} bytes (at most {_LONGEST_BODY})")
-        self._body = bytearray(nbytes)
-        return memoryview(self._body)
 
     def complete(self, exchange: Exchange, copied: int) -> None:
         """Do it and answer.
@@ -59,9 +52,6 @@ class MemoryCall:
             As the registry says.
         """
         exchange.respond(200, _JSON, self._answer(), plain=True)
-
-    def abort(self) -> None:
-        """Nothing is held."""
 
     def _answer(self) -> bytes:
         if self._action == b"register":

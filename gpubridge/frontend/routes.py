@@ -18,6 +18,7 @@ from gpubridge.frontend.repository_control import CONTROL_PATH, ControlHandler, 
 from gpubridge.frontend.settings_routes import SettingsRoutes
 from gpubridge.frontend.settings_service import SettingsService
 from gpubridge.frontend.shared_memory import RequestMemory
+from gpubridge.frontend.small_body import SmallBody
 from gpubridge.protocol import metadata
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.telemetry.exposition import CONTENT_TYPE
@@ -34,55 +35,33 @@ _MODEL = re.compile(
 )
 _GENERATIONS = {b"/generate": GenerateHandler, b"/generate_stream": GenerateStreamHandler}
 _POSTED = (b"/infer", *_GENERATIONS)
-_LONGEST_BODY = 1 << 20
 _ROUTES_KEPT = 1024
 
 Answer = Callable[[Exchange], None]
 
 
-class _Simple:
+class _Simple(SmallBody):
     """Takes a request whose body does not matter; ``answer`` responds."""
 
     __slots__ = ("_answer",)
 
     def __init__(self, answer: Answer) -> None:
+        super().__init__()
         self._answer = answer
-
-    def body_memory(self, nbytes: int) -> memoryview:
-        """Give the body a place to be forgotten in."""
-        if nbytes > _LONGEST_BODY:
-            raise BridgeError(
-                f"this path takes no body of {nbytes} bytes (at most {_LONGEST_BODY})",
-                ErrorCode.INVALID_ARG,
-            )
-        return memoryview(bytearray(nbytes))
 
     def complete(self, exchange: Exchange, copied: int) -> None:
         """Answer."""
         self._answer(exchange)
 
-    def abort(self) -> None:
-        """Nothing is held."""
 
-
-class _Index:
+class _Index(SmallBody):
     """Takes a request for the repository index, whose body may ask for ready models only."""
 
-    __slots__ = ("_body", "_repository")
+    __slots__ = ("_repository",)
 
     def __init__(self, repository: ModelRepository) -> None:
+        super().__init__()
         self._repository = repository
-        self._body = bytearray()
-
-    def body_memory(self, nbytes: int) -> memoryview:
-        """Give the body a place."""
-        if nbytes > _LONGEST_BODY:
-            raise BridgeError(
-                f"this path takes no body of {nbytes} bytes (at most {_LONGEST_BODY})",
-                ErrorCode.INVALID_ARG,
-            )
-        self._body = bytearray(nbytes)
-        return memoryview(self._body)
 
     def complete(self, exchange: Exchange, copied: int) -> None:
         """Answer."""
@@ -90,9 +69,6 @@ class _Index:
         if metadata.ready_models_only(bytes(self._body)):
             rows = [row for row in rows if row.state == "READY"]
         exchange.respond(200, _JSON, metadata.repository_index(rows), plain=True)
-
-    def abort(self) -> None:
-        """Nothing is held."""
 
 
 class _Failures:

@@ -6,15 +6,14 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.message import Exchange, RequestHandler
 from gpubridge.frontend.settings_service import SettingsService
+from gpubridge.frontend.small_body import SmallBody
 from gpubridge.protocol import settings
 
 __all__ = ["SettingsRoutes"]
 
 _JSON = b"Content-Type: application/json\r\n"
-_LONGEST_BODY = 1 << 20
 _TRACE = re.compile(rb"/v2(?:/models/(?P<model>[^/]+))?/trace/setting")
 _LOGGING = b"/v2/logging"
 
@@ -22,33 +21,20 @@ _Change = Callable[[bytes | None], bytes]
 """Takes a change's body, None for none; returns the settings that hold then."""
 
 
-class _Handler:
+class _Handler(SmallBody):
     """Takes a request for settings."""
 
-    __slots__ = ("_body", "_change", "_changes")
+    __slots__ = ("_change", "_changes")
 
     def __init__(self, change: _Change, *, changes: bool) -> None:
         self._change = change
+        super().__init__()
         self._changes = changes
-        self._body = bytearray()
-
-    def body_memory(self, nbytes: int) -> memoryview:
-        """Give the body a place."""
-        if nbytes > _LONGEST_BODY:
-            raise BridgeError(
-                f"this path takes no body of {nbytes} bytes (at most {_LONGEST_BODY})",
-                ErrorCode.INVALID_ARG,
-            )
-        self._body = bytearray(nbytes)
-        return memoryview(self._body)
 
     def complete(self, exchange: Exchange, copied: int) -> None:
         """Answer."""
         document = self._change(bytes(self._body) if self._changes else None)
         exchange.respond(200, _JSON, document, plain=True)
-
-    def abort(self) -> None:
-        """Nothing is held."""
 
 
 class SettingsRoutes:
