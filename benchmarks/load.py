@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.payloads import Payload
@@ -71,24 +71,31 @@ class Wrk:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class PerfAnalyzer:
-    """Triton's perf_analyzer; it fills tensors of the payload's shape itself."""
+    """Triton's perf_analyzer; it fills tensors of the payload's shape itself.
 
-    name = "perf_analyzer"
-    _WINDOWS = 3
+    With ``shared_memory`` the tensors lie in regions of system shared memory, both ways.
+    """
 
-    def __init__(self, program: Path, libraries: Path, protocol: str = "http") -> None:
-        self._program = program
-        self._protocol = protocol
-        self._environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+    program: Path
+    libraries: Path
+    protocol: str = "http"
+    shared_memory: bool = False
+
+    name: ClassVar[str] = "perf_analyzer"
+    _WINDOWS: ClassVar[int] = 3
 
     def run(self, payload: Payload, port: int, connections: int, seconds: int) -> LoadFigures:
         window_ms = max(seconds * 1000 // self._WINDOWS, 200)
-        command = [str(self._program), "-m", payload.model, "-i", self._protocol]
+        command = [str(self.program), "-m", payload.model, "-i", self.protocol]
         command += ["-u", f"127.0.0.1:{port}", "--concurrency-range", str(connections)]
         command += ["--measurement-interval", str(window_ms), "--max-trials", str(self._WINDOWS)]
         # Every window counts: the rounds of the benchmark are what shows instability.
         command += ["--stability-percentage", "999"]
+        if self.shared_memory:
+            largest = max(len(tensor.data) for tensor in payload.outputs)
+            command += ["--shared-memory", "system", "--output-shared-memory-size", str(largest)]
         for tensor in payload.inputs:
             shape = tensor.shape[payload.batch_dims :]
             command += ["--shape", f"{tensor.name}:{','.join(map(str, shape))}"]
@@ -97,7 +104,8 @@ class PerfAnalyzer:
                 command += ["--string-length", str(mean)]
         with tempfile.TemporaryDirectory(prefix="gpubridge-bench-") as folder:
             report = Path(folder) / "report.csv"
-            _output_of([*command, "-f", str(report)], self._environment, seconds)
+            environment = {**os.environ, "LD_LIBRARY_PATH": str(self.libraries)}
+            _output_of([*command, "-f", str(report)], environment, seconds)
             with report.open() as lines:
                 row = next(csv.DictReader(lines))
         rate = float(row["Inferences/Second"])
@@ -143,11 +151,11 @@ def choose_generator(peer: Peer | None, wanted: str = "auto") -> LoadGenerator:
         If the wanted one is not installed.
     """
     program = shutil.which("wrk")
-    analyzer = peer.perf_analyzer if peer else None
+    analyzer = choose_analyzer(peer)
     if program and wanted in ("auto", "wrk"):
         return Wrk(program)
-    if peer and analyzer and wanted in ("auto", "perf_analyzer"):
-        return PerfAnalyzer(analyzer, peer.perf_analyzer_libraries)
+    if analyzer and wanted in ("auto", "perf_analyzer"):
+        return analyzer
     if wanted in ("auto", "plain"):
         return PlainPython()
     message = (
@@ -156,11 +164,11 @@ def choose_generator(peer: Peer | None, wanted: str = "auto") -> LoadGenerator:
     raise BenchmarkError(message)
 
 
-def choose_grpc_generator(peer: Peer | None) -> LoadGenerator | None:
-    """Return the generator of calls over gRPC, if there is one."""
+def choose_analyzer(peer: Peer | None) -> PerfAnalyzer | None:
+    """Return the peer's perf_analyzer, if there is one: it knows gRPC and shared memory."""
     if peer is None or peer.perf_analyzer is None:
         return None
-    return PerfAnalyzer(peer.perf_analyzer, peer.perf_analyzer_libraries, "grpc")
+    return PerfAnalyzer(peer.perf_analyzer, peer.perf_analyzer_libraries)
 
 
 def _output_of(command: list[str], environment: dict[str, str], seconds: int) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.load import LoadGenerator
+from benchmarks.load import LoadGenerator, PerfAnalyzer
 from benchmarks.payloads import PAYLOADS, Payload, check_answer
 from benchmarks.proc import Usage, cpu_seconds, usage
 from benchmarks.report import RowResult, Sample
@@ -52,27 +52,27 @@ class Bench:
     ours: Contender
     theirs: Contender | None
     generator: LoadGenerator
-    grpc_generator: LoadGenerator | None
+    analyzer: PerfAnalyzer | None
     effort: Effort
     logs: Path
 
     def sides(self) -> Sequence[Contender]:
         return [self.ours] if self.theirs is None else [self.ours, self.theirs]
 
-    def load(self, protocol: str) -> LoadGenerator:
-        """Return what loads a server over a protocol.
+    def load(self, row: Row) -> LoadGenerator:
+        """Return what loads a server the way a row says.
 
         Raises
         ------
         BenchmarkError
             If nothing here can.
         """
-        if protocol == "http":
+        if row.protocol == "http" and not row.shared_memory:
             return self.generator
-        if self.grpc_generator is None:
-            message = "over gRPC only perf_analyzer can be the load: expected it in --peer DIR"
+        if self.analyzer is None:
+            message = "over gRPC and shared memory perf_analyzer is the load: expected it in --peer DIR"
             raise BenchmarkError(message)
-        return self.grpc_generator
+        return replace(self.analyzer, protocol=row.protocol, shared_memory=row.shared_memory)
 
     def server(self, side: int, repository: Path) -> ServerProcess:
         contender = self.sides()[side]
@@ -113,7 +113,7 @@ def _load_rounds(row: Row, bench: Bench) -> list[list[Sample]]:
             server.wait_ready()
             check_answer(payload, server.http_port, server.name)
             port = server.ports.of(row.protocol)
-            bench.load(row.protocol).run(payload, port, row.connections, _WARM_UP_SECONDS)
+            bench.load(row).run(payload, port, row.connections, _WARM_UP_SECONDS)
         for _ in range(bench.effort.rounds):
             for server, taken in zip(servers, samples, strict=True):
                 taken.append(_load_once(payload, row, server, bench))
@@ -125,7 +125,7 @@ def _load_rounds(row: Row, bench: Bench) -> list[list[Sample]]:
 def _load_once(payload: Payload, row: Row, server: ServerProcess, bench: Bench) -> Sample:
     """Load one server for a round, with the CPU time its processes spent per request."""
     before, batches = cpu_seconds(server.pid), _executions(payload, server)
-    generator, port = bench.load(row.protocol), server.ports.of(row.protocol)
+    generator, port = bench.load(row), server.ports.of(row.protocol)
     figures = generator.run(payload, port, row.connections, bench.effort.seconds)
     spent = cpu_seconds(server.pid) - before
     inferences, executions = _executions(payload, server) - batches

@@ -35,6 +35,7 @@ class Row:
     payload: str = ""
     connections: int = 0
     protocol: str = "http"
+    shared_memory: bool = False
 
 
 def _throughput(
@@ -82,6 +83,17 @@ def _calls(row: Row, concurrent: int) -> Row:
     )
 
 
+def _in_shared_memory(row: Row) -> Row:
+    """Return a row of the same work over gRPC, with the tensors in system shared memory."""
+    called = _calls(row, row.connections)
+    return replace(
+        called,
+        name=f"{row.payload}_shm_{row.connections}",
+        title=called.title.replace("gRPC,", "system shared memory and gRPC,"),
+        shared_memory=True,
+    )
+
+
 def _count(connections: int) -> str:
     return "1 connection" if connections == 1 else f"{connections} connections"
 
@@ -108,6 +120,8 @@ ROWS: tuple[Row, ...] = (
         unit="µs mean",
     ),
     _calls(_throughput("fp32_600k", _600K, 4, floor=2.0, aim=3.0), 4),
+    _in_shared_memory(_throughput("fp32_16m", _16M, 1, floor=4.0, aim=None)),
+    _in_shared_memory(_throughput("fp32_16m", _16M, 4, floor=4.0, aim=None)),
     _throughput("add_sub_batched", _BATCHED, 32, floor=1.0, aim=1.5),
     Row(
         "mean_batch_http_32",

@@ -25,5 +25,5 @@ class Gpubridge:
         command = [sys.executable, "-m", "gpubridge", "serve"]
         command += ["--model-repository", str(repository)]
         command += ["--http-port", str(ports.http), "--grpc-port", str(ports.grpc)]
-        command += ["--metrics-port", str(ports.metrics)]
+        command += ["--metrics-port", str(ports.metrics), "--allow-client-shm=true"]
         return Launch(command, dict(os.environ), _PROJECT)
