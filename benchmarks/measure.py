@@ -70,7 +70,9 @@ class Bench:
         if row.protocol == "http" and not row.shared_memory:
             return self.generator
         if self.analyzer is None:
-            message = "over gRPC and shared memory perf_analyzer is the load: expected it in --peer DIR"
+            message = (
+                "over gRPC and shared memory perf_analyzer is the load: expected it in --peer DIR"
+            )
             raise BenchmarkError(message)
         return replace(self.analyzer, protocol=row.protocol, shared_memory=row.shared_memory)
 

@@ -128,6 +128,13 @@ class GrpcDoor:
 
     # -- the transport --------------------------------------------------------------------------
 
+    def get_extra_info(self, name):
+        assert name == "socket"
+        return self
+
+    def fileno(self):
+        return -1  # nothing can be read from it: what comes, comes through `get_buffer`
+
     def write(self, data):
         assert not self.closed
         self.sent += data

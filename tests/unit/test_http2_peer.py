@@ -92,7 +92,19 @@ class Server:
             size = min(len(memory), len(data), chunk)
             memory[:size] = data[:size]
             self.connection.received(size)
-            data = data[size:]
+            data = self.scatter(data[size:], chunk)
+
+    def scatter(self, data, chunk):
+        """Receive as many bytes as the connection wants scattered, and return the others."""
+        while data and (places := self.connection.scatter()):
+            size = 0
+            for place in places:
+                taken = min(len(place), len(data), chunk - size)
+                place[:taken] = data[:taken]
+                data = data[taken:]
+                size += taken
+            self.connection.scattered(size)
+        return data
 
     def output(self):
         """Take all output there is, as bytes."""

@@ -51,7 +51,7 @@ def test_the_socket_receives_into_the_place_itself():
     assert memory.obj is place
     assert len(memory) == len(BODY) - 91
     server.feed(whole[100:])
-    assert server.connection.copied_bytes == 91
+    assert server.connection.copied(1) == 91
     assert place == BODY
     assert server.recorder.events[1:] == [("filled", 1, False)]
     assert server.recorder.bodies == {1: b"behind"}

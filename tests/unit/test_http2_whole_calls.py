@@ -60,7 +60,7 @@ def outcome(pieces: list[bytes], **limits):
         sent.append(server.output())
     state = server.connection._state
     left = (state.highest_id, state.last_stream_id, sorted(state.streams), state.closed)
-    windows = (server.connection._sender._window, server.connection._payload._window)
+    windows = (server.connection._sender._window, server.connection._payload.window)
     budget = (state._idle._left, state._resets._left)
     return echo.events, echo.bodies, echo.ended, sent, left, windows, budget
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 from dataclasses import dataclass
 
@@ -22,6 +24,10 @@ __all__ = ["GrpcConnection", "GrpcSettings"]
 _CODINGS = (b"identity", b"gzip", b"deflate")
 _KEEPALIVE_PING = b"keepaliv"
 _EMPTY = memoryview(b"")
+# Below this no read was one of a body's frame into its place.
+_LARGE_READ = 1 << 12
+# Then others have their turn.
+_SCATTERED_READS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start: our settings go first; end if there are too many already."""
         self._transport = transport  # type: ignore[assignment]
+        self._descriptor = transport.get_extra_info("socket").fileno()
         self._connections.add(self)
         if 0 < self._max_connections < len(self._connections):
             self.http2.close(
@@ -132,7 +139,23 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Take ``nbytes`` that have come."""
         self._heard = True
         self.http2.received(nbytes)
+        if nbytes >= _LARGE_READ:
+            self._read_scattered()
         self._flush()
+
+    def _read_scattered(self) -> None:
+        """Receive what else there is of a body in many frames, with few reads."""
+        for _ in range(_SCATTERED_READS):
+            memory = [] if self._paused else self.http2.scatter()
+            if not memory:
+                return
+            # The transport would fill one piece of memory at a time.
+            nbytes = 0
+            with contextlib.suppress(OSError):  # nothing there, or an error that it will see too
+                nbytes = os.readv(self._descriptor, memory)
+            self.http2.scattered(nbytes)
+            if nbytes < sum(map(len, memory)):
+                return
 
     def eof_received(self) -> bool:
         """The client sends no more: what it has asked is answered, then the connection closes."""

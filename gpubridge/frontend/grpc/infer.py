@@ -168,6 +168,7 @@ class InferCall(Call):
             if not receiver.complete:
                 self._receiver = receiver
                 raise CallFailed(Status.INTERNAL, "the request ends in the middle of its message")
+            receiver.copied += self._connection.http2.copied(self._stream_id)
             try:
                 known, request = receiver.request(self._forms, self._answer)
             finally:

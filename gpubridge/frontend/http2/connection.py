@@ -30,6 +30,7 @@ from gpubridge.frontend.http2.state import ConnectionState
 __all__ = ["Http2Connection"]
 
 _DRAIN_PING = b"draining"
+_NOTHING = memoryview(b"")
 
 
 class Http2Connection:
@@ -85,6 +86,27 @@ class Http2Connection:
             self.close(fault.code, fault.text)
         receiver.settle()
 
+    def scatter(self) -> list[memoryview]:
+        """Return memory for several frames, to be received into at once, in its order; may be empty.
+
+        Ask after `received`. If there is any, `scattered` must follow before `memory` is asked.
+        """
+        return self._receiver.scatter()
+
+    def scattered(self, nbytes: int) -> None:
+        """Take ``nbytes`` (0: none came) that were received where ``scatter()`` said."""
+        rest = _NOTHING
+        try:
+            rest = self._receiver.scattered(nbytes)
+        except ConnectionFault as fault:
+            self.close(fault.code, fault.text)
+        while rest and not self._state.closed:
+            memory = self.memory()
+            size = min(len(memory), len(rest))
+            memory[:size] = rest[:size]
+            self.received(size)
+            rest = rest[size:]
+
     def take_output(self) -> list[bytes | memoryview]:
         """Return what is to be sent now, in order; empty when nothing is, or may be, sent.
 
@@ -123,11 +145,6 @@ class Http2Connection:
         """How many streams are not closed."""
         return len(self._state.streams)
 
-    @property
-    def copied_bytes(self) -> int:
-        """How many bytes of ``receive_into``'s targets came through the buffer."""
-        return self._payload.copied_bytes
-
     # -- requests -------------------------------------------------------------------------------
 
     def receive_into(self, stream_id: int, target: memoryview) -> None:
@@ -153,6 +170,11 @@ class Http2Connection:
         """Return how many bytes the target of ``receive_into`` still lacks; 0 if there is none."""
         stream = self._state.streams.get(stream_id)
         return 0 if stream is None or stream.target is None else len(stream.target)
+
+    def copied(self, stream_id: int) -> int:
+        """Return how many bytes of all targets of a stream were copied on their way."""
+        stream = self._state.streams.get(stream_id)
+        return 0 if stream is None else stream.copied
 
     def hold(self, stream_id: int) -> None:
         """Let the stream send only ``stream_window`` bytes beyond what `consume` has counted."""

@@ -9,11 +9,13 @@ from gpubridge.frontend.http2.sending import Sender
 from gpubridge.frontend.http2.state import ConnectionState
 from gpubridge.frontend.http2.streams import Stream
 
-__all__ = ["PayloadReceiver"]
+__all__ = ["LARGE_FRAME_BYTES", "PayloadReceiver"]
 
 # Less than this is received into the buffer even if it has a target: what comes behind it then
 # comes in the same read.
 _DIRECT_BYTES = 1 << 12
+#: A frame as large is worth a read of its header alone, so that nothing of it is copied.
+LARGE_FRAME_BYTES = 1 << 16
 _EMPTY = memoryview(b"")
 
 
@@ -34,14 +36,17 @@ class PayloadReceiver:
         self._sender = sender
         self._handler = state.handler
         self._stream_window = state.limits.stream_window
-        self._full = self._window = state.limits.connection_window
+        self._full = state.limits.connection_window
+        #: What the peer may still send on the connection.
+        self.window = self._full
         #: The frame that we are in: payload and padding to come.
         self.left = self.padding = 0
         # Whose it is (None: nobody's), and whether it ends the stream.
         self._stream: Stream | None = None
         self._ends = False
-        #: Bytes of targets that came through the buffer.
-        self.copied_bytes = 0
+        # The payload of the frame that came last, and whose target took the end of it.
+        self._size = 0
+        self._finished: Stream | None = None
 
     # -- frames ---------------------------------------------------------------------------------
 
@@ -53,7 +58,7 @@ class PayloadReceiver:
             stream is None
             or not stream.plain
             or flags & PADDED
-            or not 0 < length <= self._window
+            or not 0 < length <= self.window
             or length > stream.window
         ):
             return False
@@ -90,7 +95,7 @@ class PayloadReceiver:
         size = length - 1 - padding if flags & PADDED else length
         self._check_connection(stream_id, length, size)
         self.skip(size, padding)
-        self._window -= length
+        self.window -= length
         self._replenish_connection()
         ends = flags & END_STREAM == END_STREAM
         if not size and not ends:
@@ -109,6 +114,8 @@ class PayloadReceiver:
         self._replenish(stream)
         self._stream = stream
         self._ends = ends
+        self._size = length
+        self._finished = None
         if not size and ends:
             self._end_empty(stream)
 
@@ -129,7 +136,7 @@ class PayloadReceiver:
                 size = min(size, len(stream.target))
                 self.left -= size
                 stream.target[:size] = view[used : used + size]
-                self.copied_bytes += size
+                stream.copied += size
                 self._fill(stream, size)
             used += size
         if not self.left:
@@ -157,6 +164,39 @@ class PayloadReceiver:
             self._fill(stream, nbytes)
         if not self.left:
             self._stream = None
+            self._finished = stream
+
+    def finished(self) -> tuple[Stream | None, int]:
+        """Return whose target took the end of the last frame, and how long that frame was."""
+        return self._finished, self._size
+
+    @property
+    def awaits_large(self) -> bool:
+        """Whether another large frame for the same target can be expected."""
+        stream = self._finished
+        return (
+            stream is not None
+            and self._size >= LARGE_FRAME_BYTES
+            and stream.target is not None
+            and len(stream.target) >= _DIRECT_BYTES
+        )
+
+    def room(self, stream: Stream) -> int:
+        """Return how many bytes a stream may still bring: by the windows, and by its content-length."""
+        room = min(self.window, stream.window)
+        return room if stream.expected is None else min(room, stream.expected)
+
+    def frames(self, stream: Stream, count: int, size: int) -> None:
+        """Take whole frames of equal size, received into their stream's target."""
+        self.skip(0)
+        self.window -= count * size
+        self._replenish_connection()
+        stream.window -= count * size
+        if stream.expected is not None:
+            stream.expected -= count * size
+        self._replenish(stream)
+        self._fill(stream, count * size)
+        self._finished = stream
 
     def receive_into(self, stream: Stream, target: memoryview) -> None:
         """Receive the next payload bytes of a stream into memory, and allow it to come."""
@@ -203,10 +243,10 @@ class PayloadReceiver:
                 Http2ErrorCode.PROTOCOL_ERROR,
                 f"DATA: expected padding within its {length} bytes, got {length - 1 - size}",
             )
-        if length > self._window:
+        if length > self.window:
             raise ConnectionFault(
                 Http2ErrorCode.FLOW_CONTROL_ERROR,
-                f"DATA: expected at most {self._window} bytes on the connection, got {length}",
+                f"DATA: expected at most {self.window} bytes on the connection, got {length}",
             )
 
     def _check_closed(self, stream_id: int) -> None:
@@ -254,8 +294,8 @@ class PayloadReceiver:
 
     def _account(self, stream: Stream, length: int) -> None:
         """Take a frame's length off both windows, and widen those that are half used up."""
-        self._window -= length
-        if 2 * self._window <= self._full:
+        self.window -= length
+        if 2 * self.window <= self._full:
             self._replenish_connection()
         stream.window -= length
         if 2 * stream.window <= self._stream_window:
@@ -263,9 +303,9 @@ class PayloadReceiver:
 
     def _replenish_connection(self) -> None:
         # At once, whoever holds: a slow stream must not stop its neighbours.
-        due = credit_due(self._full, self._window)
+        due = credit_due(self._full, self.window)
         if due:
-            self._window += due
+            self.window += due
             self._sender.answer(window_update_frame(0, due))
 
     def _replenish(self, stream: Stream) -> None:

@@ -38,6 +38,7 @@ from gpubridge.frontend.http2.frames import (
 )
 from gpubridge.frontend.http2.opening import HeaderReceiver
 from gpubridge.frontend.http2.payload import PayloadReceiver
+from gpubridge.frontend.http2.scattering import ScatteredFrames
 from gpubridge.frontend.http2.sending import Sender
 from gpubridge.frontend.http2.state import ConnectionState
 from gpubridge.frontend.http2.whole_calls import WholeCalls
@@ -84,6 +85,7 @@ class Receiver:
         self._calls = WholeCalls(
             state, payload, sender, self._opening.known, self._buffer, self._usual
         )
+        self._scattered = ScatteredFrames(payload, limits.max_frame_size)
         # `memory` has handed out a target.
         self._lent = False
 
@@ -99,7 +101,7 @@ class Receiver:
             if target is not None:
                 self._lent = True
                 return target
-            return self._view
+            return self._view[:HEADER_BYTES] if self._payload.awaits_large else self._view
         return self._view[self._end :]
 
     def received(self, nbytes: int) -> None:
@@ -116,6 +118,20 @@ class Receiver:
             return
         self._end += nbytes
         self._parse()
+
+    def scatter(self) -> list[memoryview]:
+        """Return where several frames can be received at once, instead of `memory`; empty if not."""
+        return [] if self._end or self._state.closed else self._scattered.memory()
+
+    def scattered(self, nbytes: int) -> memoryview:
+        """Take bytes that were received where `scatter` said; return a copy of those to receive again.
+
+        Raises
+        ------
+        ConnectionFault
+            The peer does not read our answers.
+        """
+        return self._scattered.received(nbytes)
 
     def settle(self) -> None:
         """Make room behind what is not used yet."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gpubridge.errors import InternalError
 from gpubridge.frontend.http2.compression import EMPTY_TABLE, encode_headers
+from gpubridge.frontend.http2.data_frames import frame_data
 from gpubridge.frontend.http2.faults import ConnectionFault, Http2ErrorCode, StreamFault
 from gpubridge.frontend.http2.flow import DEFAULT_WINDOW, MAX_WINDOW
 from gpubridge.frontend.http2.frames import (
@@ -346,42 +347,22 @@ class Sender:
                 stream.queued,
                 stream.send_window,
                 self._window,
-                self._state.peer.max_frame_size,
                 limits.quantum_bytes if waiting else left,
             )
             if size <= 0:
                 continue  # it was closed, or its window was, while it waited
             left -= size
-            self._frame(stream, size)
+            self._window -= size
+            stream.send_window -= size
+            self._state.data_frames += frame_data(
+                self._out, stream, size, self._state.peer.max_frame_size
+            )
+            self._large = True
             if stream.queued:
                 self._join_round(stream)
-            elif not stream.gone:
+            elif stream.closing:
+                if stream.trailers is not None:
+                    self._large_headers(stream.stream_id, stream.trailers, end=True)
+                self._ended(stream)
+            else:
                 self._state.handler.on_writable(stream.stream_id)
-
-    def _frame(self, stream: Stream, size: int) -> None:
-        """Frame ``size`` bytes of what a stream has queued."""
-        queue = stream.queue
-        assert queue is not None
-        self._window -= size
-        stream.send_window -= size
-        stream.queued -= size
-        self._state.data_frames += 1
-        last = stream.closing and not stream.queued
-        flags = END_STREAM if last and stream.trailers is None else 0
-        out = self._out
-        out.append(pack_header(size << 8, flags, stream.stream_id))
-        self._large = True
-        while size:
-            view = queue[0]
-            if len(view) > size:
-                out.append(view[:size])
-                queue[0] = view[size:]
-                break
-            out.append(view)
-            size -= len(view)
-            queue.popleft()
-        if not last:
-            return
-        if stream.trailers is not None:
-            self._large_headers(stream.stream_id, stream.trailers, end=True)
-        self._ended(stream)

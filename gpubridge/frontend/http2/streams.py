@@ -29,6 +29,8 @@ class Stream:
     plain = True
     #: Where the next payload bytes go.
     target: memoryview | None = None
+    #: Bytes of its targets that came through memory of ours.
+    copied = 0
     #: Credit is only given back by ``consume``.
     holding = False
     #: Bytes that came while holding and are not consumed.

@@ -75,7 +75,7 @@ class RequestReceiver:
     target : memoryview or None
         Where the rest of the raw content that has begun belongs; None between raw contents.
     copied : int
-        Bytes of raw contents that were fed, and so copied.
+        Bytes of raw contents that were copied: those that were fed, and what the owner adds.
     """
 
     __slots__ = ("_arena", "_end", "_offsets", "_scanner", "_sizes", "_slot", "copied", "target")

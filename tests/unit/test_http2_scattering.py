@@ -1,0 +1,176 @@
+"""A body in small frames comes with few reads, and lies where it belongs whatever stands between."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings as test_settings, strategies as st
+
+from gpubridge.frontend.http2 import frames
+from gpubridge.frontend.http2.compression import encode_headers
+from gpubridge.frontend.http2.frames import frame
+from tests.unit.test_http2_peer import BLOCK, REQUEST, Server, data, headers
+
+FRAME = 1 << 14
+BODY = bytes(range(251)) * 2400
+
+
+def framed(stream_id, body, size=FRAME, *, end=True):
+    pieces = [body[start : start + size] for start in range(0, len(body), size)]
+    return [data(stream_id, piece, end=end and piece is pieces[-1]) for piece in pieces]
+
+
+class Reader(Server):
+    """Counts the reads, and what of them was foretold."""
+
+    reads = 0
+
+    def scatter(self, data, chunk):
+        before = len(data)
+        rest = super().scatter(data, chunk)
+        self.reads += 1 + (len(rest) < before)
+        return rest
+
+
+class FrameByFrame(Server):
+    """Never receives scattered."""
+
+    def scatter(self, data, chunk):
+        return data
+
+
+def receive(sent, places, chunk=1 << 30, block=BLOCK):
+    server = Reader()
+    for stream_id, place in places.items():
+        server.open(stream_id, block=block)
+        server.connection.receive_into(stream_id, memoryview(place))
+    server.feed(sent, chunk)
+    return server
+
+
+def test_most_frames_come_with_few_reads_and_without_a_copy():
+    place = bytearray(len(BODY))
+    server = receive(b"".join(framed(1, BODY)), {1: place})
+    assert place == BODY
+    assert server.recorder.events[1:] == [("filled", 1, True)]
+    assert server.reads < 8
+    assert server.connection.copied(1) < 24_576
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_content_length_is_kept_to(more):
+    block = encode_headers([*REQUEST, (b"content-length", b"%d" % (len(BODY) + more))])
+    place = bytearray(len(BODY))
+    server = receive(b"".join(framed(1, BODY)), {1: place}, block=block)
+    if more:
+        assert (3, b"\0\0\0\1") in [(kind, payload) for kind, _, _, payload in server.frames()]
+    else:
+        assert server.recorder.events[1:] == [("filled", 1, True)]
+        assert server.reads < 8
+        assert place == BODY
+
+
+@pytest.mark.parametrize("chunk", [16_384, 16_393, 16_400, 50_000, 131_080])
+@pytest.mark.parametrize("size", [4096, FRAME, 20_000, 65_536])
+def test_reads_may_end_anywhere(chunk, size):
+    place = bytearray(len(BODY))
+    server = receive(b"".join(framed(1, BODY, size)), {1: place}, chunk)
+    assert place == BODY
+    assert server.recorder.ended == {1}
+
+
+def test_what_stands_between_the_frames_is_taken_in_its_order():
+    place = bytearray(len(BODY))
+    sent = framed(1, BODY)
+    sent.insert(20, frame(frames.PING, 0, 0, b"12345678"))
+    sent.insert(30, headers(3, end=True))
+    server = receive(b"".join(sent), {1: place})
+    assert place == BODY
+    assert (frames.PING, 1, 0, b"12345678") in server.frames()
+    assert [event[0] for event in server.recorder.events] == ["headers", "headers", "filled"]
+
+
+def test_frames_of_another_size_or_with_padding_are_taken_too():
+    place = bytearray(len(BODY))
+    pieces = framed(1, BODY[:200_000], end=False)
+    padded = b"\x07" + BODY[200_000:210_000] + bytes(7)
+    pieces.append(frame(frames.DATA, 8, 1, padded))
+    pieces += framed(1, BODY[210_000:300_000], 9_000, end=False)
+    pieces += framed(1, BODY[300_000:], 1 << 16)
+    assert receive(b"".join(pieces), {1: place}).recorder.ended == {1}
+    assert place == BODY
+
+
+def test_bodies_whose_frames_alternate():
+    places = {1: bytearray(len(BODY)), 3: bytearray(len(BODY))}
+    other = BODY[::-1]
+    sent = [piece for pair in zip(framed(1, BODY), framed(3, other), strict=True) for piece in pair]
+    server = receive(b"".join(sent), places)
+    assert places[1] == BODY
+    assert places[3] == other
+    assert server.recorder.ended == {1, 3}
+
+
+def test_a_stream_that_is_reset_between_leaves_its_place_alone():
+    place = bytearray(len(BODY))
+    sent = framed(1, BODY)
+    sent[22:] = [frames.rst_stream_frame(1, 8), headers(3, end=True)]
+    server = receive(b"".join(sent), {1: place})
+    assert ("reset", 1, 8) in server.recorder.events
+    assert server.recorder.events[-1][:2] == ("headers", 3)
+    place.clear()  # refused while a view of it is held
+
+
+def test_more_than_the_frame_limit_ends_the_connection():
+    server = Server(max_frame_size=FRAME)
+    server.open(1)
+    server.connection.receive_into(1, memoryview(bytearray(len(BODY))))
+    server.feed(b"".join(framed(1, BODY[: 20 * FRAME], end=False)) + data(1, bytes(FRAME + 1)))
+    assert server.recorder.fault == 6
+
+
+def test_the_windows_are_given_back():
+    server = Server(stream_window=1 << 17, connection_window=1 << 18)
+    server.open(1)
+    server.connection.receive_into(1, memoryview(bytearray(1 << 20)))
+    server.frames()
+    server.feed(b"".join(framed(1, bytes(1 << 20), end=False)))
+    given_back = sum(
+        int.from_bytes(payload, "big")
+        for kind, _, stream_id, payload in server.frames()
+        if kind == frames.WINDOW_UPDATE and not stream_id
+    )
+    assert not server.connection.closed
+    # By halves, when they are used up.
+    assert 0 <= (1 << 20) - given_back <= 1 << 17
+
+
+@given(
+    sizes=st.lists(st.integers(3000, 40_000), min_size=1, max_size=12),
+    between=st.lists(st.tuples(st.integers(0, 40), st.sampled_from("phr")), max_size=4),
+    chunk=st.integers(4096, 200_000),
+)
+@test_settings(max_examples=60, deadline=None, derandomize=True)
+def test_it_is_the_same_as_frame_by_frame(sizes, between, chunk):
+    body = (BODY * 2)[: sum(sizes) * 3]
+    sent, start = [], 0
+    for size in sizes:
+        for _ in range(3):
+            sent.append(data(1, body[start : start + size], end=start + size == len(body)))
+            start += size
+    for at, what in between:
+        extra = {
+            "p": frame(frames.PING, 0, 0, b"12345678"),
+            "h": frame(99, 0, 0, b"unknown"),
+            "r": frames.window_update_frame(0, 1),
+        }[what]
+        sent.insert(at, extra)
+    seen = []
+    for kind in (Server, FrameByFrame):
+        server = kind()
+        server.open(1)
+        place = bytearray(len(body))
+        server.connection.receive_into(1, memoryview(place))
+        server.feed(b"".join(sent), chunk)
+        seen.append((bytes(place), server.recorder.events, sorted(server.frames())))
+    assert seen[0] == seen[1]
+    assert seen[0][0] == body
