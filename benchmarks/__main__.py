@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.load import choose_analyzer, choose_generator
+from benchmarks.load import choose_analyzer, choose_generator, choose_h2load
 from benchmarks.machine import commit, describe_machine
 from benchmarks.measure import FULL, QUICK, Bench, measure, stated_version
 from benchmarks.peer import find_peer
@@ -76,7 +76,7 @@ def _bench(options: argparse.Namespace, logs: Path) -> Bench:
         ours = replace(peer, name="Triton again")
     generator = choose_generator(peer, options.load)
     effort = QUICK if options.quick else FULL
-    return Bench(ours, peer, generator, choose_analyzer(peer), effort, logs)
+    return Bench(ours, peer, generator, choose_analyzer(peer), choose_h2load(), effort, logs)
 
 
 def _run(rows: Sequence[Row], bench: Bench, options: argparse.Namespace) -> Report:

@@ -6,11 +6,14 @@ import csv
 import json
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
+
+import numpy as np
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.payloads import Payload
@@ -120,6 +123,46 @@ class PerfAnalyzer:
         )
 
 
+class H2Load:
+    """nghttp2's h2load with one thread: the lightest client of gRPC; the message goes to it by file.
+
+    It knows nothing of gRPC, so a call that fails looks like one that does not: the statistics of
+    the server have to say how many there were.
+    """
+
+    name = "h2load"
+    _METHOD = "/inference.GRPCInferenceService/ModelInfer"
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+
+    def run(self, payload: Payload, port: int, connections: int, seconds: int) -> LoadFigures:
+        with tempfile.TemporaryDirectory(prefix="gpubridge-bench-") as folder:
+            body, log = Path(folder) / "body", Path(folder) / "log"
+            message = payload.message()
+            body.write_bytes(struct.pack(">BI", 0, len(message)) + message)
+            command = [self._program, "-t1", f"-c{connections}", "-m1", f"-D{seconds}"]
+            command += ["-d", str(body), f"--log-file={log}"]
+            command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+            command += [f"http://127.0.0.1:{port}{self._METHOD}"]
+            _output_of(command, dict(os.environ), seconds)
+            # A line per request: its start, the status, the µs it took.
+            lines = np.loadtxt(log, dtype=np.int64, ndmin=2)
+        latencies, good = lines[:, 2], int((lines[:, 1] == 200).sum())
+        if not latencies.size:
+            text = f"h2load: no request to {self._METHOD} was answered in {seconds} s"
+            raise BenchmarkError(text)
+        p50, p99 = np.percentile(latencies, (50, 99))
+        return LoadFigures(
+            requests=good,
+            requests_per_second=good / seconds,
+            p50_us=float(p50),
+            p99_us=float(p99),
+            mean_us=float(latencies.mean()),
+            failed=latencies.size - good,
+        )
+
+
 class PlainPython:
     """Threads of this process: slower than a fast server, so ratios come out too small."""
 
@@ -162,6 +205,12 @@ def choose_generator(peer: Peer | None, wanted: str = "auto") -> LoadGenerator:
         f"load generator {wanted}: not found (wrk on PATH, perf_analyzer in the peer's folder)"
     )
     raise BenchmarkError(message)
+
+
+def choose_h2load() -> H2Load | None:
+    """Return h2load, if it is on PATH."""
+    program = shutil.which("h2load")
+    return None if program is None else H2Load(program)
 
 
 def choose_analyzer(peer: Peer | None) -> PerfAnalyzer | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.failure import BenchmarkError
+from gpubridge.protocol.grpc.messages import message_class
 
 STRING_COUNT = 10_000
 
@@ -61,6 +62,14 @@ class Payload:
     def body(self) -> bytes:
         """Return the whole request body."""
         return self.header() + b"".join(tensor.data for tensor in self.inputs)
+
+    def message(self) -> bytes:
+        """Return the same request as a ModelInferRequest."""
+        request = message_class("ModelInferRequest")(model_name=self.model)
+        for tensor in self.inputs:
+            request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            request.raw_input_contents.append(tensor.data)
+        return bytes(request.SerializeToString())
 
 
 def add_sub(model: str = "add_sub", batch: tuple[int, ...] = ()) -> Payload:

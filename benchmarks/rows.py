@@ -36,6 +36,7 @@ class Row:
     connections: int = 0
     protocol: str = "http"
     shared_memory: bool = False
+    light_client: bool = False
 
 
 def _throughput(
@@ -83,6 +84,17 @@ def _calls(row: Row, concurrent: int) -> Row:
     )
 
 
+def _light(row: Row) -> Row:
+    """Return a row of the same work over gRPC from a client that costs little CPU time itself."""
+    called = _calls(row, row.connections)
+    return replace(
+        called,
+        name=f"{row.payload}_h2load_{row.connections}",
+        title=row.title.replace("HTTP", "gRPC") + " of h2load",
+        light_client=True,
+    )
+
+
 def _in_shared_memory(row: Row) -> Row:
     """Return a row of the same work over gRPC, with the tensors in system shared memory."""
     called = _calls(row, row.connections)
@@ -120,6 +132,8 @@ ROWS: tuple[Row, ...] = (
         unit="µs mean",
     ),
     _calls(_throughput("fp32_600k", _600K, 4, floor=2.0, aim=3.0), 4),
+    _light(_throughput("add_sub", _ADD_SUB, 16, floor=2.5, aim=4.0)),
+    _light(_throughput("fp32_600k", _600K, 4, floor=2.0, aim=3.0)),
     _in_shared_memory(_throughput("fp32_16m", _16M, 1, floor=4.0, aim=None)),
     _in_shared_memory(_throughput("fp32_16m", _16M, 4, floor=4.0, aim=None)),
     _throughput("add_sub_batched", _BATCHED, 32, floor=1.0, aim=1.5),
