@@ -11,13 +11,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STUB_SIDE = ("host_shm", "pb_utils", "stub", "tensor", "transport")
-FOREIGN = ("torch", "cupy", "jax", "grpc", "cuda", "tritonclient", "google.protobuf")
+FOREIGN = ("torch", "cupy", "jax", "grpc", "cuda.bindings", "tritonclient", "google.protobuf")
 SERVER_ONLY = ("uvloop", "httptools", "orjson")
 
 
 def loaded_by(statement):
     """Run a statement in an interpreter of its own; return its modules and mapped libraries."""
-    code = f"import sys\n{statement}\nprint(*sys.modules)\nprint(open('/proc/self/maps').read())"
+    # Some packages, cuda-bindings for one, load a little of themselves into every interpreter.
+    code = (
+        f"import sys\nbefore = set(sys.modules)\n{statement}\n"
+        "print(*set(sys.modules) - before)\nprint(open('/proc/self/maps').read())"
+    )
     finished = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,

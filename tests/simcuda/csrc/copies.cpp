@@ -1,0 +1,120 @@
+// Copies and fills: work on streams, which reads host memory when it runs unless that is pageable.
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "contexts.h"
+#include "memory.h"
+#include "streams.h"
+#include "world.h"
+
+namespace {
+
+CUresult copy_between(CUdeviceptr target, CUdeviceptr source, std::size_t nbytes) {
+  void* to = resolve(target, nbytes, "write");
+  const void* from = resolve(source, nbytes, "read");
+  if (to == nullptr || from == nullptr) return kIllegalAddress;
+  std::memmove(to, from, nbytes);
+  return kSuccess;
+}
+
+CUresult copy_in(CUdeviceptr target, const void* source, std::size_t nbytes) {
+  void* to = resolve(target, nbytes, "write");
+  if (to == nullptr) return kIllegalAddress;
+  std::memcpy(to, source, nbytes);
+  return kSuccess;
+}
+
+CUresult copy_out(void* target, CUdeviceptr source, std::size_t nbytes) {
+  const void* from = resolve(source, nbytes, "read");
+  if (from == nullptr) return kIllegalAddress;
+  std::memcpy(target, from, nbytes);
+  return kSuccess;
+}
+
+// Runs one call that is nothing but work on a stream, to its end if it `waits`.
+CUresult run(Call& call, CUstream handle, bool waits, Work work) {
+  if (const CUresult fault = call.begin()) return call.end(fault);
+  Stream* stream = find_stream(handle);
+  if (stream == nullptr) return call.end(kInvalidHandle);
+  const std::uint64_t number = enqueue(stream, std::move(work));
+  if (!waits) return call.end(kSuccess);
+  stream->wait(number);
+  return call.end(current_context()->sticky.load());
+}
+
+}  // namespace
+
+SIMCUDA_API cuMemcpyHtoD_v2(CUdeviceptr target, const void* source, std::size_t nbytes) {
+  Call call("cuMemcpyHtoD");
+  return run(call.with(nbytes), nullptr, true, [=] { return copy_in(target, source, nbytes); });
+}
+
+SIMCUDA_API cuMemcpyDtoH_v2(void* target, CUdeviceptr source, std::size_t nbytes) {
+  Call call("cuMemcpyDtoH");
+  return run(call.with(nbytes), nullptr, true, [=] { return copy_out(target, source, nbytes); });
+}
+
+SIMCUDA_API cuMemcpyDtoD_v2(CUdeviceptr target, CUdeviceptr source, std::size_t nbytes) {
+  // Between two places of one device the host does not wait.
+  Call call("cuMemcpyDtoD");
+  return run(call.with(nbytes), nullptr, false,
+             [=] { return copy_between(target, source, nbytes); });
+}
+
+SIMCUDA_API cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void* source, std::size_t nbytes,
+                                 CUstream stream) {
+  Call call("cuMemcpyHtoDAsync");
+  call.with(nbytes);
+  if (is_pinned(source, nbytes))
+    return run(call.with(1), stream, false, [=] { return copy_in(target, source, nbytes); });
+  // Pageable memory is staged: it may be changed as soon as the call returns.
+  std::string staged(static_cast<const char*>(source), nbytes);
+  return run(call.with(0), stream, false, [target, staged = std::move(staged)] {
+    return copy_in(target, staged.data(), staged.size());
+  });
+}
+
+SIMCUDA_API cuMemcpyDtoHAsync_v2(void* target, CUdeviceptr source, std::size_t nbytes,
+                                 CUstream stream) {
+  Call call("cuMemcpyDtoHAsync");
+  const bool pinned = is_pinned(target, nbytes);
+  // Into pageable memory it waits, whatever it is called.
+  return run(call.with(nbytes).with(pinned ? 1 : 0), stream, !pinned,
+             [=] { return copy_out(target, source, nbytes); });
+}
+
+SIMCUDA_API cuMemcpyDtoDAsync_v2(CUdeviceptr target, CUdeviceptr source, std::size_t nbytes,
+                                 CUstream stream) {
+  Call call("cuMemcpyDtoDAsync");
+  return run(call.with(nbytes), stream, false,
+             [=] { return copy_between(target, source, nbytes); });
+}
+
+SIMCUDA_API cuMemcpyPeerAsync(CUdeviceptr target, CUcontext, CUdeviceptr source, CUcontext,
+                              std::size_t nbytes, CUstream stream) {
+  Call call("cuMemcpyPeerAsync");
+  return run(call.with(nbytes), stream, false,
+             [=] { return copy_between(target, source, nbytes); });
+}
+
+SIMCUDA_API cuMemsetD8_v2(CUdeviceptr target, unsigned char value, std::size_t count) {
+  Call call("cuMemsetD8");
+  return run(call.with(count), nullptr, false, [=] {
+    void* to = resolve(target, count, "memset");
+    if (to == nullptr) return kIllegalAddress;
+    std::memset(to, value, count);
+    return kSuccess;
+  });
+}
+
+SIMCUDA_API cuMemsetD8Async(CUdeviceptr target, unsigned char value, std::size_t count,
+                            CUstream stream) {
+  Call call("cuMemsetD8Async");
+  return run(call.with(count), stream, false, [=] {
+    void* to = resolve(target, count, "memset");
+    if (to == nullptr) return kIllegalAddress;
+    std::memset(to, value, count);
+    return kSuccess;
+  });
+}

@@ -1,0 +1,63 @@
+// How the driver's functions are found, and what its error codes are called.
+#include <dlfcn.h>
+
+#include <map>
+#include <string>
+
+#include "world.h"
+
+namespace {
+
+const std::map<CUresult, const char*>& names() {
+  static const std::map<CUresult, const char*> all = {
+      {kSuccess, "CUDA_SUCCESS"},
+      {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},
+      {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED"},
+      {100, "CUDA_ERROR_NO_DEVICE"},
+      {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
+      {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
+      {217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"},
+      {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
+      {kNotFound, "CUDA_ERROR_NOT_FOUND"},
+      {kNotReady, "CUDA_ERROR_NOT_READY"},
+      {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+      {kPeerAccessAlreadyEnabled, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"},
+      {kHostMemoryAlreadyRegistered, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"},
+      {kHostMemoryNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"},
+      {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
+      {999, "CUDA_ERROR_UNKNOWN"},
+  };
+  return all;
+}
+
+}  // namespace
+
+SIMCUDA_API cuGetErrorName(CUresult error, const char** text) {
+  const auto found = names().find(error);
+  *text = found == names().end() ? nullptr : found->second;
+  return found == names().end() ? kInvalidValue : kSuccess;
+}
+
+SIMCUDA_API cuGetErrorString(CUresult error, const char** text) {
+  if (const CUresult result = cuGetErrorName(error, text)) return result;
+  *text = "simulated";
+  return kSuccess;
+}
+
+SIMCUDA_API cuGetProcAddress_v2(const char* symbol, void** function, int, std::uint64_t,
+                                int* status) {
+  // The newest form of a function has the highest suffix.
+  Dl_info self{};
+  dladdr(reinterpret_cast<void*>(&cuGetProcAddress_v2), &self);
+  static void* library = dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+  *function = dlsym(library, (std::string(symbol) + "_v2").c_str());
+  if (*function == nullptr) *function = dlsym(library, symbol);
+  if (status != nullptr) *status = *function == nullptr ? 1 : 0;
+  return *function == nullptr ? kNotFound : kSuccess;
+}
+
+SIMCUDA_API cuGetProcAddress(const char* symbol, void** function, int version,
+                             std::uint64_t flags) {
+  return cuGetProcAddress_v2(symbol, function, version, flags, nullptr);
+}

@@ -1,0 +1,24 @@
+// Device memory: files of the machine, mapped where no device pointer points to.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "driver_types.h"
+
+// Returns the host's address of device memory when work runs, or null after noting what is wrong.
+void* resolve(CUdeviceptr pointer, std::size_t nbytes, const char* what);
+// Whether a copy may read or write memory of the host while it runs.
+bool is_pinned(const void* pointer, std::size_t nbytes);
+
+// The allocation that a handle of another process means, for `cuIpcOpenMemHandle`.
+CUresult open_allocation(const std::string& name, int physical, std::size_t nbytes, int exporter,
+                         CUdeviceptr* pointer);
+CUresult close_allocation(CUdeviceptr pointer);
+// Describes an allocation of this process for others.
+struct Exported {
+  std::string name;
+  int physical;
+  std::size_t nbytes;
+};
+CUresult describe(CUdeviceptr pointer, Exported* exported);

@@ -1,0 +1,60 @@
+// What all processes of a simulated machine share: a directory with a control page, the memory of
+// the devices, the events that cross processes, and what was noted of calls and of rules that were
+// broken.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "driver_types.h"
+
+constexpr int kDevices = 2;
+constexpr int kFaults = 32;
+
+struct Fault {
+  char call[48];
+  // The n-th call from now on fails; -1: each one does.
+  std::atomic<std::int64_t> countdown;
+  std::int32_t code;
+  std::atomic<std::int32_t> armed;
+};
+
+// Written by tests (tests/simcuda/machine.py knows the same layout).
+struct Control {
+  std::atomic<std::uint32_t> longest_delay_us;
+  std::uint32_t seed;
+  std::uint32_t devices;
+  std::uint32_t peer_access;
+  std::uint64_t memory_bytes;
+  std::atomic<std::uint64_t> used_bytes[kDevices];
+  Fault faults[kFaults];
+};
+
+Control& control();
+std::string world_path(const std::string& name);
+
+// Note that a rule was broken; the test that looks fails.
+void violation(const std::string& text);
+
+// One call of the interface: injected faults, what must hold before it, and its line in the record.
+class Call {
+ public:
+  explicit Call(const char* name) : name_(name) {}
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  template <typename T>
+  Call& with(T value) {
+    arguments_ += (arguments_.empty() ? "" : ",") + std::to_string(value);
+    return *this;
+  }
+
+  // Returns what the call has to fail with before it does anything, or success.
+  CUresult begin(bool needs_context = true);
+  CUresult end(CUresult result);
+
+ private:
+  const char* name_;
+  std::string arguments_;
+};

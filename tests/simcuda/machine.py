@@ -1,0 +1,137 @@
+"""A simulated machine: its directory, what is set of it, and what processes have done on it."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.simcuda.build import build_driver
+
+__all__ = ["DriverCall", "Machine", "running_machine"]
+
+# The layout of `Control` in csrc/world.h.
+_HEADER = struct.Struct("=IIIIQQQ")
+_FAULT = struct.Struct("=48sqii")
+_FAULTS = 32
+_MACHINE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class DriverCall:
+    """One call as it was recorded: who made it, what it was, what it answered."""
+
+    pid: int
+    name: str
+    arguments: tuple[int, ...]
+    result: int
+
+
+class Machine:
+    """A machine with simulated devices; processes with ``environment()`` are on it.
+
+    Parameters
+    ----------
+    folder : Path
+        An empty directory in memory, private to this machine.
+    seed : int
+        Of the delays with which streams do their work.
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._folder = folder
+        path = folder / "control"
+        path.write_bytes(bytes(_HEADER.size + _FAULTS * _FAULT.size))
+        with path.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), 0)
+        _HEADER.pack_into(self._page, 0, 0, seed, 2, 0, _MACHINE_BYTES, 0, 0)
+        self._driver = build_driver()
+
+    def close(self) -> None:
+        """Let go of the control page."""
+        self._page.close()
+
+    def environment(self) -> Mapping[str, str]:
+        """Return the environment of a process on this machine."""
+        libraries = os.environ.get("LD_LIBRARY_PATH")
+        return {
+            **os.environ,
+            "SIMCUDA_DIR": str(self._folder),
+            "LD_LIBRARY_PATH": f"{self._driver}:{libraries}" if libraries else str(self._driver),
+        }
+
+    # -- what is set of it ----------------------------------------------------------------------
+
+    def delay(self, longest_us: int) -> None:
+        """Let work on streams begin up to so many microseconds late."""
+        struct.pack_into("=I", self._page, 0, longest_us)
+
+    def set_devices(self, count: int) -> None:
+        """Have so many devices (0 to 2), for processes that begin after this."""
+        struct.pack_into("=I", self._page, 8, count)
+
+    def set_memory(self, nbytes: int) -> None:
+        """Have so much memory on each device."""
+        struct.pack_into("=Q", self._page, 16, nbytes)
+
+    def allow_peers(self) -> None:
+        """Let the devices reach each other's memory."""
+        struct.pack_into("=I", self._page, 12, 1)
+
+    def fail(self, call: str, code: int, *, nth: int = -1) -> None:
+        """Let a call fail, in whatever process: the n-th from now on, or each one."""
+        for index in range(_FAULTS):
+            at = _HEADER.size + index * _FAULT.size
+            if not _FAULT.unpack_from(self._page, at)[3]:
+                _FAULT.pack_into(self._page, at, call.encode(), nth, code, 1)
+                return
+        raise ValueError(f"expected at most {_FAULTS} faults")
+
+    def heal(self) -> None:
+        """Let no call fail any more."""
+        for index in range(_FAULTS):
+            _FAULT.pack_into(self._page, _HEADER.size + index * _FAULT.size, b"", 0, 0, 0)
+
+    # -- what was done on it ---------------------------------------------------------------------
+
+    def used(self, device: int) -> int:
+        """Return the bytes that are allocated on a device."""
+        return int(_HEADER.unpack_from(self._page)[5 + device])
+
+    def calls(self, name: str | None = None, pid: int | None = None) -> list[DriverCall]:
+        """Return the calls so far, in their order; of one name or process only."""
+        found = []
+        for line in self._lines("calls"):
+            who, _, rest = line.partition(" ")
+            call, _, rest = rest.partition("(")
+            arguments, _, result = rest.partition(")=")
+            if name in (None, call) and pid in (None, int(who)):
+                values = tuple(map(int, arguments.split(","))) if arguments else ()
+                found.append(DriverCall(int(who), call, values, int(result)))
+        return found
+
+    def violations(self) -> list[str]:
+        """Return the rules that were broken so far, each with the process that did."""
+        return self._lines("violations")
+
+    def _lines(self, name: str) -> list[str]:
+        path = self._folder / name
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@contextlib.contextmanager
+def running_machine(seed: int = 1) -> Iterator[Machine]:
+    """Make a machine, and remove it with all its memory."""
+    folder = Path(tempfile.mkdtemp(prefix="simcuda-", dir="/dev/shm"))
+    machine = Machine(folder, seed)
+    try:
+        yield machine
+    finally:
+        machine.close()
+        shutil.rmtree(folder)

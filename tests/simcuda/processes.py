@@ -1,0 +1,113 @@
+"""Processes on a simulated machine that do as they are told: Python statements, and what they answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+
+from tests.simcuda.machine import Machine
+
+__all__ = ["Worker", "running_worker"]
+
+# `d` is the driver; `ok` checks a call and gives its value; `told` is what the test has sent.
+_PROGRAM = """
+import ctypes, json, sys, threading
+from cuda.bindings import driver as d
+
+def ok(answer):
+    assert int(answer[0]) == 0, answer[0].name
+    return answer[1] if len(answer) == 2 else answer[1:]
+
+def start(device=0):
+    ok(d.cuInit(0))
+    ok(d.cuCtxSetCurrent(ok(d.cuDevicePrimaryCtxRetain(device))))
+
+def read(pointer, nbytes):
+    target = bytearray(nbytes)
+    ok(d.cuMemcpyDtoH(target, int(pointer), nbytes))
+    return bytes(target)
+
+def fill(pointer, value, nbytes, stream=0):
+    ok(d.cuMemsetD8Async(int(pointer), value, nbytes, stream))
+
+released = threading.Event()
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def gate(_):
+    released.wait()
+
+def hold(stream):
+    # What follows on the stream waits for `released`.
+    ok(d.cuLaunchHostFunc(stream, ctypes.cast(gate, ctypes.c_void_p).value, 0))
+
+def raw(handle):
+    return list(ctypes.string_at(handle.getPtr(), 64))
+
+def made(kind, numbers):
+    handle = kind()
+    ctypes.memmove(handle.getPtr(), bytes(numbers), 64)
+    return handle
+
+scope = dict(globals())
+for line in sys.stdin:
+    code, told = json.loads(line)
+    scope["told"] = told
+    scope["answer"] = None
+    try:
+        exec(code, scope)
+        print(json.dumps(["answer", scope["answer"]]), flush=True)
+    except Exception as error:
+        print(json.dumps(["error", f"{type(error).__name__}: {error}"]), flush=True)
+"""
+
+
+class Worker:
+    """A process on a machine."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def do(self, code: str, told: object = None) -> object:
+        """Run statements; return what they have put into ``answer``; raise what they raise."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([code, told]) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise EOFError(f"the process ended with {self._process.wait()}")
+        kind, value = json.loads(line)
+        if kind == "error":
+            raise RuntimeError(value)
+        return value
+
+    def kill(self) -> None:
+        """Kill it, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def running_worker(
+    machine: Machine, environment: Mapping[str, str] | None = None
+) -> Iterator[Worker]:
+    """Start a process on a machine, and end it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**machine.environment(), **(environment or {})},
+    )
+    try:
+        yield Worker(process)
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,319 @@
+"""The simulated driver keeps the real one's rules: each misuse is planted here, and seen to be caught."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simcuda.machine import running_machine
+from tests.simcuda.processes import running_worker
+
+pytest.importorskip("cuda.bindings")
+
+EXPORT = """
+start()
+pointer = ok(d.cuMemAlloc(4096))
+fill(pointer, 1, 4096)
+ok(d.cuCtxSynchronize())
+answer = raw(ok(d.cuIpcGetMemHandle(pointer)))
+"""
+IMPORT = """
+start()
+handle = made(d.CUipcMemHandle, told)
+pointer = ok(d.cuIpcOpenMemHandle(handle, 1))
+answer = int(pointer)
+"""
+
+
+@pytest.fixture
+def machine():
+    with running_machine() as machine:
+        yield machine
+        assert machine.violations() == []
+
+
+@pytest.fixture
+def careless():
+    """A machine on which rules are broken."""
+    with running_machine() as machine:
+        yield machine
+        assert machine.violations() != []
+
+
+def test_nothing_works_before_it_is_initialized(machine):
+    with running_worker(machine) as worker:
+        with pytest.raises(RuntimeError, match="NOT_INITIALIZED"):
+            worker.do("ok(d.cuDeviceGetCount())")
+        with pytest.raises(RuntimeError, match="INVALID_CONTEXT"):
+            worker.do("ok(d.cuInit(0)); ok(d.cuMemAlloc(1))")
+
+
+def test_what_is_written_is_read(machine):
+    with running_worker(machine) as worker:
+        assert worker.do(
+            "start(); a = ok(d.cuMemAlloc(100)); b = ok(d.cuMemAlloc(100))\n"
+            "ok(d.cuMemcpyHtoD(a, bytes(range(100)), 100)); ok(d.cuMemcpyDtoD(b, a, 100))\n"
+            "answer = list(read(int(b) + 10, 3))"
+        ) == [10, 11, 12]
+        assert machine.used(0) == 200
+        worker.do("ok(d.cuMemFree(a)); ok(d.cuMemFree(b))")
+    assert machine.used(0) == 0
+    copies = machine.calls("cuMemcpyHtoD")
+    assert [(call.arguments, call.result) for call in copies] == [((100,), 0)]
+
+
+def test_the_host_cannot_read_device_memory(machine):
+    with running_worker(machine) as worker:
+        worker.do("start(); pointer = ok(d.cuMemAlloc(100))")
+        with pytest.raises(EOFError, match="-11"):
+            worker.do("ctypes.string_at(int(pointer), 1)")
+
+
+@pytest.mark.parametrize(
+    ("misuse", "text"),
+    [
+        ("ok(d.cuMemFree(pointer)); read(pointer, 1)", "not allocated"),
+        ("read(int(pointer) + 4090, 7)", "beyond the end"),
+        ("read(12345, 1)", "not allocated"),
+    ],
+)
+def test_a_wrong_address_ends_the_context(careless, misuse, text):
+    with running_worker(careless) as worker:
+        worker.do("start(); pointer = ok(d.cuMemAlloc(4096))")
+        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
+            worker.do(misuse)
+        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
+            worker.do("ok(d.cuMemAlloc(1))")
+    assert text in careless.violations()[0]
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        "d.cuMemFree(12345)",
+        "d.cuIpcCloseMemHandle(12345)",
+        "d.cuMemHostUnregister(12345)",
+        "d.cuMemFreeHost(12345)",
+        "d.cuDevicePrimaryCtxRelease(1)",
+        "s = ok(d.cuStreamCreate(0)); ok(d.cuStreamDestroy(s)); d.cuStreamQuery(s)",
+        "e = ok(d.cuEventCreate(2)); ok(d.cuEventDestroy(e)); d.cuEventQuery(e)",
+    ],
+)
+def test_what_is_not_there_cannot_be_used(careless, misuse):
+    with running_worker(careless) as worker:
+        worker.do("start()")
+        worker.do(misuse)
+
+
+def test_memory_comes_to_an_end(machine):
+    machine.set_memory(10_000)
+    with running_worker(machine) as worker:
+        worker.do("start(); a = ok(d.cuMemAlloc(6000))")
+        with pytest.raises(RuntimeError, match="OUT_OF_MEMORY"):
+            worker.do("ok(d.cuMemAlloc(6000))")
+        worker.do("ok(d.cuMemFree(a)); ok(d.cuMemAlloc(6000))")
+
+
+# -- order ------------------------------------------------------------------------------------------
+
+# The first stream is held before it writes.
+TWO_STREAMS = """
+start()
+a, b = ok(d.cuMemAlloc(64)), ok(d.cuMemAlloc(64))
+fill(a, 0, 64); fill(b, 0, 64); ok(d.cuCtxSynchronize())
+one, two = ok(d.cuStreamCreate(told)), ok(d.cuStreamCreate(told))
+event = ok(d.cuEventCreate(2))
+hold(one); fill(a, 5, 64, one)
+ok(d.cuEventRecord(event, one))
+"""
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_missing_wait_shows_as_wrong_data(machine, waits):
+    with running_worker(machine) as worker:
+        worker.do(TWO_STREAMS, 1)
+        if waits:
+            worker.do("ok(d.cuStreamWaitEvent(two, event, 0)); released.set()")
+        seen = worker.do(
+            "host = ok(d.cuMemHostAlloc(64, 0)); ok(d.cuMemcpyDtoDAsync(b, a, 64, two))\n"
+            "ok(d.cuMemcpyDtoHAsync(host, b, 1, two)); ok(d.cuStreamSynchronize(two))\n"
+            "answer = ctypes.string_at(host, 1)[0]"
+        )
+        assert seen == (5 if waits else 0)
+
+
+@pytest.mark.parametrize("flags", [0, 1])
+def test_the_legacy_stream_waits_for_blocking_streams_only(machine, flags):
+    with running_worker(machine) as worker:
+        worker.do(TWO_STREAMS, flags)
+        seen = worker.do(
+            "host = ok(d.cuMemHostAlloc(64, 0)); ok(d.cuMemcpyDtoHAsync(host, a, 1, 0))\n"
+            "if told: released.set()\n"
+            "ok(d.cuStreamSynchronize(0)); answer = ctypes.string_at(host, 1)[0]",
+            flags == 0,
+        )
+        assert seen == (5 if flags == 0 else 0)
+
+
+def test_an_event_tells_when_it_has_come(machine):
+    with running_worker(machine) as worker:
+        worker.do(TWO_STREAMS, 1)
+        assert worker.do("answer = int(d.cuEventQuery(event)[0])") == 600
+        assert worker.do("answer = int(d.cuStreamQuery(one)[0])") == 600
+        worker.do("released.set(); ok(d.cuEventSynchronize(event))")
+        assert worker.do("answer = int(d.cuEventQuery(event)[0])") == 0
+
+
+def test_a_wait_means_what_was_recorded_before_it(machine):
+    with running_worker(machine) as worker:
+        worker.do(TWO_STREAMS, 1)
+        worker.do("early = ok(d.cuEventCreate(2)); ok(d.cuEventRecord(early, two))")
+        worker.do("ok(d.cuStreamWaitEvent(two, early, 0)); ok(d.cuEventRecord(early, one))")
+        worker.do("ok(d.cuStreamSynchronize(two))")
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_pinned_memory_is_read_when_the_copy_runs(machine, pinned):
+    with running_worker(machine) as worker:
+        worker.do(TWO_STREAMS, 1)
+        seen = worker.do(
+            "pageable = ctypes.create_string_buffer(64)\n"
+            "host = ok(d.cuMemHostAlloc(64, 0)) if told else ctypes.addressof(pageable)\n"
+            "ctypes.memset(host, 7, 64); ok(d.cuMemcpyHtoDAsync(b, host, 64, one))\n"
+            "ctypes.memset(host, 9, 64); released.set()\n"
+            "ok(d.cuStreamSynchronize(one)); answer = read(b, 1)[0]",
+            pinned,
+        )
+    assert seen == (9 if pinned else 7)
+    assert machine.calls("cuMemcpyHtoDAsync")[0].arguments == (64, int(pinned))
+
+
+# -- between processes --------------------------------------------------------------------------------
+
+
+def test_memory_is_shared_at_another_address(machine):
+    with running_worker(machine) as one, running_worker(machine) as two:
+        handle = one.do(EXPORT)
+        there = two.do(IMPORT, handle)
+        assert there != one.do("answer = int(pointer)")
+        assert two.do("answer = read(pointer, 1)[0]") == 1
+        two.do("fill(pointer, 2, 4096); ok(d.cuCtxSynchronize())")
+        assert one.do("answer = read(int(pointer) + 4095, 1)[0]") == 2
+        # Open once more it is the same, and to be closed once more.
+        assert two.do("answer = int(ok(d.cuIpcOpenMemHandle(handle, 1)))") == there
+        two.do("ok(d.cuIpcCloseMemHandle(pointer)); read(pointer, 1)")
+        two.do("ok(d.cuIpcCloseMemHandle(pointer))")
+        one.do("read(pointer, 1)")
+
+
+def test_the_own_handle_and_that_of_another_device_are_refused(machine):
+    with running_worker(machine) as one, running_worker(machine) as two:
+        handle = one.do(EXPORT)
+        with pytest.raises(RuntimeError, match="INVALID_CONTEXT"):
+            one.do(IMPORT, handle)
+        with pytest.raises(RuntimeError, match="INVALID_DEVICE"):
+            two.do(IMPORT.replace("start()", "start(1)"), handle)
+        with pytest.raises(RuntimeError, match="INVALID_VALUE"):
+            two.do(IMPORT, [1] * 64)
+        machine.allow_peers()
+        two.do(IMPORT.replace("start()", "start(1)"), handle)
+        assert (
+            two.do("answer = ok(d.cuPointerGetAttribute(d.CUpointer_attribute(9), pointer))") == 0
+        )
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_an_import_dies_with_what_it_imports(careless, killed):
+    with running_worker(careless) as one, running_worker(careless) as two:
+        two.do(IMPORT, one.do(EXPORT))
+        if killed:
+            one.kill()
+        else:
+            one.do("ok(d.cuMemFree(pointer))")
+        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
+            two.do("read(pointer, 1)")
+        assert "whose exporter" in careless.violations()[0]
+
+
+SHARE_EVENT = """
+stream = ok(d.cuStreamCreate(1))
+event = ok(d.cuEventCreate(2 | 4))
+answer = raw(ok(d.cuIpcGetEventHandle(event)))
+"""
+OPEN_EVENT = """
+event = ok(d.cuIpcOpenEventHandle(made(d.CUipcEventHandle, told)))
+stream = ok(d.cuStreamCreate(1))
+host = ok(d.cuMemHostAlloc(64, 0))
+"""
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_event_orders_the_streams_of_two_processes(machine, waits):
+    with running_worker(machine) as one, running_worker(machine) as two:
+        two.do(IMPORT, one.do(EXPORT))
+        two.do(OPEN_EVENT, one.do(SHARE_EVENT))
+        one.do("hold(stream); fill(pointer, 6, 4096, stream); ok(d.cuEventRecord(event, stream))")
+        if waits:
+            two.do("ok(d.cuStreamWaitEvent(stream, event, 0))")
+        two.do("ok(d.cuMemcpyDtoHAsync(host, pointer, 1, stream))")
+        if waits:
+            one.do("released.set()")
+        two.do("ok(d.cuStreamSynchronize(stream))")
+        assert two.do("answer = ctypes.string_at(host, 1)[0]") == (6 if waits else 1)
+
+
+def test_the_event_of_a_process_that_was_killed_never_comes(machine):
+    with running_worker(machine) as one, running_worker(machine) as two:
+        one.do(EXPORT)
+        two.do("start()")
+        two.do(OPEN_EVENT, one.do(SHARE_EVENT))
+        one.do("hold(stream); ok(d.cuEventRecord(event, stream))")
+        one.kill()
+        two.do("ok(d.cuStreamWaitEvent(stream, event, 0))")
+        assert two.do("answer = int(d.cuEventQuery(event)[0])") == 600
+        assert two.do("answer = int(d.cuStreamQuery(stream)[0])") == 600
+
+
+# -- what can be set ----------------------------------------------------------------------------------
+
+
+def test_calls_fail_when_they_are_told_to(machine):
+    machine.fail("cuMemAlloc", 2, nth=2)
+    machine.fail("cuIpcGetMemHandle", 801)
+    with running_worker(machine) as worker:
+        worker.do("start(); ok(d.cuMemAlloc(1))")
+        with pytest.raises(RuntimeError, match="OUT_OF_MEMORY"):
+            worker.do("ok(d.cuMemAlloc(1))")
+        worker.do("pointer = ok(d.cuMemAlloc(1))")
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="NOT_SUPPORTED"):
+                worker.do("ok(d.cuIpcGetMemHandle(pointer))")
+        machine.heal()
+        worker.do("ok(d.cuIpcGetMemHandle(pointer))")
+        results = [call.result for call in machine.calls("cuMemAlloc", worker.pid)]
+    assert results == [0, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "last_bytes"), [("1,0", [1, 0]), ("1", [1]), ("0,7,1", [0]), (None, [0, 1])]
+)
+def test_devices_may_be_hidden_and_reordered(machine, visible, last_bytes):
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    with running_worker(machine, environment) as worker:
+        assert (
+            worker.do(
+                "ok(d.cuInit(0)); answer = ["
+                "ok(d.cuDeviceGetUuid(i)).bytes[15] for i in range(ok(d.cuDeviceGetCount()))]"
+            )
+            == last_bytes
+        )
+
+
+def test_a_machine_may_have_no_device(machine):
+    machine.set_devices(0)
+    with running_worker(machine) as worker, pytest.raises(RuntimeError, match="NO_DEVICE"):
+        worker.do("ok(d.cuInit(0))")
+
+
+def test_unknown_functions_are_not_found(machine):
+    with running_worker(machine) as worker, pytest.raises(RuntimeError, match="not found"):
+        worker.do("start(); ok(d.cuMemAllocManaged(1, 1))")
