@@ -165,8 +165,11 @@ def test_a_backend_brings_its_environment(tmp_path):
 def test_no_backend_directory_is_refused_at_the_start(tmp_path):
     (tmp_path / "models").mkdir()
     finished = subprocess.run(
-        [sys.executable, "-m", "gpubridge", "serve", "--model-repository", tmp_path / "models"]
-        + ["--backend-directory", tmp_path / "none"],
+        [
+            *(sys.executable, "-m", "gpubridge", "serve"),
+            *("--model-repository", tmp_path / "models"),
+            *("--backend-directory", tmp_path / "none"),
+        ],
         capture_output=True,
         text=True,
         timeout=60,
@@ -176,21 +179,26 @@ def test_no_backend_directory_is_refused_at_the_start(tmp_path):
     assert f"--backend-directory expects a directory, got {tmp_path / 'none'}" in finished.stderr
 
 
-def write_double(repository: Path, selected_by: str = 'platform: "onnxruntime_onnx"') -> None:
+def write_addition(directory: Path, inputs: tuple[str, str], outputs: tuple[str, ...]) -> None:
+    """Write a graph whose outputs are all the sum of its inputs, FP32 of two columns."""
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Add", ["X", "X"], ["DOUBLED"])],
+        [onnx.helper.make_node("Add", inputs, [name]) for name in outputs],
         "g",
-        [value("X", 1, ["n", 2])],
-        [value("DOUBLED", 1, ["n", 2])],
+        [value(name, 1, ["n", 2]) for name in dict.fromkeys(inputs)],
+        [value(name, 1, ["n", 2]) for name in outputs],
     )
     model = onnx.helper.make_model(
         graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
     )
-    (repository / "double" / "1").mkdir(parents=True)
-    onnx.save(model, repository / "double" / "1" / "model.onnx")
+    (directory / "1").mkdir(parents=True)
+    onnx.save(model, directory / "1" / "model.onnx")
+
+
+def write_double(repository: Path, selected_by: str = 'platform: "onnxruntime_onnx"') -> None:
+    write_addition(repository / "double", ("X", "X"), ("DOUBLED",))
     (repository / "double" / "config.pbtxt").write_text(
         f"""{selected_by} max_batch_size: 4
         input {{ name: "X" data_type: TYPE_FP32 dims: [ 2 ] }}
@@ -253,6 +261,27 @@ def test_bls_finds_an_onnx_stage(tmp_path):
         # What the graph does not take is refused by the second stage, and told by the first.
         assert ask(server, "double", "X", [[1.0, 2.0, 3.0]])[0] == 400
         assert ask(server, "double", "X", [[1.0, 2.0]]) == (200, [2.0, 4.0])
+
+
+def test_a_graph_keeps_the_state_of_a_sequence(tmp_path):
+    write_addition(tmp_path / "m", ("X", "STATE_IN"), ("SUM", "STATE_OUT"))
+    (tmp_path / "m" / "config.pbtxt").write_text(
+        """max_batch_size: 4
+        input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+        output { name: "SUM" data_type: TYPE_FP32 dims: [ 2 ] }
+        sequence_batching { state {
+          input_name: "STATE_IN" output_name: "STATE_OUT" data_type: TYPE_FP32 dims: [ 2 ] } }"""
+    )
+    with (
+        running_server(tmp_path) as server,
+        triton.InferenceServerClient(server.http_url) as client,
+    ):
+        tensor = triton.InferInput("X", [1, 2], "FP32")
+        for i in range(3):
+            tensor.set_data_from_numpy(np.array([[1, 10]], np.float32))
+            answer = client.infer("m", [tensor], sequence_id=5, sequence_start=i == 0)
+            assert answer.as_numpy("SUM").tolist() == [[i + 1, 10 * (i + 1)]]
+            assert answer.as_numpy("STATE_OUT") is None
 
 
 def test_a_library_that_is_missing_is_named_with_its_installation(tmp_path):
