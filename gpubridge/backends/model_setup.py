@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ from typing import Any
 from gpubridge.backends.parameters import Parameters
 
 __all__ = ["ModelSetup", "TensorSetup"]
+
+_OPTIMIZATIONS = ("graph", "cuda", "execution_accelerators")
+"""Fields of ``optimization`` that may change what runs; the others are the server's."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,19 @@ class ModelSetup:
                 "there, or name it with default_model_filename"
             )
         return path
+
+    def unused_optimizations(self, used: Sequence[str] = ()) -> list[str]:
+        """Return sentences for the log: what ``optimization`` asks of a backend that does not do it.
+
+        ``used`` are the fields of it that the backend heeds.
+        """
+        asked = self.config.get("optimization", {})
+        return [
+            f"model '{self.name}': optimization.{field} has no effect on the backend "
+            f"'{self.config['backend']}'"
+            for field in _OPTIMIZATIONS
+            if asked.get(field) and field not in used
+        ]
 
     @classmethod
     def from_args(cls, args: Mapping[str, str]) -> ModelSetup:

@@ -79,6 +79,15 @@ def test_image_preproc_answers_what_a_vision_library_would(client):
     np.testing.assert_allclose(ask(client, *jpegs), expected, atol=ONE_LEVEL, rtol=0)
 
 
+def test_image_preproc_writes_its_pixels_where_they_are_sent_from(server, client):
+    copied = 'gpubridge_copied_bytes_total{kind="host",model="image_preproc",version="1"}'
+    ask(client, PHOTO)
+    before = server.metrics()[copied]
+    pixels = ask(client, PHOTO)
+    # At the most what comes of the photograph in one read with the request's head.
+    assert server.metrics()[copied] - before < pixels.nbytes / 10
+
+
 @pytest.mark.parametrize(("jpeg", "message"), BAD_IMAGES)
 def test_image_preproc_names_the_bad_image_to_its_client(client, jpeg, message):
     with pytest.raises(InferenceServerException, match=rf"IMAGE\[1\]: .*{message}") as refused:

@@ -252,3 +252,12 @@ def test_the_graph_completes_a_configuration(add, monkeypatch, batch, dims):
     assert config["input"] == [{"name": "X", "data_type": "TYPE_FP32", "dims": dims}]
     assert [output["name"] for output in config["output"]] == ["SUM", "DIFF"]
     assert [output["dims"] for output in config["output"]] == [dims, dims]
+
+
+def test_accelerators_have_no_effect_and_the_log_says_so(add, monkeypatch, capfd):
+    accelerated = """optimization { graph { level: 1 }
+        execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }"""
+    start_model(monkeypatch, TritonPythonModel, add, CONFIG + accelerated)
+    said = capfd.readouterr().err
+    assert "optimization.execution_accelerators has no effect on the backend 'onnxruntime'" in said
+    assert "optimization.graph" not in said

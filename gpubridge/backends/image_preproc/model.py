@@ -41,7 +41,10 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read the parameters and start the threads."""
-        self.settings = Settings.from_setup(ModelSetup.from_args(args))
+        setup = ModelSetup.from_args(args)
+        self.settings = Settings.from_setup(setup)
+        for notice in setup.unused_optimizations():
+            pb_utils.Logger.log_warn(notice)
         self.decoder = make_decoder(self.settings.decoder, self.settings.max_pixels)
         self.normalization = Normalization(self.settings)
         self.threads = ThreadPoolExecutor(self.settings.threads, "image_preproc")

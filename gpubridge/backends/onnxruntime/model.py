@@ -41,6 +41,8 @@ class TritonPythonModel:
         setup = ModelSetup.from_args(args)
         session = _open(setup)
         Graph(session).check(setup)
+        for notice in setup.unused_optimizations(used=["graph"]):
+            pb_utils.Logger.log_warn(notice)
         pb_utils.Logger.log_info(
             f"{args['model_instance_name']}: {', '.join(session.get_providers())}, "
             f"{session.get_session_options().intra_op_num_threads} threads"
@@ -122,11 +124,6 @@ def _options(setup: ModelSetup, onnxruntime: Any) -> Any:
             f"optimization.graph.level: expected one of {sorted(_LEVELS)}, got {level}"
         )
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[level])
-    if optimization.get("execution_accelerators"):
-        pb_utils.Logger.log_warn(
-            f"model '{setup.name}': optimization.execution_accelerators has no effect here: "
-            "onnxruntime runs the graph itself"
-        )
     return options
 
 

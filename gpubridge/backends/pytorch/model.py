@@ -145,6 +145,8 @@ def _configure(torch: Any, setup: ModelSetup) -> None:
     if between:
         torch.set_num_interop_threads(between)
     torch.backends.cudnn.enabled = parameters.flag("ENABLE_CUDNN", default=True)
+    for notice in setup.unused_optimizations():
+        pb_utils.Logger.log_warn(notice)
     for key in _WITHOUT_EFFECT:
         if key in parameters:
             pb_utils.Logger.log_warn(f"model '{setup.name}': parameter {key} has no effect here")
