@@ -78,7 +78,8 @@ class BatchRunner:
             except UnusableInput as error:
                 responses[i] = _refusal(error)
                 continue
-            groups.setdefault(self._form(request) if self._batched else i, []).append(i)
+            alone = not (self._batched and inputs[i])
+            groups.setdefault(i if alone else self._form(request), []).append(i)
         for members in groups.values():
             self._answer(requests, inputs, members, responses)
         return responses
@@ -99,7 +100,7 @@ class BatchRunner:
         responses: list[Any],
     ) -> None:
         wanted = [self._wanted(requests[i]) for i in members]
-        sizes = [requests[i].inputs()[0].shape()[0] if self._batched else 0 for i in members]
+        sizes = [self._size(requests[i]) for i in members]
         try:
             answers = self._run([inputs[i] for i in members], sizes, wanted)
         except Exception as error:  # noqa: BLE001  (the library's, of any type)
@@ -112,6 +113,11 @@ class BatchRunner:
             return
         for i, answer in zip(members, answers):
             responses[i] = pb_utils.InferenceResponse(answer)
+
+    def _size(self, request: pb_utils.InferenceRequest) -> int:
+        """Return how many elements of the batch a request has; 0 where nothing says it."""
+        inputs = request.inputs() if self._batched else []
+        return int(inputs[0].shape()[0]) if inputs else 0
 
     def _wanted(self, request: pb_utils.InferenceRequest) -> list[str]:
         asked = request.requested_output_names()
@@ -140,7 +146,7 @@ class BatchRunner:
 
     def _output(self, name: str, array: Any, begin: int, end: int, total: int) -> pb_utils.Tensor:
         """Return one request's part of an output."""
-        if self._batched:
+        if total:
             shape = tuple(array.shape)
             if not shape or shape[0] != total:
                 raise ValueError(

@@ -261,3 +261,17 @@ def test_accelerators_have_no_effect_and_the_log_says_so(add, monkeypatch, capfd
     said = capfd.readouterr().err
     assert "optimization.execution_accelerators has no effect on the backend 'onnxruntime'" in said
     assert "optimization.graph" not in said
+
+
+def test_a_graph_that_has_every_value_needs_no_input(tmp_path, monkeypatch):
+    x = onnx.helper.make_tensor("X", FLOAT, [1, 2], [1.0, 2.0])
+    node = onnx.helper.make_node("Identity", ["X"], ["Y"])
+    directory = write_graph(
+        tmp_path / "m", [node], [value("X", FLOAT, ["n", 2])], [value("Y", FLOAT, ["n", 2])], [x]
+    )
+    config = """backend: "onnxruntime" max_batch_size: 4
+        input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] optional: true }
+        output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }"""
+    model = start_model(monkeypatch, TritonPythonModel, directory, config)
+    answered = model.execute([request(["Y"]), request(["Y"], X=rows((3, 4))), request(["Y"])])
+    assert [outputs(one)["Y"].tolist() for one in answered] == [[[1, 2]], [[3, 4]], [[1, 2]]]
