@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     defaults = ServerSettings(model_repositories=(Path(),))
     _add_door_flags(command, defaults)
     _add_model_flags(command)
+    _add_backend_flags(command)
     _add_limit_flags(command, defaults)
     _add_connection_flags(command)
     add_telemetry_flags(command, _flag)
@@ -172,6 +173,16 @@ def _add_model_flags(command: argparse.ArgumentParser) -> None:
         default=True,
         metavar="BOOL",
         help="the server is ready only when every model is",
+    )
+
+
+def _add_backend_flags(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "--backend-directory",
+        type=Path,
+        metavar="DIR",
+        help="where your own backends are, as NAME/model.py; they win over those that are shipped",
     )
     add(
         "--backend-config",
@@ -278,6 +289,7 @@ def _serve(options: argparse.Namespace) -> int:
         exit_on_error=options.exit_on_error,
         strict_readiness=options.strict_readiness,
         exit_timeout_secs=options.exit_timeout_secs,
+        backend_directory=options.backend_directory,
         backend_config=_backend_config(options.backend_config),
         gpu_fallback=options.gpu_fallback,
         request_arena_limit=options.request_arena_limit,

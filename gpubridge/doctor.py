@@ -31,9 +31,10 @@ _SERVER_PACKAGES = (
     ("tritonclient", "tritonclient"),
 )
 _MODEL_PACKAGES = (
-    ("torch", "torch", "pip install torch, if your models use it"),
+    ("torch", "torch", "pip install torch, for the backend pytorch or if your models use it"),
+    ("onnxruntime", "onnxruntime", "pip install 'gpubridge[onnx]', for the backend onnxruntime"),
     ("cupy", "cupy", "pip install cupy-cuda13x (or cupy-cuda12x), if your models use it"),
-    ("PIL", "pillow", "pip install 'gpubridge[image]', for examples/image_preproc"),
+    ("PIL", "pillow", "pip install 'gpubridge[image]', for the backend image_preproc"),
     (
         "nvidia.nvimgcodec",
         "nvidia-nvimgcodec",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import gpubridge
-from gpubridge.config import PythonBackendSettings, ServerSettings
+from gpubridge.config import PYTHON_BACKEND, Backends, PythonBackendSettings, ServerSettings
 from gpubridge.cuda_ipc import probe_devices
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.context import EngineContext, EngineLimits
@@ -30,6 +31,7 @@ from gpubridge.frontend.http2.limits import Http2Limits
 from gpubridge.frontend.routes import MetricsRouter, V2Router
 from gpubridge.frontend.sweep import Sweeper
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
+from gpubridge.telemetry.tables import boxed
 
 __all__ = ["serve"]
 
@@ -84,6 +86,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
         if not loading.done():
             loading.cancel()
         await asyncio.gather(loading, return_exceptions=False)
+        _log_backends(repository, settings)
         _log_models(repository)
         if repository.failures and settings.exit_on_error and not stop.is_set():
             _logger.error("error: creating server: Internal - failed to load all models")
@@ -124,7 +127,9 @@ def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> M
             settings.load_models,
             settings.repository_poll_secs,
         ),
-        ModelLoader(context, probe.count, settings.gpu_fallback),
+        ModelLoader(
+            context, probe.count, settings.gpu_fallback, Backends(settings.backend_directory)
+        ),
     )
     calls.serve(repository)
     repository.listen(calls.model_changed)
@@ -181,6 +186,23 @@ async def _open_door(name: str, address: str, port: int, protocol: _MakeProtocol
     host, bound = server.sockets[0].getsockname()[:2]
     _logger.info("Started %s at %s:%d", name, host, bound)
     return _Door(name, f"{host}:{bound}", server, connections)
+
+
+def _log_backends(repository: ModelRepository, settings: ServerSettings) -> None:
+    """Tell which backends run the models that are loaded, as Triton does."""
+    paths = {
+        model.config.backend: str(model.config.backend_file or gpubridge.__path__[0])
+        for model in repository.loaded()
+        if model.config.backend
+    }
+    options = {"auto-complete-config": str(settings.auto_complete).lower()}
+    if settings.backend_directory is not None:
+        options["backend-directory"] = str(settings.backend_directory)
+    rows = [("Backend", "Path", "Config")]
+    for name, path in sorted(paths.items()):
+        told = {**options, **settings.backend_config.get(PYTHON_BACKEND, {})}
+        rows.append((name, path, json.dumps({"cmdline": told}, separators=(",", ":"))))
+    _logger.info("\n%s", boxed(rows))
 
 
 def _log_models(repository: ModelRepository) -> None:

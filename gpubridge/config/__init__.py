@@ -1,5 +1,6 @@
 """Configuration: a model's ``config.pbtxt`` and versions, the server's settings."""
 
+from gpubridge.config.backends import PYTHON_BACKEND, Backends
 from gpubridge.config.connections import CompressionLevel, GrpcConnections, HttpConnections
 from gpubridge.config.load import (
     CONFIG_FILENAME,
@@ -29,6 +30,8 @@ from gpubridge.config.versions import (
 __all__ = [
     "CONFIG_FILENAME",
     "KSERVE_DATATYPES",
+    "PYTHON_BACKEND",
+    "Backends",
     "CompressionLevel",
     "GpuFallback",
     "GrpcConnections",

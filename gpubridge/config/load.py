@@ -6,18 +6,20 @@ from pathlib import Path
 
 from google.protobuf import text_format  # type: ignore[import-untyped]
 
+from gpubridge.config.backends import Backends, settle_backend
 from gpubridge.config.labels import read_labels
 from gpubridge.config.model_config import ModelConfig, model_config_from_message
 from gpubridge.config.normalise import GpuFallback, normalise_instance_groups, normalise_model
 from gpubridge.config.override import parse_config_override
 from gpubridge.config.schema import ProtoMessage, model_config_schema
 from gpubridge.config.validate import refuse, validate_model
-from gpubridge.config.versions import available_versions
 from gpubridge.errors import BridgeError, ErrorCode
 
 __all__ = ["CONFIG_FILENAME", "complete_model_config", "load_model_config", "parse_model_config"]
 
 CONFIG_FILENAME = "config.pbtxt"
+
+_SHIPPED_BACKENDS = Backends()
 
 
 def load_model_config(
@@ -26,6 +28,7 @@ def load_model_config(
     gpu_count: int,
     gpu_fallback: GpuFallback = "none",
     override: str | None = None,
+    backends: Backends = _SHIPPED_BACKENDS,
 ) -> ModelConfig:
     """Read, complete and validate the ``config.pbtxt`` of a model.
 
@@ -39,6 +42,8 @@ def load_model_config(
         What becomes of a KIND_GPU instance group where `gpu_count` is 0: an error, or KIND_CPU.
     override : str or None
         The configuration as JSON, to be used instead of the file.
+    backends : Backends
+        Those beside Python's; the shipped ones if it is not said.
 
     Returns
     -------
@@ -58,7 +63,9 @@ def load_model_config(
         message = parse_model_config(_read_text(path), str(path))
     else:
         message = parse_config_override(override)
-    return complete_model_config(message, model_dir, gpu_count=gpu_count, gpu_fallback=gpu_fallback)
+    return complete_model_config(
+        message, model_dir, gpu_count=gpu_count, gpu_fallback=gpu_fallback, backends=backends
+    )
 
 
 def _read_text(path: Path) -> str:
@@ -102,7 +109,12 @@ def parse_model_config(text: str, source: str) -> ProtoMessage:
 
 
 def complete_model_config(
-    message: ProtoMessage, model_dir: Path, *, gpu_count: int, gpu_fallback: GpuFallback = "none"
+    message: ProtoMessage,
+    model_dir: Path,
+    *,
+    gpu_count: int,
+    gpu_fallback: GpuFallback = "none",
+    backends: Backends = _SHIPPED_BACKENDS,
 ) -> ModelConfig:
     """Return the configuration that `message` means for the model in `model_dir`.
 
@@ -116,39 +128,10 @@ def complete_model_config(
             f"unexpected directory name '{model_dir.name}' for model '{config.name}', "
             "directory name must equal model name"
         )
-    _settle_backend(config, model_dir)
+    backend_file = settle_backend(config, model_dir, backends)
     notices = normalise_model(config)
     if config.platform != "ensemble":
         notices += normalise_instance_groups(config, gpu_count, gpu_fallback)
     validate_model(config, gpu_count)
     labels = {output.name: read_labels(output, model_dir) for output in config.output}
-    return model_config_from_message(config, tuple(notices), labels)
-
-
-def _settle_backend(config: ProtoMessage, model_dir: Path) -> None:
-    """Leave ``backend`` "python", or "" for an ensemble; refuse everything else by its name."""
-    if config.platform == "ensemble" or config.HasField("ensemble_scheduling"):
-        return
-    only_python = f'expected backend: "python" in {model_dir / CONFIG_FILENAME}'
-    if config.backend == "python":
-        return
-    if config.backend:
-        raise refuse(
-            f"unable to find backend library for backend '{config.backend}' of model "
-            f"'{config.name}': this server runs Python models only, {only_python}"
-        )
-    if config.platform:
-        raise refuse(
-            f"unexpected platform type '{config.platform}' for {config.name}: {only_python}"
-        )
-    # Triton takes a model for a Python model if it has a model.py, and nothing says otherwise.
-    if config.default_model_filename in ("", "model.py") and any(
-        (model_dir / str(version) / "model.py").is_file()
-        for version in available_versions(model_dir)
-    ):
-        config.backend = "python"
-        return
-    raise refuse(
-        f"Could not determine backend for model '{config.name}' with no backend in model "
-        f"configuration: {only_python}"
-    )
+    return model_config_from_message(config, tuple(notices), labels, backend_file)

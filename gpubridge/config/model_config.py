@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, cast
 
@@ -107,7 +108,7 @@ class ModelConfig:
     Attributes
     ----------
     backend : str
-        ``"python"``, or ``""`` for an ensemble.
+        ``"python"``, the name of a backend that is written in Python, or ``""`` for an ensemble.
     max_batch_size : int
         0 when the model has no batch dimension.
     parameters : dict of str to str
@@ -122,6 +123,8 @@ class ModelConfig:
         The protobuf all of this came from. Shared: nobody changes it.
     notices : tuple of str
         Sentences for the log: what the configuration asks for that has no effect here.
+    backend_file : Path or None
+        The ``model.py`` of its backend; None where the model brings its own.
     """
 
     name: str
@@ -138,6 +141,7 @@ class ModelConfig:
     first_response_buckets: tuple[float, ...]
     message: ProtoMessage
     notices: tuple[str, ...] = ()
+    backend_file: Path | None = None
 
     def to_dict(self) -> dict[str, JsonValue]:
         """Return the JSON object of ``GET /v2/models/{name}/config``, made anew by each call."""
@@ -149,11 +153,14 @@ class ModelConfig:
 
 
 def model_config_from_message(
-    message: ProtoMessage, notices: tuple[str, ...], labels: Mapping[str, tuple[bytes, ...]]
+    message: ProtoMessage,
+    notices: tuple[str, ...],
+    labels: Mapping[str, tuple[bytes, ...]],
+    backend_file: Path | None,
 ) -> ModelConfig:
     """Return the values of a message that was normalised and validated before.
 
-    ``labels`` are those of its outputs, by name.
+    ``labels`` are those of its outputs, by name; ``backend_file`` runs it if it does not do so itself.
     """
     return ModelConfig(
         name=message.name,
@@ -172,6 +179,7 @@ def model_config_from_message(
         first_response_buckets=_first_response_buckets(message),
         message=message,
         notices=notices,
+        backend_file=backend_file,
     )
 
 

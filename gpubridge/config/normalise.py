@@ -23,9 +23,8 @@ def normalise_model(config: ProtoMessage) -> list[str]:
         config.version_policy.latest.num_versions = 1
     if config.HasField("ensemble_scheduling"):
         return []
-    notices = _optimization_notices(config)
-    if not config.default_model_filename:
-        config.default_model_filename = "model.py"
+    # What they mean to a model of another backend is for that backend to say.
+    notices = _optimization_notices(config) if config.backend == "python" else []
     for buffer in ("input_pinned_memory", "output_pinned_memory"):
         if not config.optimization.HasField(buffer):
             getattr(config.optimization, buffer).enable = True

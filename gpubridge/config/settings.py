@@ -37,6 +37,8 @@ class ServerSettings:
         Loaded at the start in ``"explicit"`` mode; ``"*"``, alone, stands for all.
     repository_poll_secs : int
         How often the models' files are looked at in ``"poll"`` mode.
+    backend_directory : Path or None
+        Holds backends that are written in Python, ``NAME/model.py``; they win over shipped ones.
     backend_config : dict
         ``--backend-config=BACKEND,KEY=VALUE`` as ``{BACKEND: {KEY: VALUE}}``.
     gpu_fallback : {"none", "host"}
@@ -97,6 +99,8 @@ class ServerSettings:
         self._check_choices()
         self._check_numbers()
         self._check_ports()
+        if self.backend_directory is not None and not self.backend_directory.is_dir():
+            raise _invalid("--backend-directory", "a directory", str(self.backend_directory))
         if not self.model_repositories:
             raise _invalid("--model-repository", "at least one directory", "none")
         if self.load_models and self.model_control_mode != "explicit":

@@ -19,7 +19,8 @@ _PARAMETER_VALUES = {
     "INPUT_PLACEMENT": ("source", "device", "host"),
     "INPUT_SHARING": ("copy", "share"),
 }
-_OWN_RUNTIMES = ("", "libtriton_python.so")
+_PYTHON_RUNTIMES = ("", "libtriton_python.so")
+_BACKEND_RUNTIMES = ("", "model.py")
 
 
 def refuse(message: str) -> BridgeError:
@@ -202,7 +203,8 @@ def _validate_execution(config: ProtoMessage) -> None:
             f"default_model_filename '{filename}' of model '{config.name}' leads out of the "
             "version directory; give a path inside it, such as model.py"
         )
-    if config.runtime not in _OWN_RUNTIMES:
+    own = _PYTHON_RUNTIMES if config.backend == "python" else _BACKEND_RUNTIMES
+    if config.runtime not in own:
         raise refuse(
             f"unable to find backend library '{config.runtime}' for model '{config.name}': "
             "this server runs Python models itself; remove the field 'runtime'"

@@ -85,7 +85,7 @@ def served_versions(model_dir: Path, model_name: str, policy: VersionPolicy) -> 
         found = ", ".join(map(str, available)) if available else "none"
         raise BridgeError(
             "at least one version must be available under the version policy of model "
-            f"'{model_name}': put model.py into a directory such as {model_dir / '1'} "
+            f"'{model_name}': put the model's file into a directory such as {model_dir / '1'} "
             f"(versions found: {found}; policy: {_policy_text(policy)})",
             ErrorCode.INVALID_ARG,
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpubridge.config import InstanceGroup, ModelConfig
+from gpubridge.engine.backend_environment import environment_parameters
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment, stub_environment
@@ -151,7 +152,7 @@ class StubModel(Model):
         BridgeError
             With the first instance's reason.
         """
-        environment = stub_environment(self._directory, self.config.parameters)
+        environment = stub_environment(self._directory, environment_parameters(self.config))
         warmup = await asyncio.to_thread(warmup_samples, self.config, self._directory)
         settings = []
         for group in self.config.instance_groups:
@@ -217,15 +218,17 @@ class StubModel(Model):
         kind = group.kind.removeprefix("KIND_")
         devices = group.gpus or (0,)
         settings: list[InstanceSettings] = []
-        path = (
-            self._directory / str(self.version) / (self.config.default_model_filename or "model.py")
-        )
+        version_dir = self._directory / str(self.version)
+        own = version_dir / (self.config.default_model_filename or "model.py")
+        backend = self.config.backend_file
         for device in devices:
             for _ in range(group.count):
                 index = len(settings)
                 name = f"{group.name}_{index}"
                 stub = {
-                    "path": str(path),
+                    "path": str(own if backend is None else backend),
+                    "backend": self.config.backend,
+                    "model_dir": str(own.parent if backend is None else version_dir),
                     "name": self.name,
                     "version": self.version,
                     "instance": name,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpubridge.config import (
+    Backends,
     ModelConfig,
     load_model_config,
     served_versions,
@@ -136,6 +137,8 @@ class ModelLoader:
     ----------
     context : EngineContext
         What all models share.
+    backends : Backends
+        Those that run models which are no Python programs themselves.
     """
 
     def __init__(
@@ -143,10 +146,12 @@ class ModelLoader:
         context: EngineContext,
         gpu_count: int,
         gpu_fallback: Literal["none", "host"],
+        backends: Backends,
     ) -> None:
         self.context = context
         self._gpu_count = gpu_count
         self._gpu_fallback = gpu_fallback
+        self._backends = backends
 
     async def prepare(self, name: str, source: ModelSource) -> PreparedModel:
         """Read a model's configuration and choose its versions.
@@ -164,6 +169,7 @@ class ModelLoader:
                 gpu_count=self._gpu_count,
                 gpu_fallback=self._gpu_fallback,
                 override=source.config,
+                backends=self._backends,
             )
         except BridgeError as error:
             raise not_found(name, error.message) from error

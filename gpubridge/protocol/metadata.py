@@ -58,7 +58,7 @@ def model_metadata(config: ModelConfig, versions: Sequence[int]) -> bytes:
         {
             "name": config.name,
             "versions": [str(version) for version in versions],
-            "platform": config.backend or config.message.platform,
+            "platform": config.message.platform or config.backend,
             "inputs": [_tensor(spec, batched) for spec in config.inputs],
             "outputs": [_tensor(spec, batched) for spec in config.outputs],
         }

@@ -15,11 +15,13 @@ from gpubridge.pb_utils.aliases import register_aliases
 __all__ = ["load_model", "model_error_text"]
 
 
-def load_model(path: str, version: str) -> Any:
+def load_model(path: str, package: str) -> Any:
     """Import the file at ``path`` and return its ``TritonPythonModel`` class.
 
-    The module is ``<version>.<stem>``, so that ``from . import sibling`` works; the version's and
-    the model's folder are on sys.path, so that ``import sibling`` does.
+    A model's own file is ``<package>.<stem>``, where the package is its version, so that
+    ``from . import sibling`` works; the version's and the model's folder are on sys.path, so that
+    ``import sibling`` does. The file of a backend has no package, and only its own folder is on
+    sys.path: what lies beside it are other backends, named as the libraries that they import.
 
     Raises
     ------
@@ -34,12 +36,15 @@ def load_model(path: str, version: str) -> Any:
         raise BridgeError(f"Python model file not found in '{path}'", ErrorCode.NOT_FOUND)
     register_aliases()
     folder = os.path.dirname(path)
-    sys.path.extend((folder, os.path.dirname(folder)))
-    package = types.ModuleType(version)
-    package.__path__ = [folder]
-    sys.modules[version] = package
-    stem = os.path.splitext(os.path.basename(path))[0]
-    spec = importlib.util.spec_from_file_location(f"{version}.{stem}", path)
+    sys.path.append(folder)
+    name = os.path.splitext(os.path.basename(path))[0]
+    if package:
+        sys.path.append(os.path.dirname(folder))
+        parent = types.ModuleType(package)
+        parent.__path__ = [folder]
+        sys.modules[package] = parent
+        name = f"{package}.{name}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"Python model file '{path}' has no name that Python can import")
     module = importlib.util.module_from_spec(spec)
@@ -73,7 +78,7 @@ def _told(error: BaseException, message: str) -> str:
     shown = [
         f"  {code.co_filename}({line}): {code.co_name}\n"
         for code, line in reversed(places)
-        if not code.co_filename.startswith(_NOT_THE_MODEL)
+        if not code.co_filename.startswith(_NOT_THE_MODEL) or code.co_filename.startswith(_BACKENDS)
     ]
     return f"{text}\n\nAt:\n{''.join(shown)}" if shown else text
 
@@ -81,3 +86,4 @@ def _told(error: BaseException, message: str) -> str:
 _EMPTY = "<EMPTY MESSAGE>"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _NOT_THE_MODEL = (_PACKAGE, "<frozen importlib.")
+_BACKENDS = os.path.join(_PACKAGE, "backends", "")

@@ -114,7 +114,7 @@ class _Stub:
         try:
             specs = settings["states"]
             states = SequenceStates(specs, settings["batched"]) if specs else None
-            kind = load_model(settings["path"], str(settings["version"]))
+            kind = load_model(settings["path"], _package(settings))
             model = kind()
             if hasattr(model, "initialize"):
                 model.initialize(dict(settings["args"]))
@@ -195,8 +195,7 @@ class _Stub:
 
     def _attach(self, caller: CallDesk | None) -> None:
         """Say what the model may ask of this process."""
-        folder = os.path.dirname(self._settings["path"])
-        host.attach(host.Host(folder, self._log, caller))
+        host.attach(host.Host(self._settings["model_dir"], self._log, caller))
 
     def _detach(self) -> None:
         """In a child that the model forked: leave what is shared with the server alone."""
@@ -222,3 +221,8 @@ class _Stub:
             )
         except BridgeError:
             sys.stderr.write(text + "\n")
+
+
+def _package(settings: dict[str, Any]) -> str:
+    """Return the package that a model's file is imported into; none for the file of a backend."""
+    return str(settings["version"]) if settings["backend"] == "python" else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-STUB_SIDE = ("host_shm", "pb_utils", "stub", "tensor", "transport")
+STUB_SIDE = ("backends", "host_shm", "pb_utils", "stub", "tensor", "transport")
 FOREIGN = ("torch", "cupy", "jax", "grpc", "cuda.bindings", "tritonclient", "google.protobuf")
 SERVER_ONLY = ("uvloop", "httptools", "orjson")
 

@@ -198,6 +198,10 @@ REFUSED_AS_TRITON_DOES = {
         'platform: "ensemble" ensemble_scheduling { step { } }' + MINIMAL,
         "Ensemble model 'm' must have platform type 'ensemble' and empty backend type",
     ),
+    "platform and backend": (
+        'backend: "onnxruntime" platform: "pytorch_libtorch"' + INPUT + OUTPUT,
+        "unexpected 'platform' and 'backend' pair, got:pytorch_libtorch, onnxruntime",
+    ),
     "ensemble with instances": (
         'platform: "ensemble" ensemble_scheduling { step { } } instance_group { }' + INPUT,
         "instance group should not be specified for ensemble 'm'",
@@ -208,27 +212,37 @@ REFUSED_AS_TRITON_DOES = {
     ),
 }
 
+EXPECTED_BACKENDS = (
+    "expected one of python, image_preproc, onnxruntime, pytorch as backend in REPO/m/config.pbtxt"
+)
+
 # Triton says these in other words, or lets the model through and fails later.
 REFUSED_IN_OUR_WORDS = {
     "other backend": (
-        'backend: "onnxruntime"',
+        'backend: "dali"',
         (
-            "unable to find backend library for backend 'onnxruntime' of model 'm': this server runs "
-            'Python models only, expected backend: "python" in REPO/m/config.pbtxt'
+            "unable to find backend library for backend 'dali' of model 'm': there is none of that "
+            f"name here, {EXPECTED_BACKENDS} (your own backend is a file dali/model.py in the "
+            "directory that --backend-directory names)"
+        ),
+    ),
+    "platform of another backend": (
+        'platform: "tensorrt_plan"',
+        (
+            "unable to find backend library for backend 'tensorrt' of model 'm': there is none of "
+            f"that name here, {EXPECTED_BACKENDS} (your own backend is a file tensorrt/model.py in "
+            "the directory that --backend-directory names)"
         ),
     ),
     "platform": (
-        'platform: "tensorrt_plan"',
-        (
-            "unexpected platform type 'tensorrt_plan' for m: expected backend: \"python\" in "
-            "REPO/m/config.pbtxt"
-        ),
+        'platform: "bogus"',
+        f"unexpected platform type 'bogus' for m: {EXPECTED_BACKENDS}",
     ),
     "nothing names a backend": (
         'default_model_filename: "other.py"',
         (
             "Could not determine backend for model 'm' with no backend in model configuration: "
-            'expected backend: "python" in REPO/m/config.pbtxt'
+            f"{EXPECTED_BACKENDS}"
         ),
     ),
     "runtime": (

@@ -94,7 +94,7 @@ def test_no_version_to_serve(
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message == (
         "at least one version must be available under the version policy of model 'm': put "
-        f"model.py into a directory such as {tmp_path / '1'} {why}"
+        f"the model's file into a directory such as {tmp_path / '1'} {why}"
     )
 
 

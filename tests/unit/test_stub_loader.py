@@ -111,3 +111,13 @@ def test_a_file_that_is_not_there_is_told_apart_from_one_that_a_model_misses(tmp
     with pytest.raises(BridgeError, match="Python model file not found in '") as caught:
         load_model(os.fspath(tmp_path / "model.py"), "1")
     assert caught.value.code is ErrorCode.NOT_FOUND
+
+
+def test_the_places_of_an_error_in_a_shipped_backend_are_told():
+    pytest.importorskip("PIL")
+    from gpubridge.backends.image_preproc import jpeg_decoding
+
+    with pytest.raises(jpeg_decoding.ImageError) as caught:
+        jpeg_decoding.require_jpeg(b"no")
+    pattern = rf"  {re.escape(jpeg_decoding.__file__)}\(\d+\): require_jpeg\n"
+    assert re.search(pattern, model_error_text(caught.value))

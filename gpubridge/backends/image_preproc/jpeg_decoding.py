@@ -18,11 +18,19 @@ import numpy as np
 from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
+__all__ = [
+    "Decoder",
+    "ImageError",
+    "NvImageCodecDecoder",
+    "PillowDecoder",
+    "make_decoder",
+]
+
 JPEG_START = b"\xff\xd8\xff"
 
 
 class ImageError(Exception):
-    """This image cannot be used; the message says what was expected, what came, what to do."""
+    """An image cannot be used; the message says what was expected, what came, what to do."""
 
 
 class Decoder(Protocol):
@@ -49,6 +57,7 @@ class PillowDecoder:
         self._max_pixels = max_pixels
 
     def decode(self, encoded: bytes) -> Image.Image:
+        """See `Decoder.decode`."""
         require_jpeg(encoded)
         try:
             # The plugin's own class rather than Image.open(): only the header is read here, and
@@ -86,6 +95,7 @@ class NvImageCodecDecoder:
         self._of_thread = threading.local()
 
     def decode(self, encoded: bytes) -> Image.Image:
+        """See `Decoder.decode`."""
         require_jpeg(encoded)
         try:
             stream = self._nvimgcodec.CodeStream(encoded)

@@ -1,0 +1,180 @@
+"""Runs the requests of a batch as one where they fit together, and one by one where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import triton_python_backend_utils as pb_utils
+
+from gpubridge.backends.model_setup import ModelSetup
+from gpubridge.tensor.dtypes import DATATYPES
+
+__all__ = ["BatchRunner", "Program", "UnusableInput"]
+
+
+class UnusableInput(Exception):
+    """A request's inputs are none that the program can take; the message says why."""
+
+
+class Program(Protocol):
+    """What a library made of a model's file; its arrays are sliced along the first dimension."""
+
+    def take(self, tensor: pb_utils.Tensor) -> Any:
+        """Return a request's input as an array of the library.
+
+        Raises
+        ------
+        UnusableInput
+            When it cannot be one.
+        """
+
+    def join(self, arrays: Sequence[Any]) -> Any:
+        """Return arrays of one type, one after the other along their first dimension."""
+
+    def run(self, inputs: dict[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
+        """Return the outputs that are asked for, by name.
+
+        Raises
+        ------
+        UnusableInput
+            When the inputs do not fit each other or the program.
+        """
+
+    def give(self, name: str, array: Any) -> pb_utils.Tensor:
+        """Return an array of the library as an output."""
+
+
+class BatchRunner:
+    """Answers requests with what a program makes of them.
+
+    Parameters
+    ----------
+    setup : ModelSetup
+        Says whether there is a batch dimension, and which outputs of which types there are.
+    program : Program
+        Runs them.
+    """
+
+    def __init__(self, setup: ModelSetup, program: Program) -> None:
+        self._program = program
+        self._batched = setup.max_batch_size > 0
+        self._types = {
+            output.name: output.data_type for output in (*setup.outputs, *setup.state_outputs)
+        }
+        self._states = [output.name for output in setup.state_outputs]
+
+    def execute(
+        self, requests: Sequence[pb_utils.InferenceRequest]
+    ) -> list[pb_utils.InferenceResponse]:
+        """Return one response per request; what is wrong with one is the error of no other."""
+        responses: list[Any] = [None] * len(requests)
+        groups: dict[object, list[int]] = {}
+        inputs: list[dict[str, Any]] = []
+        for i, request in enumerate(requests):
+            inputs.append({})
+            try:
+                inputs[i] = {each.name(): self._program.take(each) for each in request.inputs()}
+            except UnusableInput as error:
+                responses[i] = _refusal(error)
+                continue
+            alone = not (self._batched and inputs[i])
+            groups.setdefault(i if alone else self._form(request), []).append(i)
+        for members in groups.values():
+            self._answer(requests, inputs, members, responses)
+        return responses
+
+    def _form(self, request: pb_utils.InferenceRequest) -> object:
+        """Return what two requests must have in common to be run as one."""
+        return tuple(
+            sorted(
+                (each.name(), each.triton_dtype(), *each.shape()[1:]) for each in request.inputs()
+            )
+        )
+
+    def _answer(
+        self,
+        requests: Sequence[pb_utils.InferenceRequest],
+        inputs: Sequence[dict[str, Any]],
+        members: Sequence[int],
+        responses: list[Any],
+    ) -> None:
+        wanted = [self._wanted(requests[i]) for i in members]
+        sizes = [self._size(requests[i]) for i in members]
+        try:
+            answers = self._run([inputs[i] for i in members], sizes, wanted)
+        except Exception as error:  # noqa: BLE001  (the library's, of any type)
+            if len(members) == 1:
+                responses[members[0]] = _refusal(error)
+                return
+            # One of them is to blame: each gets an outcome of its own.
+            for i in members:
+                self._answer(requests, inputs, [i], responses)
+            return
+        for i, answer in zip(members, answers):
+            responses[i] = pb_utils.InferenceResponse(answer)
+
+    def _size(self, request: pb_utils.InferenceRequest) -> int:
+        """Return how many elements of the batch a request has; 0 where nothing says it."""
+        inputs = request.inputs() if self._batched else []
+        return int(inputs[0].shape()[0]) if inputs else 0
+
+    def _wanted(self, request: pb_utils.InferenceRequest) -> list[str]:
+        asked = request.requested_output_names()
+        return [name for name in self._types if name in asked or name in self._states]
+
+    def _run(
+        self,
+        inputs: Sequence[dict[str, Any]],
+        sizes: Sequence[int],
+        wanted: Sequence[Sequence[str]],
+    ) -> list[list[pb_utils.Tensor]]:
+        joined = inputs[0]
+        if len(inputs) > 1:
+            joined = {name: self._program.join([one[name] for one in inputs]) for name in joined}
+        names = [name for name in self._types if any(name in each for each in wanted)]
+        outputs = self._program.run(joined, names) if names else {}
+        answers = []
+        begin = 0
+        for size, asked in zip(sizes, wanted):
+            end = begin + size
+            answers.append(
+                [self._output(name, outputs[name], begin, end, sum(sizes)) for name in asked]
+            )
+            begin = end
+        return answers
+
+    def _output(self, name: str, array: Any, begin: int, end: int, total: int) -> pb_utils.Tensor:
+        """Return one request's part of an output."""
+        if total:
+            shape = tuple(array.shape)
+            if not shape or shape[0] != total:
+                raise ValueError(
+                    f"output '{name}': expected a first dimension of {total}, the batch, got "
+                    f"the shape {list(shape)}; without a batch dimension, set max_batch_size: 0"
+                )
+            if (begin, end) != (0, total):
+                array = array[begin:end]
+        tensor = self._program.give(name, array)
+        expected = self._types[name]
+        if tensor.triton_dtype() != _number(expected):
+            got = next(
+                key for key, value in DATATYPES.items() if value.number == tensor.triton_dtype()
+            )
+            raise ValueError(
+                f"output '{name}': expected {expected}, as config.pbtxt says, got TYPE_{got}"
+            )
+        return tensor
+
+
+def _number(data_type: str) -> int:
+    name = data_type.replace("TYPE_", "")
+    return DATATYPES["BYTES" if name == "STRING" else name].number
+
+
+def _refusal(error: Exception) -> pb_utils.InferenceResponse:
+    code = pb_utils.TritonError.INTERNAL
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, UnusableInput):
+        code, text = pb_utils.TritonError.INVALID_ARG, str(error)
+    return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(text, code))

@@ -1,0 +1,1 @@
+"""JPEG files to tensors for vision models, configured by parameters alone."""

@@ -1,0 +1,194 @@
+"""What a model of this backend is configured to be, read once and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpubridge.backends.model_setup import ModelSetup, TensorSetup
+from gpubridge.backends.parameters import Parameters
+
+__all__ = ["INPUT", "OUTPUT", "Settings"]
+
+INPUT = "IMAGE"
+OUTPUT = "PIXELS"
+
+DECODERS = ("auto", "nvimagecodec", "pillow")
+DTYPES = ("FP32", "FP16", "UINT8")
+INTERPOLATIONS = ("bilinear", "nearest", "bicubic", "lanczos")
+LAYOUTS = ("NCHW", "NHWC")
+RESIZE_MODES = ("crop", "stretch", "pad")
+
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+_MARGIN = 8 / 7  # 256 for 224
+_NORMALIZING = ("NORMALIZE_MEAN", "NORMALIZE_STD")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes in pixels; `mean` and `std` for R, G, B on a scale of 0 to 1.
+
+    Attributes
+    ----------
+    images : bool
+        Whether the output's first dimension counts images, as the batch's does.
+    input_name, output_name : str
+    """
+
+    height: int
+    width: int
+    layout: str
+    dtype: str
+    resize_mode: str
+    shorter_side: int
+    interpolation: str
+    pad_color: tuple[float, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    max_pixels: int
+    decoder: str
+    threads: int
+    images: bool = True
+    input_name: str = INPUT
+    output_name: str = OUTPUT
+
+    @classmethod
+    def from_setup(cls, setup: ModelSetup) -> Settings:
+        """Read a model's parameters, and compare its tensors with them.
+
+        Raises
+        ------
+        ValueError
+            Something makes no sense; the message names it.
+        """
+        parameters = setup.parameters
+        _only("input", setup.inputs)
+        output = _only("output", setup.outputs)
+        layout = parameters.choice("LAYOUT", "NCHW", LAYOUTS)
+        height, width = _size(parameters, layout, output)
+        mode = parameters.choice("RESIZE_MODE", "crop", RESIZE_MODES)
+        dtype = "FP32" if output is None else output.data_type.replace("TYPE_", "")
+        dtype = parameters.choice("DTYPE", dtype, DTYPES)
+        settings = cls(
+            height=height,
+            width=width,
+            layout=layout,
+            dtype=dtype,
+            resize_mode=mode,
+            shorter_side=_shorter_side(parameters, mode, max(height, width)),
+            interpolation=parameters.choice("INTERPOLATION", "bilinear", INTERPOLATIONS),
+            pad_color=parameters.numbers("PAD_COLOR", (0, 0, 0), "three numbers 'R, G, B'"),
+            mean=parameters.numbers("NORMALIZE_MEAN", _IMAGENET_MEAN, "three numbers 'R, G, B'"),
+            std=parameters.numbers("NORMALIZE_STD", _IMAGENET_STD, "three numbers 'R, G, B'"),
+            max_pixels=parameters.whole_number("MAX_PIXELS", 50_000_000),
+            decoder=parameters.choice("DECODER", "auto", DECODERS),
+            threads=parameters.whole_number("THREADS", setup.threads),
+            images=setup.max_batch_size > 0 or output is None or len(output.dims) > len(layout) - 1,
+            input_name=setup.inputs[0].name if setup.inputs else INPUT,
+            output_name=OUTPUT if output is None else output.name,
+        )
+        settings._check_parameters(parameters)
+        settings._check_tensors(setup)
+        return settings
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """The shape of one image."""
+        if self.layout == "NHWC":
+            return self.height, self.width, 3
+        return 3, self.height, self.width
+
+    def input(self, batched: bool) -> TensorSetup:
+        """Return the input that a configuration without one gets."""
+        return TensorSetup(INPUT, "TYPE_STRING", (1,) if batched else (-1,))
+
+    def output(self, batched: bool) -> TensorSetup:
+        """Return the output that goes with it."""
+        dims = self.image_shape if batched else (-1, *self.image_shape)
+        return TensorSetup(OUTPUT, f"TYPE_{self.dtype}", dims)
+
+    def _check_parameters(self, parameters: Parameters) -> None:
+        if min(self.std) <= 0:
+            raise ValueError(f"parameter NORMALIZE_STD: expected numbers above 0, got {self.std}")
+        if not all(0 <= value <= 255 for value in self.pad_color):
+            raise ValueError(
+                f"parameter PAD_COLOR: expected numbers from 0 to 255, got {self.pad_color}"
+            )
+        if self.resize_mode != "pad" and "PAD_COLOR" in parameters:
+            raise ValueError(
+                f"parameter PAD_COLOR: expected with RESIZE_MODE pad only, got {self.resize_mode}"
+            )
+        given = [key for key in _NORMALIZING if key in parameters]
+        if self.dtype == "UINT8" and given:
+            raise ValueError(
+                f"parameter {given[0]}: expected with DTYPE FP32 or FP16 only, got UINT8, which is "
+                "the pixels as they are"
+            )
+
+    def _check_tensors(self, setup: ModelSetup) -> None:
+        batched = setup.max_batch_size > 0
+        for entry in setup.inputs:
+            if entry.data_type != "TYPE_STRING" or entry.dims not in _INPUT_DIMS[batched]:
+                expected = " or ".join(str(list(dims)) for dims in _INPUT_DIMS[batched])
+                raise ValueError(
+                    f"input '{entry.name}': expected TYPE_STRING of dims {expected}, a JPEG file "
+                    f"per element, got {entry.data_type} of dims {list(entry.dims)}"
+                )
+        expected_dims: list[tuple[int, ...]] = (
+            [self.image_shape] if batched else [(-1, *self.image_shape)]
+        )
+        if not batched and all(entry.dims == (1,) for entry in setup.inputs):
+            expected_dims.append(self.image_shape)
+        for entry in setup.outputs:
+            data_type = f"TYPE_{self.dtype}"
+            if entry.data_type != data_type or entry.dims not in expected_dims:
+                expected = " or ".join(str(list(dims)) for dims in expected_dims)
+                raise ValueError(
+                    f"output '{entry.name}': expected {data_type} of dims {expected}, as the "
+                    f"parameters say, got {entry.data_type} of dims {list(entry.dims)}"
+                )
+
+
+_INPUT_DIMS = {True: ((1,),), False: ((-1,), (1,))}
+
+
+def _only(kind: str, tensors: tuple[TensorSetup, ...]) -> TensorSetup | None:
+    if len(tensors) > 1:
+        names = ", ".join(tensor.name for tensor in tensors)
+        raise ValueError(f"expected one {kind} in config.pbtxt, got {len(tensors)}: {names}")
+    return tensors[0] if tensors else None
+
+
+def _size(parameters: Parameters, layout: str, output: TensorSetup | None) -> tuple[int, int]:
+    """Return height and width: of SIZE, else of the output's dims."""
+    if "SIZE" not in parameters:
+        dims = output.dims[-3:] if output is not None else ()
+        height, width = (dims[:2] if layout == "NHWC" else dims[1:]) or (-1, -1)
+        if height < 1 or width < 1:
+            raise ValueError(
+                "parameter SIZE: expected the height and width of the pixels, such as '224' or "
+                "'480, 640', got neither that nor an output with those dims"
+            )
+        return height, width
+    text = parameters.text("SIZE", "")
+    sides = [side.strip() for side in text.split(",")]
+    if len(sides) > 2 or not all(side.isascii() and side.isdigit() and int(side) for side in sides):
+        raise ValueError(
+            f"parameter SIZE: expected 'HEIGHT, WIDTH' or one number for both, got '{text}'"
+        )
+    return int(sides[0]), int(sides[-1])
+
+
+def _shorter_side(parameters: Parameters, mode: str, largest: int) -> int:
+    """Return what the shorter side is resized to before the crop."""
+    shorter = parameters.whole_number("RESIZE_SHORTER_SIDE", round(largest * _MARGIN))
+    if "RESIZE_SHORTER_SIDE" in parameters and mode != "crop":
+        raise ValueError(
+            f"parameter RESIZE_SHORTER_SIDE: expected with RESIZE_MODE crop only, got {mode}"
+        )
+    if shorter < largest:
+        raise ValueError(
+            f"parameter RESIZE_SHORTER_SIDE: expected at least {largest}, the larger side of the "
+            f"crop, got {shorter}"
+        )
+    return shorter

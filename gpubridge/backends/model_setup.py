@@ -1,0 +1,164 @@
+"""A model's configuration, as the backends read it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpubridge.backends.parameters import Parameters
+
+__all__ = ["ModelSetup", "TensorSetup"]
+
+_OPTIMIZATIONS = ("graph", "cuda", "execution_accelerators")
+"""Fields of ``optimization`` that may change what runs; the others are the server's."""
+
+
+@dataclass(frozen=True)
+class TensorSetup:
+    """An input or output as the configuration has it.
+
+    Attributes
+    ----------
+    data_type : str
+        ``TYPE_FP32``, ...
+    dims : tuple of int
+        What the model sees (after ``reshape``), without the batch dimension; -1 is variable.
+    """
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...]
+    optional: bool = False
+
+    @classmethod
+    def from_config(cls, entry: Mapping[str, Any]) -> TensorSetup:
+        """Read an element of ``input`` or ``output``."""
+        reshape = entry.get("reshape")
+        dims = entry["dims"] if reshape is None else reshape.get("shape", ())
+        return cls(
+            entry["name"],
+            entry["data_type"],
+            tuple(int(dim) for dim in dims),
+            bool(entry.get("optional", False)),
+        )
+
+    def to_config(self) -> dict[str, Any]:
+        """Return it as ``ModelConfig.add_input`` and ``add_output`` take it."""
+        return {"name": self.name, "data_type": self.data_type, "dims": list(self.dims)}
+
+
+@dataclass(frozen=True)
+class ModelSetup:
+    """What a model and one of its instances are configured to be.
+
+    Attributes
+    ----------
+    max_batch_size : int
+        0 when the model has no batch dimension.
+    control_inputs : tuple of str
+        Inputs that the server makes: a sequence's controls and its states.
+    state_outputs : tuple of TensorSetup
+        Outputs that only the server takes: a sequence's states.
+    filename : str
+        ``default_model_filename``.
+    config : dict
+        All of it.
+    gpu : int or None
+        The device of a KIND_GPU instance.
+    threads : int
+        Its share of the processors that the server may use.
+    """
+
+    name: str
+    max_batch_size: int
+    inputs: tuple[TensorSetup, ...]
+    outputs: tuple[TensorSetup, ...]
+    control_inputs: tuple[str, ...]
+    state_outputs: tuple[TensorSetup, ...]
+    filename: str
+    parameters: Parameters
+    config: Mapping[str, Any]
+    gpu: int | None
+    threads: int
+
+    def model_file(self, version_dir: str) -> Path:
+        """Return the file that is to be run; a directory of its name has it, and what belongs to it.
+
+        Raises
+        ------
+        FileNotFoundError
+            When there is none.
+        """
+        path = Path(version_dir) / self.filename
+        if path.is_dir():
+            path /= self.filename
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"expected the file of model '{self.name}' at {path}, got none there; put it "
+                "there, or name it with default_model_filename"
+            )
+        return path
+
+    def unused_optimizations(self, used: Sequence[str] = ()) -> list[str]:
+        """Return sentences for the log: what ``optimization`` asks of a backend that does not do it.
+
+        ``used`` are the fields of it that the backend heeds.
+        """
+        asked = self.config.get("optimization", {})
+        return [
+            f"model '{self.name}': optimization.{field} has no effect on the backend "
+            f"'{self.config['backend']}'"
+            for field in _OPTIMIZATIONS
+            if asked.get(field) and field not in used
+        ]
+
+    @classmethod
+    def from_args(cls, args: Mapping[str, str]) -> ModelSetup:
+        """Read what ``initialize`` gets.
+
+        Raises
+        ------
+        ValueError
+            For a decoupled model: these backends answer each request once.
+        """
+        gpu = (
+            int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
+        )
+        return cls.from_config(json.loads(args["model_config"]), gpu)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], gpu: int | None = None) -> ModelSetup:
+        """Read a parsed configuration; see `from_args`."""
+        name = config["name"]
+        if config.get("model_transaction_policy", {}).get("decoupled", False):
+            raise ValueError(
+                f"model '{name}': the backend '{config['backend']}' answers each request once; "
+                "expected no model_transaction_policy { decoupled: true }"
+            )
+        sequences = config.get("sequence_batching", {})
+        states = sequences.get("state", ())
+        controls = sequences.get("control_input", ())
+        groups = config.get("instance_group", ())
+        instances = sum(group["count"] * max(1, len(group.get("gpus", ()))) for group in groups)
+        return cls(
+            name=name,
+            max_batch_size=config.get("max_batch_size", 0),
+            inputs=tuple(TensorSetup.from_config(entry) for entry in config.get("input", ())),
+            outputs=tuple(TensorSetup.from_config(entry) for entry in config.get("output", ())),
+            control_inputs=(
+                *(control["name"] for control in controls),
+                *(state["input_name"] for state in states),
+            ),
+            state_outputs=tuple(
+                TensorSetup.from_config({**state, "name": state["output_name"]}) for state in states
+            ),
+            filename=config.get("default_model_filename", ""),
+            parameters=Parameters(config.get("parameters", {})),
+            config=config,
+            gpu=gpu,
+            threads=max(1, len(os.sched_getaffinity(0)) // max(1, instances)),
+        )

@@ -1,0 +1,1 @@
+"""TorchScript modules and exported programs, run by PyTorch."""

@@ -1,0 +1,148 @@
+"""Which backend runs a model: Python's, or one whose ``model.py`` runs the models of many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpubridge.config.schema import ProtoMessage
+from gpubridge.config.validate import refuse
+from gpubridge.config.versions import available_versions
+
+__all__ = ["BACKEND_FILENAME", "PYTHON_BACKEND", "Backends", "settle_backend"]
+
+PYTHON_BACKEND = "python"
+BACKEND_FILENAME = "model.py"
+
+_SHIPPED = Path(__file__).parents[1] / "backends"
+
+_PLATFORMS = {
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+    "tensorrt_plan": "tensorrt",
+}
+"""Triton's backends by the platforms of their models."""
+
+_PLATFORM_OF_BACKEND = {"onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}
+
+_BACKENDS_OF_FILES = {
+    "model.py": PYTHON_BACKEND,
+    "model.onnx": "onnxruntime",
+    "model.pt": "pytorch",
+    "model.graphdef": "tensorflow",
+    "model.savedmodel": "tensorflow",
+    "model.plan": "tensorrt",
+}
+"""What Triton takes a model for whose configuration names neither backend nor platform."""
+
+_DEFAULT_FILES = {
+    PYTHON_BACKEND: "model.py",
+    "onnxruntime": "model.onnx",
+    "pytorch": "model.pt",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """The backends that are written in Python: directories ``NAME`` with a ``model.py``.
+
+    Parameters
+    ----------
+    directory : Path or None
+        The user's; a backend in it wins over the shipped one of the same name.
+    """
+
+    directory: Path | None = None
+
+    def find(self, name: str) -> Path | None:
+        """Return the ``model.py`` of a backend, absolute; None where there is none of that name."""
+        if not name or "/" in name or name.startswith("."):
+            return None
+        for directory in self._directories():
+            path = directory / name / BACKEND_FILENAME
+            if path.is_file():
+                return path.absolute()
+        return None
+
+    def names(self) -> list[str]:
+        """Return the names of all of them, in order."""
+        return sorted(
+            {
+                path.parent.name
+                for directory in self._directories()
+                for path in directory.glob(f"*/{BACKEND_FILENAME}")
+            }
+        )
+
+    def _directories(self) -> list[Path]:
+        return [_SHIPPED] if self.directory is None else [self.directory, _SHIPPED]
+
+
+def settle_backend(config: ProtoMessage, model_dir: Path, backends: Backends) -> Path | None:
+    """Fill in ``backend``, ``platform``, ``runtime`` and ``default_model_filename`` as Triton does.
+
+    Returns
+    -------
+    Path or None
+        The ``model.py`` of its backend; None where the model is its own program, or an ensemble.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG when no backend is named, or none that is here.
+    """
+    if config.platform == "ensemble" or config.HasField("ensemble_scheduling"):
+        return None
+    if not config.backend:
+        config.backend = _implied_backend(config, model_dir, backends)
+    expected = _PLATFORM_OF_BACKEND.get(config.backend)
+    if expected is not None:
+        config.platform = config.platform or expected
+        if config.platform != expected:
+            raise refuse(
+                f"unexpected 'platform' and 'backend' pair, got:{config.platform}, {config.backend}"
+            )
+    if not config.default_model_filename:
+        config.default_model_filename = _DEFAULT_FILES.get(config.backend, "")
+    if config.backend == PYTHON_BACKEND:
+        return None
+    path = backends.find(config.backend)
+    if path is None:
+        raise refuse(
+            f"unable to find backend library for backend '{config.backend}' of model "
+            f"'{config.name}': there is none of that name here, {_expected(model_dir, backends)} "
+            f"(your own backend is a file {config.backend}/{BACKEND_FILENAME} in the directory "
+            "that --backend-directory names)"
+        )
+    config.runtime = config.runtime or BACKEND_FILENAME
+    return path
+
+
+def _implied_backend(config: ProtoMessage, model_dir: Path, backends: Backends) -> str:
+    """Return the backend that the platform stands for, or else the model's file."""
+    if config.platform:
+        backend = _PLATFORMS.get(config.platform)
+        if backend is None:
+            raise refuse(
+                f"unexpected platform type '{config.platform}' for {config.name}: "
+                f"{_expected(model_dir, backends)}"
+            )
+        return backend
+    asked = config.default_model_filename
+    for filename in [asked] if asked else _BACKENDS_OF_FILES:
+        if filename in _BACKENDS_OF_FILES and any(
+            (model_dir / str(version) / filename).exists()
+            for version in available_versions(model_dir)
+        ):
+            return _BACKENDS_OF_FILES[filename]
+    raise refuse(
+        f"Could not determine backend for model '{config.name}' with no backend in model "
+        f"configuration: {_expected(model_dir, backends)}"
+    )
+
+
+def _expected(model_dir: Path, backends: Backends) -> str:
+    names = ", ".join([PYTHON_BACKEND, *backends.names()])
+    return f"expected one of {names} as backend in {model_dir / 'config.pbtxt'}"

@@ -1,0 +1,310 @@
+"""Backends that are written in Python, under a server: shipped ones, and a user's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+
+from tests.process.server import running_server, write_model
+
+OWN_BACKEND = """
+import json, os, sys
+import numpy as np
+import sibling
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        with open(os.path.join(pb_utils.get_model_dir(), "words.txt")) as file:
+            self.words = file.read()
+        self.args = args
+
+    def execute(self, requests):
+        told = {
+            "args": self.args,
+            "file": __file__,
+            "name": __name__,
+            "model_dir": pb_utils.get_model_dir(),
+            "path": sys.path,
+            "python": sys.prefix,
+            "sibling": sibling.VALUE,
+            "words": self.words,
+        }
+        if requests[0].inputs()[0].as_numpy()[0] < 0:
+            raise ValueError("planted")
+        said = np.array([json.dumps(told).encode()], np.object_)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", said)]) for _ in requests]
+"""
+FOUR = 'name: "IN" data_type: TYPE_FP32 dims: [ 4 ]'
+TWICE = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        tensor = request.inputs()[0].as_numpy()
+        call = pb_utils.InferenceRequest(
+            model_name="double",
+            requested_output_names=["DOUBLED"],
+            inputs=[pb_utils.Tensor("X", tensor)],
+        )
+        response = call.exec()
+        if response.has_error():
+            return pb_utils.InferenceResponse([], response.error())
+        doubled = response.output_tensors()[0].as_numpy()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", doubled * 10)])
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ 2 ] }
+ensemble_scheduling {
+  step { model_name: "double" model_version: -1
+         input_map { key: "X" value: "IN" } output_map { key: "DOUBLED" value: "middle" } }
+  step { model_name: "negate" model_version: -1
+         input_map { key: "INPUT__0" value: "middle" } output_map { key: "OUTPUT__0" value: "OUT" } }
+}
+"""
+
+
+def own_backend(folder: Path) -> Path:
+    directory = folder / "backends" / "own"
+    directory.mkdir(parents=True)
+    (directory / "model.py").write_text(OWN_BACKEND)
+    (directory / "sibling.py").write_text("VALUE = 7\n")
+    return directory
+
+
+def own_model(repository: Path, name: str = "m") -> Path:
+    directory = write_model(
+        repository, name, "raise SystemExit", outputs='name: "OUT" data_type: TYPE_STRING dims: [1]'
+    )
+    # Its own model.py is none of this backend's business.
+    config = (directory / "config.pbtxt").read_text().replace('"python"', '"own"')
+    (directory / "config.pbtxt").write_text(config)
+    (directory / "1" / "words.txt").write_text("of the version")
+    return directory
+
+
+def ask(server, model, name, values):
+    tensor = {
+        "name": name,
+        "datatype": "FP32",
+        "shape": list(np.shape(values)),
+        "data": np.ravel(values).tolist(),
+    }
+    path = f"/v2/models/{model}/infer"
+    status, _, body = server.request("POST", path, json.dumps({"inputs": [tensor]}))
+    answer = json.loads(body)
+    return status, answer["outputs"][0]["data"] if status == 200 else answer["error"]
+
+
+def test_a_backend_of_the_users_runs_models_by_their_files(tmp_path):
+    backend = own_backend(tmp_path)
+    directory = own_model(tmp_path / "models")
+    flags = f"--backend-directory={tmp_path / 'backends'}"
+    with running_server(tmp_path / "models", flags) as server:
+        status, data = ask(server, "m", "IN", [1.0])
+        assert status == 200, data
+        told = json.loads(data[0])
+        assert told["words"] == "of the version"
+        assert told["model_dir"] == str(directory / "1")
+        assert told["file"] == str(backend / "model.py")
+        assert told["name"] == "model"
+        assert told["sibling"] == 7
+        assert str(backend) in told["path"]
+        assert str(backend.parent) not in told["path"]
+        assert told["args"]["model_repository"] == str(directory)
+        config = json.loads(told["args"]["model_config"])
+        assert (config["backend"], config["runtime"]) == ("own", "model.py")
+        # The error is Triton's, with the places in the backend's file.
+        status, error = ask(server, "m", "IN", [-1.0])
+        assert (status, error.partition("\n")[0]) == (
+            500,
+            "Failed to process the request(s) for model 'm_0', message: ValueError: planted",
+        )
+        assert f"{backend / 'model.py'}(" in error
+        metadata = json.loads(server.request("GET", "/v2/models/m")[2])
+        assert metadata["platform"] == "own"
+        log = server.log()
+    rows = [line.split() for line in log.splitlines() if line.startswith("| ")]
+    assert ["|", "Backend", "|", "Path", "|", "Config", "|"] in rows
+    (row,) = [row for row in rows if row[1] == "own"]
+    assert row[3] == str(backend / "model.py")
+    assert json.loads(row[5])["cmdline"]["backend-directory"] == str(tmp_path / "backends")
+
+
+def test_a_backend_brings_its_environment(tmp_path):
+    backend = own_backend(tmp_path)
+    own_model(tmp_path / "models")
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", backend / "venv"],
+        check=True,
+        timeout=60,
+    )
+    # The tests' own environment is no system's: it is named.
+    site = next((backend / "venv" / "lib").glob("python3*/site-packages"))
+    (site / "numpy.pth").write_text(f"{Path(np.__file__).parents[1]}\n")
+    flags = f"--backend-directory={tmp_path / 'backends'}"
+    with running_server(tmp_path / "models", flags) as server:
+        told = json.loads(ask(server, "m", "IN", [1.0])[1][0])
+        assert told["python"] == str(backend / "venv")
+
+
+def test_no_backend_directory_is_refused_at_the_start(tmp_path):
+    (tmp_path / "models").mkdir()
+    finished = subprocess.run(
+        [
+            *(sys.executable, "-m", "gpubridge", "serve"),
+            *("--model-repository", tmp_path / "models"),
+            *("--backend-directory", tmp_path / "none"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 1
+    assert f"--backend-directory expects a directory, got {tmp_path / 'none'}" in finished.stderr
+
+
+def write_addition(directory: Path, inputs: tuple[str, str], outputs: tuple[str, ...]) -> None:
+    """Write a graph whose outputs are all the sum of its inputs, FP32 of two columns."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Add", inputs, [name]) for name in outputs],
+        "g",
+        [value(name, 1, ["n", 2]) for name in dict.fromkeys(inputs)],
+        [value(name, 1, ["n", 2]) for name in outputs],
+    )
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+    )
+    (directory / "1").mkdir(parents=True)
+    onnx.save(model, directory / "1" / "model.onnx")
+
+
+def write_double(repository: Path, selected_by: str = 'platform: "onnxruntime_onnx"') -> None:
+    write_addition(repository / "double", ("X", "X"), ("DOUBLED",))
+    (repository / "double" / "config.pbtxt").write_text(
+        f"""{selected_by} max_batch_size: 4
+        input {{ name: "X" data_type: TYPE_FP32 dims: [ 2 ] }}
+        output {{ name: "DOUBLED" data_type: TYPE_FP32 dims: [ 2 ] }}
+        dynamic_batching {{ max_queue_delay_microseconds: 1000 }}"""
+    )
+
+
+def write_negate(repository: Path) -> None:
+    pytest.importorskip("torch")
+    directory = repository / "negate" / "1"
+    directory.mkdir(parents=True)
+    source = (
+        "import sys, torch\n"
+        "class M(torch.nn.Module):\n"
+        "    def forward(self, x): return -x\n"
+        "batch = torch.export.Dim('batch', min=1, max=4)\n"
+        "program = torch.export.export(M(), (torch.ones(2, 2),), dynamic_shapes=({0: batch},))\n"
+        "torch.export.save(program, open(sys.argv[1], 'wb'))\n"
+    )
+    # In a process of its own, as PyTorch warns a lot and takes a second to import.
+    subprocess.run(
+        [sys.executable, "-c", source, directory / "model.pt"],
+        check=True,
+        timeout=100,
+        capture_output=True,
+    )
+    (directory.parent / "config.pbtxt").write_text(
+        """platform: "pytorch_libtorch" max_batch_size: 4
+        input { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 2 ] }
+        output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 2 ] }"""
+    )
+
+
+def test_ensembles_find_their_onnx_and_pytorch_stages(tmp_path):
+    write_double(tmp_path)
+    write_negate(tmp_path)
+    (tmp_path / "both" / "1").mkdir(parents=True)
+    (tmp_path / "both" / "config.pbtxt").write_text(ENSEMBLE)
+    with running_server(tmp_path) as server:
+        with triton.InferenceServerClient(server.http_url) as client:
+            for i in range(3):
+                x = np.full((i + 1, 2), i, np.float32)
+                tensor = triton.InferInput("IN", x.shape, "FP32")
+                tensor.set_data_from_numpy(x)
+                answered = client.infer("both", [tensor]).as_numpy("OUT")
+                np.testing.assert_array_equal(answered, -2 * x)
+            assert client.get_model_metadata("double")["platform"] == "onnxruntime_onnx"
+            assert client.get_model_metadata("negate")["platform"] == "pytorch_libtorch"
+        log = server.log()
+    names = [line.split()[1] for line in log.splitlines() if line.startswith("| ")]
+    assert names[:3] == ["Backend", "onnxruntime", "pytorch"]
+
+
+def test_bls_finds_an_onnx_stage(tmp_path):
+    write_double(tmp_path, selected_by='backend: "onnxruntime"')
+    write_model(tmp_path, "twice", TWICE, config="max_batch_size: 4", inputs=FOUR.replace("4", "2"))
+    with running_server(tmp_path) as server:
+        assert ask(server, "twice", "IN", [[1.0, 2.0]]) == (200, [20.0, 40.0])
+        # What the graph does not take is refused by the second stage, and told by the first.
+        assert ask(server, "double", "X", [[1.0, 2.0, 3.0]])[0] == 400
+        assert ask(server, "double", "X", [[1.0, 2.0]]) == (200, [2.0, 4.0])
+
+
+def test_a_graph_keeps_the_state_of_a_sequence(tmp_path):
+    write_addition(tmp_path / "m", ("X", "STATE_IN"), ("SUM", "STATE_OUT"))
+    (tmp_path / "m" / "config.pbtxt").write_text(
+        """max_batch_size: 4
+        input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+        output { name: "SUM" data_type: TYPE_FP32 dims: [ 2 ] }
+        sequence_batching { state {
+          input_name: "STATE_IN" output_name: "STATE_OUT" data_type: TYPE_FP32 dims: [ 2 ] } }"""
+    )
+    with (
+        running_server(tmp_path) as server,
+        triton.InferenceServerClient(server.http_url) as client,
+    ):
+        tensor = triton.InferInput("X", [1, 2], "FP32")
+        for i in range(3):
+            tensor.set_data_from_numpy(np.array([[1, 10]], np.float32))
+            answer = client.infer("m", [tensor], sequence_id=5, sequence_start=i == 0)
+            assert answer.as_numpy("SUM").tolist() == [[i + 1, 10 * (i + 1)]]
+            assert answer.as_numpy("STATE_OUT") is None
+
+
+def test_a_library_that_is_missing_is_named_with_its_installation(tmp_path):
+    """The backend's folder is named as the library that it imports: that is none, either."""
+    backend = tmp_path / "backends" / "onnxruntime"
+    backend.mkdir(parents=True)
+    shipped = Path(__file__).parents[2] / "gpubridge" / "backends" / "onnxruntime" / "model.py"
+    hidden = "import sys\nsys.modules['onnxruntime'] = None\n"
+    source = shipped.read_text().replace("from collections.abc", hidden + "from collections.abc", 1)
+    (backend / "model.py").write_text(source)
+    directory = tmp_path / "models" / "m" / "1"
+    directory.mkdir(parents=True)
+    (directory / "model.onnx").touch()
+    (directory.parent / "config.pbtxt").write_text(
+        'input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }'
+        'output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }'
+    )
+    flags = (
+        f"--backend-directory={tmp_path / 'backends'}",
+        "--exit-on-error=false",
+        "--strict-readiness=false",
+    )
+    with running_server(tmp_path / "models", *flags) as server:
+        reason = server.index()["m", 1]["reason"]
+    assert "the backend 'onnxruntime' needs onnxruntime" in reason
+    assert "-m pip install onnxruntime" in reason

@@ -1,0 +1,237 @@
+"""The backend image_preproc: its pixels, its parameters, and what it says of bad images."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from gpubridge.backends.image_preproc.jpeg_decoding import (
+    ImageError,
+    PillowDecoder,
+    make_decoder,
+)
+from gpubridge.backends.image_preproc.model import TritonPythonModel
+from gpubridge.backends.image_preproc.normalization import Normalization
+from gpubridge.backends.image_preproc.resizing import fit
+from gpubridge.backends.image_preproc.settings import Settings
+from gpubridge.backends.model_setup import ModelSetup
+from tests.photos import BAD_IMAGES, ONE_LEVEL, PHOTO, PHOTOS, as_jpeg, reference
+from tests.unit.backend_models import complete, outputs, request, start_model
+
+CONFIG = """
+backend: "image_preproc"
+max_batch_size: 8
+input { name: "JPEG" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "PIXELS" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] }
+"""
+
+
+def parameters(**values):
+    return "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+        for key, value in values.items()
+    )
+
+
+def settings(**values):
+    """The settings that parameters make, without tensors in the configuration."""
+    entries = {key: {"string_value": value} for key, value in values.items()}
+    config = {"name": "m", "backend": "image_preproc", "max_batch_size": 1, "parameters": entries}
+    return Settings.from_setup(ModelSetup.from_config(config))
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Start models by their configuration; they end with the test."""
+    started = []
+
+    def start(config=CONFIG):
+        started.append(start_model(monkeypatch, TritonPythonModel, tmp_path / "m", config))
+        return started[-1]
+
+    yield start
+    for model in started:
+        model.finalize()
+
+
+@pytest.fixture(params=["pillow", "nvimagecodec"])
+def decoder(request):
+    if request.param == "nvimagecodec":
+        pytest.importorskip("nvidia.nvimgcodec")
+    return make_decoder(request.param, max_pixels=50_000_000)
+
+
+def jpegs(*images):
+    array = np.empty((len(images), 1), np.object_)
+    array[:, 0] = images
+    return request(["PIXELS"], JPEG=array)
+
+
+@pytest.mark.parametrize("photo", PHOTOS, ids=lambda photo: photo.stem)
+def test_both_decoders_give_pillow_pixels_upright_and_in_rgb(decoder, photo):
+    expected = ImageOps.exif_transpose(Image.open(photo)).convert("RGB")
+    decoded = decoder.decode(photo.read_bytes())
+    assert decoded.mode == "RGB"
+    np.testing.assert_array_equal(np.asarray(decoded), np.asarray(expected))
+
+
+@pytest.mark.parametrize(("jpeg", "message"), BAD_IMAGES)
+def test_both_decoders_say_what_is_wrong_with_an_image(decoder, jpeg, message):
+    with pytest.raises(ImageError, match=message):
+        decoder.decode(jpeg)
+
+
+def test_an_image_at_the_pixel_limit_is_taken_and_one_above_it_is_not():
+    jpeg = as_jpeg(Image.new("RGB", (40, 25)))
+    assert PillowDecoder(max_pixels=1000).decode(jpeg).size == (40, 25)
+    with pytest.raises(ImageError, match="at most 999 pixels, got 40 x 25 = 1000"):
+        PillowDecoder(max_pixels=999).decode(jpeg)
+
+
+@pytest.mark.parametrize("size", [(640, 427), (427, 640), (257, 1999), (224, 224), (50, 40)])
+def test_cropping_while_resizing_equals_cropping_afterwards(size):
+    noise = np.random.default_rng(7).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    jpeg = as_jpeg(Image.fromarray(noise), quality=95)
+    chosen = settings(SIZE="224")
+    pixels = np.empty(chosen.image_shape, np.float32)
+    Normalization(chosen).write(fit(Image.open(io.BytesIO(jpeg)), chosen), pixels)
+    np.testing.assert_allclose(pixels, reference(jpeg), atol=ONE_LEVEL, rtol=0)
+
+
+def test_stretching_takes_all_of_the_image_into_the_size():
+    image = Image.new("RGB", (100, 50), "red")
+    image.paste("blue", (50, 0, 100, 50))
+    stretched = fit(image, settings(SIZE="30, 20", RESIZE_MODE="stretch", INTERPOLATION="nearest"))
+    assert stretched.size == (20, 30)
+    pixels = np.asarray(stretched)
+    assert (pixels[:, :10] == [255, 0, 0]).all()
+    assert (pixels[:, 10:] == [0, 0, 255]).all()
+
+
+@pytest.mark.parametrize("upright", [True, False])
+def test_padding_keeps_the_proportions(upright):
+    image = Image.new("RGB", (50, 100) if upright else (100, 50), "white")
+    padded = fit(image, settings(SIZE="40", RESIZE_MODE="pad", PAD_COLOR="1, 2, 3"))
+    pixels = np.asarray(padded.transpose(Image.Transpose.TRANSPOSE) if upright else padded)
+    assert (pixels[10:30] == 255).all()
+    assert (pixels[:10] == [1, 2, 3]).all()
+    assert (pixels[30:] == [1, 2, 3]).all()
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", ["FP32", "FP16", "UINT8"])
+def test_layout_and_type_of_the_pixels(start, layout, dtype):
+    dims = "3, 20, 30" if layout == "NCHW" else "20, 30, 3"
+    config = CONFIG.replace("FP32", dtype).replace("3, 224, 224", dims)
+    model = start(config + parameters(LAYOUT=layout, RESIZE_MODE="stretch", SIZE="20, 30"))
+    (response,) = model.execute([jpegs(PHOTO, PHOTO)])
+    pixels = outputs(response)["PIXELS"]
+    assert pixels.dtype == {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}[dtype]
+    expected = np.asarray(
+        PillowDecoder(10**8).decode(PHOTO).resize((30, 20), Image.Resampling.BILINEAR)
+    )
+    if dtype != "UINT8":
+        expected = (expected / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    if layout == "NCHW":
+        expected = expected.transpose(2, 0, 1)
+    assert pixels.shape == (2, *expected.shape)
+    np.testing.assert_allclose(pixels[1], expected, atol=2e-3 if dtype == "FP16" else 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dims", "count", "shape"), [("1", 1, (3, 224, 224)), ("-1", 2, (2, 3, 224, 224))]
+)
+def test_without_a_batch_dimension(start, dims, count, shape):
+    leading = "-1, " if dims == "-1" else ""
+    config = CONFIG.replace("max_batch_size: 8", "").replace("[ 1 ]", f"[ {dims} ]")
+    model = start(config.replace("3, 224", f"{leading}3, 224"))
+    tensor = np.array([PHOTO] * count, np.object_)
+    (response,) = model.execute([request(["PIXELS"], JPEG=tensor)])
+    assert outputs(response)["PIXELS"].shape == shape
+
+
+def test_a_bad_image_fails_its_own_request_and_no_other(start):
+    responses = start().execute(
+        [jpegs(PHOTO, PHOTO), jpegs(PHOTO, b"no", PHOTO, PHOTO[:50]), jpegs(PHOTO)]
+    )
+    assert [response.error() is None for response in responses] == [True, False, True]
+    assert [len(outputs(response)["PIXELS"]) for response in responses[::2]] == [2, 1]
+    error = responses[1].error()
+    assert error.code() == error.INVALID_ARG
+    lines = error.message().splitlines()
+    assert [line.split(":")[0] for line in lines] == ["JPEG[1]", "JPEG[3]"]
+
+
+def test_a_bug_of_the_backend_is_not_blamed_on_the_image(start):
+    model = start()
+
+    def broken(image, pixels):
+        raise ZeroDivisionError
+
+    model.normalization = SimpleNamespace(write=broken, dtype=np.dtype(np.float32))
+    with pytest.raises(ZeroDivisionError):
+        model.execute([jpegs(PHOTO)])
+
+
+def test_parameters_alone_describe_the_tensors(monkeypatch, tmp_path):
+    entries = {"SIZE": {"string_value": "64, 32"}, "LAYOUT": {"string_value": "nhwc"}}
+    config = {"name": "m", "backend": "image_preproc", "max_batch_size": 4, "parameters": entries}
+    completed = complete(monkeypatch, TritonPythonModel, tmp_path, config)
+    assert completed["input"] == [{"name": "IMAGE", "data_type": "TYPE_STRING", "dims": [1]}]
+    assert completed["output"] == [
+        {"name": "PIXELS", "data_type": "TYPE_FP32", "dims": [64, 32, 3]}
+    ]
+    bare = {**config, "max_batch_size": 0, "input": [], "output": []}
+    assert complete(monkeypatch, TritonPythonModel, tmp_path, bare)["output"][0]["dims"][0] == -1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"RESIZE_SHORTER_SIDE": "200"}, "RESIZE_SHORTER_SIDE: expected at least 224.* got 200"),
+        ({"RESIZE_SHORTER_SIDE": "256", "RESIZE_MODE": "pad"}, "RESIZE_MODE crop only, got pad"),
+        ({"PAD_COLOR": "1, 2, 3"}, "PAD_COLOR: expected with RESIZE_MODE pad only, got crop"),
+        ({"PAD_COLOR": "1, 2, 999", "RESIZE_MODE": "pad"}, "PAD_COLOR: expected numbers from 0 to"),
+        ({"MAX_PIXELS": "-1"}, "MAX_PIXELS: expected a whole number of at least 1, got '-1'"),
+        ({"THREADS": ""}, "THREADS: expected a whole number of at least 1, got ''"),
+        ({"NORMALIZE_MEAN": "0.5"}, "NORMALIZE_MEAN: expected three numbers"),
+        ({"NORMALIZE_STD": "0, 1, 1"}, "NORMALIZE_STD: expected numbers above 0"),
+        ({"NORMALIZE_STD": "1, 1, 1", "DTYPE": "UINT8"}, "NORMALIZE_STD: expected with DTYPE FP32"),
+        ({"DECODER": "magic"}, "DECODER: expected one of auto, nvimagecodec, pillow, got 'magic'"),
+        ({"RESIZE_MODE": "zoom"}, "RESIZE_MODE: expected one of crop, stretch, pad, got 'zoom'"),
+        ({"INTERPOLATION": "none"}, "INTERPOLATION: expected one of bilinear, nearest, bicubic"),
+        ({"LAYOUT": "CHWN"}, "LAYOUT: expected one of NCHW, NHWC, got 'CHWN'"),
+        ({"DTYPE": "INT8"}, "DTYPE: expected one of FP32, FP16, UINT8, got 'INT8'"),
+        ({"SIZE": "0"}, "SIZE: expected 'HEIGHT, WIDTH' or one number for both, got '0'"),
+        ({"SIZE": "1, 2, 3"}, "SIZE: expected 'HEIGHT, WIDTH' or one number for both"),
+        ({"SIZE": "200"}, r"'PIXELS': expected TYPE_FP32 of dims \[3, 200, 200\], as the param"),
+        ({"DTYPE": "FP16"}, r"'PIXELS': expected TYPE_FP16 of dims \[3, 224, 224\]"),
+        ({"LAYOUT": "NHWC", "SIZE": "224"}, r"expected TYPE_FP32 of dims \[224, 224, 3\]"),
+    ],
+)
+def test_a_wrong_parameter_is_named_when_the_model_loads(start, change, message):
+    with pytest.raises(ValueError, match=message):
+        start(CONFIG + parameters(**change))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("TYPE_STRING dims: [ 1 ]", "TYPE_UINT8 dims: [ -1 ]", "input 'JPEG': expected TYPE_STRIN"),
+        ("3, 224, 224", "-1, 3, 224, 224", r"'PIXELS': expected TYPE_FP32 of dims \[3, 224, 224\]"),
+        ("3, 224, 224", "3, -1, -1", "parameter SIZE: expected the height and width"),
+        (
+            'output { name: "PIXELS"',
+            'output { name: "P" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "PIXELS"',
+            "expected one output in config.pbtxt, got 2: P, PIXELS",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(start, old, new, message):
+    assert old in CONFIG
+    with pytest.raises(ValueError, match=message):
+        start(CONFIG.replace(old, new))

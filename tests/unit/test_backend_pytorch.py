@@ -1,0 +1,306 @@
+"""The backend pytorch: TorchScript modules and exported programs, by Triton's names."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from gpubridge.backends.pytorch.model import TritonPythonModel
+from gpubridge.backends.pytorch.program import Forward
+from tests.unit.backend_models import outputs, request, start_model
+
+torch = pytest.importorskip("torch")
+
+CONFIG = """
+backend: "pytorch"
+max_batch_size: 8
+input [ { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 2 ] },
+        { name: "INPUT__1" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 2 ] },
+         { name: "OUTPUT__1" data_type: TYPE_FP32 dims: [ 2 ] } ]
+"""
+NAMED = CONFIG.replace("INPUT__0", "right").replace("INPUT__1", "left")
+
+
+class SumAndDifference(torch.nn.Module):
+    def forward(self, left: torch.Tensor, right: torch.Tensor):
+        return left + right, left - right
+
+
+class ByKeyword(torch.nn.Module):
+    def forward(self, left: torch.Tensor, *, right: torch.Tensor):
+        return {"sum": left + right, "diff": left - right}
+
+
+class FromDict(torch.nn.Module):
+    def forward(self, tensors: dict[str, torch.Tensor]):
+        return {"sum": tensors["a"] + tensors["b"]}
+
+
+class Shout(torch.nn.Module):
+    def forward(self, words: list[str]) -> list[str]:
+        return [word.upper() for word in words]
+
+
+class InPlace(torch.nn.Module):
+    def forward(self, x: torch.Tensor):
+        return x.add_(1)
+
+
+def script(directory, module):
+    (directory / "1").mkdir(parents=True)
+    with warnings.catch_warnings():
+        # TorchScript is deprecated; existing repositories are full of it.
+        warnings.simplefilter("ignore")
+        torch.jit.script(module).save(str(directory / "1" / "model.pt"))
+    return directory
+
+
+def export(directory, module, args, kwargs=None):
+    (directory / "1").mkdir(parents=True)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    dynamic = {name: {0: batch} for name in ("left", "right")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic)
+        with (directory / "1" / "model.pt").open("wb") as file:
+            torch.export.save(program, file)
+    return directory
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Start models by their configuration."""
+    threads = torch.get_num_threads()
+
+    def start(config=CONFIG, device="CPU"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return start_model(monkeypatch, TritonPythonModel, tmp_path / "m", config, device)
+
+    yield start
+    torch.set_num_threads(threads)
+
+
+def rows(*values):
+    return np.array(values, np.float32)
+
+
+@pytest.fixture(params=["script", "export"])
+def add(request, tmp_path):
+    """A model of either kind, of two arguments and two results."""
+    if request.param == "script":
+        return script(tmp_path / "m", SumAndDifference())
+    return export(tmp_path / "m", SumAndDifference(), (torch.ones(2, 2), torch.ones(2, 2)))
+
+
+def test_tensors_by_index(add, start):
+    model = start()
+    requests = [
+        request(["OUTPUT__0", "OUTPUT__1"], INPUT__0=rows((i, 1)), INPUT__1=rows((1, i)))
+        for i in range(3)
+    ]
+    requests.append(
+        request(["OUTPUT__1"], INPUT__1=rows((1, 1), (2, 2)), INPUT__0=rows((5, 5), (5, 5)))
+    )
+    *singles, last = model.execute(requests)
+    for i, response in enumerate(singles):
+        answered = outputs(response)
+        np.testing.assert_array_equal(answered["OUTPUT__0"], [[i + 1, i + 1]])
+        np.testing.assert_array_equal(answered["OUTPUT__1"], [[i - 1, 1 - i]])
+    assert outputs(last)["OUTPUT__1"].tolist() == [[4, 4], [3, 3]]
+    assert list(outputs(last)) == ["OUTPUT__1"]
+
+
+def test_tensors_by_the_names_of_arguments(add, start):
+    (response,) = start(NAMED).execute(
+        [request(["OUTPUT__1"], right=rows((1, 1)), left=rows((9, 9)))]
+    )
+    assert outputs(response)["OUTPUT__1"].tolist() == [[8, 8]]
+
+
+def test_keyword_arguments_and_a_dict_of_results_of_an_exported_program(tmp_path, start):
+    export(tmp_path / "m", ByKeyword(), (torch.ones(2, 2),), {"right": torch.ones(2, 2)})
+    config = NAMED.replace("OUTPUT__0", "sum").replace("OUTPUT__1", "diff")
+    model = start(config)
+    (response,) = model.execute(
+        [request(["diff", "sum"], right=rows((1, 1), (1, 1)), left=rows((9, 9), (8, 8)))]
+    )
+    assert outputs(response)["diff"].tolist() == [[8, 8], [7, 7]]
+    assert outputs(response)["sum"].tolist() == [[10, 10], [9, 9]]
+
+
+def test_a_dict_goes_in_and_out(tmp_path, start):
+    script(tmp_path / "m", FromDict())
+    config = CONFIG.replace("INPUT__0", "a").replace("INPUT__1", "b").replace("OUTPUT__0", "sum")
+    config = config.replace("OUTPUT__1", "none")
+    given = {"a": rows((1, 2)), "b": rows((3, 4))}
+    good, bad = start(config).execute([request(["sum"], **given), request(["none"], **given)])
+    assert outputs(good)["sum"].tolist() == [[4, 6]]
+    assert "output 'none': expected a key of what forward returns: sum" in bad.error().message()
+
+
+def test_strings_are_lists_of_str(tmp_path, start):
+    script(tmp_path / "m", Shout())
+    config = """backend: "pytorch" max_batch_size: 4
+        input { name: "words" data_type: TYPE_STRING dims: [ 1 ] }
+        output { name: "OUTPUT__0" data_type: TYPE_STRING dims: [ 1 ] }"""
+    model = start(config)
+    words = np.array([["hä".encode()], [b""]], np.object_)
+    broken = np.array([[b"\xff"]], np.object_)
+    one, two, refused = model.execute(
+        [
+            request(["OUTPUT__0"], words=words),
+            request(["OUTPUT__0"], words=words[:1]),
+            request(["OUTPUT__0"], words=broken),
+        ]
+    )
+    assert outputs(one)["OUTPUT__0"].tolist() == [["Hä".encode()], [b""]]
+    assert outputs(two)["OUTPUT__0"].tolist() == [["Hä".encode()]]
+    assert "input 'words': expected strings in UTF-8" in refused.error().message()
+    assert refused.error().code() == 3
+
+
+def test_what_somebody_else_looks_at_is_not_written_to(tmp_path, start):
+    script(tmp_path / "m", InPlace())
+    config = """backend: "pytorch" input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] }
+        output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }"""
+    x = np.zeros(3, np.float32)
+    x.flags.writeable = False
+    (response,) = start(config).execute([request(["y"], x=x)])
+    assert outputs(response)["y"].tolist() == [1, 1, 1]
+    assert x.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("data_type", "dtype"),
+    [
+        ("BOOL", np.bool_),
+        ("UINT8", np.uint8),
+        ("INT64", np.int64),
+        ("FP16", np.float16),
+        ("FP64", np.float64),
+        ("BF16", "bfloat16"),
+    ],
+)
+def test_types_cross_as_they_are(tmp_path, start, data_type, dtype):
+    script(tmp_path / "m", torch.nn.Identity())
+    config = f"""backend: "pytorch" input {{ name: "INPUT__0" data_type: TYPE_{data_type} dims: [ 2 ] }}
+        output {{ name: "OUTPUT__0" data_type: TYPE_{data_type} dims: [ 2 ] }}"""
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    x = np.array([0, 1], dtype)
+    (response,) = start(config).execute([request(["OUTPUT__0"], INPUT__0=x)])
+    answered = outputs(response)["OUTPUT__0"]
+    assert answered.dtype == x.dtype
+    assert answered.tolist() == x.tolist()
+
+
+def test_nothing_is_copied_on_the_way(tmp_path, start):
+    script(tmp_path / "m", torch.nn.Identity())
+    config = """backend: "pytorch" input { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 2 ] }
+        output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 2 ] }"""
+    x = np.zeros(2, np.float32)
+    (response,) = start(config).execute([request(["OUTPUT__0"], INPUT__0=x)])
+    assert np.shares_memory(outputs(response)["OUTPUT__0"], x)
+
+
+def test_another_type_than_configured_is_an_error(add, start):
+    model = start(CONFIG.replace("TYPE_FP32", "TYPE_FP64", 3).replace("TYPE_FP64", "TYPE_FP32", 2))
+    given = {"INPUT__0": rows((1, 1)), "INPUT__1": rows((1, 1))}
+    (response,) = model.execute([request(["OUTPUT__0"], **given)])
+    assert "output 'OUTPUT__0': expected TYPE_FP64, as config.pbtxt says, got TYPE_FP32" in (
+        response.error().message()
+    )
+
+
+def test_what_cannot_be_run_fails_alone(add, start):
+    good = {"INPUT__0": rows((1, 1)), "INPUT__1": rows((1, 1))}
+    bad = {"INPUT__0": rows((1, 1, 1)), "INPUT__1": rows((1, 1, 1, 1))}
+    names = ["OUTPUT__0"]
+    answered = start().execute([request(names, **good), request(names, **bad)])
+    assert [response.error() is None for response in answered] == [True, False]
+
+
+@pytest.mark.parametrize("mode", ["true", "false"])
+def test_inference_mode_and_optimization_are_chosen(tmp_path, start, mode, monkeypatch):
+    script(tmp_path / "m", torch.nn.Identity())
+    config = f"""backend: "pytorch" input {{ name: "INPUT__0" data_type: TYPE_FP32 dims: [ 1 ] }}
+        output {{ name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 1 ] }}
+        parameters {{ key: "INFERENCE_MODE" value {{ string_value: "{mode}" }} }}
+        parameters {{ key: "DISABLE_OPTIMIZED_EXECUTION" value {{ string_value: "{mode}" }} }}"""
+    model = start(config)
+    modes = []
+
+    def look(x):
+        modes.append((torch.is_inference_mode_enabled(), torch._C._get_graph_executor_optimize()))
+        assert not torch.is_grad_enabled()
+        return x
+
+    monkeypatch.setattr(model._runner._program, "_forward", Forward(look, ("input",)))
+    model.execute([request(["OUTPUT__0"], INPUT__0=np.zeros(1, np.float32))])
+    assert modes == [(mode == "true", mode == "false")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("INPUT__1", "INPUT__2", r"input 'INPUT__2': expected the name of an argument of forward"),
+        ("INPUT__1", "other", r"\(left, right\) or one that ends in __ and its index"),
+        ("INPUT__1", "left", "input 'left': expected one input per argument, got another for"),
+        ("OUTPUT__1", "diff", "output 'diff': expected a name that ends in __ and the index"),
+        ('INPUT__1" data_type: TYPE_FP32', 'INPUT__1" data_type: TYPE_STRING', "expected a tensor"),
+        (
+            "max_batch_size: 8",
+            'max_batch_size: 8 parameters { key: "INFERENCE_MODE" value { string_value: "1" } }',
+            "parameter INFERENCE_MODE: expected one of true, false, got '1'",
+        ),
+        (
+            "max_batch_size: 8",
+            'max_batch_size: 8 default_model_filename: "other.pt"',
+            "expected the file of model 'm' at .*/m/1/other.pt, got none there",
+        ),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(tmp_path, start, old, new, message):
+    script(tmp_path / "m", SumAndDifference())
+    assert old in CONFIG
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        start(CONFIG.replace(old, new, 1))
+
+
+def test_an_index_beyond_the_results_is_an_error(tmp_path, start):
+    script(tmp_path / "m", SumAndDifference())
+    model = start(CONFIG.replace("OUTPUT__1", "OUTPUT__2"))
+    given = {"INPUT__0": rows((1, 1)), "INPUT__1": rows((1, 1))}
+    (response,) = model.execute([request(["OUTPUT__2"], **given)])
+    assert "output 'OUTPUT__2': expected an index below 2" in response.error().message()
+
+
+@pytest.mark.parametrize("kind", ["weights", "text"])
+def test_a_file_that_is_no_program_is_refused_unread(tmp_path, start, kind):
+    path = tmp_path / "m" / "1" / "model.pt"
+    path.parent.mkdir(parents=True)
+    if kind == "weights":
+        torch.save(torch.nn.Linear(1, 1).state_dict(), path)
+    else:
+        path.write_text("nothing")
+    what = "torch.save makes of weights" if kind == "weights" else "no archive of PyTorch"
+    with pytest.raises(
+        ValueError, match=rf"TorchScript module .* got a file that is .*{what}|is {what}"
+    ):
+        start()
+
+
+def test_parameters_without_effect_and_an_absent_gpu_are_said(tmp_path, start, capfd):
+    script(tmp_path / "m", SumAndDifference())
+    extra = """parameters { key: "ENABLE_JIT_EXECUTOR" value { string_value: "false" } }
+        optimization { graph { level: 1 } }"""
+    start(CONFIG + extra, "CPU" if torch.cuda.is_available() else "GPU")
+    said = capfd.readouterr().err
+    assert "parameter ENABLE_JIT_EXECUTOR has no effect here" in said
+    assert "model 'm': optimization.graph has no effect on the backend 'pytorch'" in said
+    if not torch.cuda.is_available():
+        assert "runs on the CPU although its instance is KIND_GPU" in said
