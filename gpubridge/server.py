@@ -124,7 +124,9 @@ def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> M
             settings.load_models,
             settings.repository_poll_secs,
         ),
-        ModelLoader(context, probe.count, settings.gpu_fallback),
+        ModelLoader(
+            context, probe.count, settings.gpu_fallback, auto_complete=settings.auto_complete
+        ),
     )
     calls.serve(repository)
     repository.listen(calls.model_changed)

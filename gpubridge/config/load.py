@@ -26,6 +26,7 @@ def load_model_config(
     gpu_count: int,
     gpu_fallback: GpuFallback = "none",
     override: str | None = None,
+    draft: bool = False,
 ) -> ModelConfig:
     """Read, complete and validate the ``config.pbtxt`` of a model.
 
@@ -39,11 +40,13 @@ def load_model_config(
         What becomes of a KIND_GPU instance group where `gpu_count` is 0: an error, or KIND_CPU.
     override : str or None
         The configuration as JSON, to be used instead of the file.
+    draft : bool
+        The model may complete it: there need not be a file, and inputs and outputs need not be whole.
 
     Returns
     -------
     ModelConfig
-        With every default of Triton's filled in.
+        With every default of Triton's filled in; a draft unless it is an ensemble's.
 
     Raises
     ------
@@ -55,16 +58,20 @@ def load_model_config(
         raise BridgeError(f"the model directory {model_dir} does not exist", ErrorCode.NOT_FOUND)
     if override is None:
         path = model_dir / CONFIG_FILENAME
-        message = parse_model_config(_read_text(path), str(path))
+        message = parse_model_config(_read_text(path, required=not draft), str(path))
     else:
         message = parse_config_override(override)
-    return complete_model_config(message, model_dir, gpu_count=gpu_count, gpu_fallback=gpu_fallback)
+    return complete_model_config(
+        message, model_dir, gpu_count=gpu_count, gpu_fallback=gpu_fallback, draft=draft
+    )
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, *, required: bool) -> str:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
+        if not required:
+            return ""
         raise refuse(
             f"failed to open text file for read {path}: No such file or directory; write there at "
             'least: backend: "python", max_batch_size, and every input and output with name, '
@@ -102,7 +109,12 @@ def parse_model_config(text: str, source: str) -> ProtoMessage:
 
 
 def complete_model_config(
-    message: ProtoMessage, model_dir: Path, *, gpu_count: int, gpu_fallback: GpuFallback = "none"
+    message: ProtoMessage,
+    model_dir: Path,
+    *,
+    gpu_count: int,
+    gpu_fallback: GpuFallback = "none",
+    draft: bool = False,
 ) -> ModelConfig:
     """Return the configuration that `message` means for the model in `model_dir`.
 
@@ -118,11 +130,14 @@ def complete_model_config(
         )
     _settle_backend(config, model_dir)
     notices = normalise_model(config)
-    if config.platform != "ensemble":
+    if config.platform == "ensemble":
+        draft = False
+    else:
         notices += normalise_instance_groups(config, gpu_count, gpu_fallback)
-    validate_model(config, gpu_count)
-    labels = {output.name: read_labels(output, model_dir) for output in config.output}
-    return model_config_from_message(config, tuple(notices), labels)
+    validate_model(config, gpu_count, draft=draft)
+    outputs = () if draft else config.output
+    labels = {output.name: read_labels(output, model_dir) for output in outputs}
+    return model_config_from_message(config, tuple(notices), labels, draft=draft)
 
 
 def _settle_backend(config: ProtoMessage, model_dir: Path) -> None:
