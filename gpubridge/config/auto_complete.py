@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 from google.protobuf import json_format  # type: ignore[import-untyped]
 
 from gpubridge.config.load import complete_model_config
@@ -61,9 +61,10 @@ def _parse(text: str, name: str) -> ProtoMessage:
             f"{told} a configuration of {len(text)} characters; expected at most {_LONGEST}"
         )
     try:
-        values: Any = json.loads(text)
+        # Not the standard library's: it takes halves of surrogate pairs, which are no text.
+        values: Any = orjson.loads(text)
         if not isinstance(values, dict):
-            raise refuse(f"{told} {text[:40]}; expected a ModelConfig that holds a dict")
+            raise refuse(f"{told} {text[:40]!r}; expected a ModelConfig that holds a dict")
         for direction in _TENSORS:
             _spell_dims(values.get(direction))
         message = model_config_schema().ModelConfig()

@@ -31,5 +31,5 @@ def completed_text(fields: dict[str, Any]) -> str | None:
     """Return the configuration of a COMPLETED message; raises MalformedMessage."""
     text = fields.get("config")
     if text is not None and not isinstance(text, str):
-        raise MalformedMessage(f"field 'config': expected a string or null, got {type(text)}")
+        raise MalformedMessage(f"field 'config': expected a string or null, got {text!r:.100}")
     return text

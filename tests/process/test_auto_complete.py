@@ -169,10 +169,12 @@ def test_an_ensemble_is_made_of_what_its_members_say(models):
 
 
 def test_it_may_log_and_ask_where_it_is(models):
-    complete = "pb_utils.Logger.log_warn('planted ' + pb_utils.get_model_dir())\n" + FULL
+    complete = "pb_utils.Logger.log_warn('planted ' + pb_utils.get_model_dir())\nprint('said')\n"
+    complete += FULL
     directory = write_completing(models, complete=complete)
     with running_server(models) as server:
         assert f"planted {directory / '1'}" in server.log()
+        assert "said" in server.log().splitlines()
 
 
 # -- reloading ------------------------------------------------------------------------------------
@@ -283,6 +285,47 @@ def test_a_completion_that_fails_is_told_and_leaves_nothing(models, parts, reaso
         assert control(server, "load") == (200, "")
         assert ask(server, "self.said = 1") == "1"
         assert "never retrieved" not in server.log()
+
+
+CHANNEL = """
+from gpubridge.transport import messages as wire
+frame = sys._getframe()
+while not hasattr(frame.f_locals.get("self"), "_settings"):
+    frame = frame.f_back
+channel = frame.f_locals["self"]._channel.socket
+"""
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        (
+            "channel.send(wire.control_message(wire.Kind.READY))\ntime.sleep(60)",
+            "the model's process was ready before its configuration was complete",
+        ),
+        (
+            "channel.send(wire.control_message(wire.Kind.COMPLETED, config=7))\ntime.sleep(60)",
+            "sent a malformed message (field 'config': expected a string or null, got 7)",
+        ),
+        (
+            "channel.send(wire.control_message(wire.Kind.COMPLETED, config='{'))\ntime.sleep(60)",
+            "auto_complete_config of model 'm' returned no valid configuration: ",
+        ),
+        ("channel.close()\ntime.sleep(60)", "closed its channel"),
+    ],
+)
+def test_a_process_that_lies_about_its_configuration_does_not_load(models, lie, reason):
+    write_completing(models, complete=CHANNEL + lie)
+    with running_server(models, *EXPLICIT) as server:
+        status, error = control(server, "load")
+        assert (status, reason in error) == (400, True), error
+        assert server.stubs() == []
+        # Twice is once too often, but nobody waits for it any more.
+        twice = "for _ in range(2):\n    channel.send(wire.control_message(wire.Kind.COMPLETED, config=None))"
+        write_completing(models, complete=f"{CHANNEL}{twice}\n{FULL}")
+        assert control(server, "load") == (200, "")
+        assert config_of(server)["input"] == []
+        assert "Traceback" not in server.log()
 
 
 def descriptors(server):

@@ -162,8 +162,8 @@ def test_numbers_are_taken_as_triton_takes_them(completed):
 @pytest.mark.parametrize(
     ("returned", "text"),
     [
-        ("[]", r"returned \[\]; expected a ModelConfig that holds a dict"),
-        ("null", "returned null; expected a ModelConfig that holds a dict"),
+        ("[]", r"returned '\[\]'; expected a ModelConfig that holds a dict"),
+        ("null", "returned 'null'; expected a ModelConfig that holds a dict"),
         ('{"no_such": 1}', 'returned no valid configuration: .*no field named "no_such"'),
         ('{"max_batch_size": "x"}', "returned no valid configuration: .*max_batch_size"),
         ('{"max_batch_size": 4.5}', "returned no valid configuration: .*4.5"),
