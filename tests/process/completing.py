@@ -45,6 +45,7 @@ class TritonPythonModel:
 {initialize}
 
     def execute(self, requests):
+        note("execute")
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
@@ -70,7 +71,7 @@ def write_completing(
     """Write a model whose ``auto_complete_config(c)`` is this code; returns its directory.
 
     It runs the code it is sent (``Server.ask``), and notes in ``NAME.notes/log`` beside the repository
-    which process imported, completed and initialized.
+    which process imported, completed, initialized and executed.
     """
     directory = repository / name
     (directory / str(version)).mkdir(parents=True, exist_ok=True)
@@ -92,8 +93,8 @@ def write_completing(
 
 
 def said(repository: Path, name: str = "m") -> dict[str, list[int]]:
-    """What a model has noted: process ids by ``import``, ``complete`` and ``initialize``."""
-    noted: dict[str, list[int]] = {"import": [], "complete": [], "initialize": []}
+    """What a model has noted: process ids by what they did."""
+    noted: dict[str, list[int]] = {"import": [], "complete": [], "initialize": [], "execute": []}
     log = _notes(repository, name) / "log"
     for line in log.read_text().splitlines() if log.exists() else ():
         what, pid = line.split()
