@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_door_flags(command, defaults)
     _add_model_flags(command)
     _add_backend_flags(command)
+    _add_completion_flags(command)
     _add_limit_flags(command, defaults)
     _add_connection_flags(command)
     add_telemetry_flags(command, _flag)
@@ -199,6 +200,22 @@ def _add_backend_flags(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_completion_flags(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "--disable-auto-complete-config",
+        action="store_true",
+        help="models may not complete their configuration: it must be whole",
+    )
+    add(
+        "--strict-model-config",
+        type=_flag,
+        default=False,
+        metavar="BOOL",
+        help="the older name of --disable-auto-complete-config",
+    )
+
+
 def _add_limit_flags(command: argparse.ArgumentParser, defaults: ServerSettings) -> None:
     add = command.add_argument
     add(
@@ -290,6 +307,7 @@ def _serve(options: argparse.Namespace) -> int:
         strict_readiness=options.strict_readiness,
         exit_timeout_secs=options.exit_timeout_secs,
         backend_directory=options.backend_directory,
+        auto_complete=not (options.disable_auto_complete_config or options.strict_model_config),
         backend_config=_backend_config(options.backend_config),
         gpu_fallback=options.gpu_fallback,
         request_arena_limit=options.request_arena_limit,
@@ -322,8 +340,11 @@ def _backend_config(entries: Sequence[str]) -> dict[str, dict[str, str]]:
     config: dict[str, dict[str, str]] = {}
     for entry in entries:
         backend, comma, pair = entry.partition(",")
+        if not comma:
+            # What is for every backend: there is one.
+            backend, pair = "python", entry
         key, equals, value = pair.partition("=")
-        if not comma or not equals:
+        if not equals:
             raise BridgeError(
                 f"--backend-config expects BACKEND,KEY=VALUE, got {entry!r}", ErrorCode.INVALID_ARG
             )

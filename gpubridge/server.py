@@ -128,7 +128,11 @@ def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> M
             settings.repository_poll_secs,
         ),
         ModelLoader(
-            context, probe.count, settings.gpu_fallback, Backends(settings.backend_directory)
+            context,
+            probe.count,
+            settings.gpu_fallback,
+            Backends(settings.backend_directory),
+            auto_complete=settings.auto_complete,
         ),
     )
     calls.serve(repository)

@@ -1,5 +1,6 @@
 """Configuration: a model's ``config.pbtxt`` and versions, the server's settings."""
 
+from gpubridge.config.auto_complete import finish_model_config
 from gpubridge.config.backends import PYTHON_BACKEND, Backends
 from gpubridge.config.connections import CompressionLevel, GrpcConnections, HttpConnections
 from gpubridge.config.load import (
@@ -47,6 +48,7 @@ __all__ = [
     "VersionPolicy",
     "available_versions",
     "complete_model_config",
+    "finish_model_config",
     "load_model_config",
     "model_config_schema",
     "parse_model_config",

@@ -29,6 +29,7 @@ def load_model_config(
     gpu_fallback: GpuFallback = "none",
     override: str | None = None,
     backends: Backends = _SHIPPED_BACKENDS,
+    draft: bool = False,
 ) -> ModelConfig:
     """Read, complete and validate the ``config.pbtxt`` of a model.
 
@@ -44,11 +45,13 @@ def load_model_config(
         The configuration as JSON, to be used instead of the file.
     backends : Backends
         Those beside Python's; the shipped ones if it is not said.
+    draft : bool
+        The model may complete it: there need not be a file, and inputs and outputs need not be whole.
 
     Returns
     -------
     ModelConfig
-        With every default of Triton's filled in.
+        With every default of Triton's filled in; a draft unless it is an ensemble's.
 
     Raises
     ------
@@ -60,18 +63,25 @@ def load_model_config(
         raise BridgeError(f"the model directory {model_dir} does not exist", ErrorCode.NOT_FOUND)
     if override is None:
         path = model_dir / CONFIG_FILENAME
-        message = parse_model_config(_read_text(path), str(path))
+        message = parse_model_config(_read_text(path, required=not draft), str(path))
     else:
         message = parse_config_override(override)
     return complete_model_config(
-        message, model_dir, gpu_count=gpu_count, gpu_fallback=gpu_fallback, backends=backends
+        message,
+        model_dir,
+        gpu_count=gpu_count,
+        gpu_fallback=gpu_fallback,
+        backends=backends,
+        draft=draft,
     )
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, *, required: bool) -> str:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
+        if not required:
+            return ""
         raise refuse(
             f"failed to open text file for read {path}: No such file or directory; write there at "
             'least: backend: "python", max_batch_size, and every input and output with name, '
@@ -115,6 +125,7 @@ def complete_model_config(
     gpu_count: int,
     gpu_fallback: GpuFallback = "none",
     backends: Backends = _SHIPPED_BACKENDS,
+    draft: bool = False,
 ) -> ModelConfig:
     """Return the configuration that `message` means for the model in `model_dir`.
 
@@ -130,8 +141,11 @@ def complete_model_config(
         )
     backend_file = settle_backend(config, model_dir, backends)
     notices = normalise_model(config)
-    if config.platform != "ensemble":
+    if config.platform == "ensemble":
+        draft = False
+    else:
         notices += normalise_instance_groups(config, gpu_count, gpu_fallback)
-    validate_model(config, gpu_count)
-    labels = {output.name: read_labels(output, model_dir) for output in config.output}
-    return model_config_from_message(config, tuple(notices), labels, backend_file)
+    validate_model(config, gpu_count, draft=draft)
+    outputs = () if draft else config.output
+    labels = {output.name: read_labels(output, model_dir) for output in outputs}
+    return model_config_from_message(config, tuple(notices), labels, backend_file, draft=draft)

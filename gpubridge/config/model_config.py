@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, cast
@@ -125,6 +125,9 @@ class ModelConfig:
         Sentences for the log: what the configuration asks for that has no effect here.
     backend_file : Path or None
         The ``model.py`` of its backend; None where the model brings its own.
+    draft : bool
+        The model itself may still complete it, when it is loaded. Until then `inputs` and `outputs`
+        are empty, whatever the message has, and nobody has checked that.
     """
 
     name: str
@@ -142,6 +145,7 @@ class ModelConfig:
     message: ProtoMessage
     notices: tuple[str, ...] = ()
     backend_file: Path | None = None
+    draft: bool = False
 
     def to_dict(self) -> dict[str, JsonValue]:
         """Return the JSON object of ``GET /v2/models/{name}/config``, made anew by each call."""
@@ -151,25 +155,42 @@ class ModelConfig:
         """Return the text that a model gets as ``args["model_config"]``."""
         return orjson.dumps(self.to_dict()).decode()
 
+    def unscheduled(self) -> ModelConfig:
+        """Return this configuration without its choice of a scheduler."""
+        message = type(self.message)()
+        message.CopyFrom(self.message)
+        choice = message.WhichOneof("scheduling_choice")
+        if choice is not None:
+            message.ClearField(choice)
+        return replace(self, message=message)
+
+    def with_version_policy(self, other: ModelConfig) -> ModelConfig:
+        """Return this configuration with the version policy of another."""
+        message = type(self.message)()
+        message.CopyFrom(self.message)
+        message.version_policy.CopyFrom(other.message.version_policy)
+        return replace(self, version_policy=other.version_policy, message=message)
+
 
 def model_config_from_message(
     message: ProtoMessage,
     notices: tuple[str, ...],
     labels: Mapping[str, tuple[bytes, ...]],
     backend_file: Path | None,
+    *,
+    draft: bool = False,
 ) -> ModelConfig:
     """Return the values of a message that was normalised and validated before.
 
     ``labels`` are those of its outputs, by name; ``backend_file`` runs it if it does not do so itself.
     """
+    inputs, outputs = ((), ()) if draft else (message.input, message.output)
     return ModelConfig(
         name=message.name,
         backend=message.backend,
         max_batch_size=message.max_batch_size,
-        inputs=tuple(_input_spec(tensor) for tensor in message.input),
-        outputs=tuple(
-            _output_spec(tensor, labels.get(tensor.name, ())) for tensor in message.output
-        ),
+        inputs=tuple(_input_spec(tensor) for tensor in inputs),
+        outputs=tuple(_output_spec(tensor, labels.get(tensor.name, ())) for tensor in outputs),
         instance_groups=tuple(_instance_group(group) for group in message.instance_group),
         default_model_filename=message.default_model_filename,
         version_policy=_version_policy(message.version_policy),
@@ -180,6 +201,7 @@ def model_config_from_message(
         message=message,
         notices=notices,
         backend_file=backend_file,
+        draft=draft,
     )
 
 

@@ -137,10 +137,12 @@ def _check_count(key: str, value: str) -> None:
         raise _refuse(f"{key} can't be less than 1.")
 
 
-_WITHOUT_EFFECT: Mapping[str, Callable[[str, str], None]] = {
+_WITHOUT_EFFECT: Mapping[str, Callable[[str, str], object]] = {
     "shm-default-byte-size": _check_default_size,
     "shm-growth-byte-size": _check_growth_size,
     "shm-region-prefix-name": _check_prefix,
     "shm_message_queue_size": _check_count,
     "thread-pool-size": _check_count,
+    # Python models say their batch size themselves, at Triton, too.
+    "default-max-batch-size": _integer,
 }

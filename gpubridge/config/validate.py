@@ -28,12 +28,16 @@ def refuse(message: str) -> BridgeError:
     return BridgeError(message, ErrorCode.INVALID_ARG)
 
 
-def validate_model(config: ProtoMessage, gpu_count: int) -> None:
-    """Raise ``BridgeError(INVALID_ARG)`` for the first thing that is wrong with `config`."""
+def validate_model(config: ProtoMessage, gpu_count: int, *, draft: bool = False) -> None:
+    """Raise ``BridgeError(INVALID_ARG)`` for the first thing that is wrong with `config`.
+
+    The inputs and outputs of a ``draft`` are left alone: its model may still complete them.
+    """
     if config.max_batch_size < 0:
         raise refuse(f"'max_batch_size' must be non-negative value for {config.name}")
-    for direction, tensors in (("input", config.input), ("output", config.output)):
-        _validate_tensors(config, direction, tensors)
+    if not draft:
+        _validate_tensors(config, "input", config.input)
+        _validate_tensors(config, "output", config.output)
     _validate_metrics(config)
     _validate_scheduling(config)
     if config.platform != "ensemble":

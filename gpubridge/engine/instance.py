@@ -20,6 +20,7 @@ import socket
 import time
 from collections.abc import Sequence
 
+from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.instance_owner import CallDoor, InstanceListener
 from gpubridge.engine.instance_settings import InstanceSettings
@@ -104,8 +105,13 @@ class Instance:
 
     # -- life ----------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Start the stub and wait until its model is initialized.
+    def configure(self, settings: InstanceSettings, listener: InstanceListener) -> None:
+        """Run by the settings of the complete configuration, where it began by those of a draft."""
+        self.settings = settings
+        self._listener = listener
+
+    async def start(self, completion: Completion | None = None) -> None:
+        """Start the stub and wait until its model is initialized, once its configuration is complete.
 
         Raises
         ------
@@ -114,7 +120,7 @@ class Instance:
         """
         self.state = InstanceState.STARTING
         try:
-            await self._launch()
+            await self._launch(completion)
         except (BridgeError, asyncio.CancelledError):
             self.state = InstanceState.STOPPED
             raise
@@ -149,9 +155,9 @@ class Instance:
             _logger.warning("%s", self._unhealthy(how))
             process.kill(how)
 
-    async def _launch(self) -> None:
+    async def _launch(self, completion: Completion | None = None) -> None:
         """Start one stub process; returns when it is ready, raises when it is not going to be."""
-        self._link, theirs = self._connect()
+        self._link, theirs = self._connect(completion)
         ours, calls = pair()
         self._started = self._loop.create_future()
         try:
@@ -167,6 +173,9 @@ class Instance:
         with calls:
             self._link.initialize(self.settings.stub, calls.fileno())
         try:
+            if completion is not None:
+                await completion.settled(self.index == 0, self._started)
+                self._link.configure(self.settings.stub)
             await self._started
             await warm_up(
                 self.settings.warmup, self._context.regions.arena, self.submit, self._expect
@@ -190,7 +199,7 @@ class Instance:
             self._on_exit(self._process.exited)
         return self._started
 
-    def _connect(self) -> tuple[StubLink, socket.socket]:
+    def _connect(self, completion: Completion | None) -> tuple[StubLink, socket.socket]:
         """Make the link to a new stub; returns it and the stub's end of the channel."""
         try:
             ours, theirs = pair()
@@ -198,6 +207,7 @@ class Instance:
             raise cannot_start(self.name, error) from error
         model = self.settings.stub["name"]
         events = LinkEvents(
+            on_completed=lambda text: completion.returned(text) if completion is not None else None,
             on_ready=self._on_ready,
             on_failed=self._on_failed,
             on_broken=self._on_broken,

@@ -18,6 +18,7 @@ from gpubridge.engine.busy_poll import BusyPoll
 from gpubridge.engine.ledger import Closed, Landed, Ledger
 from gpubridge.engine.outbox import Outbox
 from gpubridge.engine.regions import Regions
+from gpubridge.engine.stub_fields import completed_text, log_fields, number
 from gpubridge.engine.stub_memory import StubMemory
 from gpubridge.host_shm import ClientSegment, Segment
 from gpubridge.request import ClientUse, InferRequest, MemoryRange
@@ -50,6 +51,7 @@ class LinkEvents:
     requests of earlier batches that ended now, when that was, and how many bytes were copied.
     """
 
+    on_completed: Callable[[str | None], None]
     on_ready: Callable[[], None]
     on_failed: Callable[[str], None]
     on_broken: Callable[[str], None]
@@ -108,6 +110,10 @@ class StubLink:
             Kind.INITIALIZE, owner=self._outputs.owner, output_limit=self._outputs.limit, **settings
         )
         self._outbox.send(message, (self._control.segment.fd, calls))
+
+    def configure(self, settings: dict[str, Any]) -> None:
+        """Send a stub that waits for them the settings of the complete configuration."""
+        self._outbox.send(control_message(Kind.CONFIGURE, **settings))
 
     @property
     def free_tickets(self) -> int:
@@ -341,21 +347,28 @@ class StubLink:
                 self._events.on_responses(closed, time.monotonic_ns(), copied)
             elif kind == Kind.REGION:
                 fields = decode_control(message)
-                self._outputs.announce(_number(fields, "region"), _number(fields, "size"), fds)
+                self._outputs.announce(number(fields, "region"), number(fields, "size"), fds)
             elif kind == Kind.DROP_REGION:
-                region = _number(decode_control(message), "region")
+                region = number(decode_control(message), "region")
                 self._outputs.drop(region)
                 self._regions.drop(region)
             elif kind == Kind.LOG:
-                self._events.on_log(_log_fields(decode_control(message)))
-            elif kind == Kind.READY:
-                self._events.on_ready()
-            elif kind == Kind.FAILED:
-                self._events.on_failed(str(decode_control(message).get("error")))
-            elif kind != Kind.FINALIZED:
-                raise MalformedMessage(f"unknown kind {kind}")
+                self._events.on_log(log_fields(decode_control(message)))
+            else:
+                self._take_stage(kind, message)
         finally:
             _close(fds)
+
+    def _take_stage(self, kind: int, message: bytes) -> None:
+        """Take what a stub says of how far it has come."""
+        if kind == Kind.COMPLETED:
+            self._events.on_completed(completed_text(decode_control(message)))
+        elif kind == Kind.READY:
+            self._events.on_ready()
+        elif kind == Kind.FAILED:
+            self._events.on_failed(str(decode_control(message).get("error")))
+        elif kind != Kind.FINALIZED:
+            raise MalformedMessage(f"unknown kind {kind}")
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -376,19 +389,3 @@ class StubLink:
 def _close(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-def _number(fields: dict[str, Any], name: str) -> int:
-    value = fields.get(name)
-    if type(value) is not int or value < 0:
-        raise MalformedMessage(f"field {name!r}: expected a number, got {value!r}")
-    return value
-
-
-def _log_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    for name in ("level", "line"):
-        _number(fields, name)
-    for name in ("text", "file"):
-        if not isinstance(fields.get(name), str):
-            raise MalformedMessage(f"field {name!r}: expected a string, got {fields.get(name)!r}")
-    return fields

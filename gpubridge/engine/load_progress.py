@@ -23,11 +23,13 @@ async def report_progress(model: Model, every: float = 5.0) -> None:
         if not waiting:
             continue
         word = "instance" if len(waiting) == 1 else "instances"
+        where = "auto_complete_config" if model.config.draft else "initialize"
         _logger.info(
-            "model '%s' version %d is loading for %.0f s: %s %s in initialize",
+            "model '%s' version %d is loading for %.0f s: %s %s in %s",
             model.name,
             model.version,
             clock() - begin,
             word,
             ", ".join(waiting),
+            where,
         )

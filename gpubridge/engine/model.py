@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from gpubridge.config import InstanceGroup, ModelConfig
 from gpubridge.engine.backend_environment import environment_parameters
+from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment, stub_environment
@@ -29,6 +31,7 @@ from gpubridge.telemetry.latencies import (
 from gpubridge.telemetry.metrics_settings import MetricsSettings
 from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.telemetry.traces import Traces
+from gpubridge.transport.messages import Completes
 
 __all__ = ["Model", "StubModel", "new_statistics"]
 
@@ -111,13 +114,15 @@ class StubModel(Model):
     Parameters
     ----------
     config : ModelConfig
-        The validated configuration.
+        The validated configuration, or a draft that the model completes when it is loaded.
     version : int
         Its version.
     directory : Path
         The model's directory; the version's lies in it.
     context : EngineContext
         What all models share.
+    finish : callable
+        Makes a draft and what the model returned for it the whole configuration; raises BridgeError.
     """
 
     def __init__(
@@ -126,6 +131,7 @@ class StubModel(Model):
         version: int,
         directory: Path,
         context: EngineContext,
+        finish: Callable[[str | None], ModelConfig],
     ) -> None:
         self.config = config
         self.name = config.name
@@ -136,7 +142,9 @@ class StubModel(Model):
         self.traces = telemetry.traces
         self._directory = directory
         self._context = context
-        self._dispatcher = Dispatcher(config, context.regions.arena, self.statistics, self.tracing)
+        self._finish = finish
+        # While the model completes its configuration, there is nothing to schedule.
+        self._dispatcher = self._new_dispatcher(config.unscheduled() if config.draft else config)
         self._instances: list[Instance] = []
         self._stopping = False
         self._drained = asyncio.Event()
@@ -153,18 +161,18 @@ class StubModel(Model):
             With the first instance's reason.
         """
         environment = stub_environment(self._directory, environment_parameters(self.config))
-        warmup = await asyncio.to_thread(warmup_samples, self.config, self._directory)
-        settings = []
-        for group in self.config.instance_groups:
-            settings += self._placed(group, environment, warmup)
+        completion = None
+        if self.config.draft:
+            completion = Completion(partial(self._complete, environment))
         self._instances = [
             Instance(entry, index, self._dispatcher, self._context)
-            for index, entry in enumerate(settings)
+            for index, entry in enumerate(await self._settings(environment))
         ]
         self._dispatcher.instances = self._instances
         try:
             results = await asyncio.gather(
-                *(instance.start() for instance in self._instances), return_exceptions=True
+                *(instance.start(completion) for instance in self._instances),
+                return_exceptions=True,
             )
         except asyncio.CancelledError:
             # Some may be up already; nobody else knows of them.
@@ -210,6 +218,34 @@ class StubModel(Model):
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + seconds
         loop.call_later(seconds, self._drained.set)
+
+    async def _complete(self, environment: StubEnvironment, returned: str | None) -> None:
+        """Go on with the configuration that the model returned, if it can be served."""
+        # It may be long: not on the event loop.
+        self.config = await asyncio.to_thread(self._finish, returned)
+        dispatcher = self._new_dispatcher(self.config)
+        dispatcher.instances = self._instances
+        self._dispatcher.close()
+        self._dispatcher = dispatcher
+        for instance, entry in zip(self._instances, await self._settings(environment), strict=True):
+            instance.configure(entry, dispatcher)
+
+    def _new_dispatcher(self, config: ModelConfig) -> Dispatcher:
+        arena = self._context.regions.arena
+        return Dispatcher(config, arena, self.statistics, self.tracing)
+
+    async def _settings(self, environment: StubEnvironment) -> list[InstanceSettings]:
+        """Return what each instance needs to know, by the configuration as it is now."""
+        warmup: Sequence[WarmupSample] = ()
+        if not self.config.draft:
+            warmup = await asyncio.to_thread(warmup_samples, self.config, self._directory)
+        settings: list[InstanceSettings] = []
+        for group in self.config.instance_groups:
+            settings += self._placed(group, environment, warmup)
+        for index, entry in enumerate(settings):
+            here = Completes.ELSEWHERE if index else Completes.HERE
+            entry.stub["completion"] = here if self.config.draft else Completes.NOWHERE
+        return settings
 
     def _placed(
         self, group: InstanceGroup, environment: StubEnvironment, warmup: Sequence[WarmupSample]

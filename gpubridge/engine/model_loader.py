@@ -6,12 +6,14 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from gpubridge.config import (
     Backends,
     ModelConfig,
+    finish_model_config,
     load_model_config,
     served_versions,
     unsupported_features,
@@ -139,6 +141,8 @@ class ModelLoader:
         What all models share.
     backends : Backends
         Those that run models which are no Python programs themselves.
+    auto_complete : bool
+        Whether models may complete their own configuration.
     """
 
     def __init__(
@@ -147,11 +151,14 @@ class ModelLoader:
         gpu_count: int,
         gpu_fallback: Literal["none", "host"],
         backends: Backends,
+        *,
+        auto_complete: bool = True,
     ) -> None:
         self.context = context
         self._gpu_count = gpu_count
         self._gpu_fallback = gpu_fallback
         self._backends = backends
+        self._auto_complete = auto_complete
 
     async def prepare(self, name: str, source: ModelSource) -> PreparedModel:
         """Read a model's configuration and choose its versions.
@@ -170,13 +177,12 @@ class ModelLoader:
                 gpu_fallback=self._gpu_fallback,
                 override=source.config,
                 backends=self._backends,
+                draft=self._auto_complete,
             )
         except BridgeError as error:
             raise not_found(name, error.message) from error
         try:
-            refused = unsupported_features(config)
-            if refused:
-                raise BridgeError("; ".join(refused), ErrorCode.UNSUPPORTED)
+            _refuse_unsupported(config)
             versions = served_versions(source.directory, name, config.version_policy)
         except BridgeError as error:
             told = f"load failed for model '{name}'"
@@ -189,7 +195,17 @@ class ModelLoader:
         """Make a version of a model; nothing of it runs yet. ``members`` has those it is made of."""
         if is_ensemble(prepared.config):
             return EnsembleModel(prepared.config, version, members, self.context)
-        return StubModel(prepared.config, version, prepared.source.directory, self.context)
+        finish = partial(self._finish, prepared)
+        return StubModel(prepared.config, version, prepared.source.directory, self.context, finish)
+
+    def _finish(self, prepared: PreparedModel, returned: str | None) -> ModelConfig:
+        """Return the whole configuration of a model that was asked to complete it."""
+        directory = prepared.source.directory
+        config = finish_model_config(
+            prepared.config, returned, directory, gpu_count=self._gpu_count
+        )
+        _refuse_unsupported(config)
+        return config
 
     async def bring_up(self, models: Sequence[Model]) -> dict[int, BridgeError]:
         """Load versions of a model, all at once; returns why those that failed did, by version.
@@ -216,6 +232,12 @@ class ModelLoader:
         finally:
             progress.cancel()
         return None
+
+
+def _refuse_unsupported(config: ModelConfig) -> None:
+    refused = unsupported_features(config)
+    if refused:
+        raise BridgeError("; ".join(refused), ErrorCode.UNSUPPORTED)
 
 
 def not_found(name: str, reason: str) -> NotPrepared:

@@ -280,7 +280,7 @@ class ModelRepository(ServedModels):
         up = {version: model for version, model in fresh.items() if version not in reasons}
         if not reasons or (partial and up):
             for model in kept.values():
-                model.config = prepared.config
+                model.config = model.config.with_version_policy(prepared.config)
             self.switch(name, Served(prepared, kept | up, was is not None and was.asked))
         else:
             for version, model in up.items():

@@ -19,6 +19,7 @@ from gpubridge.pb_utils import host
 from gpubridge.stub.answers import ModelIdentity
 from gpubridge.stub.calls import CallDesk
 from gpubridge.stub.client_memory import ClientMemory
+from gpubridge.stub.completion import completed_config
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.loader import load_model, model_error_text
 from gpubridge.stub.outputs import OutputMemory
@@ -28,6 +29,7 @@ from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import (
+    Completes,
     Kind,
     comes_alone,
     control_message,
@@ -89,13 +91,6 @@ class _Stub:
             self._announce,
             self._withdraw,
         )
-        self._clients = ClientMemory(
-            self._borrowed,
-            self._control,
-            settings["input_sharing"],
-            settings["name"],
-            settings["instance"],
-        )
         os.register_at_fork(after_in_child=self._detach)
         self._reader = record_reader()
         self._results = ResultSender(channel)
@@ -104,6 +99,7 @@ class _Stub:
         calls = socket.socket(fileno=fds[1])
         calls.setblocking(False)
         self._calls = CallDesk(Channel(calls), self._control.lent, self._outputs)
+        self._clients: ClientMemory | None = None
         self._model: Any = None
         self._executor: Executor | None = None
 
@@ -112,9 +108,11 @@ class _Stub:
         settings = self._settings
         self._attach(None)
         try:
+            kind = load_model(settings["path"], _package(settings))
+            if settings["completion"]:
+                self._configure(kind)
             specs = settings["states"]
             states = SequenceStates(specs, settings["batched"]) if specs else None
-            kind = load_model(settings["path"], _package(settings))
             model = kind()
             if hasattr(model, "initialize"):
                 model.initialize(dict(settings["args"]))
@@ -123,6 +121,13 @@ class _Stub:
             self._channel.send(control_message(Kind.FAILED, error=text))
             return False
         identity = ModelIdentity(settings)
+        self._clients = ClientMemory(
+            self._borrowed,
+            self._control,
+            settings["input_sharing"],
+            identity.name,
+            identity.instance,
+        )
         self._model = model
         self._executor = Executor(
             model,
@@ -140,9 +145,23 @@ class _Stub:
         self._channel.send(control_message(Kind.READY))
         return True
 
+    def _configure(self, kind: Any) -> None:
+        """Wait for the settings of the completed configuration, having completed it if asked to."""
+        settings = self._settings
+        if settings["completion"] == Completes.HERE:
+            text = completed_config(kind, settings["name"], settings["args"]["model_config"])
+            self._channel.send(control_message(Kind.COMPLETED, config=text))
+        message, _ = self._channel.receive()
+        if message[0] != Kind.CONFIGURE:
+            raise MalformedMessage(
+                f"expected the configuration, got a message of kind {message[0]}"
+            )
+        settings.update(decode_control(message))
+
     def serve(self) -> int:
         """Answer messages until told to finalize or the server is gone; returns the exit code."""
-        channel = self._channel
+        channel, clients = self._channel, self._clients
+        assert clients is not None
         soon = False
         while True:
             if soon:
@@ -153,12 +172,12 @@ class _Stub:
                 soon = self._run_batches(message)
             elif kind == Kind.REGION:
                 fields = decode_control(message)
-                memory = self._clients if fields["client"] else self._borrowed
+                memory = clients if fields["client"] else self._borrowed
                 memory.announce(fields["region"], fds.pop(), fields["size"])
             elif kind == Kind.DROP_REGION:
                 region = decode_control(message)["region"]
                 self._borrowed.drop(region)
-                self._clients.drop(region)
+                clients.drop(region)
             elif kind == Kind.TRIM:
                 self._outputs.trim(decode_control(message)["idle_seconds"])
             elif kind == Kind.FINALIZE:

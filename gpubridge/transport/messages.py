@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "Completes",
     "Kind",
     "ResponseFlag",
     "comes_alone",
@@ -54,12 +55,26 @@ class Kind:
     DROP_REGION = 4
     TRIM = 5
     FINALIZE = 6
+    CONFIGURE = 7
     READY = 16
     FAILED = 17
     RESULTS = 18
     LOG = 19
     FINALIZED = 20
     RESPONSES = 21
+    COMPLETED = 22
+
+
+class Completes:
+    """Who completes a model's configuration before it is initialized: field ``completion`` of INITIALIZE.
+
+    HERE: the stub asks its model, and sends COMPLETED. ELSEWHERE: another stub of the model does.
+    Either way, CONFIGURE then brings the settings of the complete configuration. Empty: nobody.
+    """
+
+    HERE = "here"
+    ELSEWHERE = "elsewhere"
+    NOWHERE = ""
 
 
 class ResponseFlag:

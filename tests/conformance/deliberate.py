@@ -207,7 +207,7 @@ CONSTRUCTOR_TEXT = Difference(
 
 REASON = Difference(
     "reason of a model that did not load",
-    "the error code's name before it, `<frozen importlib…>` among the places",
+    "the error code's name before it, `<frozen importlib…>` and its own files among the places",
     "neither",
     "says the same in fewer words",
 )
@@ -241,6 +241,12 @@ CONFIG_STRICT = Difference(
     "refused; a version `0` is ignored",
     "a slip, or read otherwise than it was meant",
 )
+NO_COMPLETION = Difference(
+    "`auto_complete_config` returns what is no configuration: an unknown data type, an unknown field",
+    "loads the model as if it had returned nothing",
+    "refused, says what is wrong",
+    "a slip that shows only with the first request",
+)
 ONE_VERSION_BROKEN = Difference(
     "one version of several does not load",
     "none serves",
@@ -263,11 +269,6 @@ GENERATE_COUNT = Difference(
 
 # -- what is still to come -------------------------------------------------------------------------------
 
-AUTO_COMPLETE = Difference(
-    "`auto_complete_config`; a model without `config.pbtxt`",
-    "called when a model is loaded; loads",
-    "not called; refused",
-)
 CUDA_MEMORY = Difference("`/v2/cudasharedmemory/region/NAME/register`", "served", "501: not yet")
 
 

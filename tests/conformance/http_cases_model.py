@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.conformance import deliberate
 from tests.conformance.deliberate import Difference
-from tests.conformance.http_case import Case, encode, infer, post, tensor
+from tests.conformance.http_case import Case, encode, get, infer, post, tensor
 
 LISTED_IN_MODEL = (
     "none raise_value_error raise_model_exception raise_not_ascii raise_quotes raise_empty"
@@ -117,4 +117,32 @@ DECOUPLED = [
     ),
 ]
 
-CASES: list[Case] = [*VERSIONS, *DECOUPLED, *MISBEHAVING]
+COMPLETED = [
+    *(
+        get(f"completed: {what} of {model}", f"/v2/models/{model}{path}")
+        for model in ("completed", "completed_partly")
+        for what, path in (("config", "/config"), ("metadata", ""), ("state", "/ready"))
+    ),
+    infer(
+        "completed: what the model is told",
+        "completed",
+        {"inputs": [tensor("IN", "INT32", [2, 1], [1, 2])]},
+    ),
+    infer(
+        "completed: beyond the batch size",
+        "completed",
+        {"inputs": [tensor("IN", "INT32", [9, 1], list(range(9)))]},
+    ),
+    infer(
+        "completed: other datatype",
+        "completed",
+        {"inputs": [tensor("IN", "FP32", [1, 1], [1])]},
+    ),
+    infer(
+        "completed partly: batch of four",
+        "completed_partly",
+        {"inputs": [tensor("IN", "INT32", [4, 2, 2], list(range(16)))]},
+    ),
+]
+
+CASES: list[Case] = [*VERSIONS, *COMPLETED, *DECOUPLED, *MISBEHAVING]

@@ -11,6 +11,7 @@ output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
 CONFIG = (
     'backend: "python"\nmax_batch_size: 0\n' + TENSORS + "instance_group [ { kind: KIND_CPU } ]\n"
 )
+BARE = 'backend: "python"\n'
 HEAD = "import triton_python_backend_utils as pb_utils\n\n\nclass TritonPythonModel:\n"
 EXECUTE = """
     def execute(self, requests):
@@ -121,9 +122,75 @@ AUTO_COMPLETE = [
     auto_complete(
         "auto_complete_bad_dtype",
         'config.add_input({"name": "X", "data_type": "TYPE_NONE", "dims": [1]}); return config',
-        'backend: "python"\n',
+        BARE,
     ),
-    auto_complete("auto_complete_nothing", "return config", 'backend: "python"\n'),
+    auto_complete("auto_complete_nothing", "return config", BARE),
+    auto_complete("auto_complete_exits", "raise SystemExit(3)"),
+    auto_complete(
+        "auto_complete_unknown_field", 'config.as_dict()["no_such"] = 1; return config', BARE
+    ),
+    auto_complete(
+        "auto_complete_what_is_missing",
+        'config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [1]}); '
+        'config.add_output({"name": "OUT", "data_type": "TYPE_INT32", "dims": [1]}); return config',
+        BARE + 'input [ { name: "IN" } ]\noutput [ { name: "OUT" dims: [ 1 ] } ]\n',
+    ),
+    auto_complete(
+        "auto_complete_leaves_an_input_without_dims",
+        "return config",
+        CONFIG.replace("dims: [ 1 ]", "", 1),
+    ),
+    auto_complete(
+        "auto_complete_dim_zero",
+        'config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [0]}); return config',
+        BARE,
+    ),
+    auto_complete(
+        "auto_complete_smaller_batch",
+        "config.set_max_batch_size(2); return config",
+        CONFIG.replace("size: 0", "size: 4"),
+    ),
+    auto_complete(
+        "auto_complete_other_scheduler",
+        "config.set_dynamic_batching(); return config",
+        CONFIG.replace("size: 0", "size: 4") + "sequence_batching { }\n",
+    ),
+    auto_complete(
+        "auto_complete_other_policy",
+        'config.set_model_transaction_policy({"decoupled": False}); return config',
+        CONFIG + "model_transaction_policy { decoupled: true }\n",
+    ),
+    auto_complete(
+        "auto_complete_policy_of_something_else",
+        'config.set_model_transaction_policy({"coupled": True}); return config',
+    ),
+    auto_complete(
+        "auto_complete_other_optional",
+        'config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [1], "optional": True}); '
+        "return config",
+    ),
+    auto_complete(
+        "auto_complete_input_with_more",
+        'config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [1], "reshape": {}}); '
+        "return config",
+    ),
+    auto_complete(
+        "auto_complete_optional_output",
+        'config.add_output({"name": "OUT", "data_type": "TYPE_INT32", "dims": [1], "optional": True}); '
+        "return config",
+    ),
+    auto_complete(
+        "auto_complete_output_without_name",
+        'config.add_output({"data_type": "TYPE_INT32", "dims": [1]}); return config',
+    ),
+    auto_complete(
+        "auto_complete_ensemble",
+        'config.as_dict()["ensemble_scheduling"] = {"step": []}; return config',
+    ),
+    auto_complete(
+        "auto_complete_negative_batch",
+        'config.as_dict()["max_batch_size"] = -1; return config',
+    ),
 ]
 
 CONFIGS = [

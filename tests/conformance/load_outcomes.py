@@ -6,11 +6,11 @@ import re
 from typing import Any
 
 from tests.conformance.deliberate import (
-    AUTO_COMPLETE,
     CONFIG_REASON,
     CONFIG_STRICT,
     CONFIG_TEXT,
     LOADING_HANGS,
+    NO_COMPLETION,
     ONE_VERSION_BROKEN,
     Difference,
 )
@@ -19,12 +19,14 @@ __all__ = ["LOADS", "OTHERWISE", "outcomes_of_peer", "reason_of_peer"]
 
 LOADS = ""
 NOT_TEXT = r"failed to read text proto from \S+/config\.pbtxt: "
-NO_CONFIG = r"failed to open text file for read \S+/config\.pbtxt: No such file or directory; "
+NO_BACKEND = r"Could not determine backend for model '\w+' with no backend in model configuration: "
+DIED = r"Stub process '\w+_0_0' is not healthy\. It exited .* 3\."
+NOTHING_VALID = r"auto_complete_config of model '\w+' returned no valid configuration: "
 NO_VERSION = r"at least one version must be available under the version policy of model '\w+': "
 
 # Name: why it is judged otherwise, and our reason as a regular expression (LOADS: it serves).
 OTHERWISE: dict[str, tuple[Difference, str]] = {
-    "dies_at_import": (LOADING_HANGS, r"Stub process '\w+_0_0' is not healthy\. It exited .* 3\."),
+    "dies_at_import": (LOADING_HANGS, DIED),
     "no_model_file": (LOADING_HANGS, r"Python model file not found in '\S+/1/model\.py'"),
     "config_other_file": (LOADING_HANGS, r"Python model file not found in '\S+/1/other\.py'"),
     "bad;name": (LOADING_HANGS, LOADS),
@@ -44,7 +46,7 @@ OTHERWISE: dict[str, tuple[Difference, str]] = {
         ),
     ),
     "config_negative_batch": (CONFIG_REASON, r"'max_batch_size' must be non-negative value for "),
-    "empty_directory": (CONFIG_REASON, NO_CONFIG),
+    "empty_directory": (CONFIG_REASON, NO_BACKEND),
     "config_unknown_backend": (
         CONFIG_TEXT,
         r"unable to find backend library for backend 'no_such_backend' of model '\w+': .* expected ",
@@ -61,28 +63,21 @@ OTHERWISE: dict[str, tuple[Difference, str]] = {
         r"instance group \w+ .* has count -1; expected at least 1",
     ),
     "one_version_of_two_broken": (ONE_VERSION_BROKEN, LOADS),
-    "no_config": (AUTO_COMPLETE, NO_CONFIG),
-    **{
-        f"auto_complete_{name}": (AUTO_COMPLETE, LOADS)
-        for name in (
-            "raises",
-            "returns_none",
-            "returns_a_dict",
-            "dies",
-            "input_without_dims",
-            "other_dtype",
-            "other_dims",
-        )
-    },
+    "auto_complete_dies": (LOADING_HANGS, DIED),
+    "auto_complete_bad_dtype": (NO_COMPLETION, NOTHING_VALID + r".* enum value TYPE_NONE "),
+    "auto_complete_unknown_field": (
+        NO_COMPLETION,
+        NOTHING_VALID + r".* no field named \"no_such\"",
+    ),
 }
 
 _CODE = re.compile(r"(?:Internal|Invalid argument|Unsupported): ")
-_IMPORTLIB = re.compile(r"  <frozen importlib\.\S+\(\d+\): \w+\n")
+_NOT_THE_MODEL = re.compile(r"  <(?:frozen importlib\.|backends>/)\S+\(\d+\): \w+\n")
 
 
 def reason_of_peer(text: str) -> str:
     """Its reason as ours begins: without what ``deliberate.REASON`` and ``DEATH`` leave out."""
-    return _IMPORTLIB.sub("", _CODE.sub("", text, count=1))
+    return _NOT_THE_MODEL.sub("", _CODE.sub("", text, count=1))
 
 
 def outcomes_of_peer(record: dict[str, Any]) -> list[tuple[str, str]]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import hypothesis.strategies as st
 from hypothesis import given
 
-from gpubridge.config import load_model_config, unsupported_features
+from gpubridge.config import (
+    ModelConfig,
+    finish_model_config,
+    load_model_config,
+    unsupported_features,
+)
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol.grpc.metadata import model_config, model_metadata
 from tests.fuzz.budget import fuzzed, mutations
@@ -77,3 +83,89 @@ def test_a_text_is_a_configuration_or_refused(tmp_path: Path) -> None:
         refused.message.encode(errors="strict")
 
     load()
+
+
+_NAMES = st.sampled_from(
+    [
+        "name",
+        "max_batch_size",
+        "input",
+        "output",
+        "dims",
+        "data_type",
+        "optional",
+        "reshape",
+        "shape",
+        "dynamic_batching",
+        "sequence_batching",
+        "oldest",
+        "direct",
+        "state",
+        "ensemble_scheduling",
+        "step",
+        "model_transaction_policy",
+        "decoupled",
+        "preferred_batch_size",
+        "priority_queue_policy",
+        "label_filename",
+        "parameters",
+        "x",
+    ]
+)
+_VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**70), 2**70),
+        st.floats(),
+        st.text(max_size=4),
+        st.sampled_from(["TYPE_FP32", "TYPE_NONE", "IN", "../x", "\ud800"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(_NAMES, inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+_TENSOR = st.fixed_dictionaries(
+    {"name": st.one_of(st.just("IN"), _VALUES), "data_type": st.just("TYPE_FP32")},
+    optional={"dims": st.one_of(st.just([1]), _VALUES), "optional": _VALUES, "reshape": _VALUES},
+)
+_RETURNED = st.one_of(
+    _VALUES,
+    st.dictionaries(_NAMES, st.one_of(_VALUES, st.lists(_TENSOR, max_size=2)), max_size=4),
+).map(json.dumps)
+
+
+def test_what_a_model_returns_is_a_configuration_or_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "m"
+    (directory / "1").mkdir(parents=True)
+    (directory / "1" / "model.py").touch()
+    drafts = [
+        load_model_config(directory, gpu_count=0, draft=True, override=text)
+        for text in ("{}", '{"max_batch_size": 4, "dynamic_batching": {}}')
+    ]
+
+    @fuzzed(4)
+    @given(
+        st.sampled_from(drafts),
+        st.one_of(
+            _RETURNED,
+            mutations(_RETURNED.map(str.encode)).map(
+                lambda raw: raw.decode(errors="surrogateescape")
+            ),
+            st.text(),
+        ),
+    )
+    def finish(draft: ModelConfig, text: str) -> None:
+        try:
+            config = finish_model_config(draft, text, directory, gpu_count=0)
+        except BridgeError as error:
+            refused = error
+        else:
+            model_config(config)
+            model_metadata(config, [1])
+            return
+        assert refused.code == ErrorCode.INVALID_ARG
+        refused.message.encode(errors="strict")
+
+    finish()

@@ -101,6 +101,7 @@ _CONTROL = st.one_of(
         _NUMBERS,
     ),
     st.builds(lambda error: control_message(Kind.FAILED, error=error), _TEXTS),
+    st.builds(lambda config: control_message(Kind.COMPLETED, config=config), _TEXTS),
     st.sampled_from([Kind.READY, Kind.FINALIZED, Kind.TRIM, 0, 99]).map(control_message),
 )
 _MESSAGES = st.one_of(
@@ -125,6 +126,7 @@ async def _hear(messages: list[bytes]) -> None:
         regions,
         1 << 16,
         LinkEvents(
+            lambda text: None,
             lambda: None,
             lambda text: None,
             broken.append,

@@ -58,6 +58,10 @@ LIES = {
         "wire.control_message(wire.Kind.LOG, level=1, text={}, file='', line=1)",
         "field 'text': expected a string, got {}",
     ),
+    "completed": (
+        "wire.control_message(wire.Kind.COMPLETED, config=[1])",
+        "field 'config': expected a string or null, got [1]",
+    ),
     "region_without_memory": (
         "wire.control_message(wire.Kind.REGION, region=1 << 32, size=4096)",
         "region 0x100000000 is not the stub's to announce",

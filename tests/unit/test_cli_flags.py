@@ -32,3 +32,8 @@ def test_flags_that_are_refused_are_no_flags():
 def test_a_repository_must_be_named(capsys):
     assert cli.main(["serve"]) == 1
     assert "--model-repository expects at least one directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("entry", ["default-max-batch-size=4", "python,default-max-batch-size=4"])
+def test_a_setting_of_every_backend_is_pythons(entry):
+    assert cli._backend_config([entry]) == {"python": {"default-max-batch-size": "4"}}

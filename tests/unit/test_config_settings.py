@@ -111,6 +111,7 @@ class TestPythonBackend:
             "shm-region-prefix-name": "p",
             "shm_message_queue_size": "1000",
             "thread-pool-size": "1",
+            "default-max-batch-size": "4",
         }
         notices = PythonBackendSettings.from_backend_config(given).notices
         assert [notice.split(" has no effect")[0] for notice in notices] == [
@@ -177,7 +178,7 @@ class TestPythonBackend:
                     "unknown key 'zzz' in --backend-config=python,zzz=...; known keys are "
                     "stub-timeout-seconds, input-placement, busy-poll-us, "
                     "shm-default-byte-size, shm-growth-byte-size, shm-region-prefix-name, "
-                    "shm_message_queue_size, thread-pool-size"
+                    "shm_message_queue_size, thread-pool-size, default-max-batch-size"
                 ),
             ),
         ],

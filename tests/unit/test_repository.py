@@ -221,13 +221,15 @@ class _Holder:
         self.told.append(f"without {name}")
 
 
-def test_progress_names_what_is_waited_for(caplog):
+@pytest.mark.parametrize("draft", [False, True])
+def test_progress_names_what_is_waited_for(caplog, draft):
     instances = [
         SimpleNamespace(name="m_0", state=InstanceState.READY),
         SimpleNamespace(name="m_1", state=InstanceState.STARTING),
         SimpleNamespace(name="m_2", state=InstanceState.STARTING),
     ]
     model = SimpleNamespace(name="m", version=7, instances=instances)
+    model.config = SimpleNamespace(draft=draft)
 
     async def work():
         task = asyncio.create_task(load_progress.report_progress(model, 0.01))
@@ -238,7 +240,8 @@ def test_progress_names_what_is_waited_for(caplog):
     asyncio.run(work())
     told = caplog.records[0].getMessage()
     assert told.startswith("model 'm' version 7 is loading for ")
-    assert told.endswith(" s: instances m_1, m_2 in initialize")
+    where = "auto_complete_config" if draft else "initialize"
+    assert told.endswith(f" s: instances m_1, m_2 in {where}")
 
 
 def test_a_clients_files_go_with_the_last_who_needs_them(monkeypatch, tmp_path):

@@ -1,0 +1,383 @@
+"""Models complete their own configuration, in the process that then runs them; or fail to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+
+from tests.process.completing import FULL, said, write_completing
+from tests.process.controlled import EXPLICIT, control, states
+from tests.process.ensembles import ADD
+from tests.process.server import alive, running_server, wait_until, write_code_model, write_model
+
+BATCHING = "c.set_max_batch_size(8)\nc.set_dynamic_batching()\n" + FULL
+THREE = 'backend: "python"\ninstance_group [ { count: 3 } ]\n'
+
+
+@pytest.fixture
+def models(tmp_path):
+    repository = tmp_path / "models"
+    repository.mkdir()
+    return repository
+
+
+def config_of(server, path="m"):
+    status, _, body = server.request("GET", f"/v2/models/{path}/config")
+    assert status == 200, body
+    return json.loads(body)
+
+
+def ask(server, code, model="m", shape=(1,)):
+    data = [code] * int(np.prod(shape))
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": list(shape), "data": data}
+    body = json.dumps({"inputs": [tensor]})
+    status, _, answer = server.request("POST", f"/v2/models/{model}/infer", body)
+    assert status == 200, answer
+    return json.loads(answer)["outputs"][0]["data"][0]
+
+
+ARGS = "self.said = self.args['model_config']"
+
+
+# -- completing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["staticmethod", "classmethod"])
+def test_a_model_without_config_pbtxt_is_served_as_it_says(models, kind):
+    write_completing(models, complete=BATCHING, kind=kind)
+    with running_server(models) as server:
+        config = config_of(server)
+        assert (config["backend"], config["max_batch_size"]) == ("python", 8)
+        assert config["dynamic_batching"]["preferred_batch_size"] == [8]
+        assert [t["name"] for t in config["input"] + config["output"]] == ["IN", "OUT"]
+        metadata = json.loads(server.request("GET", "/v2/models/m")[2])
+        assert metadata["inputs"] == [{"name": "IN", "datatype": "BYTES", "shape": [-1, 1]}]
+        assert json.loads(ask(server, ARGS, shape=(2, 1))) == config
+        # One process did it all, and imported the model once.
+        (pid,) = server.stubs()
+        once = [pid]
+        noted = {"import": once, "complete": once, "initialize": once, "execute": once}
+        assert said(models) == noted
+
+
+def test_the_scheduler_is_the_completed_one(models):
+    write_completing(models, complete=BATCHING, config='backend: "python"\n')
+    with running_server(models) as server, ThreadPoolExecutor(4) as threads:
+        # While the model is busy with the first, the others become one batch.
+        list(threads.map(lambda _: ask(server, "time.sleep(0.3)", shape=(1, 1)), range(4)))
+        body = server.request("GET", "/v2/models/m/stats")[2]
+        sizes = [row["batch_size"] for row in json.loads(body)["model_stats"][0]["batch_stats"]]
+        assert max(sizes) > 1
+
+
+def test_a_decoupled_model_says_so_itself(models):
+    complete = "c.set_model_transaction_policy({'decoupled': True})\n" + FULL
+    write_completing(models, complete=complete)
+    source = models / "m" / "1" / "model.py"
+    source.write_text(
+        source.read_text()
+        + """
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for _ in range(3):
+                sender.send(self.answer(request))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    )
+    with running_server(models) as server:
+        answers = []
+        with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+            data = tritonclient.grpc.InferInput("IN", [1], "BYTES")
+            data.set_data_from_numpy(np.array([b"self.said = 1"], np.object_))
+            client.start_stream(lambda result, error: answers.append((result, error)))
+            client.async_stream_infer("m", [data])
+            wait_until(lambda: len(answers) == 3, "three answers", server)
+            assert client.get_model_config("m").config.model_transaction_policy.decoupled
+
+
+def test_one_instance_completes_for_all(models):
+    write_completing(models, complete=BATCHING, config=THREE)
+    with running_server(models) as server:
+        noted = said(models)
+        assert len(noted["complete"]) == 1
+        assert sorted(noted["import"]) == sorted(noted["initialize"]) == sorted(server.stubs())
+        config = config_of(server)
+        with ThreadPoolExecutor(3) as threads:
+            code = f"time.sleep(0.2); {ARGS}"
+            asked = list(threads.map(lambda _: ask(server, code, shape=(8, 1)), range(3)))
+        assert [json.loads(answer) for answer in asked] == [config] * 3
+
+
+def test_each_version_completes_its_own(models):
+    policy = 'backend: "python"\nversion_policy { all { } }\n'
+    for version in (1, 2):
+        complete = f"c.set_max_batch_size({version})\n{FULL}"
+        write_completing(models, complete=complete, config=policy, version=version)
+    with running_server(models) as server:
+        sizes = [config_of(server, f"m/versions/{v}")["max_batch_size"] for v in (1, 2)]
+        assert sizes == [1, 2]
+
+
+def test_a_stub_that_starts_again_is_not_asked_again(models):
+    write_completing(models, complete=BATCHING)
+    with running_server(models) as server:
+        (pid,) = server.stubs()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: server.stubs() not in ([], [pid]), "another stub", server)
+        wait_until(lambda: server.is_ready("m"), "the model to be ready again", server)
+        assert json.loads(ask(server, ARGS, shape=(1, 1))) == config_of(server)
+        assert len(said(models)["complete"]) == 1
+
+
+def test_a_sample_request_warms_the_completed_model_up(models):
+    warmup = (
+        'model_warmup [ { name: "w" batch_size: 1 inputs { key: "IN" value '
+        "{ data_type: TYPE_STRING dims: [ 1 ] zero_data: true } } } ]\n"
+    )
+    write_completing(models, config=f'backend: "python"\n{warmup}')
+    with running_server(models) as server:
+        assert said(models)["execute"] == server.stubs()
+        assert ask(server, "self.said = 'warm'") == "warm"
+
+
+def test_an_ensemble_is_made_of_what_its_members_say(models):
+    number = "c.add_{}({{'name': '{}', 'data_type': 'TYPE_FP32', 'dims': [1]}})\n"
+    complete = number.format("input", "IN") + number.format("output", "OUT") + "return c"
+    head = "    @staticmethod\n    def auto_complete_config(c):\n"
+    body = "".join(f"        {line}\n" for line in complete.splitlines())
+    write_model(models, "add", ADD.replace("Model:\n", f"Model:\n{head}{body}"))
+    (models / "add" / "config.pbtxt").unlink()
+    tensors = "data_type: TYPE_FP32 dims: [ 1 ]"
+    (models / "both" / "1").mkdir(parents=True)
+    (models / "both" / "config.pbtxt").write_text(
+        f'platform: "ensemble"\ninput [ {{ name: "IN" {tensors} }} ]\n'
+        f'output [ {{ name: "OUT" {tensors} }} ]\n'
+        'ensemble_scheduling { step [ { model_name: "add" model_version: -1 '
+        'input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } } ] }\n'
+    )
+    with running_server(models) as server:
+        tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
+        body = json.dumps({"inputs": [tensor]})
+        status, _, answer = server.request("POST", "/v2/models/both/infer", body)
+        assert (status, json.loads(answer)["outputs"][0]["data"]) == (200, [2])
+
+
+def test_it_may_log_and_ask_where_it_is(models):
+    complete = "pb_utils.Logger.log_warn('planted ' + pb_utils.get_model_dir())\nprint('said')\n"
+    complete += FULL
+    directory = write_completing(models, complete=complete)
+    with running_server(models) as server:
+        assert f"planted {directory / '1'}" in server.log()
+        assert "said" in server.log().splitlines()
+
+
+# -- reloading ------------------------------------------------------------------------------------
+
+
+def test_a_reload_keeps_what_was_completed(models):
+    directory = write_completing(models, complete=BATCHING, config='backend: "python"\n')
+    with running_server(models, *EXPLICIT, "--load-model", "m") as server:
+        before = config_of(server)
+        assert control(server, "load") == (200, "")
+        assert config_of(server) == before
+        # Another policy is no other version.
+        (directory / "config.pbtxt").write_text('backend: "python"\nversion_policy { all { } }\n')
+        assert control(server, "load") == (200, "")
+        assert config_of(server) == {**before, "version_policy": {"all": {}}}
+        assert len(said(models)["complete"]) == 1
+        write_completing(models, complete="c.set_max_batch_size(3)\n" + FULL)
+        assert control(server, "load") == (200, "")
+        assert config_of(server)["max_batch_size"] == 3
+        assert len(said(models)["complete"]) == 2
+
+
+def test_a_clients_configuration_is_completed_too(models):
+    write_completing(models, complete=BATCHING)
+    with running_server(models, *EXPLICIT) as server:
+        assert control(server, "load", config='{"max_batch_size": 4}') == (200, "")
+        assert config_of(server)["max_batch_size"] == 8
+        status, error = control(server, "load", config='{"max_batch_size": 16}')
+        assert status == 400
+        assert "specified max_batch_size 16, but in auto-complete-config function" in error
+        # What was served still is.
+        assert config_of(server)["max_batch_size"] == 8
+        assert ask(server, "self.said = 1", shape=(1, 1)) == "1"
+
+
+def test_a_directory_without_config_is_found_when_polled(models):
+    poll = "--model-control-mode", "poll", "--repository-poll-secs", "1"
+    with running_server(models, *poll) as server:
+        write_completing(models)
+        wait_until(lambda: server.is_ready("m"), "the model", server)
+        (models / "m" / "1" / "model.py").unlink()
+        write_completing(models, complete="c.set_max_batch_size(5)\n" + FULL)
+        wait_until(lambda: config_of(server)["max_batch_size"] == 5, "the new model", server)
+
+
+# -- failing --------------------------------------------------------------------------------------
+
+SECOND = 'if len(open(FOLDER + "/log").read().splitlines()) > 1:\n    raise ValueError("planted")'
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"complete": "raise ValueError('planted')"}, "ValueError: planted\n\nAt:\n"),
+        ({"complete": "sys.exit(3)"}, "SystemExit: 3\n\nAt:\n"),
+        ({"complete": "os._exit(3)"}, "Stub process 'm_0_0' is not healthy. It exited with code 3"),
+        (
+            {"complete": "os.kill(os.getpid(), 9)"},
+            "Stub process 'm_0_0' is not healthy. It was killed by signal 9",
+        ),
+        (
+            {"complete": "return c.as_dict()"},
+            (
+                "auto_complete_config function in model 'm' must return a valid pb.ModelConfig "
+                "object."
+            ),
+        ),
+        (
+            {"complete": "c.as_dict()['x'] = object()\nreturn c"},
+            "TypeError: Object of type object is not JSON serializable",
+        ),
+        (
+            {"complete": "c.as_dict()['no_such'] = 1\nreturn c"},
+            "auto_complete_config of model 'm' returned no valid configuration: ",
+        ),
+        (
+            {"complete": "c.as_dict()['x'] = 'x' * 5_000_000\nreturn c"},
+            "auto_complete_config of model 'm' returned a configuration of 5",
+        ),
+        (
+            {
+                "complete": "c.add_input({'name': 'IN', 'data_type': 'TYPE_INT8', 'dims': []})\nreturn c"
+            },
+            "model input 'IN' must specify 'dims' for m",
+        ),
+        ({"imported": "raise ValueError('planted')"}, "ValueError: planted\n\nAt:\n"),
+        ({"imported": SECOND}, "ValueError: planted\n\nAt:\n"),
+        ({"initialize": "raise ValueError('planted')"}, "ValueError: planted\n\nAt:\n"),
+    ],
+)
+def test_a_completion_that_fails_is_told_and_leaves_nothing(models, parts, reason):
+    write_completing(models, config=THREE, **parts)
+    write_code_model(models, "good")
+    with running_server(models, *EXPLICIT, "--load-model", "good") as server:
+        (good,) = server.stubs()
+        before = descriptors(server)
+        for _ in range(2):
+            (models.parent / "m.notes" / "log").unlink(missing_ok=True)
+            status, error = control(server, "load")
+            assert status == 400
+            assert f"version 1 is at UNAVAILABLE state: {expected_code(reason)}: {reason}" in error
+            assert states(server) == {1: "UNAVAILABLE"}
+            assert server.stubs() == [good]
+        wait_until(lambda: descriptors(server) <= before, "no more open files than before")
+        assert server.ask("self.said = 1", "good") == (200, "1")
+        # It may be mended.
+        write_completing(models, config=THREE)
+        assert control(server, "load") == (200, "")
+        assert ask(server, "self.said = 1") == "1"
+        assert "never retrieved" not in server.log()
+
+
+CHANNEL = """
+from gpubridge.transport import messages as wire
+frame = sys._getframe()
+while not hasattr(frame.f_locals.get("self"), "_settings"):
+    frame = frame.f_back
+channel = frame.f_locals["self"]._channel.socket
+"""
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        (
+            "channel.send(wire.control_message(wire.Kind.READY))\ntime.sleep(60)",
+            "the model's process was ready before its configuration was complete",
+        ),
+        (
+            "channel.send(wire.control_message(wire.Kind.COMPLETED, config=7))\ntime.sleep(60)",
+            "sent a malformed message (field 'config': expected a string or null, got 7)",
+        ),
+        (
+            "channel.send(wire.control_message(wire.Kind.COMPLETED, config='{'))\ntime.sleep(60)",
+            "auto_complete_config of model 'm' returned no valid configuration: ",
+        ),
+        ("channel.close()\ntime.sleep(60)", "closed its channel"),
+    ],
+)
+def test_a_process_that_lies_about_its_configuration_does_not_load(models, lie, reason):
+    write_completing(models, complete=CHANNEL + lie)
+    with running_server(models, *EXPLICIT) as server:
+        status, error = control(server, "load")
+        assert (status, reason in error) == (400, True), error
+        assert server.stubs() == []
+        # Twice is once too often, but nobody waits for it any more.
+        twice = "for _ in range(2):\n    channel.send(wire.control_message(wire.Kind.COMPLETED, config=None))"
+        write_completing(models, complete=f"{CHANNEL}{twice}\n{FULL}")
+        assert control(server, "load") == (200, "")
+        assert config_of(server)["input"] == []
+        assert "Traceback" not in server.log()
+
+
+def descriptors(server):
+    return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+
+
+def expected_code(reason):
+    if reason.startswith("Stub process"):
+        return "Unavailable"
+    ours = "auto_complete_config of", "model input"
+    return "Invalid argument" if reason.startswith(ours) else "Internal"
+
+
+def test_a_completion_that_hangs_ends_with_the_server(models):
+    write_completing(models, complete="time.sleep(1000)", config=THREE)
+    write_code_model(models, "good")
+    with running_server(models, *EXPLICIT, "--load-model", "good") as server:
+        with ThreadPoolExecutor(1) as threads:
+            loading = threads.submit(control, server, "load")
+            wait_until(lambda: said(models)["complete"], "the completion to hang", server)
+            wait_until(
+                lambda: "s: instances m_0_0, m_0_1, m_0_2 in auto_complete_config" in server.log(),
+                "a line that says so",
+                server,
+            )
+            assert server.ask("self.said = 1", "good") == (200, "1")
+            stubs = server.stubs()
+            assert server.stop() == 0
+            assert loading.exception() is not None or loading.result()[0] != 200
+        assert not any(alive(pid) for pid in stubs)
+
+
+# -- not completing -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--disable-auto-complete-config", "--strict-model-config=true"])
+def test_completion_can_be_switched_off(models, flag):
+    whole = (
+        'backend: "python"\ninput [ { name: "IN" data_type: TYPE_STRING dims: [ 1 ] } ]\n'
+        'output [ { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] } ]\n'
+    )
+    write_completing(models, "whole", BATCHING, config=whole)
+    write_completing(models, "part", config='backend: "python"\ninput [ { name: "IN" } ]\n')
+    write_completing(models, "none")
+    with running_server(models, flag, "--exit-on-error=false", ready=False) as server:
+        wait_until(lambda: server.is_ready("whole"), "the whole one", server)
+        assert config_of(server, "whole")["max_batch_size"] == 0
+        assert ask(server, "self.said = self.completed_here", "whole") == "False"
+        wait_until(lambda: "] ready" in server.log(), "the end of the loading", server)
+        assert "model input 'IN' must specify 'data_type' for part" in server.log()
+        assert "failed to open text file for read" in server.log()
+        for name in ("whole", "part", "none"):
+            assert said(models, name)["complete"] == []
