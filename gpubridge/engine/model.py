@@ -12,7 +12,7 @@ from typing import Protocol
 from gpubridge.config import InstanceGroup, ModelConfig
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.dispatcher import Dispatcher
-from gpubridge.engine.environment import StubEnvironment, stub_environment
+from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance, InstanceState
 from gpubridge.engine.instance_settings import InstanceSettings
@@ -151,7 +151,9 @@ class StubModel(Model):
         BridgeError
             With the first instance's reason.
         """
-        environment = stub_environment(self._directory, self.config.parameters)
+        environment = await self._context.environments.of_model(
+            self.name, self._directory, self.config.parameters
+        )
         warmup = await asyncio.to_thread(warmup_samples, self.config, self._directory)
         settings = []
         for group in self.config.instance_groups:

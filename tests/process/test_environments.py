@@ -158,7 +158,9 @@ def test_what_a_stub_said_is_known_even_if_its_end_is_known_first(tmp_path):
     program = tmp_path / "environment" / "bin" / "python3"
     program.parent.mkdir(parents=True)
     # The server sees nothing of this stub before it has ended, its first message unread.
-    program.write_text(f'#!/bin/sh\nkill -STOP $PPID\nexec {no_numpy}/bin/python "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *bootstrap*) kill -STOP $PPID;; esac\nexec {no_numpy}/bin/python "$@"\n'
+    )
     program.chmod(0o755)
     write_code_model(tmp_path / "models", config=environment_parameter(tmp_path / "environment"))
     with running_server(tmp_path / "models", "--exit-on-error=false", ready=False) as server:
@@ -172,23 +174,45 @@ def test_what_a_stub_said_is_known_even_if_its_end_is_known_first(tmp_path):
 def test_an_environment_that_cannot_be_used_is_refused_with_the_reason(tmp_path):
     models = tmp_path / "models"
     no_numpy = make_environment(sys.executable, tmp_path / "no_numpy")
-    packed = tmp_path / "packed.tar.gz"
-    packed.write_bytes(b"\x1f\x8b")
     (tmp_path / "empty").mkdir()
     (tmp_path / "no_program" / "bin").mkdir(parents=True)
     (tmp_path / "no_program" / "bin" / "python3").write_text("#!/nowhere/python3\n")
     (tmp_path / "no_program" / "bin" / "python3").chmod(0o755)
+    for folder in ("moved", "no_python", "broken", "nested/inner"):
+        (tmp_path / folder / "bin").mkdir(parents=True)
+    (tmp_path / "moved" / "bin" / "python3").symlink_to("/no/such/python3")
+    (tmp_path / "nested" / "inner" / "bin" / "python3").write_text("")
+    for folder, text in (
+        ("no_python", "echo me"),
+        ("broken", "echo libpython is missing >&2; exit 127"),
+    ):
+        program = tmp_path / folder / "bin" / "python3"
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
     cases = {
         "missing": (tmp_path / "nothing", "nothing does not exist. The Python environment should"),
         "empty": (tmp_path / "empty", "holds no bin/python3: expected a virtual environment"),
-        "packed": (packed, "is a file: packed environments are not served yet; unpack it"),
+        "relative": (
+            "environments/mine",
+            "Failed to get the canonical path for environments/mine.",
+        ),
+        "moved": (tmp_path / "moved", "its bin/python3 is a link to /no/such/python3, which this"),
+        "nested": (tmp_path / "nested", "got one in its folder 'inner': that has to be the top"),
+        "no_python": (
+            tmp_path / "no_python",
+            "it is no Python: asked for its version it says 'me'",
+        ),
+        "broken": (tmp_path / "broken", "it ended with code 127: libpython is missing"),
         "no_numpy": (no_numpy, "cannot import numpy: No module named 'numpy'; install numpy"),
-        "no_program": (tmp_path / "no_program", "cannot start the stub of 'no_program_0'"),
+        "no_program": (tmp_path / "no_program", "it cannot be started: No such file or directory"),
     }
     too_old = next(filter(None, map(interpreter, (8, 7, 6))), None)
     if too_old is not None:
         folder = make_environment(too_old, tmp_path / "too_old")
-        cases["too_old"] = (folder, "a stub needs Python 3.9 or newer: make the environment that")
+        cases["too_old"] = (
+            folder,
+            "a stub needs Python 3.9 or newer: make the environment with a newer",
+        )
     for name, (path, _) in cases.items():
         write_code_model(models, name, config=environment_parameter(path))
     write_code_model(models, "good")
