@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.process.environments import (
+    environment_parameter,
+    interpreter,
+    make_environment,
+    other_minors,
+)
 from tests.process.server import running_server, state, wait_until, write_code_model
 
 FACTS = """
@@ -31,39 +35,11 @@ self.said = json.dumps({
 OWN = (sys.version_info.major, sys.version_info.minor)
 
 
-def interpreter(minor):
-    """Return the real binary of a Python on PATH, or None; a version manager's shim is asked for its."""
-    shim = shutil.which(f"python3.{minor}")
-    if shim is None:
-        return None
-    environment = dict(os.environ)
-    if shutil.which("pyenv"):
-        listed = subprocess.run(
-            ["pyenv", "versions", "--bare"], capture_output=True, text=True, check=True
-        )
-        environment["PYENV_VERSION"] = ":".join(listed.stdout.split())
-    command = [shim, "-c", "import sys; print(sys.executable)"]
-    found = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    return found.stdout.strip() if found.returncode == 0 else None
-
-
-def make_environment(python, folder, *packages):
-    """Make a virtual environment with some packages; returns its directory."""
-    # With a pip of its own: the newest pip no longer serves the oldest Pythons.
-    options = [] if packages else ["--without-pip"]
-    subprocess.run([python, "-m", "venv", *options, str(folder)], check=True)
-    if packages:
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "--quiet", "--only-binary=:all:", *packages], check=True)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def environments(tmp_path_factory):
     """The oldest supported and the newest other Python of this machine, as environments, by version."""
     found = {}
-    others = [minor for minor in range(9, 20) if (3, minor) != OWN]
-    for order in (others, reversed(others)):
+    for order in (other_minors(), reversed(other_minors())):
         for minor in order:
             if python := interpreter(minor):
                 if (3, minor) not in found:
@@ -73,10 +49,6 @@ def environments(tmp_path_factory):
     if not found:
         pytest.skip("no other Python from 3.9 on is on PATH")
     return found
-
-
-def environment_parameter(path):
-    return f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{path}" }} }}'
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,14 @@ class EnvironmentStore:
         known = self.cache / _KNOWN
         known.mkdir(mode=0o700, exist_ok=True)
         for path in known.iterdir():
-            if not self.entry(path.read_text()).environment.exists():
+            if path.suffix:
+                # Somebody is about to write it.
+                continue
+            try:
+                forgotten = not self.entry(path.read_text()).environment.exists()
+            except FileNotFoundError:
+                continue
+            if forgotten:
                 path.unlink(missing_ok=True)
         _write(self._known(archive, status), digest)
 

@@ -192,6 +192,8 @@ def _conda_unpack(environment: Path, archive: Path, lock: int) -> None:
             pass_fds=(lock,),
             timeout=_CONDA_UNPACK_SECONDS,
             check=False,
+            # The only thread there is; what hangs shall not outlive the server.
+            preexec_fn=_die_with_parent,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _not_prepared(archive, str(error)) from error
@@ -260,6 +262,10 @@ def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _die_with(server: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _die_with_parent()
     if os.getppid() != server:
         sys.exit(1)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
