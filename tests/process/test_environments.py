@@ -27,8 +27,9 @@ self.said = json.dumps({
     "prefix": sys.prefix,
     "numpy": np.__file__,
     "path": sys.path,
-    "environment": {key: os.environ.get(key) for key in ("VIRTUAL_ENV", "PATH", "PYTHONPATH")},
+    "environment": {key: os.environ.get(key) for key in ("VIRTUAL_ENV", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH")},
     "bridge": sys.modules["gpubridge"].__file__,
+    "began_with": open("/proc/self/environ").read().split("\\0"),
     "modules": sorted({name.partition(".")[0] for name in sys.modules}),
 })
 """
@@ -82,6 +83,11 @@ def test_a_model_runs_on_the_interpreter_of_its_environment(server, environments
         assert seen["numpy"].startswith(str(folder))
         assert seen["environment"]["VIRTUAL_ENV"] == str(folder)
         assert seen["environment"]["PATH"].split(":")[0] == str(folder / "bin")
+        # Its libraries are for the interpreter, not for what the model starts.
+        before = os.environ.get("LD_LIBRARY_PATH")
+        assert seen["environment"]["LD_LIBRARY_PATH"] == before
+        began = ":".join([str(folder / "lib"), *([before] if before else [])])
+        assert f"LD_LIBRARY_PATH={began}" in seen["began_with"]
 
 
 def test_an_environment_sees_the_package_and_nothing_else_of_the_server_s(server, environments):
