@@ -18,6 +18,7 @@ from gpubridge.config import PYTHON_BACKEND, Backends, PythonBackendSettings, Se
 from gpubridge.cuda_ipc import probe_devices
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.context import EngineContext, EngineLimits
+from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.model_loader import ModelLoader
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.repository import ModelRepository, RepositorySettings
@@ -119,7 +120,8 @@ def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> M
     )
     calls = ModelCallServer()
     regions = Regions(settings.request_arena_limit)
-    context = EngineContext(regions, limits, telemetry, calls)
+    environments = ModelEnvironments(backend.environment_cache, backend.environment_limit_bytes)
+    context = EngineContext(regions, environments, limits, telemetry, calls)
     repository = ModelRepository(
         RepositorySettings(
             settings.model_repositories,

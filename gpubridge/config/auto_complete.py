@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from google.protobuf import json_format  # type: ignore[import-untyped]
 
+from gpubridge.config.backends import Backends
 from gpubridge.config.load import complete_model_config
 from gpubridge.config.model_config import ModelConfig
 from gpubridge.config.schema import ProtoMessage, model_config_schema
@@ -16,6 +17,7 @@ from gpubridge.config.validate import refuse
 
 __all__ = ["finish_model_config"]
 
+_SHIPPED_BACKENDS = Backends()
 _LONGEST = 4 * 1024 * 1024
 """Characters that a model's configuration may have: reading it must not hold up the server."""
 
@@ -24,7 +26,12 @@ _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
 def finish_model_config(
-    draft: ModelConfig, returned: str | None, model_dir: Path, *, gpu_count: int
+    draft: ModelConfig,
+    returned: str | None,
+    model_dir: Path,
+    *,
+    gpu_count: int,
+    backends: Backends = _SHIPPED_BACKENDS,
 ) -> ModelConfig:
     """Return the whole configuration of a model that was asked to complete a draft.
 
@@ -37,7 +44,7 @@ def finish_model_config(
         Not changed.
     returned : str or None
         What the model made of it, as JSON; None if it completes nothing.
-    model_dir, gpu_count
+    model_dir, gpu_count, backends
         As for `load_model_config`.
 
     Raises
@@ -49,7 +56,7 @@ def finish_model_config(
     message.CopyFrom(draft.message)
     if returned is not None:
         _take(_parse(returned, draft.name), message)
-    whole = complete_model_config(message, model_dir, gpu_count=gpu_count)
+    whole = complete_model_config(message, model_dir, gpu_count=gpu_count, backends=backends)
     # What was filled in before would pass for what somebody has asked for.
     return replace(whole, notices=draft.notices)
 

@@ -6,7 +6,8 @@ import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from pathlib import Path
+from typing import Any, Literal, cast
 
 from gpubridge.errors import BridgeError, ErrorCode
 
@@ -18,6 +19,7 @@ _INPUT_PLACEMENTS = ("source", "device", "host")
 _BUSY_POLL_US = 200
 _LONGEST_BUSY_POLL = 10_000
 _LEAST_SHM_BYTES = 1024 * 1024
+_ENVIRONMENT_BYTES = 64 * 1024**3
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,10 @@ class PythonBackendSettings:
     busy_poll_us : int
         Microseconds that server and stub stay awake for the next message where one request follows
         the other; 0 for never.
+    environment_cache : Path or None
+        Where unpacked environments of models are kept; None for the user's cache directory.
+    environment_limit_bytes : int
+        The most that may come out of one packed environment.
     notices : tuple of str
         Sentences for the log: Triton's keys that were given and have no effect here.
     """
@@ -40,6 +46,8 @@ class PythonBackendSettings:
     stub_timeout_seconds: float | None = None
     input_placement: InputPlacement | None = None
     busy_poll_us: int = _BUSY_POLL_US
+    environment_cache: Path | None = None
+    environment_limit_bytes: int = _ENVIRONMENT_BYTES
     notices: tuple[str, ...] = ()
 
     @classmethod
@@ -52,16 +60,11 @@ class PythonBackendSettings:
             ``INVALID_ARG`` for an unknown key (with the likeliest known one) or a value that
             Triton, or gpubridge, does not take.
         """
-        timeout = placement = None
-        busy_poll = _BUSY_POLL_US
+        values: dict[str, Any] = {}
         notices = []
         for key, value in pairs.items():
-            if key == "stub-timeout-seconds":
-                timeout = _timeout(key, value)
-            elif key == "input-placement":
-                placement = _placement(key, value)
-            elif key == "busy-poll-us":
-                busy_poll = _microseconds(key, value)
+            if key in _OWN:
+                values[key.replace("-", "_")] = _OWN[key](key, value)
             elif key in _WITHOUT_EFFECT:
                 _WITHOUT_EFFECT[key](key, value)
                 notices.append(
@@ -70,7 +73,7 @@ class PythonBackendSettings:
                 )
             else:
                 raise _unknown(key)
-        return cls(timeout, placement, busy_poll, tuple(notices))
+        return cls(**values, notices=tuple(notices))
 
 
 def _refuse(message: str) -> BridgeError:
@@ -78,7 +81,7 @@ def _refuse(message: str) -> BridgeError:
 
 
 def _unknown(key: str) -> BridgeError:
-    known = ["stub-timeout-seconds", "input-placement", "busy-poll-us", *_WITHOUT_EFFECT]
+    known = [*_OWN, *_WITHOUT_EFFECT]
     likely = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean '{likely[0]}'?" if likely else f"known keys are {', '.join(known)}"
     return _refuse(f"unknown key '{key}' in --backend-config=python,{key}=...; {hint}")
@@ -109,6 +112,20 @@ def _placement(key: str, value: str) -> InputPlacement:
     return cast("InputPlacement", value)
 
 
+def _directory(key: str, value: str) -> Path:
+    path = Path(value)
+    if not path.is_absolute() or "\0" in value:
+        raise _refuse(f"{key} expects an absolute path, got '{value}'")
+    return path
+
+
+def _positive(key: str, value: str) -> int:
+    count = _integer(key, value)
+    if count < 1:
+        raise _refuse(f"{key} can't be less than 1.")
+    return count
+
+
 def _integer(key: str, value: str) -> int:
     try:
         return int(value)
@@ -133,9 +150,16 @@ def _check_prefix(key: str, value: str) -> None:
 
 
 def _check_count(key: str, value: str) -> None:
-    if _integer(key, value) < 1:
-        raise _refuse(f"{key} can't be less than 1.")
+    _positive(key, value)
 
+
+_OWN: Mapping[str, Callable[[str, str], object]] = {
+    "stub-timeout-seconds": _timeout,
+    "input-placement": _placement,
+    "busy-poll-us": _microseconds,
+    "environment-cache": _directory,
+    "environment-limit-bytes": _positive,
+}
 
 _WITHOUT_EFFECT: Mapping[str, Callable[[str, str], object]] = {
     "shm-default-byte-size": _check_default_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.regions import Regions
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
@@ -41,6 +42,8 @@ class EngineContext:
     ----------
     regions : Regions
         Memory that any stub can be handed.
+    environments : ModelEnvironments
+        What stubs run on.
     telemetry : ServerTelemetry
         Where they tell of themselves.
     calls : CallServer
@@ -48,6 +51,7 @@ class EngineContext:
     """
 
     regions: Regions
+    environments: ModelEnvironments
     limits: EngineLimits
     telemetry: ServerTelemetry
     calls: CallServer

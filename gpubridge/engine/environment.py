@@ -10,13 +10,14 @@ from pathlib import Path
 
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = ["StubEnvironment", "stub_environment"]
+__all__ = ["PARAMETER", "StubEnvironment", "environment_at", "environment_path", "own_environment"]
 
 _logger = logging.getLogger(__name__)
 
-_PARAMETER = "EXECUTION_ENV_PATH"
+PARAMETER = "EXECUTION_ENV_PATH"
 _TRITON_STUB = "triton_python_backend_stub"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+_INTERPRETERS = ("bin/python3", "bin/python")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,55 +28,88 @@ class StubEnvironment:
     variables: dict[str, str]
 
 
-def stub_environment(model_dir: Path, parameters: dict[str, str]) -> StubEnvironment:
-    """Choose the interpreter of a model.
-
-    Without the parameter ``EXECUTION_ENV_PATH`` it is the server's own. With it, it is that
-    directory's: any virtual environment (venv, uv, conda) with Python 3.9 or newer and NumPy.
+def environment_path(model_dir: Path, parameters: dict[str, str]) -> Path | None:
+    """Return what a model's ``EXECUTION_ENV_PATH`` names, be it there or not; None without it.
 
     Raises
     ------
     BridgeError
-        When the parameter names no environment (INVALID_ARG), or an archive (UNSUPPORTED).
+        INVALID_ARG for a relative path.
     """
-    variables = dict(os.environ)
-    variables.pop("PYTHONHOME", None)
-    value = parameters.get(_PARAMETER)
     stub = model_dir / _TRITON_STUB
     if stub.exists():
         _logger.warning(
             "%s is ignored: stubs here run on any Python from 3.9 on; name the model's environment "
             "with the parameter %s",
             stub,
-            _PARAMETER,
+            PARAMETER,
         )
+    value = parameters.get(PARAMETER)
     if not value:
-        return StubEnvironment(sys.executable, variables)
-    root = Path(value.replace(_MODEL_DIRECTORY, str(model_dir.resolve())))
-    if root.is_file():
+        return None
+    path = Path(value.replace(_MODEL_DIRECTORY, str(model_dir.resolve())))
+    if not path.is_absolute() or "\0" in value:
         raise BridgeError(
-            f"{_PARAMETER} {root} is a file: packed environments are not served yet; unpack it and "
-            "name the directory",
-            ErrorCode.UNSUPPORTED,
-        )
-    python = next(
-        (p for name in ("python3", "python") if (p := root / "bin" / name).exists()), None
-    )
-    if python is None:
-        raise BridgeError(
-            f"Path {root} does not exist. The Python environment should contain an 'activate' "
-            f"script. (expected an environment with bin/python3 there: parameter {_PARAMETER})"
-            if not root.exists()
-            else f"{_PARAMETER} {root} holds no bin/python3: expected a virtual environment (venv, "
-            "uv or conda)",
+            f"Failed to get the canonical path for {value}. (parameter {PARAMETER} expects an "
+            f"absolute path, or one that begins with {_MODEL_DIRECTORY})",
             ErrorCode.INVALID_ARG,
         )
+    return path
+
+
+def own_environment() -> StubEnvironment:
+    """Return the server's own interpreter and variables."""
+    return StubEnvironment(sys.executable, _inherited())
+
+
+def environment_at(root: Path, source: Path) -> StubEnvironment:
+    """Return the interpreter in an unpacked environment.
+
+    Parameters
+    ----------
+    root : Path
+        The directory.
+    source : Path
+        What the user named: `root`, or the archive that it comes from.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG when there is no interpreter in it, with what is there instead.
+    """
+    python = next((root / name for name in _INTERPRETERS if (root / name).exists()), None)
+    if python is None:
+        raise BridgeError(f"{PARAMETER} {source} {_what_is_there(root)}", ErrorCode.INVALID_ARG)
+    variables = _inherited()
     variables["VIRTUAL_ENV"] = str(root)
     variables["PATH"] = _prepend(root / "bin", variables.get("PATH"))
     variables["LD_LIBRARY_PATH"] = _prepend(root / "lib", variables.get("LD_LIBRARY_PATH"))
     # The server's packages were built for the server's interpreter.
     variables.pop("PYTHONPATH", None)
     return StubEnvironment(str(python), variables)
+
+
+def _what_is_there(root: Path) -> str:
+    """Say why there is no interpreter in an environment, and what to do."""
+    for name in _INTERPRETERS:
+        if (root / name).is_symlink():
+            target = (root / name).readlink()
+            return (
+                f"cannot be used: its {name} is a link to {target}, which this machine does not have; "
+                "install that Python here, or use an environment that brings its own (conda-pack)"
+            )
+    missing = "holds no bin/python3: expected a virtual environment (venv, uv or conda)"
+    nested = sorted(str(p.relative_to(root)) for p in root.glob("*/bin/python*"))
+    if nested:
+        folder = nested[0].partition("/")[0]
+        missing += f", got one in its folder {folder!r}: that has to be the top"
+    return missing
+
+
+def _inherited() -> dict[str, str]:
+    variables = dict(os.environ)
+    variables.pop("PYTHONHOME", None)
+    return variables
 
 
 def _prepend(folder: Path, path: str | None) -> str:

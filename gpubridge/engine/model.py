@@ -15,7 +15,7 @@ from gpubridge.engine.backend_environment import environment_parameters
 from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.dispatcher import Dispatcher
-from gpubridge.engine.environment import StubEnvironment, stub_environment
+from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance, InstanceState
 from gpubridge.engine.instance_settings import InstanceSettings
@@ -160,7 +160,9 @@ class StubModel(Model):
         BridgeError
             With the first instance's reason.
         """
-        environment = stub_environment(self._directory, environment_parameters(self.config))
+        environment = await self._context.environments.of_model(
+            self.name, self._directory, environment_parameters(self.config)
+        )
         completion = None
         if self.config.draft:
             completion = Completion(partial(self._complete, environment))

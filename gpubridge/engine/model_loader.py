@@ -202,7 +202,11 @@ class ModelLoader:
         """Return the whole configuration of a model that was asked to complete it."""
         directory = prepared.source.directory
         config = finish_model_config(
-            prepared.config, returned, directory, gpu_count=self._gpu_count
+            prepared.config,
+            returned,
+            directory,
+            gpu_count=self._gpu_count,
+            backends=self._backends,
         )
         _refuse_unsupported(config)
         return config

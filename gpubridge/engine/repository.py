@@ -101,6 +101,7 @@ class ModelRepository(ServedModels):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._loader.context.environments.close()
         await self.end(seconds)
         self._sources.close()
         self.regions.close()

@@ -24,6 +24,7 @@ def main():
         message = bytes((_FAILED,)) + json.dumps({"error": problem}).encode()
         socket.socket(fileno=fd).send(message)
         return 1
+    _spare_children()
     root = os.path.dirname(here)
     spec = importlib.util.spec_from_file_location(
         "gpubridge", os.path.join(root, "__init__.py"), submodule_search_locations=[root]
@@ -35,6 +36,17 @@ def main():
     from gpubridge.stub.process import run
 
     return run(fd, int(sys.argv[2]))
+
+
+def _spare_children():
+    """Take the environment's libraries from the path again: programs that a model runs need theirs."""
+    own = os.path.join(os.environ.get("VIRTUAL_ENV", ""), "lib")
+    first, colon, rest = os.environ.get("LD_LIBRARY_PATH", "").partition(":")
+    if first == own:
+        if colon:
+            os.environ["LD_LIBRARY_PATH"] = rest
+        else:
+            del os.environ["LD_LIBRARY_PATH"]
 
 
 def _problem():

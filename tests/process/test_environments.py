@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.process.environments import (
+    environment_parameter,
+    interpreter,
+    make_environment,
+    other_minors,
+)
 from tests.process.server import running_server, state, wait_until, write_code_model
 
 FACTS = """
@@ -23,47 +27,20 @@ self.said = json.dumps({
     "prefix": sys.prefix,
     "numpy": np.__file__,
     "path": sys.path,
-    "environment": {key: os.environ.get(key) for key in ("VIRTUAL_ENV", "PATH", "PYTHONPATH")},
+    "environment": {key: os.environ.get(key) for key in ("VIRTUAL_ENV", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH")},
     "bridge": sys.modules["gpubridge"].__file__,
+    "began_with": open("/proc/self/environ").read().split("\\0"),
     "modules": sorted({name.partition(".")[0] for name in sys.modules}),
 })
 """
 OWN = (sys.version_info.major, sys.version_info.minor)
 
 
-def interpreter(minor):
-    """Return the real binary of a Python on PATH, or None; a version manager's shim is asked for its."""
-    shim = shutil.which(f"python3.{minor}")
-    if shim is None:
-        return None
-    environment = dict(os.environ)
-    if shutil.which("pyenv"):
-        listed = subprocess.run(
-            ["pyenv", "versions", "--bare"], capture_output=True, text=True, check=True
-        )
-        environment["PYENV_VERSION"] = ":".join(listed.stdout.split())
-    command = [shim, "-c", "import sys; print(sys.executable)"]
-    found = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    return found.stdout.strip() if found.returncode == 0 else None
-
-
-def make_environment(python, folder, *packages):
-    """Make a virtual environment with some packages; returns its directory."""
-    # With a pip of its own: the newest pip no longer serves the oldest Pythons.
-    options = [] if packages else ["--without-pip"]
-    subprocess.run([python, "-m", "venv", *options, str(folder)], check=True)
-    if packages:
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "--quiet", "--only-binary=:all:", *packages], check=True)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def environments(tmp_path_factory):
     """The oldest supported and the newest other Python of this machine, as environments, by version."""
     found = {}
-    others = [minor for minor in range(9, 20) if (3, minor) != OWN]
-    for order in (others, reversed(others)):
+    for order in (other_minors(), reversed(other_minors())):
         for minor in order:
             if python := interpreter(minor):
                 if (3, minor) not in found:
@@ -73,10 +50,6 @@ def environments(tmp_path_factory):
     if not found:
         pytest.skip("no other Python from 3.9 on is on PATH")
     return found
-
-
-def environment_parameter(path):
-    return f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{path}" }} }}'
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +83,11 @@ def test_a_model_runs_on_the_interpreter_of_its_environment(server, environments
         assert seen["numpy"].startswith(str(folder))
         assert seen["environment"]["VIRTUAL_ENV"] == str(folder)
         assert seen["environment"]["PATH"].split(":")[0] == str(folder / "bin")
+        # Its libraries are for the interpreter, not for what the model starts.
+        before = os.environ.get("LD_LIBRARY_PATH")
+        assert seen["environment"]["LD_LIBRARY_PATH"] == before
+        began = ":".join([str(folder / "lib"), *([before] if before else [])])
+        assert f"LD_LIBRARY_PATH={began}" in seen["began_with"]
 
 
 def test_an_environment_sees_the_package_and_nothing_else_of_the_server_s(server, environments):
@@ -158,7 +136,9 @@ def test_what_a_stub_said_is_known_even_if_its_end_is_known_first(tmp_path):
     program = tmp_path / "environment" / "bin" / "python3"
     program.parent.mkdir(parents=True)
     # The server sees nothing of this stub before it has ended, its first message unread.
-    program.write_text(f'#!/bin/sh\nkill -STOP $PPID\nexec {no_numpy}/bin/python "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *bootstrap*) kill -STOP $PPID;; esac\nexec {no_numpy}/bin/python "$@"\n'
+    )
     program.chmod(0o755)
     write_code_model(tmp_path / "models", config=environment_parameter(tmp_path / "environment"))
     with running_server(tmp_path / "models", "--exit-on-error=false", ready=False) as server:
@@ -172,23 +152,45 @@ def test_what_a_stub_said_is_known_even_if_its_end_is_known_first(tmp_path):
 def test_an_environment_that_cannot_be_used_is_refused_with_the_reason(tmp_path):
     models = tmp_path / "models"
     no_numpy = make_environment(sys.executable, tmp_path / "no_numpy")
-    packed = tmp_path / "packed.tar.gz"
-    packed.write_bytes(b"\x1f\x8b")
     (tmp_path / "empty").mkdir()
     (tmp_path / "no_program" / "bin").mkdir(parents=True)
     (tmp_path / "no_program" / "bin" / "python3").write_text("#!/nowhere/python3\n")
     (tmp_path / "no_program" / "bin" / "python3").chmod(0o755)
+    for folder in ("moved", "no_python", "broken", "nested/inner"):
+        (tmp_path / folder / "bin").mkdir(parents=True)
+    (tmp_path / "moved" / "bin" / "python3").symlink_to("/no/such/python3")
+    (tmp_path / "nested" / "inner" / "bin" / "python3").write_text("")
+    for folder, text in (
+        ("no_python", "echo me"),
+        ("broken", "echo libpython is missing >&2; exit 127"),
+    ):
+        program = tmp_path / folder / "bin" / "python3"
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
     cases = {
         "missing": (tmp_path / "nothing", "nothing does not exist. The Python environment should"),
         "empty": (tmp_path / "empty", "holds no bin/python3: expected a virtual environment"),
-        "packed": (packed, "is a file: packed environments are not served yet; unpack it"),
+        "relative": (
+            "environments/mine",
+            "Failed to get the canonical path for environments/mine.",
+        ),
+        "moved": (tmp_path / "moved", "its bin/python3 is a link to /no/such/python3, which this"),
+        "nested": (tmp_path / "nested", "got one in its folder 'inner': that has to be the top"),
+        "no_python": (
+            tmp_path / "no_python",
+            "it is no Python: asked for its version it says 'me'",
+        ),
+        "broken": (tmp_path / "broken", "it ended with code 127: libpython is missing"),
         "no_numpy": (no_numpy, "cannot import numpy: No module named 'numpy'; install numpy"),
-        "no_program": (tmp_path / "no_program", "cannot start the stub of 'no_program_0'"),
+        "no_program": (tmp_path / "no_program", "it cannot be started: No such file or directory"),
     }
     too_old = next(filter(None, map(interpreter, (8, 7, 6))), None)
     if too_old is not None:
         folder = make_environment(too_old, tmp_path / "too_old")
-        cases["too_old"] = (folder, "a stub needs Python 3.9 or newer: make the environment that")
+        cases["too_old"] = (
+            folder,
+            "a stub needs Python 3.9 or newer: make the environment with a newer",
+        )
     for name, (path, _) in cases.items():
         write_code_model(models, name, config=environment_parameter(path))
     write_code_model(models, "good")

@@ -100,9 +100,19 @@ class TestPythonBackend:
 
     def test_own_keys(self) -> None:
         settings = PythonBackendSettings.from_backend_config(
-            {"stub-timeout-seconds": "2.5", "input-placement": "host"}
+            {
+                "stub-timeout-seconds": "2.5",
+                "input-placement": "host",
+                "environment-cache": "/var/environments",
+                "environment-limit-bytes": "1000",
+            }
         )
-        assert settings == PythonBackendSettings(2.5, "host")
+        assert settings == PythonBackendSettings(
+            2.5,
+            "host",
+            environment_cache=Path("/var/environments"),
+            environment_limit_bytes=1000,
+        )
 
     def test_tritons_keys_are_taken_and_said_to_do_nothing(self) -> None:
         given = {
@@ -172,11 +182,18 @@ class TestPythonBackend:
                 ),
             ),
             (
+                "environment-cache",
+                "here",
+                "environment-cache expects an absolute path, got 'here'",
+            ),
+            ("environment-limit-bytes", "0", "environment-limit-bytes can't be less than 1."),
+            (
                 "zzz",
                 "1",
                 (
                     "unknown key 'zzz' in --backend-config=python,zzz=...; known keys are "
                     "stub-timeout-seconds, input-placement, busy-poll-us, "
+                    "environment-cache, environment-limit-bytes, "
                     "shm-default-byte-size, shm-growth-byte-size, shm-region-prefix-name, "
                     "shm_message_queue_size, thread-pool-size, default-max-batch-size"
                 ),

@@ -1,0 +1,307 @@
+"""Unpacks an archive into a directory and nowhere else, within limits.
+
+Nothing is written through a link: links are made when everything else is there, and only after all
+of them were found to stay inside. Owners, times of directories and special permissions are not
+taken over; the times of files are, since compiled modules are checked against them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from gpubridge.engine.environments.compression import unpacked_bytes
+from gpubridge.engine.environments.links import Escape, check_link
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["UnpackLimits", "Unpacked", "unpack"]
+
+_CHUNK = 1024 * 1024
+_SPARE_BYTES = 512 * 1024 * 1024
+"""What unpacking leaves free on the disk, for whoever else writes there."""
+
+_LOOK_EVERY = 64 * 1024 * 1024
+"""Bytes that are written between two looks at what is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackLimits:
+    """What an archive may hold.
+
+    Attributes
+    ----------
+    nbytes : int
+        All files together.
+    members : int
+        Files, directories and links.
+    ratio : int
+        Bytes for each packed one; only where there are many.
+    """
+
+    nbytes: int
+    members: int = 1_000_000
+    ratio: int = 100
+
+
+@dataclass(slots=True)
+class Unpacked:
+    """What has been unpacked so far."""
+
+    nbytes: int = 0
+    members: int = 0
+
+
+def unpack(
+    packed: BinaryIO,
+    path: Path,
+    root: Path,
+    limits: UnpackLimits,
+    tell: Callable[[Unpacked], None],
+) -> Unpacked:
+    """Unpack an archive.
+
+    Parameters
+    ----------
+    packed : BinaryIO
+        The archive, at its beginning.
+    path : Path
+        Its name, for errors.
+    root : Path
+        An empty directory that nobody else writes to.
+    tell : callable
+        Called again and again with what there is so far.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG with the member that is not allowed, or what is wrong with the archive;
+        UNAVAILABLE when the disk is full or cannot be written to. `root` then holds some of it.
+    """
+    reader = unpacked_bytes(packed, path, limits.ratio)
+    tree = _Tree(path, root, limits, tell)
+    try:
+        # A stream: nothing is read twice, and no more of it is kept than one block.
+        with tarfile.open(
+            fileobj=cast("BinaryIO", reader), mode="r|", tarinfo=_Member, errorlevel=2
+        ) as tar:
+            while (member := tar.next()) is not None:
+                # Older Pythons keep what they have read even of a stream.
+                tar.members.clear()  # type: ignore[attr-defined]
+                tree.add(tar, member)
+    except MemoryError as error:
+        raise _invalid(path, "its headers need more memory than unpacking may take") from error
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        raise _invalid(path, f"it is damaged or no tar archive: {error}") from error
+    reader.drain()
+    try:
+        tree.make_links()
+    except OSError as error:
+        raise _not_written(path, root, error) from error
+    return tree.done
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose header is whole: what is none ends the archive with an error, not in silence."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> _Member:
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.HeaderError as error:
+            if type(error).__name__ == "EOFHeaderError":
+                raise
+            # The position is that of the unpacked bytes.
+            raise tarfile.ReadError(f"at byte {tar.offset}: {error}") from error
+
+
+class _Tree:
+    """The directory as it grows."""
+
+    def __init__(
+        self, path: Path, root: Path, limits: UnpackLimits, tell: Callable[[Unpacked], None]
+    ) -> None:
+        self.done = Unpacked()
+        self._path = path
+        self._root = root
+        self._limits = limits
+        self._tell = tell
+        self._folders = {""}
+        self._files: set[str] = set()
+        self._links: dict[str, str] = {}
+        self._looked = -_LOOK_EVERY
+
+    def add(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        """Unpack one member."""
+        self.done.members += 1
+        if self.done.members > self._limits.members:
+            raise self._refuse(
+                member, f"expected at most {self._limits.members} members, this is one more"
+            )
+        name = self._inside(member, member.name)
+        try:
+            self._add(tar, member, name)
+        except OSError as error:
+            raise _not_written(self._path, self._root / name, error) from error
+        self._tell(self.done)
+
+    def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> None:
+        if member.isdir():
+            self._make_folder(member, name)
+            return
+        if not name:
+            raise self._refuse(member, "expected a directory of that name")
+        self._make_folder(member, name.rpartition("/")[0])
+        if name in self._folders:
+            raise self._refuse(member, "there is a directory of that name already")
+        # The later of two members of one name counts, as in any tar archive.
+        self._links.pop(name, None)
+        if name in self._files:
+            (self._root / name).unlink()
+            self._files.discard(name)
+        if member.issym():
+            self._links[name] = self._checked_target(member)
+        elif member.islnk():
+            self._add_hard_link(member, name)
+        elif member.isreg() and member.type in tarfile.SUPPORTED_TYPES:
+            self._add_file(tar, member, name)
+        else:
+            raise self._refuse(
+                member, f"expected a file, a directory or a link, got {_kind(member)}"
+            )
+
+    def _make_folder(self, member: tarfile.TarInfo, name: str) -> None:
+        """Make a directory, and those that it lies in."""
+        if name in self._folders:
+            return
+        if name in self._files or name in self._links:
+            raise self._refuse(member, f"{name!r} is no directory in this archive")
+        self._make_folder(member, name.rpartition("/")[0])
+        (self._root / name).mkdir(0o700)
+        self._folders.add(name)
+
+    def _add_file(self, tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> None:
+        if member.mode & (stat.S_ISUID | stat.S_ISGID):
+            raise self._refuse(
+                member, f"expected no set-user-id or set-group-id bit, got mode {member.mode:o}"
+            )
+        if member.issparse():
+            # Holes come out of no packed bytes at all.
+            raise self._refuse(member, "expected a file without holes; pack without --sparse")
+        self._check_room(member)
+        source = tar.extractfile(member)
+        assert source is not None
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self._root / name, flags, 0o600)
+        try:
+            self._files.add(name)
+            left = member.size
+            while left:
+                data = source.read(min(left, _CHUNK))
+                if not data:
+                    raise _invalid(self._path, f"it is cut short in member {member.name!r}")
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
+                left -= len(data)
+                self.done.nbytes += len(data)
+                self._look_at_disk(0)
+                self._tell(self.done)
+            os.fchmod(fd, stat.S_IRUSR | stat.S_IWUSR | member.mode & 0o755)
+            os.utime(fd, (member.mtime, member.mtime))
+        finally:
+            os.close(fd)
+
+    def _add_hard_link(self, member: tarfile.TarInfo, name: str) -> None:
+        target = self._inside(member, member.linkname)
+        if target in self._links:
+            self._links[name] = self._links[target]
+        elif target in self._files:
+            os.link(self._root / target, self._root / name, follow_symlinks=False)
+            self._files.add(name)
+        else:
+            raise self._refuse(
+                member,
+                f"it is a hard link to {member.linkname!r}: expected a file that comes before it",
+            )
+
+    def make_links(self) -> None:
+        """Make the symbolic links, once all of them are known to stay inside."""
+        for name, target in self._links.items():
+            try:
+                check_link(name, self._links)
+            except Escape as error:
+                raise _invalid(
+                    self._path,
+                    f"member {name!r} is a link to {target!r}, which {error}: expected links that stay "
+                    "inside, and only the interpreter of a virtual environment outside",
+                ) from error
+        for name, target in self._links.items():
+            (self._root / name).symlink_to(target)
+
+    def _checked_target(self, member: tarfile.TarInfo) -> str:
+        if not member.linkname or "\0" in member.linkname:
+            raise self._refuse(member, f"it is a link to {member.linkname!r}: expected a path")
+        return member.linkname
+
+    def _inside(self, member: tarfile.TarInfo, name: str) -> str:
+        """Return a path of the archive as one below the root, which it has to be."""
+        if name.startswith("/"):
+            raise self._refuse(member, f"Path is absolute: {name!r}; expected one inside")
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if ".." in parts:
+            raise self._refuse(member, f"Path contains '..': {name!r}; expected one inside")
+        if "\0" in name:
+            raise self._refuse(member, "its path contains a zero byte")
+        return "/".join(parts)
+
+    def _check_room(self, member: tarfile.TarInfo) -> None:
+        """Refuse what there is no room for before any of it is written."""
+        limit = self._limits.nbytes
+        if member.size < 0 or self.done.nbytes + member.size > limit:
+            raise self._refuse(
+                member,
+                f"expected at most {limit} bytes in all, got {self.done.nbytes} and {member.size} more; "
+                "raise --backend-config=python,environment-limit-bytes=N if that is right",
+            )
+        self._look_at_disk(member.size)
+
+    def _look_at_disk(self, ahead: int) -> None:
+        if ahead < _LOOK_EVERY and self.done.nbytes - self._looked < _LOOK_EVERY:
+            return
+        self._looked = self.done.nbytes
+        room = os.statvfs(self._root)
+        free = room.f_bavail * room.f_frsize - _SPARE_BYTES
+        if ahead > free:
+            raise BridgeError(
+                f"environment {self._path} does not fit on the disk: expected {ahead} bytes at {self._root} "
+                f"besides {_SPARE_BYTES} that stay free, got {max(free, 0)}; name a directory on another "
+                "disk with --backend-config=python,environment-cache=DIR",
+                ErrorCode.UNAVAILABLE,
+            )
+
+    def _refuse(self, member: tarfile.TarInfo, why: str) -> BridgeError:
+        return _invalid(self._path, f"member {member.name!r} is refused: {why}")
+
+
+def _kind(member: tarfile.TarInfo) -> str:
+    if member.isfifo():
+        return "a named pipe"
+    if member.isdev():
+        return f"a device ({member.devmajor}, {member.devminor})"
+    return f"type {member.type!r}"
+
+
+def _invalid(path: Path, why: str) -> BridgeError:
+    return BridgeError(f"environment {path} cannot be unpacked: {why}", ErrorCode.INVALID_ARG)
+
+
+def _not_written(path: Path, place: Path, error: OSError) -> BridgeError:
+    return BridgeError(
+        f"environment {path} cannot be unpacked: {place} cannot be written: {error.strerror or error}",
+        ErrorCode.UNAVAILABLE,
+    )

@@ -1,0 +1,191 @@
+"""Has archives unpacked by processes of their own: several at once, each archive once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import gpubridge
+from gpubridge.engine.environments.store import EnvironmentStore
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["Unpacker"]
+
+_logger = logging.getLogger(__name__)
+
+_PROGRAM = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from gpubridge.engine.environments.unpacking import main; sys.exit(main(sys.argv[2:]))"
+)
+"""Nothing but the standard library and this package is on its path."""
+
+_TELL_EVERY = 5.0
+_STOP_SECONDS = 5.0
+
+
+class Unpacker:
+    """Unpacks archives into a store; owns the processes that do.
+
+    Parameters
+    ----------
+    limit : int
+        The most bytes that may come out of one archive.
+    """
+
+    def __init__(self, store: EnvironmentStore, limit: int) -> None:
+        self._store = store
+        self._limit = limit
+        self._running: dict[Path, asyncio.Task[Path]] = {}
+        # More at a time would only wait for each other.
+        self._room = asyncio.Semaphore(len(os.sched_getaffinity(0)))
+
+    async def unpack(self, archive: Path) -> Path:
+        """Return the directory of an archive's content, unpacked now or before.
+
+        Goes on when the caller is cancelled, as others may wait for the same.
+
+        Raises
+        ------
+        BridgeError
+            With what is wrong with the archive, or with the disk.
+        """
+        task = self._running.get(archive)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._unpack(archive))
+            self._running[archive] = task
+            task.add_done_callback(lambda done: self._forget(archive, done))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise BridgeError("the server is stopping", ErrorCode.UNAVAILABLE) from None
+            raise
+
+    async def close(self) -> None:
+        """Stop what runs; nothing half unpacked is left."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, archive: Path, task: asyncio.Task[Path]) -> None:
+        del self._running[archive]
+        # Asked for, so that nobody complains when nobody waits any more.
+        if not task.cancelled():
+            task.exception()
+
+    async def _unpack(self, archive: Path) -> Path:
+        found = await asyncio.to_thread(self._store.find, archive)
+        if found is not None:
+            return found.environment
+        async with self._room:
+            process = await self._start(archive)
+            try:
+                answer = await _Follower(archive).follow(process)
+                code = await process.wait()
+            finally:
+                await _end(process)
+        if "environment" in answer:
+            return Path(answer["environment"])
+        if "error" in answer:
+            raise BridgeError(answer["error"], ErrorCode(answer["code"]))
+        raise BridgeError(
+            f"environment {archive} was not unpacked: the process that did it ended with code {code}",
+            ErrorCode.UNAVAILABLE,
+        )
+
+    async def _start(self, archive: Path) -> asyncio.subprocess.Process:
+        package = Path(gpubridge.__file__).parents[1]
+        try:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", "-c", _PROGRAM, str(package)),
+                *(str(archive), str(self._store.cache), str(self._limit), str(os.getpid())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise BridgeError(
+                f"environment {archive} cannot be unpacked: no process can be started: {error}",
+                ErrorCode.UNAVAILABLE,
+            ) from error
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a process that is not wanted any more; it gets a moment to clean up."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), _STOP_SECONDS)
+    except asyncio.TimeoutError:
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+class _Follower:
+    """Reads what an unpacking process prints, and tells of it in the log while it takes long."""
+
+    def __init__(self, archive: Path) -> None:
+        self._archive = archive
+        self._clock = asyncio.get_running_loop().time
+        self._begin = self._clock()
+        self._next = self._begin + _TELL_EVERY
+        self._begun = False
+
+    async def follow(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
+        """Return the last line, once there are no more; empty if there was none."""
+        assert process.stdout is not None
+        fields: dict[str, Any] = {}
+        async for line in process.stdout:
+            fields = json.loads(line)
+            if "doing" in fields:
+                self._report(fields)
+        if fields.get("unpacked"):
+            _logger.info(
+                "environment %s is unpacked after %.1f s: %d files and directories, %s, in %s",
+                self._archive,
+                self._clock() - self._begin,
+                fields["members"],
+                _readable(fields["nbytes"]),
+                fields["environment"],
+            )
+        return fields
+
+    def _report(self, fields: dict[str, Any]) -> None:
+        doing = fields["doing"]
+        if doing == "unpacking" and not self._begun:
+            self._begun = True
+            _logger.info("environment %s is being unpacked", self._archive)
+        now = self._clock()
+        if doing == "waiting":
+            _logger.info(
+                "environment %s is being unpacked by another process: waiting", self._archive
+            )
+        elif now >= self._next:
+            self._next = now + _TELL_EVERY
+            _logger.info(
+                "environment %s: %s for %.0f s, %.0f %%, %d files and directories, %s so far",
+                self._archive,
+                doing,
+                now - self._begin,
+                100 * fields["part"],
+                fields["members"],
+                _readable(fields["nbytes"]),
+            )
+
+
+def _readable(nbytes: int) -> str:
+    """Write a number of bytes for people."""
+    size = float(nbytes)
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -1,0 +1,76 @@
+"""Environments for models under test: real ones of other Pythons, and small ones that borrow ours."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+__all__ = [
+    "borrowing_environment",
+    "environment_parameter",
+    "interpreter",
+    "make_environment",
+    "other_minors",
+    "pack",
+]
+
+
+def interpreter(minor):
+    """Return the real binary of a Python on PATH, or None; a version manager's shim is asked for its."""
+    shim = shutil.which(f"python3.{minor}")
+    if shim is None:
+        return None
+    environment = dict(os.environ)
+    if shutil.which("pyenv"):
+        listed = subprocess.run(
+            ["pyenv", "versions", "--bare"], capture_output=True, text=True, check=True
+        )
+        environment["PYENV_VERSION"] = ":".join(listed.stdout.split())
+    command = [shim, "-c", "import sys; print(sys.executable)"]
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
+def other_minors():
+    """Minor versions of Python, from the oldest that a stub runs on, without our own."""
+    return [minor for minor in range(9, 20) if minor != sys.version_info.minor]
+
+
+def make_environment(python, folder, *packages):
+    """Make a virtual environment with some packages; returns its directory."""
+    # With a pip of its own: the newest pip no longer serves the oldest Pythons.
+    options = [] if packages else ["--without-pip"]
+    subprocess.run([python, "-m", "venv", *options, str(folder)], check=True)
+    if packages:
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "--quiet", "--only-binary=:all:", *packages], check=True)
+    return folder
+
+
+def borrowing_environment(**scripts):
+    """The files of an environment whose interpreter is ours: bytes by path, in ``bin/``."""
+    files = {"python3": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', **scripts}
+    return {f"bin/{name.replace('_', '-')}": text.encode() for name, text in files.items()}
+
+
+def pack(path: Path, content) -> Path:
+    """Pack a directory, or bytes by path, into a tar.gz; returns its path."""
+    with tarfile.open(path, "w:gz", compresslevel=1) as packing:
+        if isinstance(content, Path):
+            packing.add(content, ".")
+            return path
+        for name, data in content.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(data), 0o755
+            packing.addfile(info, io.BytesIO(data))
+    return path
+
+
+def environment_parameter(path):
+    """The line of config.pbtxt that names an environment."""
+    return f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{path}" }} }}'

@@ -1,0 +1,273 @@
+"""Models in packed environments: unpacked once, kept, shared, begun anew, refused with the reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.process.environments import (
+    borrowing_environment,
+    environment_parameter,
+    interpreter,
+    make_environment,
+    other_minors,
+    pack,
+)
+from tests.process.server import (
+    alive,
+    children,
+    descendants,
+    running_server,
+    wait_until,
+    write_code_model,
+)
+
+WHERE = "self.said = os.environ['VIRTUAL_ENV']"
+UNPACKED = "is unpacked after"
+HANGS = "import time; open('{mark}', 'w').close(); time.sleep(300)"
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A repository, a cache, and the flag that names it."""
+
+    class Place:
+        models = tmp_path / "models"
+        cache = tmp_path / "cache"
+        folder = tmp_path
+        flag = f"--backend-config=python,environment-cache={tmp_path / 'cache'}"
+
+        def serve(self, *flags, **options):
+            return running_server(self.models, self.flag, *flags, **options)
+
+        def entries(self):
+            return sorted(path for path in self.cache.glob("?" * 64) if path.is_dir())
+
+    return Place()
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_packed_environment_of_another_python_runs_the_model(place):
+    python = next(filter(None, map(interpreter, other_minors())), None)
+    if python is None:
+        pytest.skip("no other Python from 3.9 on is on PATH")
+    folder = make_environment(python, place.folder / "environment", "numpy")
+    config = environment_parameter("$$TRITON_MODEL_DIRECTORY/environment.tar.gz")
+    model = write_code_model(place.models, config=config)
+    archive = pack(model / "environment.tar.gz", folder)
+    root = str(place.cache / digest(archive) / "environment")
+    with place.serve() as server:
+        code = "import json; self.said = json.dumps([sys.version_info[1], sys.prefix, np.__file__])"
+        minor, prefix, numpy = json.loads(server.ask(code)[1])
+        assert minor in other_minors()
+        assert prefix == root
+        assert numpy.startswith(root)
+        assert server.log().count(UNPACKED) == 1
+
+
+def test_one_content_is_unpacked_once_for_all_models_servers_and_starts(place):
+    one = pack(place.folder / "one.tar.gz", borrowing_environment())
+    two = place.folder / "two.tar.gz"
+    two.write_bytes(one.read_bytes())
+    for name, path in {"a": one, "b": one, "c": two}.items():
+        write_code_model(place.models, name, config=environment_parameter(path))
+    root = place.cache / digest(one) / "environment"
+    with ExitStack() as stack:
+        servers = [stack.enter_context(place.serve(ready=False)) for _ in range(2)]
+        for server in servers:
+            wait_until(server.is_ready, "the models", server)
+            assert {server.ask(WHERE, name) for name in "abc"} == {(200, str(root))}
+        assert sum(server.log().count(UNPACKED) for server in servers) == 1
+    with place.serve() as server:
+        assert server.ask(WHERE, "a") == (200, str(root))
+        assert "unpacked after" not in server.log()
+    assert place.entries() == [root.parent]
+    assert place.cache.stat().st_mode & 0o777 == 0o700
+
+
+def test_several_are_unpacked_at_the_same_time(place):
+    # Each waits for the other.
+    for name, other in ("ab", "ba"):
+        script = (
+            "import os, time\n"
+            f"open('{place.folder}/{name}', 'w').close()\n"
+            f"while not os.path.exists('{place.folder}/{other}'): time.sleep(0.01)\n"
+        )
+        files = borrowing_environment(python='#!/bin/sh\nexec "$(dirname "$0")/python3" "$@"\n')
+        files["bin/conda-unpack"] = script.encode()
+        path = pack(place.folder / f"{name}.tar.gz", files)
+        write_code_model(place.models, name, config=environment_parameter(path))
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one at a time on one processor")
+    with place.serve() as server:
+        assert server.log().count(UNPACKED) == 2
+
+
+def test_other_content_of_the_same_file_is_another_environment(place):
+    archive = pack(place.folder / "e.tar.gz", borrowing_environment())
+    model = write_code_model(place.models, config=environment_parameter(archive))
+    with place.serve("--model-control-mode=explicit", "--load-model=m") as server:
+        before = server.ask(WHERE)[1]
+        pack(archive, borrowing_environment(more="more"))
+        (model / "1" / "model.py").touch()
+        assert server.request("POST", "/v2/repository/models/m/load")[0] == 200
+        after = server.ask(WHERE)[1]
+        assert before != after == str(place.cache / digest(archive) / "environment")
+        assert [path.name for path in (Path(before) / "bin").iterdir()] == ["python3"]
+
+
+def test_what_was_left_half_unpacked_is_begun_anew(place):
+    archive = pack(place.folder / "e.tar.gz", borrowing_environment())
+    write_code_model(place.models, config=environment_parameter(archive))
+    half, orphan = place.cache / digest(archive), place.cache / ("0" * 64)
+    for entry in (half, orphan):
+        (entry / "environment").mkdir(parents=True)
+        (entry / "environment" / "half").touch()
+        entry.with_name(entry.name + ".lock").touch()
+    with place.serve() as server:
+        assert server.ask(WHERE) == (200, str(half / "environment"))
+    assert [path.name for path in (half / "environment").iterdir()] == ["bin"]
+    assert place.entries() == [half]
+
+
+def test_conda_unpack_is_run_where_the_environment_is(place):
+    script = "import os, sys; open(__file__ + '.ran', 'w').write(os.getcwd()); print('said')"
+    files = borrowing_environment(python='#!/bin/sh\nexec "$(dirname "$0")/python3" "$@"\n')
+    archive = pack(place.folder / "e.tar.gz", {**files, "bin/conda-unpack": script.encode()})
+    write_code_model(place.models, config=environment_parameter(archive))
+    with place.serve() as server:
+        assert (Path(server.ask(WHERE)[1]) / "bin" / "conda-unpack.ran").exists()
+
+
+def hanging_model(place):
+    """A model whose environment's conda-unpack never ends; returns the file that it makes first."""
+    mark = place.folder / "mark"
+    files = borrowing_environment(python='#!/bin/sh\nexec "$(dirname "$0")/python3" "$@"\n')
+    files["bin/conda-unpack"] = HANGS.format(mark=mark).encode()
+    archive = pack(place.folder / "e.tar.gz", files)
+    write_code_model(place.models, config=environment_parameter(archive))
+    return mark
+
+
+def test_a_server_that_is_told_to_stop_leaves_nothing_half_unpacked(place):
+    mark = hanging_model(place)
+    with place.serve(ready=False) as server:
+        wait_until(mark.exists, "the unpacking", server)
+        working = descendants(server.pid)
+        assert len(working) == 2
+        assert server.stop() == 0
+    assert not any(map(alive, working))
+    assert place.entries() == []
+
+
+def test_what_unpacks_dies_with_the_server(place):
+    mark = hanging_model(place)
+    with place.serve(ready=False) as server:
+        wait_until(mark.exists, "the unpacking", server)
+        working = descendants(server.pid)
+        os.kill(server.pid, signal.SIGKILL)
+        for pid in working:
+            wait_until(lambda pid=pid: not alive(pid), "the end of what unpacks")
+        server.process.wait()
+    archive = pack(place.folder / "e.tar.gz", borrowing_environment())
+    with place.serve() as server:
+        assert server.ask(WHERE)[0] == 200
+    # The half of the other content is gone, too.
+    assert place.entries() == [place.cache / digest(archive)]
+
+
+def test_requests_of_other_models_are_answered_meanwhile(place):
+    mark = hanging_model(place)
+    write_code_model(place.models, "other")
+    with place.serve(ready=False) as server:
+        wait_until(mark.exists, "the unpacking", server)
+        wait_until(lambda: server.is_ready("other"), "the other model", server)
+        assert server.ask("self.said = 'yes'", "other") == (200, "yes")
+
+
+def bad_archives(folder):
+    """Paths of archives that cannot be used, each with what is to be said of it."""
+    good = pack(folder / "good.tar.gz", borrowing_environment()).read_bytes()
+
+    def write(name, data):
+        (folder / name).write_bytes(data)
+        return folder / name
+
+    def packed(name, **scripts):
+        return pack(folder / f"{name}.tar.gz", borrowing_environment(**scripts))
+
+    os.mkfifo(folder / "pipe")
+    failing = packed("failing", python='#!/bin/sh\necho "no prefix" >&2; exit 3\n', conda_unpack="")
+    nested = pack(folder / "nested.tar.gz", {"mine/bin/python3": b""})
+    escaping = pack(folder / "escaping.tar.gz", {"../../evil": b"x"})
+    large = pack(folder / "large.tar.gz", {"bin/python3": bytes(200_000)})
+    return {
+        "missing": (
+            folder / "no.tar.gz",
+            "no.tar.gz does not exist. The Python environment should",
+        ),
+        "text": (
+            write("text.tar.gz", b"text"),
+            "is no archive: expected a tar archive, packed with",
+        ),
+        "empty": (write("empty.tar.gz", b""), "got an empty file"),
+        "short": (write("short.tar.gz", good[:-20]), "is cut short"),
+        "zip": (write("zip.tar.gz", b"PK\x03\x04"), "is a zip archive"),
+        "pipe": (folder / "pipe", "is neither a directory nor a file"),
+        "relative": ("good.tar.gz", "Failed to get the canonical path for good.tar.gz."),
+        "failing": (failing, "its bin/conda-unpack failed: it ended with code 3: no prefix"),
+        "nested": (
+            nested,
+            "holds no bin/python3: expected a virtual environment (venv, uv or conda),",
+        ),
+        "escaping": (escaping, "member '../../evil' is refused: Path contains '..'"),
+        "large": (large, "expected at most 100000 bytes in all, got 0 and 200000 more; raise"),
+    }
+
+
+def test_an_archive_that_cannot_be_used_is_refused_with_the_reason(place):
+    cases = bad_archives(place.folder)
+    for name, (path, _) in cases.items():
+        write_code_model(place.models, name, config=environment_parameter(path))
+    write_code_model(
+        place.models, "good", config=environment_parameter(place.folder / "good.tar.gz")
+    )
+    limit = "--backend-config=python,environment-limit-bytes=100000"
+    with place.serve("--exit-on-error=false", limit, ready=False) as server:
+        wait_until(
+            lambda: (
+                len(server.index()) == len(cases) + 1
+                and not any(row["state"] == "LOADING" for row in server.index().values())
+            ),
+            "the models",
+            server,
+        )
+        rows = {name: row for (name, _), row in server.index().items()}
+        assert server.ask(WHERE, "good")[0] == 200
+        assert children(server.pid) == server.stubs()
+    reasons = {name: rows[name].get("reason", "") for name in cases}
+    assert {n: reasons[n] for n, (_, text) in cases.items() if text not in reasons[n]} == {}
+    # Those two were unpacked: it is what is in them that cannot be used.
+    kept = {digest(place.folder / f"{name}.tar.gz") for name in ("good", "nested")}
+    assert {entry.name for entry in place.entries()} == kept
+    assert not (place.folder / "evil").exists()
+
+
+def test_a_cache_that_others_can_write_to_is_refused(place):
+    place.cache.mkdir()
+    place.cache.chmod(0o777)
+    archive = pack(place.folder / "e.tar.gz", borrowing_environment())
+    write_code_model(place.models, config=environment_parameter(archive))
+    with place.serve("--exit-on-error=false", ready=False) as server:
+        wait_until(lambda: ("m", 1) in server.index(), "the model", server)
+        wait_until(lambda: server.index()["m", 1]["state"] == "UNAVAILABLE", "its end", server)
+        assert "others may write to it (mode 777); name a dir" in server.index()["m", 1]["reason"]
