@@ -22,6 +22,7 @@ from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.sequence_requests import sequence_stub_settings
 from gpubridge.engine.tracing import Received, RequestTracing
 from gpubridge.engine.warmup import WarmupSample, warmup_samples
+from gpubridge.errors import BridgeError
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.latencies import (
     FIRST_RESPONSE_BUCKETS_MS,
@@ -160,15 +161,21 @@ class StubModel(Model):
         BridgeError
             With the first instance's reason.
         """
-        environment = await self._context.environments.of_model(
-            self.name, self._directory, environment_parameters(self.config)
-        )
+        try:
+            environment = await self._context.environments.of_model(
+                self.name, self._directory, environment_parameters(self.config)
+            )
+            entries = await self._settings(environment)
+        except BridgeError:
+            # There is nothing else yet that an unload would give back.
+            self._dispatcher.close()
+            raise
         completion = None
         if self.config.draft:
             completion = Completion(partial(self._complete, environment))
         self._instances = [
             Instance(entry, index, self._dispatcher, self._context)
-            for index, entry in enumerate(await self._settings(environment))
+            for index, entry in enumerate(entries)
         ]
         self._dispatcher.instances = self._instances
         try:

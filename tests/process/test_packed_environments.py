@@ -262,6 +262,45 @@ def test_an_archive_that_cannot_be_used_is_refused_with_the_reason(place):
     assert not (place.folder / "evil").exists()
 
 
+def test_loads_that_fail_leave_no_descriptor(place):
+    (place.folder / "text.tar.gz").write_text("text")
+    (place.folder / "empty").mkdir()
+    for name in ("text.tar.gz", "empty", "nothing"):
+        config = (
+            environment_parameter(place.folder / name) + "max_batch_size: 2 dynamic_batching {}"
+        )
+        write_code_model(place.models, name, config=config)
+    flags = ("--model-control-mode=explicit", "--disable-auto-complete-config")
+    with place.serve(*flags) as server:
+
+        def load():
+            for name in ("text.tar.gz", "empty", "nothing"):
+                path = f"/v2/repository/models/{name}/load"
+                assert server.request("POST", path)[0] == 400
+
+        def count():
+            return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+
+        load()
+        before = count()
+        for _ in range(3):
+            load()
+        wait_until(lambda: count() <= before, "the descriptors", server)
+
+
+def test_a_backend_may_bring_a_packed_environment(place):
+    model = write_code_model(place.models)
+    backend = place.folder / "backends" / "mine"
+    backend.mkdir(parents=True)
+    (model / "1" / "model.py").rename(backend / "model.py")
+    config = (model / "config.pbtxt").read_text()
+    (model / "config.pbtxt").write_text(config.replace('"python"', '"mine"'))
+    archive = pack(backend / "pb_exec_env_model.py.tar.gz", borrowing_environment())
+    with place.serve(f"--backend-directory={place.folder / 'backends'}") as server:
+        root = place.cache / digest(archive) / "environment"
+        assert server.ask(WHERE) == (200, str(root))
+
+
 def test_a_cache_that_others_can_write_to_is_refused(place):
     place.cache.mkdir()
     place.cache.chmod(0o777)

@@ -7,6 +7,7 @@ import pytest
 
 from gpubridge.config.schema import model_config_schema
 from gpubridge.engine import load_progress
+from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.file_overrides import FileOverrides
 from gpubridge.engine.instance import InstanceState
 from gpubridge.engine.model_files import ModelFiles
@@ -36,6 +37,7 @@ class FakeLoader:
 
     def __init__(self, required, broken=()):
         self.context = SimpleNamespace(
+            environments=ModelEnvironments(None, limit=1),
             regions=SimpleNamespace(arena=None, close=lambda: None),
             limits=SimpleNamespace(stub_timeout=None),
             telemetry=SimpleNamespace(log=SimpleNamespace(on_change=lambda listener: None)),
