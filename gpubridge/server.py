@@ -33,6 +33,7 @@ from gpubridge.frontend.routes import MetricsRouter, V2Router
 from gpubridge.frontend.sweep import Sweeper
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 from gpubridge.telemetry.tables import boxed
+from gpubridge.tensor.native import absence
 
 __all__ = ["serve"]
 
@@ -110,6 +111,8 @@ def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> M
     backend = PythonBackendSettings.from_backend_config(settings.backend_config.get("python", {}))
     for notice in backend.notices:
         _logger.info("%s", notice)
+    if (absent := absence()) is not None:
+        _logger.info("the server runs slower: %s", absent)
     probe = probe_devices()
     if probe.count:
         _logger.info("%d GPUs found", probe.count)

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ class Executor:
         results: ResultSender,
         clients: ClientMemory,
         states: SequenceStates | None,
+        fall_back: Callable[[str, str], None],
     ) -> None:
         self._execute = getattr(model, "execute", None)
         self._identity = identity
@@ -62,6 +63,7 @@ class Executor:
         self._desk = ResponseDesk(control, outputs, results, self._answers, identity)
         self._origin = DecoupledOrigin if identity.decoupled else RequestOrigin
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._fall_back = fall_back
         self._keeps = False
         self._private_bytes = 0
         self._views = borrowed.views
@@ -180,9 +182,10 @@ class Executor:
         """Copy inputs: this model keeps so many that the server would run out of memory to lend."""
         if not self._keeps:
             self._keeps = True
-            Logger.log_warn(
+            self._fall_back(
+                "inputs_kept",
                 f"model '{self._identity.instance}' keeps more than {_KEPT_LEASES} inputs or "
-                f"{_KEPT_BYTES} bytes of them: it gets copies from now on while it does"
+                f"{_KEPT_BYTES} bytes of them: it gets copies from now on while it does",
             )
         return self._private_views(refs)
 
