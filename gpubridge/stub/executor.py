@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Logger, Tensor
+from gpubridge.pb_utils.trace import InferenceTrace
 from gpubridge.stub.answers import AnswerEncoder, ContractError, ModelIdentity, error_extras
 from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.outputs import OutputMemory
@@ -164,6 +165,7 @@ class Executor:
             self._identity.name,
             self._identity.version,
             origin,
+            InferenceTrace._of(extras["trace"]) if "trace" in extras else _NO_TRACE,
         )
 
     def _admitted(self, records: Sequence[Record], answers: list[bytes]) -> list[Record]:
@@ -318,5 +320,6 @@ def _control(name: str, datatype: str, shape: Sequence[int], value: Any) -> Tens
 _GOES_ON = ResponseFlag.OPEN | ResponseFlag.EMPTY
 _COMES_BACK = ResponseFlag.RESCHEDULED | ResponseFlag.EMPTY
 _NO_EXTRAS: dict[str, Any] = {}
+_NO_TRACE = InferenceTrace()
 _KEPT_LEASES = 1024
 _KEPT_BYTES = 64 << 20

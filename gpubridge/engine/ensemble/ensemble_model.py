@@ -25,11 +25,10 @@ from gpubridge.engine.ensemble.wiring import ROOT, Wiring, fit_shape, wire
 from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.model import Model, new_statistics
-from gpubridge.engine.tracing import Received, RequestTracing
+from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import ClientSegment
 from gpubridge.request import InferRequest, InferResponse, Outcome
-from gpubridge.transport.messages import Batch
 from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
 
 __all__ = ["EnsembleModel", "Members"]
@@ -193,10 +192,10 @@ class EnsembleModel(Model):
 
     # -- work ----------------------------------------------------------------------------------
 
-    def submit(self, request: InferRequest, received: Received | None = None) -> None:
+    def submit(self, request: InferRequest, origin: Origin | None = None) -> None:
         """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
         if self.traces.active:
-            self.tracing.begin(request, received)
+            self.tracing.begin(request, origin)
         if self.statistics.first_response is not None:
             FirstResponse(self.statistics.first_response, request)
         request.arrived = _clock()
@@ -293,9 +292,11 @@ class EnsembleModel(Model):
         spent = now - request.arrived
         if reason:
             self.statistics.failed(reason, spent)
+            if request.trace is not None and request.on_done is None:
+                request.trace.abandoned()
         else:
             if request.trace is not None:
-                request.trace.landed(Batch(0, [], request.arrived, request.arrived, now))
+                request.trace.landed(None)
             self.statistics.executed(
                 1, request.batch_size, (1, spent, 0), (0, execution.member_ns, 0)
             )

@@ -12,6 +12,7 @@ from gpubridge.engine.ensemble.graph import Step
 from gpubridge.engine.ensemble.run import Call, Course, EnsembleRun, Progress
 from gpubridge.engine.ensemble.tensors import FlowTensor, response_tensors
 from gpubridge.engine.model import Model
+from gpubridge.engine.tracing import UNTRACED, Caused
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
@@ -177,7 +178,8 @@ class Execution:
         if call.step.index in self.course.wiring.fans_out:
             request.on_partial = partial(self._partial, call, model)
         self._calls[call] = request, _clock()
-        model.submit(request)
+        parent = self.request.trace
+        model.submit(request, UNTRACED if parent is None else Caused(parent.trace))
 
     def _finish(self, responses: list[dict[str, FlowTensor]]) -> None:
         """Give the client the last response, if there is one."""
