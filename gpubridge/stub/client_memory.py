@@ -20,7 +20,7 @@ from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import TensorSpec
 
-__all__ = ["ClientMemory", "Target", "targets_of"]
+__all__ = ["ClientMemory", "Target", "copies_of", "targets_of"]
 
 _NOTHING: dict[str, Any] = {"in": (), "out": {}}
 
@@ -35,8 +35,18 @@ class Target(NamedTuple):
 
 def targets_of(record: Record) -> dict[str, Target]:
     """Return the outputs of a request that its client wants in its own memory."""
+    return _targets(record, "out")
+
+
+def copies_of(record: Record) -> dict[str, Target]:
+    """Return the outputs of a request that are needed in its client's own memory, too."""
+    return _targets(record, "also")
+
+
+def _targets(record: Record, kind: str) -> dict[str, Target]:
     client = record.extras.get("client") if record.extras else None
-    return {name: Target(*place) for name, place in client["out"].items()} if client else {}
+    places = client.get(kind) if client else None
+    return {name: Target(*place) for name, place in places.items()} if places else {}
 
 
 class ClientMemory:
@@ -119,7 +129,7 @@ class ClientMemory:
         if client is None:
             return None
         try:
-            for target in targets_of(record).values():
+            for target in (*targets_of(record).values(), *copies_of(record).values()):
                 self.memory(target)
             for index in client["in"]:
                 region, offset, nbytes, _ = record.refs[index]
