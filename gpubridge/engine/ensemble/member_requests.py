@@ -102,7 +102,7 @@ class MemberRequests:
         BridgeError
             INVALID_ARG when these are not the inputs that the member wants.
         """
-        client, course, targets = execution.request, execution.course, execution.targets
+        client, course = execution.request, execution.course
         key = (
             step.index,
             *((name, t.datatype, t.shape, t.place.nbytes) for name, t in tensors.items()),
@@ -129,17 +129,26 @@ class MemberRequests:
             form.batch_size,
             options,
         )
-        ranges = request.ranges = [tensors[name].place for name in form.names]
+        request.ranges = [tensors[name].place for name in form.names]
+        self._tell(request, step, execution, read_only=read_only)
+        return request
+
+    def _tell(
+        self, request: InferRequest, step: Step, execution: Execution, *, read_only: bool
+    ) -> None:
+        """Say what a member has to know besides its inputs: of the client's wishes, and its memory."""
+        ranges = request.ranges or ()
+        client, targets = execution.request, execution.targets
         inside = tuple(i for i, p in enumerate(ranges) if isinstance(p.segment, ClientSegment))
-        outputs = _NO_OUTPUTS if targets is None else targets.of_step(step, course.uses)
+        uses = execution.course.uses
+        outputs = _NO_OUTPUTS if targets is None else targets.of_step(step, uses)
         if outputs.out or outputs.also:
             request.client = _ClientMemory(ranges, targets, outputs)
             request.extras = _extras(client.extras, read_only, inside, outputs)
-            return request
+            return
         request.extras = self._passed_on(client.extras, read_only, inside)
         if inside:
             request.client = _ClientMemory(ranges, None, outputs)
-        return request
 
     @staticmethod
     def from_sharer(extras: bytes) -> bool:
