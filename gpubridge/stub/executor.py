@@ -105,6 +105,8 @@ class Executor:
                 answers.append(self._answers.nothing(record.ticket, flags))
                 continue
             answers.append(self._answers.answer(record, response))
+            # The ticket will be another request's; the model may have kept this one.
+            origins[i].over = cancelled[record.ticket] != 0
             # Memory of the request that only its response still looked at goes back here.
             responses[i] = response = None
             if clients.used:
