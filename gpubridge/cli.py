@@ -255,6 +255,12 @@ def _add_limit_flags(command: argparse.ArgumentParser, defaults: ServerSettings)
         metavar="BOOL",
         help="clients may register their system shared memory, which models then map",
     )
+    add(
+        "--client-shm-max-regions",
+        type=int,
+        default=defaults.client_shm_max_regions,
+        help="how many regions of it may be registered at once",
+    )
 
 
 def _add_connection_flags(command: argparse.ArgumentParser) -> None:
@@ -313,6 +319,7 @@ def _serve(options: argparse.Namespace) -> int:
         request_arena_limit=options.request_arena_limit,
         output_arena_limit=options.output_arena_limit,
         allow_client_shm=options.allow_client_shm,
+        client_shm_max_regions=options.client_shm_max_regions,
     )
     telemetry = telemetry_from_flags(options)
     try:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import ClientSegment, Segment, Slot
+from gpubridge.telemetry.traces import Trace
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import Batch
 from gpubridge.transport.signatures import Signature
@@ -136,8 +137,12 @@ _NO_RESPONSE = BridgeError("the model ended this request without a response", Er
 class FollowedRequest(Protocol):
     """Hears what becomes of a request that is traced, beside its outcome."""
 
-    def landed(self, batch: Batch) -> None:
-        """Its batch is over."""
+    @property
+    def trace(self) -> Trace:
+        """Its trace, for the requests that come of it."""
+
+    def landed(self, batch: Batch | None) -> None:
+        """Its batch is over; None where there is none."""
 
     def abandoned(self) -> None:
         """Nobody waits for the outcome any more."""

@@ -33,6 +33,7 @@ from gpubridge.frontend.routes import MetricsRouter, V2Router
 from gpubridge.frontend.sweep import Sweeper
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 from gpubridge.telemetry.tables import boxed
+from gpubridge.tensor.native import absence
 
 __all__ = ["serve"]
 
@@ -69,7 +70,11 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     repository = _build_repository(settings, telemetry)
-    regions = ClientRegions(repository.regions, allowed=settings.allow_client_shm)
+    regions = ClientRegions(
+        repository.regions,
+        allowed=settings.allow_client_shm,
+        most=settings.client_shm_max_regions,
+    )
     router = V2Router(repository, regions, strict_readiness=settings.strict_readiness)
     service = GrpcService(repository, router.ready, regions)
     repository.listen(router.model_changed)
@@ -110,6 +115,8 @@ def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> M
     backend = PythonBackendSettings.from_backend_config(settings.backend_config.get("python", {}))
     for notice in backend.notices:
         _logger.info("%s", notice)
+    if (absent := absence()) is not None:
+        _logger.info("the server runs slower: %s", absent)
     probe = probe_devices()
     if probe.count:
         _logger.info("%d GPUs found", probe.count)
@@ -152,7 +159,8 @@ async def _open_doors(
     http_doors = settings.allow_http + settings.allow_metrics
     allow_connections(
         [settings.http_connections.max_connections] * http_doors
-        + [settings.grpc_connections.max_connections] * settings.allow_grpc
+        + [settings.grpc_connections.max_connections] * settings.allow_grpc,
+        settings.client_shm_max_regions if settings.allow_client_shm else 0,
     )
     receive = bytearray(_RECEIVE_BYTES)
     http = HttpSettings(settings.http_max_input_size, settings.http_connections)

@@ -58,7 +58,7 @@ def finish_model_config(
         _take(_parse(returned, draft.name), message)
     whole = complete_model_config(message, model_dir, gpu_count=gpu_count, backends=backends)
     # What was filled in before would pass for what somebody has asked for.
-    return replace(whole, notices=draft.notices)
+    return replace(whole, notices=draft.notices, fallbacks=draft.fallbacks)
 
 
 def _parse(text: str, name: str) -> ProtoMessage:

@@ -141,11 +141,14 @@ def complete_model_config(
         )
     backend_file = settle_backend(config, model_dir, backends)
     notices = normalise_model(config)
+    on_host = 0
     if config.platform == "ensemble":
         draft = False
     else:
-        notices += normalise_instance_groups(config, gpu_count, gpu_fallback)
+        on_host = normalise_instance_groups(config, gpu_count, gpu_fallback, notices)
     validate_model(config, gpu_count, draft=draft)
     outputs = () if draft else config.output
     labels = {output.name: read_labels(output, model_dir) for output in outputs}
-    return model_config_from_message(config, tuple(notices), labels, backend_file, draft=draft)
+    return model_config_from_message(
+        config, tuple(notices), labels, backend_file, on_host=on_host, draft=draft
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, cast
@@ -128,6 +128,8 @@ class ModelConfig:
     draft : bool
         The model itself may still complete it, when it is loaded. Until then `inputs` and `outputs`
         are empty, whatever the message has, and nobody has checked that.
+    fallbacks : dict of str to int
+        How much of it is served in a slower way than it asks for, by reason: "no_gpu".
     """
 
     name: str
@@ -146,6 +148,7 @@ class ModelConfig:
     notices: tuple[str, ...] = ()
     backend_file: Path | None = None
     draft: bool = False
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, JsonValue]:
         """Return the JSON object of ``GET /v2/models/{name}/config``, made anew by each call."""
@@ -178,6 +181,7 @@ def model_config_from_message(
     labels: Mapping[str, tuple[bytes, ...]],
     backend_file: Path | None,
     *,
+    on_host: int = 0,
     draft: bool = False,
 ) -> ModelConfig:
     """Return the values of a message that was normalised and validated before.
@@ -202,6 +206,7 @@ def model_config_from_message(
         notices=notices,
         backend_file=backend_file,
         draft=draft,
+        fallbacks={"no_gpu": on_host} if on_host else {},
     )
 
 

@@ -58,9 +58,11 @@ def _normalise_scheduling(config: ProtoMessage) -> None:
 
 
 def normalise_instance_groups(
-    config: ProtoMessage, gpu_count: int, gpu_fallback: GpuFallback
-) -> list[str]:
-    """Name every group, give it a count, a kind and its GPUs; return notices.
+    config: ProtoMessage, gpu_count: int, gpu_fallback: GpuFallback, notices: list[str]
+) -> int:
+    """Name every group, give it a count, a kind and its GPUs; add notices.
+
+    Returns how many groups run on the host although they ask for GPUs.
 
     A model without groups gets one that carries the model's own name; the others are named
     ``{model}_{index}``. What cannot be right is left as it is, for validation to refuse.
@@ -69,16 +71,19 @@ def normalise_instance_groups(
     if not config.instance_group:
         kind = kinds.KIND_GPU if gpu_count > 0 else kinds.KIND_CPU
         config.instance_group.add(name=config.name, kind=kind)
-    notices: list[str] = []
+    on_host = 0
     for index, group in enumerate(config.instance_group):
         group.name = group.name or f"{config.name}_{index}"
         group.count = group.count or 1
         where = f"model '{config.name}', instance group '{group.name}'"
         if group.kind == kinds.KIND_AUTO:
-            notices += _resolve_auto(group, gpu_count, where)
+            found = _resolve_auto(group, gpu_count, where)
+            notices += found
+            on_host += len(found)
         elif group.kind == kinds.KIND_GPU and gpu_count == 0 and gpu_fallback == "host":
             group.kind = kinds.KIND_CPU
             del group.gpus[:]
+            on_host += 1
             notices.append(f"{where}: KIND_GPU runs on the host, because there is no GPU")
         if group.kind == kinds.KIND_GPU and not group.gpus:
             group.gpus.extend(range(gpu_count))
@@ -87,7 +92,7 @@ def normalise_instance_groups(
             for field in ("host_policy", "secondary_devices")
             if getattr(group, field)
         ]
-    return notices
+    return on_host
 
 
 def _resolve_auto(group: ProtoMessage, gpu_count: int, where: str) -> list[str]:

@@ -51,6 +51,8 @@ class ServerSettings:
         What their clients' connections may cost.
     allow_client_shm : bool
         Clients may have their own shared memory mapped by the models' processes.
+    client_shm_max_regions : int
+        How many regions of such memory may be registered at once.
     auto_complete : bool
         Models may complete their own configuration.
     stub_python : Path
@@ -94,6 +96,7 @@ class ServerSettings:
     request_arena_limit: int = 1024 * _MIB
     output_arena_limit: int = 1024 * _MIB
     allow_client_shm: bool = False
+    client_shm_max_regions: int = 1024
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -132,6 +135,7 @@ class ServerSettings:
             ("repository_poll_secs", 1),
             ("request_arena_limit", 1),
             ("output_arena_limit", 1),
+            ("client_shm_max_regions", 1),
         ):
             value = getattr(self, name)
             if value < least:

@@ -95,11 +95,14 @@ class ClientRegions:
         Told when stubs have to unmap something.
     allowed : bool
         Whether clients may register memory at all.
+    most : int
+        How many regions there may be at once; each costs a descriptor here.
     """
 
-    def __init__(self, regions: Regions, *, allowed: bool) -> None:
+    def __init__(self, regions: Regions, *, allowed: bool, most: int) -> None:
         self._all = regions
         self._allowed = allowed
+        self._most = most
         self._owner = regions.new_owner()
         self._numbers = itertools.count(1)
         self._registered: dict[str, ClientRegion] = {}
@@ -110,14 +113,20 @@ class ClientRegions:
         Raises
         ------
         BridgeError
-            UNSUPPORTED when that is switched off, ALREADY_EXISTS for a name in use, INTERNAL when the
-            object cannot be opened or is too small.
+            UNSUPPORTED when that is switched off, ALREADY_EXISTS for a name in use, UNAVAILABLE when
+            there are too many, INTERNAL when the object cannot be opened or is too small.
         """
         if not self._allowed:
             raise BridgeError(f"cannot register '{name}': {_SWITCHED_OFF}", ErrorCode.UNSUPPORTED)
         if name in self._registered:
             raise BridgeError(
                 f"shared memory region '{name}' already in manager", ErrorCode.ALREADY_EXISTS
+            )
+        if len(self._registered) >= self._most:
+            raise BridgeError(
+                f"cannot register '{name}': expected at most {self._most} regions at once "
+                "(--client-shm-max-regions), got one more; unregister those that are not needed",
+                ErrorCode.UNAVAILABLE,
             )
         region = self._owner << 32 | next(self._numbers)
         segment = ClientSegment.open(region, key, offset, nbytes)

@@ -18,6 +18,7 @@ import enum
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from gpubridge.engine.completion import Completion
@@ -26,11 +27,11 @@ from gpubridge.engine.instance_owner import CallDoor, InstanceListener
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.link import LinkEvents, StubLink
+from gpubridge.engine.stub_log import StubLog
 from gpubridge.engine.stub_process import StubProcess, cannot_start
 from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.request import InferRequest
-from gpubridge.telemetry.logs import log_from_stub
 from gpubridge.transport.channel import pair
 
 __all__ = ["Instance", "InstanceState"]
@@ -92,6 +93,7 @@ class Instance:
         self._listener = listener
         self._context = context
         self._log = context.telemetry.log
+        self._said = StubLog(settings.stub["name"], settings.name)
         self._loop = asyncio.get_running_loop()
         self._link: StubLink | None = None
         self._call_door: CallDoor | None = None
@@ -102,6 +104,11 @@ class Instance:
         self._stopping = False
         self._execute_ns = 0.0
         self._last_error = ""
+
+    @property
+    def fallbacks(self) -> Counter[str]:
+        """How often its stubs took a slower way, by reason."""
+        return self._said.fallbacks
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -205,7 +212,6 @@ class Instance:
             ours, theirs = pair()
         except OSError as error:
             raise cannot_start(self.name, error) from error
-        model = self.settings.stub["name"]
         events = LinkEvents(
             on_completed=lambda text: completion.returned(text) if completion is not None else None,
             on_ready=self._on_ready,
@@ -213,7 +219,7 @@ class Instance:
             on_broken=self._on_broken,
             on_landed=self._on_landed,
             on_responses=self._on_responses,
-            on_log=lambda fields: log_from_stub(model, self.name, fields),
+            on_log=self._said.take,
         )
         try:
             link = StubLink(ours, self._context.regions, self.settings.output_limit, events)

@@ -20,7 +20,7 @@ from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance, InstanceState
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.sequence_requests import sequence_stub_settings
-from gpubridge.engine.tracing import Received, RequestTracing
+from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.engine.warmup import WarmupSample, warmup_samples
 from gpubridge.errors import BridgeError
 from gpubridge.request import InferRequest
@@ -93,10 +93,10 @@ class Model(Protocol):
     def executed_by(self) -> Collection[str]:
         """The models whose instances execute its requests."""
 
-    def submit(self, request: InferRequest, received: Received | None = None) -> None:
+    def submit(self, request: InferRequest, origin: Origin | None = None) -> None:
         """Take a request over: its slot is freed, its outcome comes by ``on_done``.
 
-        ``received`` is when its door got it, should the request be traced.
+        ``origin`` is where it comes from, should it be traced.
         """
 
     def tell_log_levels(self) -> None:
@@ -341,13 +341,14 @@ class StubModel(Model):
 
     # -- work ----------------------------------------------------------------------------------
 
-    def submit(self, request: InferRequest, received: Received | None = None) -> None:
+    def submit(self, request: InferRequest, origin: Origin | None = None) -> None:
         """Take a request over: its slot is freed here, its outcome comes by ``on_done``.
 
-        ``received`` is when its door got it, should the request be traced.
+        ``origin`` is where it comes from, should it be traced.
         """
         if self.traces.active:
-            self.tracing.begin(request, received)
+            self.tracing.begin(request, origin)
+            self.tracing.tell(request)
         if self.statistics.first_response is not None:
             FirstResponse(self.statistics.first_response, request)
         self._dispatcher.submit(request)

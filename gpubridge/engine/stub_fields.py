@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.messages import FALLBACKS
 
 __all__ = ["completed_text", "log_fields", "number"]
 
@@ -24,6 +25,11 @@ def log_fields(fields: dict[str, Any]) -> dict[str, Any]:
     for name in ("text", "file"):
         if not isinstance(fields.get(name), str):
             raise MalformedMessage(f"field {name!r}: expected a string, got {fields.get(name)!r}")
+    fallback = fields.get("fallback")
+    if fallback is not None and fallback not in FALLBACKS:
+        raise MalformedMessage(
+            f"field 'fallback': expected one of {', '.join(FALLBACKS)}, got {fallback!r}"
+        )
     return fields
 
 

@@ -16,7 +16,7 @@ from gpubridge.tensor.spelling import spell_values
 from gpubridge.transport.messages import Batch
 from gpubridge.transport.signatures import SignatureCache, TensorSpec
 
-__all__ = ["Received", "RequestTracing"]
+__all__ = ["UNTRACED", "Caused", "Origin", "Received", "RequestTracing"]
 
 _WAITED = {"HTTP": "HTTP_RECV", "GRPC": "GRPC_WAITREAD"}
 """What Triton calls the time in which a door gets a request."""
@@ -28,6 +28,19 @@ class Received(NamedTuple):
     door: str
     start: int
     end: int
+
+
+class Caused(NamedTuple):
+    """A request comes of another one: it is traced if that one is, whose trace this is."""
+
+    trace: Trace | None
+
+
+UNTRACED = Caused(None)
+"""What comes of a request that is not traced."""
+
+Origin = Received | Caused
+"""Where a request comes from, as far as its trace says so."""
 
 
 class RequestTracing:
@@ -51,9 +64,16 @@ class RequestTracing:
         """Whether any request may ever have been traced."""
         return self._traces.used
 
-    def begin(self, request: InferRequest, received: Received | None) -> None:
+    def begin(self, request: InferRequest, origin: Origin | None) -> None:
         """Begin a request's trace if it is to have one; before the scheduler gets the request."""
-        trace = self._traces.sample(self._model, self._version, request.identifier)
+        about = self._model, self._version, request.identifier
+        received = None
+        trace: Trace | None
+        if isinstance(origin, Caused):
+            trace = None if origin.trace is None else self._traces.child(origin.trace, *about)
+        else:
+            trace = self._traces.sample(*about)
+            received = origin
         if trace is None:
             return
         if received is not None:
@@ -61,9 +81,17 @@ class RequestTracing:
             trace.stamp(f"{name}_START", received.start)
             trace.stamp(f"{name}_END", received.end)
         trace.stamp("REQUEST_START")
-        request.trace = _Followed(trace, request, received.door if received else "")
+        caused = isinstance(origin, Caused)
+        request.trace = _Followed(trace, request, received.door if received else "", caused=caused)
         if trace.tensors:
             self._note_inputs(trace, request)
+
+    @staticmethod
+    def tell(request: InferRequest) -> None:
+        """Let a request's stub know its trace, for the calls that come of it."""
+        if request.trace is not None:
+            known = b'{"trace":%d' % request.trace.trace.identifier
+            request.extras = known + (b"," + request.extras[1:] if request.extras else b"}")
 
     def landed(self, landed: list[Landed]) -> None:
         """Tell the requests that are traced that their batches are over."""
@@ -91,10 +119,20 @@ class _Followed:
     or with an error that no batch goes with.
     """
 
-    __slots__ = ("_answered", "_door", "_landed", "_on_done", "_on_partial", "_request", "_trace")
+    __slots__ = (
+        "_answered",
+        "_caused",
+        "_door",
+        "_landed",
+        "_on_done",
+        "_on_partial",
+        "_request",
+        "trace",
+    )
 
-    def __init__(self, trace: Trace, request: InferRequest, door: str) -> None:
-        self._trace = trace
+    def __init__(self, trace: Trace, request: InferRequest, door: str, *, caused: bool) -> None:
+        self.trace = trace
+        self._caused = caused
         self._request = request
         self._door = door
         self._landed = self._answered = False
@@ -104,17 +142,22 @@ class _Followed:
         if request.on_partial is not None:
             request.on_partial = self._respond
 
-    def landed(self, batch: Batch) -> None:
-        """Its batch is over."""
-        trace = self._trace
+    def landed(self, batch: Batch | None) -> None:
+        """Its batch is over; None for a model that has no batches, as it computes nothing itself."""
+        trace = self.trace
         self._landed = True
         trace.stamp("QUEUE_START", self._request.arrived)
+        if batch is not None:
+            self._computed(trace, batch)
+        if self._answered:
+            self._end()
+
+    @staticmethod
+    def _computed(trace: Trace, batch: Batch) -> None:
         trace.stamp("COMPUTE_START", batch.started)
         trace.stamp("COMPUTE_INPUT_END", batch.called)
         trace.stamp("COMPUTE_OUTPUT_START", batch.ended)
         trace.stamp("COMPUTE_END")
-        if self._answered:
-            self._end()
 
     def abandoned(self) -> None:
         """Nobody waits for the outcome any more."""
@@ -133,8 +176,8 @@ class _Followed:
             asyncio.get_running_loop().call_soon(self._end)
 
     def _pass_on(self, outcome: Any, to: Callable[[Any], None] | None) -> None:
-        trace = self._trace
-        if outcome is not None:
+        trace = self.trace
+        if outcome is not None and not self._caused:
             trace.stamp("INFER_RESPONSE_COMPLETE")
         if trace.tensors and isinstance(outcome, InferResponse):
             for spec, buffer in zip(outcome.signature.tensors, outcome.buffers, strict=True):
@@ -147,8 +190,8 @@ class _Followed:
             trace.stamp(f"{self._door}_SEND_END")
 
     def _end(self) -> None:
-        self._trace.stamp("REQUEST_END")
-        self._trace.end()
+        self.trace.stamp("REQUEST_END")
+        self.trace.end()
 
 
 def _note(activity: str, trace: Trace, spec: TensorSpec, view: memoryview | None) -> None:

@@ -13,17 +13,19 @@ _FOR_ALL_ELSE = 1024
 """Descriptors for models' processes, segments and files."""
 
 
-def allow_connections(limits: list[int]) -> None:
+def allow_connections(limits: list[int], regions: int = 0) -> None:
     """Raise the process's limit of descriptors to what its doors may need; warn where that fails.
 
     Parameters
     ----------
     limits : list of int
         How many connections each door may have; 0 is any number.
+    regions : int
+        How many regions of shared memory clients may register.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard if hard != resource.RLIM_INFINITY else 1 << 20
-    wanted = most if 0 in limits else sum(limits) + _FOR_ALL_ELSE
+    wanted = most if 0 in limits else sum(limits) + regions + _FOR_ALL_ELSE
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, most), hard))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -23,6 +24,7 @@ from gpubridge.protocol import metadata
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.telemetry.exposition import CONTENT_TYPE
 from gpubridge.telemetry.metrics import ModelState, metrics_page
+from gpubridge.tensor.native import absence
 
 __all__ = ["MetricsRouter", "V2Router"]
 
@@ -227,6 +229,7 @@ class MetricsRouter(_Failures):
     def __init__(self, repository: ModelRepository) -> None:
         self._repository = repository
         self._telemetry = repository.telemetry
+        self._fallbacks = {} if absence() is None else {"native_module": 1}
 
     def route(self, head: RequestHead) -> RequestHandler:
         """Return who takes a request.
@@ -245,7 +248,9 @@ class MetricsRouter(_Failures):
         exchange.respond(
             200,
             fields,
-            metrics_page(self._states(), self._telemetry.machine, self._telemetry.metrics),
+            metrics_page(
+                self._states(), self._telemetry.machine, self._telemetry.metrics, self._fallbacks
+            ),
         )
 
     def _states(self) -> list[ModelState]:
@@ -255,6 +260,10 @@ class MetricsRouter(_Failures):
                 model.pending,
                 model.queued,
                 sum(instance.restarts for instance in model.instances),
+                sum(
+                    (instance.fallbacks for instance in model.instances),
+                    Counter(model.config.fallbacks),
+                ),
             )
             for model in self._repository.loaded()
         ]

@@ -7,13 +7,13 @@ from gpubridge.pb_utils.exceptions import TritonError, TritonModelException
 from gpubridge.pb_utils.logger import Logger
 from gpubridge.pb_utils.request import (
     InferenceRequest,
-    InferenceTrace,
     MemoryType,
     PreferredMemory,
 )
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.pb_utils.tensor import Tensor
+from gpubridge.pb_utils.trace import InferenceTrace
 from gpubridge.pb_utils.unavailable import (
     Metric,
     MetricFamily,

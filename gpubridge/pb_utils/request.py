@@ -27,26 +27,13 @@ from gpubridge.pb_utils.request_origin import RequestOrigin
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.pb_utils.tensor import Tensor
+from gpubridge.pb_utils.trace import InferenceTrace
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable, Sequence
 
-__all__ = ["InferenceRequest", "InferenceTrace", "MemoryType", "PreferredMemory"]
-
-
-class InferenceTrace:
-    """The trace a request belongs to; passed on to the requests that it causes."""
-
-    __module__ = "c_python_backend_utils"
-    __slots__ = ("_context",)
-
-    def __init__(self, context: str | None = None, /) -> None:
-        self._context = context
-
-    def get_context(self) -> str | None:
-        """Give the OpenTelemetry context as JSON, or None where there is no trace."""
-        return self._context
+__all__ = ["InferenceRequest", "MemoryType", "PreferredMemory"]
 
 
 class _Required(enum.Enum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import orjson
@@ -37,6 +37,7 @@ def parse_generate(body: bytes, config: ModelConfig) -> RequestForm:
     if type(document) is not dict:
         raise internal("attempt to get members for non-object")
     specs = {spec.name: spec for spec in config.inputs}
+    _check_unique(body, document, specs)
     identifier = ""
     inputs: list[InputForm] = []
     parameters: JsonObject = {}
@@ -59,6 +60,44 @@ def parse_generate(body: bytes, config: ModelConfig) -> RequestForm:
     if parameters:
         extras = orjson.dumps({"parameters": orjson.dumps(parameters).decode()})
     return make_form(identifier, inputs, None, False, extras, NO_OPTIONS, config)
+
+
+def _check_unique(body: bytes, document: JsonObject, inputs: Collection[str]) -> None:
+    """Refuse a body that has a member twice: which of them is meant, nobody can tell."""
+    nested = document.get(_NESTED)
+    names = [*document, *(nested if type(nested) is dict else ())]
+    spelt_otherwise = b"\\u" in body
+    if not spelt_otherwise and all(body.count(orjson.dumps(name)) == 1 for name in names):
+        return
+    try:
+        pairs = json.loads(body, object_pairs_hook=_Pairs, parse_int=str)
+    except (ValueError, RecursionError):
+        # No plain JSON, though what Triton takes for it: the last one of a name counts.
+        return
+    for name, value in pairs:
+        repeated = _repeated(value) if name == _NESTED and type(value) is _Pairs else ""
+        _refuse_repeated(repeated, inputs)
+    _refuse_repeated(_repeated(pairs), inputs)
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The members of an object, as they stand there."""
+
+
+def _repeated(pairs: _Pairs) -> str:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""
+
+
+def _refuse_repeated(name: str, inputs: Collection[str]) -> None:
+    if name in inputs:
+        raise invalid(f"[request id: <id_unknown>] input '{name}' already exists in request")
+    if name:
+        raise invalid(f"member '{name}' of the request: expected it once, got it twice")
 
 
 def _members(document: JsonObject) -> Iterator[tuple[str, Any, bool]]:

@@ -166,6 +166,8 @@ class CallDesk:
             extras["flags"] = request._flags
         if request._timeout:
             extras["timeout"] = request._timeout
+        if request._trace._identifier:
+            extras["trace"] = request._trace._identifier
         if request._parameters != "{}":
             extras["parameters"] = request._parameters
         signature = encode_signature(

@@ -6,12 +6,12 @@ client. A model that trips over that, or that keeps such a view, gets copies fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import ClientMapping
-from gpubridge.pb_utils import Logger, Tensor
+from gpubridge.pb_utils import Tensor
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.tensor.string_fault import string_fault
@@ -20,7 +20,7 @@ from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import TensorSpec
 
-__all__ = ["ClientMemory", "Target", "targets_of"]
+__all__ = ["ClientMemory", "Target", "copies_of", "targets_of"]
 
 _NOTHING: dict[str, Any] = {"in": (), "out": {}}
 
@@ -35,8 +35,18 @@ class Target(NamedTuple):
 
 def targets_of(record: Record) -> dict[str, Target]:
     """Return the outputs of a request that its client wants in its own memory."""
+    return _targets(record, "out")
+
+
+def copies_of(record: Record) -> dict[str, Target]:
+    """Return the outputs of a request that are needed in its client's own memory, too."""
+    return _targets(record, "also")
+
+
+def _targets(record: Record, kind: str) -> dict[str, Target]:
     client = record.extras.get("client") if record.extras else None
-    return {name: Target(*place) for name, place in client["out"].items()} if client else {}
+    places = client.get(kind) if client else None
+    return {name: Target(*place) for name, place in places.items()} if places else {}
 
 
 class ClientMemory:
@@ -70,11 +80,13 @@ class ClientMemory:
         sharing: str,
         model: str,
         instance: str,
+        fall_back: Callable[[str, str], None],
     ) -> None:
         self.borrowed = borrowed
         self._control = control
         self._model = model
         self._instance = instance
+        self._fall_back = fall_back
         self._mapped: dict[int, ClientMapping] = {}
         self._settled = bool(sharing)
         self._copied = 0
@@ -117,7 +129,7 @@ class ClientMemory:
         if client is None:
             return None
         try:
-            for target in targets_of(record).values():
+            for target in (*targets_of(record).values(), *copies_of(record).values()):
                 self.memory(target)
             for index in client["in"]:
                 region, offset, nbytes, _ = record.refs[index]
@@ -160,20 +172,21 @@ class ClientMemory:
     def note_error(self, error: BaseException) -> None:
         """A batch failed: perhaps since the model wrote into an input."""
         if not self._settled and isinstance(error, ValueError) and "read-only" in str(error):
-            self._switch("writes into its inputs")
+            self._switch("client_inputs_written", "writes into its inputs")
 
     def note_kept(self, record: Record) -> None:
         """Look at an answered request: if its inputs are still lent, the model keeps them."""
         if self._settled or not record.extras or not self._control.lent[record.ticket]:
             return
         if record.extras.get("client", _NOTHING)["in"]:
-            self._switch("keeps inputs beyond their request")
+            self._switch("client_inputs_kept", "keeps inputs beyond their request")
 
-    def _switch(self, what: str) -> None:
+    def _switch(self, reason: str, what: str) -> None:
         self.copies = self._settled = True
-        Logger.log_warn(
+        self._fall_back(
+            reason,
             f"model '{self._instance}' {what}: it gets copies of inputs in clients' shared memory "
-            'from now on; the parameter INPUT_SHARING "copy" says so from the start'
+            'from now on; the parameter INPUT_SHARING "copy" says so from the start',
         )
 
 

@@ -6,12 +6,13 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Logger, Tensor
+from gpubridge.pb_utils.trace import InferenceTrace
 from gpubridge.stub.answers import AnswerEncoder, ContractError, ModelIdentity, error_extras
 from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.outputs import OutputMemory
@@ -50,6 +51,7 @@ class Executor:
         results: ResultSender,
         clients: ClientMemory,
         states: SequenceStates | None,
+        fall_back: Callable[[str, str], None],
     ) -> None:
         self._execute = getattr(model, "execute", None)
         self._identity = identity
@@ -62,6 +64,7 @@ class Executor:
         self._desk = ResponseDesk(control, outputs, results, self._answers, identity)
         self._origin = DecoupledOrigin if identity.decoupled else RequestOrigin
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._fall_back = fall_back
         self._keeps = False
         self._private_bytes = 0
         self._views = borrowed.views
@@ -102,6 +105,8 @@ class Executor:
                 answers.append(self._answers.nothing(record.ticket, flags))
                 continue
             answers.append(self._answers.answer(record, response))
+            # The ticket will be another request's; the model may have kept this one.
+            origins[i].over = cancelled[record.ticket] != 0
             # Memory of the request that only its response still looked at goes back here.
             responses[i] = response = None
             if clients.used:
@@ -162,6 +167,7 @@ class Executor:
             self._identity.name,
             self._identity.version,
             origin,
+            InferenceTrace._of(extras["trace"]) if "trace" in extras else _NO_TRACE,
         )
 
     def _admitted(self, records: Sequence[Record], answers: list[bytes]) -> list[Record]:
@@ -180,9 +186,10 @@ class Executor:
         """Copy inputs: this model keeps so many that the server would run out of memory to lend."""
         if not self._keeps:
             self._keeps = True
-            Logger.log_warn(
+            self._fall_back(
+                "inputs_kept",
                 f"model '{self._identity.instance}' keeps more than {_KEPT_LEASES} inputs or "
-                f"{_KEPT_BYTES} bytes of them: it gets copies from now on while it does"
+                f"{_KEPT_BYTES} bytes of them: it gets copies from now on while it does",
             )
         return self._private_views(refs)
 
@@ -315,5 +322,6 @@ def _control(name: str, datatype: str, shape: Sequence[int], value: Any) -> Tens
 _GOES_ON = ResponseFlag.OPEN | ResponseFlag.EMPTY
 _COMES_BACK = ResponseFlag.RESCHEDULED | ResponseFlag.EMPTY
 _NO_EXTRAS: dict[str, Any] = {}
+_NO_TRACE = InferenceTrace()
 _KEPT_LEASES = 1024
 _KEPT_BYTES = 64 << 20

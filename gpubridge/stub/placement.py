@@ -11,7 +11,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Slot
 from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.output_tensor import OutputTensor
-from gpubridge.stub.client_memory import ClientMemory, Target, targets_of
+from gpubridge.stub.client_memory import ClientMemory, Target, copies_of, targets_of
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.control import NO_LEASE
@@ -67,16 +67,13 @@ class Placement:
             INTERNAL, in Triton's words, when the client has left too little room.
         """
         targets = targets_of(record)
+        copies = copies_of(record)
         payloads = [tensor._payload() for tensor in tensors]
         for tensor, payload in zip(tensors, payloads):
-            target = targets.get(tensor._name)
-            if target is not None and payload.nbytes > target.nbytes:
-                raise BridgeError(
-                    f"shared memory size specified with the request for output '{tensor._name}' "
-                    f"({target.nbytes} bytes) should be at least {payload.nbytes} bytes to hold the "
-                    "results",
-                    ErrorCode.INTERNAL,
-                )
+            _check_room(tensor, payload, targets.get(tensor._name) or copies.get(tensor._name))
+        for tensor, payload in zip(tensors, payloads):
+            if tensor._name in copies:
+                self._write(tensor, payload, copies[tensor._name])
         refs: list[Any] = [None] * len(tensors)
         others = []
         for index, tensor in enumerate(tensors):
@@ -99,3 +96,13 @@ class Placement:
             return
         if payload.nbytes:
             self._outputs.copy(self._clients.memory(target), payload)
+
+
+def _check_room(tensor: Tensor, payload: Any, target: Target | None) -> None:
+    if target is not None and payload.nbytes > target.nbytes:
+        raise BridgeError(
+            f"shared memory size specified with the request for output '{tensor._name}' "
+            f"({target.nbytes} bytes) should be at least {payload.nbytes} bytes to hold the "
+            "results",
+            ErrorCode.INTERNAL,
+        )

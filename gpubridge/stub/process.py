@@ -16,6 +16,7 @@ from typing import Any
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
 from gpubridge.pb_utils import host
+from gpubridge.pb_utils.logger import Logger
 from gpubridge.stub.answers import ModelIdentity
 from gpubridge.stub.calls import CallDesk
 from gpubridge.stub.client_memory import ClientMemory
@@ -25,6 +26,7 @@ from gpubridge.stub.loader import load_model, model_error_text
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.results import ResultSender
 from gpubridge.stub.states import SequenceStates
+from gpubridge.tensor.native import absence
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
@@ -127,6 +129,7 @@ class _Stub:
             settings["input_sharing"],
             identity.name,
             identity.instance,
+            self._fall_back,
         )
         self._model = model
         self._executor = Executor(
@@ -137,8 +140,12 @@ class _Stub:
             self._results,
             self._clients,
             states,
+            self._fall_back,
         )
         self._attach(self._calls)
+        absent = absence()
+        if absent is not None:
+            self._fall_back("native_module", f"it runs slower: {absent}", int(Logger.INFO))
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -230,6 +237,11 @@ class _Stub:
 
     def _withdraw(self, segment: Segment) -> None:
         self._channel.send(control_message(Kind.DROP_REGION, region=segment.region))
+
+    def _fall_back(self, reason: str, text: str, level: int = int(Logger.WARNING)) -> None:
+        """Log that a slower way is taken, and have it counted whatever is logged."""
+        fields = {"level": level, "text": text, "file": __file__, "line": 0}
+        self._channel.send(control_message(Kind.LOG, fallback=reason, **fields))
 
     def _log(self, level: int, text: str, file: str, line: int) -> None:
         if not self._control.log_levels >> level & 1:

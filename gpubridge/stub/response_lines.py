@@ -27,6 +27,7 @@ _WAITING_RESPONSES = 64
 _WAITING_BYTES = 16 << 20
 _U32 = 0xFFFF_FFFF
 _FIRST_LOOK = 0.0002
+_making = threading.Lock()
 _LONGEST_LOOK = 0.01
 
 
@@ -61,7 +62,9 @@ class ResponseDesk:
 class RequestOrigin:
     """What a received request is connected to: its client may leave, its answers go there."""
 
-    __slots__ = ("_desk", "record", "rescheduled", "sender")
+    # ``over`` is only there once the request is: most requests are gone with their batch.
+    __slots__ = ("_desk", "over", "record", "rescheduled", "sender")
+    over: bool
 
     def __init__(self, desk: ResponseDesk, record: Record) -> None:
         self._desk = desk
@@ -70,19 +73,31 @@ class RequestOrigin:
         self.sender: InferenceResponseSender | None = None
 
     def cancelled(self) -> bool:
-        """Tell whether nobody waits for the answer any more."""
+        """Tell whether nobody waits for the answer any more; of a request that is over, whether so it was."""
+        if self.sender is not None and self.sender._closed:
+            return self.sender.is_cancelled()
+        if hasattr(self, "over"):
+            return self.over
         return self._desk.control.cancelled[self.record.ticket] != 0
 
     def response_sender(self) -> InferenceResponseSender:
         """Return the request's sender, the same each time."""
         if self.sender is None:
-            self.sender = InferenceResponseSender._on(_Line(self._desk, self.record))
+            with _making:
+                # Of two threads that ask at once, one makes it.
+                if self.sender is None:
+                    self.sender = InferenceResponseSender._on(_Line(self._desk, self.record))
         return self.sender
 
     def output(
         self, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Tensor:
         """Make an output tensor in the place where it is wanted, or will be sent from."""
+        if hasattr(self, "over") or (self.sender is not None and self.sender._closed):
+            raise TritonModelException(
+                f"output '{name}': expected a request that is not answered yet, got one that is: the "
+                "place where its outputs go may be another request's"
+            )
         placement = self._desk.answers.placement
         return placement.allocate(self.record, name, datatype, shape, dtype)
 
@@ -155,7 +170,16 @@ class _Line:
     The ticket stays this request's until the final record, so its cells in the control page do, too.
     """
 
-    __slots__ = ("_closed", "_desk", "_lock", "_on_the_way", "_record", "_sent", "decoupled")
+    __slots__ = (
+        "_closed",
+        "_desk",
+        "_lock",
+        "_on_the_way",
+        "_record",
+        "_sent",
+        "_was_cancelled",
+        "decoupled",
+    )
 
     def __init__(self, desk: ResponseDesk, record: Record) -> None:
         self._desk = desk
@@ -163,7 +187,7 @@ class _Line:
         # The sizes of the responses that the server has not passed on, and how many were sent.
         self._on_the_way: deque[int] = deque()
         self._sent = 0
-        self._closed = False
+        self._closed = self._was_cancelled = False
         self._lock = threading.Lock()
         self.decoupled = desk.identity.decoupled
 
@@ -181,12 +205,16 @@ class _Line:
 
     def close(self) -> None:
         """Let nobody wait for room any more: the ticket will be another request's."""
+        self._was_cancelled = self.cancelled()
         self._closed = True
 
     def send(self, response: InferenceResponse | None, final: bool) -> None:
         """Send a response, its end, or both."""
         desk = self._desk
-        if response is None or self.cancelled():
+        cancelled = self.cancelled()
+        if final:
+            self.close()
+        if response is None or cancelled:
             if final:
                 desk.results.respond(
                     desk.answers.nothing(self._record.ticket, ResponseFlag.EMPTY), 0
@@ -196,7 +224,9 @@ class _Line:
         desk.results.respond(answer, desk.outputs.take_copied())
 
     def cancelled(self) -> bool:
-        """Tell whether the client no longer waits."""
+        """Tell whether the client no longer waits; at the end, whether it did not then."""
+        if self._closed:
+            return self._was_cancelled
         return self._desk.control.cancelled[self._record.ticket] != 0
 
     def let_go(self, sent: int) -> None:

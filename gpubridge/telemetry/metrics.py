@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from gpubridge.telemetry.exposition import Family, render
 from gpubridge.telemetry.latencies import STEPS
@@ -54,13 +55,15 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
 class ModelState:
     """A model's statistics and gauges at this moment.
 
-    ``pending`` requests have no answer yet; ``queued`` ones of them are at no stub.
+    ``pending`` requests have no answer yet; ``queued`` ones of them are at no stub. ``fallbacks``
+    says how often a slower way was taken, by reason.
     """
 
     statistics: ModelStatistics
     pending: int
     queued: int
     restarts: int
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -69,9 +72,12 @@ class ModelState:
 
 
 def metrics_page(
-    states: Sequence[ModelState], machine: MachineMetrics, settings: MetricsSettings
+    states: Sequence[ModelState],
+    machine: MachineMetrics,
+    settings: MetricsSettings,
+    fallbacks: Mapping[str, int] = MappingProxyType({}),
 ) -> bytes:
-    """Return the metrics in Prometheus' text form."""
+    """Return the metrics in Prometheus' text form; ``fallbacks`` are those of the server itself."""
     return render(
         [
             *_inference(states, settings),
@@ -79,6 +85,7 @@ def metrics_page(
             *_summaries(states, settings),
             *_histograms(states),
             *_bridge(states),
+            _fallbacks(states, fallbacks),
         ]
     )
 
@@ -184,3 +191,13 @@ def _bridge(states: Sequence[ModelState]) -> Iterator[Family]:
         copies.add(labels, state.statistics.copies)
         restarts.add(state.labels, state.restarts)
     yield from (queued, copied, copies, restarts)
+
+
+def _fallbacks(states: Sequence[ModelState], own: Mapping[str, int]) -> Family:
+    family = Family("gpubridge_fallbacks_total", "Times that a slower way was taken", "counter")
+    for reason, count in own.items():
+        family.add({"reason": reason}, count)
+    for state in states:
+        for reason, count in state.fallbacks.items():
+            family.add({**state.labels, "reason": reason}, count)
+    return family

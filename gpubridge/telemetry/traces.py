@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from gpubridge.telemetry.trace_files import TensorRecord, TraceWriter
 from gpubridge.telemetry.trace_settings import TraceSettings
@@ -28,18 +29,23 @@ class Trace:
 
     Attributes
     ----------
+    identifier : int
+        Tells it from all others.
+    sampler : Sampler
+        Takes it when it is complete.
     stamps, tensors : bool
         What is wanted of it.
     """
 
-    __slots__ = ("_records", "_sampler", "identifier", "stamps", "tensors")
+    __slots__ = ("__weakref__", "_open", "_records", "identifier", "sampler", "stamps", "tensors")
 
-    def __init__(self, sampler: _Sampler, identifier: int, model: dict[str, Any]) -> None:
+    def __init__(self, sampler: Sampler, identifier: int, model: dict[str, Any]) -> None:
         level = sampler.settings.level
         self.stamps = "TIMESTAMPS" in level
         self.tensors = "TENSORS" in level
         self.identifier = identifier
-        self._sampler: _Sampler | None = sampler
+        self.sampler = sampler
+        self._open = True
         self._records: list[dict[str, Any] | TensorRecord] = [{"id": identifier, **model}]
 
     def stamp(self, name: str, nanoseconds: int = 0) -> None:
@@ -61,12 +67,12 @@ class Trace:
 
     def end(self) -> None:
         """Hand the trace over to be written; later calls do nothing."""
-        sampler, self._sampler = self._sampler, None
-        if sampler is not None:
-            sampler.collect(self._records)
+        if self._open:
+            self._open = False
+            self.sampler.collect(self._records)
 
 
-class _Sampler:
+class Sampler:
     """Chooses the requests that are traced by one set of settings, and gathers their traces."""
 
     def __init__(self, settings: TraceSettings, writer: TraceWriter) -> None:
@@ -136,8 +142,9 @@ class Traces:
         self._flags = flags
         self._given: dict[str, dict[str, Any]] = {_SERVER: {}}
         self._writer = TraceWriter()
-        self._samplers = {_SERVER: _Sampler(flags, self._writer)}
+        self._samplers = {_SERVER: Sampler(flags, self._writer)}
         self._ids = itertools.count(1)
+        self._known: WeakValueDictionary[int, Trace] = WeakValueDictionary()
         self.active = self.used = False
         self._refresh()
 
@@ -172,10 +179,16 @@ class Traces:
             return None
         if not sampler.active:
             self._refresh()
-        fields: dict[str, Any] = {"model_name": model, "model_version": version}
-        if request_id:
-            fields["request_id"] = request_id
-        return Trace(sampler, next(self._ids), fields)
+        return self._new(sampler, _fields(model, version, request_id))
+
+    def child(self, parent: Trace, model: str, version: int, request_id: str) -> Trace:
+        """Return a new trace of a request that comes of another one; it goes where that one goes."""
+        fields = _fields(model, version, request_id)
+        return self._new(parent.sampler, {**fields, "parent_id": parent.identifier})
+
+    def find(self, identifier: int) -> Trace | None:
+        """Return the trace of a request that is still there."""
+        return self._known.get(identifier)
 
     def close(self) -> None:
         """Write what is left and end the writer."""
@@ -183,7 +196,12 @@ class Traces:
             sampler.flush()
         self._writer.close()
 
-    def _sampler(self, model: str) -> _Sampler:
+    def _new(self, sampler: Sampler, fields: dict[str, Any]) -> Trace:
+        trace = Trace(sampler, next(self._ids), fields)
+        self._known[trace.identifier] = trace
+        return trace
+
+    def _sampler(self, model: str) -> Sampler:
         return self._samplers.get(model) or self._samplers[_SERVER]
 
     def _merged(self, given: Mapping[str, Mapping[str, Any]], name: str) -> TraceSettings:
@@ -205,8 +223,13 @@ class Traces:
             if settings == old.settings:
                 return
             old.retire()
-        self._samplers[name] = _Sampler(settings, self._writer)
+        self._samplers[name] = Sampler(settings, self._writer)
 
     def _refresh(self) -> None:
         self.active = any(sampler.active for sampler in self._samplers.values())
         self.used = self.used or self.active
+
+
+def _fields(model: str, version: int, request_id: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {"model_name": model, "model_version": version}
+    return {**fields, "request_id": request_id} if request_id else fields

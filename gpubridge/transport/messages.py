@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpubridge.tensor.native import NativeRecordReader
 
 __all__ = [
+    "FALLBACKS",
     "Batch",
     "Completes",
     "Kind",
@@ -75,6 +76,10 @@ class Completes:
     HERE = "here"
     ELSEWHERE = "elsewhere"
     NOWHERE = ""
+
+
+FALLBACKS = ("native_module", "inputs_kept", "client_inputs_kept", "client_inputs_written")
+"""Why a stub takes a slower way: there is no compiled module; its model gets copies of its inputs."""
 
 
 class ResponseFlag:

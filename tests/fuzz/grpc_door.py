@@ -93,7 +93,7 @@ class GrpcDoor:
     def __init__(self, *, deferred: bool = False) -> None:
         regions = Regions(8 << 20)
         self.arena = regions.arena
-        self._memory = RequestMemory(self.arena, ClientRegions(regions, allowed=True))
+        self._memory = RequestMemory(self.arena, ClientRegions(regions, allowed=True, most=4))
         self.deferred = deferred
         self.submitted = 0
         self.cancelled: list = []

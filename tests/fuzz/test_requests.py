@@ -170,7 +170,7 @@ def memory():
     Path("/dev/shm", key).write_bytes(bytes(4096))
     try:
         every = Regions(1 << 24)
-        registry = ClientRegions(every, allowed=True)
+        registry = ClientRegions(every, allowed=True, most=4)
         registry.register("x", key, 0, 4096)
         yield RequestMemory(every.arena, registry)
         registry.close()

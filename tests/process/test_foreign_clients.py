@@ -1,69 +1,22 @@
 """Clients of several implementations against a server; each is skipped where it is not installed.
 
-grpc-js is looked for as Node looks for it (``NODE_PATH``), perf_analyzer on PATH or in the folder
-that ``GPUBRIDGE_PEER`` names.
+grpc-js is looked for as Node looks for it (``NODE_PATH``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
-import shutil
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.process.server import running_server, write_model
+from tests.process.foreign import run, tool, write_add_sub
+from tests.process.server import running_server
 
 service_pb2 = pytest.importorskip("tritonclient.grpc.service_pb2")
 
-ADD_SUB = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            a, b = (tensor.as_numpy() for tensor in request.inputs())
-            outputs = [pb_utils.Tensor("SUM", a + b), pb_utils.Tensor("DIFFERENCE", a - b)]
-            responses.append(pb_utils.InferenceResponse(outputs))
-        return responses
-"""
-RUNNING_SUM = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.sums = {}
-
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        value, start, end, ready, corrid = (tensor.as_numpy() for tensor in request.inputs())
-        key = int(corrid.flat[0])
-        if ready.flat[0]:
-            before = 0 if start.flat[0] else self.sums[key]
-            self.sums[key] = np.int32((int(before) + int(value.flat[0])) % 1000)
-        total = np.full(value.shape, self.sums.get(key, 0), np.int32)
-        return pb_utils.InferenceResponse([pb_utils.Tensor("TOTAL", total)])
-"""
-SEQUENCES = """
-max_batch_size: 4
-sequence_batching {
-  control_input [
-    { name: "START" control [{ kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] }] },
-    { name: "END" control [{ kind: CONTROL_SEQUENCE_END int32_false_true: [0, 1] }] },
-    { name: "READY" control [{ kind: CONTROL_SEQUENCE_READY int32_false_true: [0, 1] }] },
-    { name: "CORRID" control [{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 }] }
-  ]
-}
-"""
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 GRPC_JS = """
@@ -116,22 +69,7 @@ function missing() {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    vector = "data_type: TYPE_FP32 dims: [16]"
-    write_model(
-        repository,
-        "add_sub",
-        ADD_SUB,
-        inputs=f'name: "A" {vector} }}, {{ name: "B" {vector}',
-        outputs=f'name: "SUM" {vector} }}, {{ name: "DIFFERENCE" {vector}',
-    )
-    write_model(
-        repository,
-        "running_sum",
-        RUNNING_SUM,
-        config=SEQUENCES,
-        inputs='name: "VALUE" data_type: TYPE_INT32 dims: [1]',
-        outputs='name: "TOTAL" data_type: TYPE_INT32 dims: [1]',
-    )
+    write_add_sub(repository)
     with running_server(repository) as running:
         yield running
 
@@ -152,27 +90,6 @@ def framed(message, tmp_path):
     path = tmp_path / "framed"
     path.write_bytes(b"\0" + len(message).to_bytes(4, "big") + message)
     return path
-
-
-def tool(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        pytest.skip(f"{name} is not on PATH")
-    return path
-
-
-def run(*command, **environment) -> str:
-    """Run a client; returns what it printed."""
-    finished = subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    said = (finished.stdout + finished.stderr).decode(errors="replace")
-    assert finished.returncode == 0, said
-    return said
 
 
 def check_answer(data: bytes) -> None:
@@ -274,48 +191,3 @@ def test_grpcio_asyncio_with_everything_at_once(server, message):
         check_answer(answer)
     assert len(streamed) == 50
     assert state == b"\x08\x01"
-
-
-def perf_analyzer() -> tuple[str, dict[str, str]]:
-    peer = os.environ.get("GPUBRIDGE_PEER")
-    if peer and (path := Path(peer) / "perf_analyzer").exists():
-        return str(path), {"LD_LIBRARY_PATH": str(Path(peer) / "lib")}
-    return tool("perf_analyzer"), {}
-
-
-MODES = {
-    "http": "-i http",
-    "http, asynchronous": "-i http --async",
-    "grpc": "-i grpc",
-    "grpc, asynchronous": "-i grpc --async",
-    "grpc, streaming": "-i grpc --async --streaming",
-    "grpc, gzip": "-i grpc --grpc-compression-algorithm gzip",
-}
-LOADS = {
-    "concurrency": "-m add_sub --concurrency-range 1:3",
-    "rate": "-m add_sub --request-rate-range 200:300:100",
-    "intervals": "-m add_sub --request-intervals INTERVALS",
-    "sequences": "-m running_sum --concurrency-range 5 --sequence-length 6",
-    "sequences by rate": "-m running_sum --request-rate-range 100 --num-of-sequences 6 "
-    "--sequence-length 4 --sequence-id-range 100:5000",
-}
-
-
-@pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize("mode", MODES)
-def test_perf_analyzer(server, tmp_path, mode, load):
-    if "gzip" in mode and load != "concurrency":
-        pytest.skip("one load is enough for gzip")
-    path, environment = perf_analyzer()
-    intervals = tmp_path / "intervals"
-    intervals.write_text("5000\n10000\n")
-    url = server.http_url if "http" in mode else server.grpc_url
-    flags = f"{MODES[mode]} {LOADS[load]}".replace("INTERVALS", str(intervals)).split()
-    # It measures until it is sure; this makes it sure at once.
-    said = run(
-        path, "-u", url, *flags, "--measurement-interval", "200", "--stability-percentage", "999",
-        "--max-trials", "3", **environment,
-    )  # fmt: skip
-    rates = [float(rate) for rate in re.findall(r"throughput: ([0-9.]+) infer/sec", said)]
-    assert rates, said
-    assert min(rates) > 0, said

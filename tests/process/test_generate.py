@@ -74,6 +74,32 @@ def test_a_first_event_that_is_an_error_gives_the_status(server):
     assert generate(server, code)[::2] == (400, '{"error":"x"}')
 
 
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (
+            '{"CODE": "pass", "CODE": "pass"}',
+            "[request id: <id_unknown>] input 'CODE' already exists",
+        ),
+        ('{"CODE": "pass", "k": 1, "k": 1}', "member 'k' of the request: expected it once"),
+        ('{"CODE": "pass", "k": 1, "\\u006b": 1}', "member 'k' of the request: expected it once"),
+        ('{"id": "1", "CODE": "pass", "id": "2"}', "member 'id' of the request: expected it once"),
+        ('{"CODE": "", "parameters": {"k": 1, "k": 2}}', "member 'k' of the request"),
+        ('{"CODE": "", "parameters": {"k": 1}, "parameters": {}}', "member 'parameters' of the"),
+    ],
+)
+def test_a_member_that_is_there_twice_is_refused(server, body, text):
+    status, _, answer = server.request("POST", "/v2/models/m/generate", body)
+    assert status == 400
+    assert text in json.loads(answer)["error"]
+
+
+def test_values_may_look_like_names(server):
+    code = 'request.get_response_sender().send(answer(request.parameters()), FINAL) # "k" "k" "id"'
+    _, _, answer = generate(server, code, k="CODE", id="\u00e9")
+    assert json.loads(json.loads(answer)["OUT"]) == {"k": "CODE"}
+
+
 def test_generate_over_http_1_0_ends_with_the_connection(server):
     body = json.dumps(
         {"CODE": "s = request.get_response_sender()\ns.send(answer(1), FINAL)"}

@@ -4,7 +4,7 @@ import http.client
 import json
 import struct
 
-from tests.process.server import running_server, write_model
+from tests.process.server import running_server, write_code_model, write_model
 
 KEEPER = """
 import numpy as np
@@ -52,3 +52,14 @@ def test_a_model_that_keeps_every_input_gets_copies_in_time(tmp_path):
             assert struct.unpack("<2f", answer[-8:]) == (i + 1, 0)
         connection.close()
         assert server.log().count("it gets copies from now on") == 1
+
+
+def test_a_kept_request_is_over(tmp_path):
+    write_code_model(tmp_path)
+    with running_server(tmp_path) as server:
+        assert server.ask("self.kept = request; self.said = request.is_cancelled()")[1] == "False"
+        assert server.ask("self.said = self.kept.is_cancelled()")[1] == "False"
+        # The place where its output went may be another request's by now.
+        status, error = server.ask("self.kept.output('OUT', (1,), np.float32)")
+        assert status == 500
+        assert "expected a request that is not answered yet" in error

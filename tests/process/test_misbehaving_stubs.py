@@ -50,6 +50,10 @@ LIES = {
     "no_json": ("bytes([wire.Kind.LOG]) + b'{'", "no JSON"),
     "deep_json": ("bytes([wire.Kind.LOG]) + b'[' * 100_000", "no JSON"),
     "no_object": ("bytes([wire.Kind.LOG]) + b'[]'", "expected a JSON object"),
+    "fallback": (
+        "wire.control_message(wire.Kind.LOG, level=1, text='', file='', line=1, fallback=[])",
+        "field 'fallback': expected one of native_module, ",
+    ),
     "log_level": (
         "wire.control_message(wire.Kind.LOG, level=[], text='', file='', line=1)",
         "field 'level': expected a number, got []",

@@ -12,6 +12,7 @@ import tritonclient.grpc as over_grpc
 import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException
 
+from tests.process.ensembles import write_ensemble
 from tests.process.server import running_server, wait_until, write_model
 
 CODE = """
@@ -44,6 +45,26 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data[:1] * 0 + value)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+CALLS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        data = request.inputs()[0].as_numpy()
+        for name, given in (("m", {"trace": request.trace()}), ("other", {})):
+            call = pb_utils.InferenceRequest(
+                request_id="called",
+                model_name=name,
+                inputs=[pb_utils.Tensor("IN", data)],
+                requested_output_names=["OUT"],
+                **given,
+            )
+            answer = call.exec()
+        return pb_utils.InferenceResponse(answer.output_tensors())
+"""
 STEPS = [
     "REQUEST_START",
     "QUEUE_START",
@@ -65,6 +86,9 @@ def traced(tmp_path):
     write_model(
         repository, "several", SEVERAL, config="model_transaction_policy { decoupled: true }"
     )
+    write_model(repository, "calls", CALLS)
+    write_chain(repository, "inner", "m", "calls")
+    write_chain(repository, "outer", "inner", "m")
     file = tmp_path / "trace.json"
 
     def start(*config):
@@ -72,7 +96,14 @@ def traced(tmp_path):
         return running_server(repository, *(f for c in flags for f in ("--trace-config", c)))
 
     start.file = file
+    start.repository = repository
     return start
+
+
+def write_chain(repository, name, first, second):
+    """Write an ensemble of two models, one behind the other."""
+    steps = f"{first} IN=IN > OUT=BETWEEN", f"{second} IN=BETWEEN > OUT=OUT"
+    write_ensemble(repository, name, *steps, inputs="IN", outputs="OUT")
 
 
 def ask(server, model="m", values=(1.5, 2), request_id="", client=over_http):
@@ -121,6 +152,58 @@ def test_the_steps_of_a_request_in_their_order(traced, client, received, sent):
     assert set(stamps) == {*order, f"{sent}_START", f"{sent}_END"}
     assert [stamps[name] for name in order] == sorted(stamps[name] for name in order)
     assert stamps["INFER_RESPONSE_COMPLETE"] <= stamps[f"{sent}_START"] <= stamps[f"{sent}_END"]
+
+
+def test_what_comes_of_a_request_is_traced_with_it(traced):
+    with traced("level=TIMESTAMPS", "rate=2") as server:
+        # The first is not traced: nor is anything that comes of it.
+        for number in range(2):
+            ask(server, "outer", request_id=str(number))
+        traces = complete(traced.file, 6)
+        ask(server, "outer")
+    by_id = {number: trace["model"] for number, trace in traces.items()}
+    families = [
+        (model["model_name"], by_id.get(model.get("parent_id"), {}).get("model_name"))
+        for model in by_id.values()
+    ]
+    assert sorted(families, key=str) == [
+        ("calls", "inner"),
+        ("inner", "outer"),
+        ("m", "calls"),
+        ("m", "inner"),
+        ("m", "outer"),
+        ("outer", None),
+    ]
+    for trace in traces.values():
+        model = trace["model"]
+        called = by_id.get(model.get("parent_id"), {}).get("model_name") == "calls"
+        assert model["request_id"] == ("called" if called else "1")
+        stamps = set(trace["stamps"])
+        if model["model_name"] in ("inner", "outer"):
+            assert stamps >= {"REQUEST_START", "QUEUE_START", "REQUEST_END"}
+            assert "COMPUTE_START" not in stamps
+        else:
+            assert stamps == {*STEPS} - {"INFER_RESPONSE_COMPLETE"}
+        if "parent_id" in model:
+            outer = traces[model["parent_id"]]["stamps"]
+            assert outer["REQUEST_START"] <= trace["stamps"]["REQUEST_START"]
+    assert len(read(traced.file)) == 6
+
+
+def test_an_ensemble_whose_client_is_gone_leaves_no_open_trace(traced):
+    write_model(traced.repository, "slow", CODE.replace("data = pb", "time.sleep(0.5); data = pb"))
+    write_chain(traced.repository, "slowly", "slow", "slow")
+    with traced("level=TIMESTAMPS") as server:
+        given = over_grpc.InferInput("IN", [1], "FP32")
+        given.set_data_from_numpy(np.ones(1, np.float32))
+        with (
+            over_grpc.InferenceServerClient(server.grpc_url) as client,
+            pytest.raises(InferenceServerException, match="Deadline"),
+        ):
+            client.infer("slowly", [given], client_timeout=0.2)
+        traces = complete(traced.file, 2)
+    assert {t["model"]["model_name"] for t in traces.values()} == {"slow", "slowly"}
+    assert all("REQUEST_END" in trace["stamps"] for trace in traces.values())
 
 
 def test_tensors_that_go_in_and_come_out(traced):

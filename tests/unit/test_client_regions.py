@@ -47,7 +47,7 @@ def all_regions():
 
 @pytest.fixture
 def registry(all_regions):
-    registry = ClientRegions(all_regions, allowed=True)
+    registry = ClientRegions(all_regions, allowed=True, most=4)
     yield registry
     registry.close()
 
@@ -65,11 +65,22 @@ def open_files():
 
 
 def test_it_is_off_unless_allowed(all_regions, key):
-    registry = ClientRegions(all_regions, allowed=False)
+    registry = ClientRegions(all_regions, allowed=False, most=4)
     text = refused(ErrorCode.UNSUPPORTED, registry.register, "r", key, 0, SIZE)
     assert "--allow-client-shm=true" in text
     assert registry.status() == []
     registry.unregister("r")
+
+
+def test_only_so_many_at_once(registry, key):
+    for number in range(4):
+        registry.register(str(number), key, 0, SIZE)
+    text = refused(ErrorCode.UNAVAILABLE, registry.register, "one more", key, 0, SIZE)
+    assert "at most 4 regions" in text
+    assert "--client-shm-max-regions" in text
+    refused(ErrorCode.ALREADY_EXISTS, registry.register, "0", key, 0, SIZE)
+    registry.unregister("2")
+    registry.register("one more", key, 0, SIZE)
 
 
 def test_what_is_registered_is_told(registry, key):

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gpubridge.config import ModelConfig
 from gpubridge.engine.context import EngineContext
+from gpubridge.engine.ensemble.client_outputs import ClientOutputs
 from gpubridge.engine.ensemble.execution import Execution
 from gpubridge.engine.ensemble.graph import Step, draw_graph, refused
 from gpubridge.engine.ensemble.member_requests import MemberRequests
@@ -25,11 +26,10 @@ from gpubridge.engine.ensemble.wiring import ROOT, Wiring, fit_shape, wire
 from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.model import Model, new_statistics
-from gpubridge.engine.tracing import Received, RequestTracing
+from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import ClientSegment
 from gpubridge.request import InferRequest, InferResponse, Outcome
-from gpubridge.transport.messages import Batch
 from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
 
 __all__ = ["EnsembleModel", "Members"]
@@ -193,10 +193,10 @@ class EnsembleModel(Model):
 
     # -- work ----------------------------------------------------------------------------------
 
-    def submit(self, request: InferRequest, received: Received | None = None) -> None:
+    def submit(self, request: InferRequest, origin: Origin | None = None) -> None:
         """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
         if self.traces.active:
-            self.tracing.begin(request, received)
+            self.tracing.begin(request, origin)
         if self.statistics.first_response is not None:
             FirstResponse(self.statistics.first_response, request)
         request.arrived = _clock()
@@ -204,28 +204,30 @@ class EnsembleModel(Model):
         signature = self._signatures[request.signature]
         shared = self._requests.from_sharer(request.extras)
         refusal = self._unloaded() if self._stopping else None
-        if request.client is not None and request.client.outputs:
-            refusal = BridgeError(
-                f"output '{min(request.client.outputs)}' of ensemble '{self.name}': outputs of "
-                "ensembles cannot go to shared memory yet; ask for them in the response",
-                ErrorCode.UNSUPPORTED,
-            )
+        targets = ClientOutputs.of(request)
+        wanted = set() if targets is None else targets.names
         inputs = request_tensors(request, signature, self._arena, shared=shared)
         course = self._course(signature.requested)
         for name in course.outputs:
-            if name in inputs and isinstance(inputs[name].place.segment, ClientSegment):
-                refusal = BridgeError(
-                    f"output '{name}' of ensemble '{self.name}' is an input in shared memory: it "
-                    "is there already, do not ask for it",
-                    ErrorCode.UNSUPPORTED,
-                )
+            if name not in inputs:
+                continue
+            if isinstance(inputs[name].place.segment, ClientSegment):
+                refusal = self._refused_output(name, "in shared memory: it is there already")
+            elif name in wanted:
+                refusal = self._refused_output(name, "that no model could write to shared memory")
         if refusal is not None:
             self.statistics.failed("REJECTED", 0)
             request.finish(refusal)
             return
-        execution = Execution(self, course, request)
+        execution = Execution(self, course, request, targets)
         self._running.add(execution)
         execution.begin(inputs)
+
+    def _refused_output(self, name: str, why: str) -> BridgeError:
+        return BridgeError(
+            f"output '{name}' of ensemble '{self.name}' is an input {why}, do not ask for it",
+            ErrorCode.UNSUPPORTED,
+        )
 
     def _course(self, requested: tuple[str, ...]) -> Course:
         course = self._courses.get(requested)
@@ -250,13 +252,21 @@ class EnsembleModel(Model):
         on_done: Callable[[Outcome | None], None],
     ) -> InferRequest:
         """Make the request of a step; raises BridgeError if its inputs are not what it wants."""
-        shared = execution.course.shared
         return self._requests.make(
-            call.step, call.inputs, member.config, execution.request, shared, on_done
+            call.step,
+            call.inputs,
+            member.config,
+            execution,
+            on_done,
         )
 
-    def response(self, course: Course, outputs: dict[str, FlowTensor]) -> InferResponse:
+    def response(self, execution: Execution, outputs: dict[str, FlowTensor]) -> InferResponse:
         """Make a response: the outputs in the order of the configuration."""
+        course = execution.course
+        if execution.targets is not None:
+            # They are where the client wants them.
+            for name in outputs.keys() & execution.targets.out.keys():
+                outputs[name] = outputs[name].elsewhere()
         batched = self.config.max_batch_size > 0
         specs = []
         for output in self.config.outputs:
@@ -293,9 +303,11 @@ class EnsembleModel(Model):
         spent = now - request.arrived
         if reason:
             self.statistics.failed(reason, spent)
+            if request.trace is not None and request.on_done is None:
+                request.trace.abandoned()
         else:
             if request.trace is not None:
-                request.trace.landed(Batch(0, [], request.arrived, request.arrived, now))
+                request.trace.landed(None)
             self.statistics.executed(
                 1, request.batch_size, (1, spent, 0), (0, execution.member_ns, 0)
             )

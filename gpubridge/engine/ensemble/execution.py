@@ -8,10 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from gpubridge.engine.ensemble.client_outputs import ClientOutputs
 from gpubridge.engine.ensemble.graph import Step
 from gpubridge.engine.ensemble.run import Call, Course, EnsembleRun, Progress
 from gpubridge.engine.ensemble.tensors import FlowTensor, response_tensors
 from gpubridge.engine.model import Model
+from gpubridge.engine.tracing import UNTRACED, Caused
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
@@ -37,7 +39,7 @@ class Ensemble(Protocol):
     ) -> InferRequest:
         """Make the request of a step; raises BridgeError if its inputs are not what it wants."""
 
-    def response(self, course: Course, outputs: dict[str, FlowTensor]) -> InferResponse:
+    def response(self, execution: Execution, outputs: dict[str, FlowTensor]) -> InferResponse:
         """Make a response of the ensemble."""
 
     def finished(self, execution: Execution, reason: str) -> None:
@@ -55,6 +57,8 @@ class Execution:
         The client's.
     course : Course
         What is run for it.
+    targets : ClientOutputs or None
+        The outputs that the client wants in its own memory.
     member_ns : int
         What its requests to members took, one by one, in nanoseconds.
     """
@@ -68,10 +72,18 @@ class Execution:
         "course",
         "member_ns",
         "request",
+        "targets",
     )
 
-    def __init__(self, ensemble: Ensemble, course: Course, request: InferRequest) -> None:
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        course: Course,
+        request: InferRequest,
+        targets: ClientOutputs | None,
+    ) -> None:
         self.request = request
+        self.targets = targets
         self.member_ns = 0
         self._ensemble = ensemble
         self.course = course
@@ -154,7 +166,7 @@ class Execution:
                 made[0].passed_on(1)
         self._due.extend(progress.calls)
         for outputs in progress.responses:
-            self.request.respond(self._ensemble.response(self.course, outputs))
+            self.request.respond(self._ensemble.response(self, outputs))
         # A member may answer at once, and so lead back here.
         if self._making:
             return
@@ -177,11 +189,12 @@ class Execution:
         if call.step.index in self.course.wiring.fans_out:
             request.on_partial = partial(self._partial, call, model)
         self._calls[call] = request, _clock()
-        model.submit(request)
+        parent = self.request.trace
+        model.submit(request, UNTRACED if parent is None else Caused(parent.trace))
 
     def _finish(self, responses: list[dict[str, FlowTensor]]) -> None:
         """Give the client the last response, if there is one."""
-        answers = [self._ensemble.response(self.course, outputs) for outputs in responses]
+        answers = [self._ensemble.response(self, outputs) for outputs in responses]
         request = self.request
         self._close("")
         for answer in answers[:-1]:
@@ -192,6 +205,7 @@ class Execution:
         """Let go of everything; circles of references would hold memory until the next collection."""
         self._run = None
         self._due.clear()
+        self.targets = None
         calls, self._calls = self._calls, {}
         for request, begun in calls.values():
             self.member_ns += _clock() - begun

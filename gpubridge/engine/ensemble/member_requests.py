@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubridge.config import ModelConfig
+from gpubridge.engine.ensemble.client_outputs import ClientOutputs, StepOutputs
 from gpubridge.engine.ensemble.graph import Step
 from gpubridge.engine.ensemble.tensors import FlowTensor
 from gpubridge.engine.ensemble.wiring import fit_shape
@@ -15,6 +16,9 @@ from gpubridge.host_shm import ClientSegment
 from gpubridge.model_io import check_inputs, model_shape
 from gpubridge.request import InferRequest, MemoryRange, RequestOptions
 from gpubridge.transport.signatures import encode_signature
+
+if TYPE_CHECKING:
+    from gpubridge.engine.ensemble.execution import Execution
 
 __all__ = ["MemberRequests"]
 
@@ -31,20 +35,27 @@ class _Given(NamedTuple):
     nbytes: int
 
 
-class _ClientInputs:
-    """The client's memory that inputs of a member's request lie in; its ranges keep it in use."""
+class _ClientMemory:
+    """The client's memory that a member's request reads or writes; what it holds keeps that in use."""
 
-    __slots__ = ("_ranges", "outputs")
+    __slots__ = ("_ranges", "_targets", "outputs")
 
-    def __init__(self, ranges: Sequence[MemoryRange]) -> None:
+    def __init__(
+        self, ranges: Sequence[MemoryRange], targets: ClientOutputs | None, outputs: StepOutputs
+    ) -> None:
         self._ranges = ranges
-        self.outputs: frozenset[str] = frozenset()
+        self._targets = targets
+        self.outputs = frozenset(outputs.out)
 
     @property
     def segments(self) -> list[ClientSegment]:
         """What the stub has to have mapped."""
         found = (part.segment for part in self._ranges)
-        return [segment for segment in found if isinstance(segment, ClientSegment)]
+        read = [segment for segment in found if isinstance(segment, ClientSegment)]
+        return read if self._targets is None else [*read, *self._targets.segments]
+
+
+_NO_OUTPUTS = StepOutputs({}, {})
 
 
 class _Form(NamedTuple):
@@ -72,8 +83,7 @@ class MemberRequests:
         step: Step,
         tensors: Mapping[str, FlowTensor],
         config: ModelConfig,
-        client: InferRequest,
-        shared: Collection[str],
+        execution: Execution,
         on_done: Callable[[Any], None],
     ) -> InferRequest:
         """Return the request of a step.
@@ -84,16 +94,15 @@ class MemberRequests:
             By the member's names.
         config : ModelConfig
             The member's.
-        client : InferRequest
-            The ensemble's own; what it says besides its inputs is passed on.
-        shared : collection of str
-            The ensemble's tensors that others need, too.
+        execution : Execution
+            Of the client's request; what that says besides its inputs is passed on.
 
         Raises
         ------
         BridgeError
             INVALID_ARG when these are not the inputs that the member wants.
         """
+        client, course = execution.request, execution.course
         key = (
             step.index,
             *((name, t.datatype, t.shape, t.place.nbytes) for name, t in tensors.items()),
@@ -106,7 +115,7 @@ class MemberRequests:
             self._forms[key] = form
         options = _options(form, client.options)
         read_only = any(tensor.shared for tensor in tensors.values()) or any(
-            tensor in shared for tensor in step.inputs.values()
+            tensor in course.shared for tensor in step.inputs.values()
         )
         request = InferRequest(
             form.signature,
@@ -120,12 +129,26 @@ class MemberRequests:
             form.batch_size,
             options,
         )
-        ranges = request.ranges = [tensors[name].place for name in form.names]
+        request.ranges = [tensors[name].place for name in form.names]
+        self._tell(request, step, execution, read_only=read_only)
+        return request
+
+    def _tell(
+        self, request: InferRequest, step: Step, execution: Execution, *, read_only: bool
+    ) -> None:
+        """Say what a member has to know besides its inputs: of the client's wishes, and its memory."""
+        ranges = request.ranges or ()
+        client, targets = execution.request, execution.targets
         inside = tuple(i for i, p in enumerate(ranges) if isinstance(p.segment, ClientSegment))
+        uses = execution.course.uses
+        outputs = _NO_OUTPUTS if targets is None else targets.of_step(step, uses)
+        if outputs.out or outputs.also:
+            request.client = _ClientMemory(ranges, targets, outputs)
+            request.extras = _extras(client.extras, read_only, inside, outputs)
+            return
         request.extras = self._passed_on(client.extras, read_only, inside)
         if inside:
-            request.client = _ClientInputs(ranges)
-        return request
+            request.client = _ClientMemory(ranges, None, outputs)
 
     @staticmethod
     def from_sharer(extras: bytes) -> bool:
@@ -142,17 +165,21 @@ class MemberRequests:
         key = extras, read_only, inside
         kept = self._extras.get(key)
         if kept is None:
-            fields = json.loads(extras) if extras else {}
-            wanted = {name: fields[name] for name in _PASSED_ON if name in fields}
-            if read_only:
-                wanted["shared"] = True
-            if inside:
-                wanted["client"] = {"in": inside, "out": {}}
-            kept = json.dumps(wanted).encode() if wanted else b""
+            kept = _extras(extras, read_only, inside, _NO_OUTPUTS)
             if len(self._extras) >= _FORMS_KEPT:
                 self._extras.clear()
             self._extras[key] = kept
         return kept
+
+
+def _extras(extras: bytes, read_only: bool, inside: tuple[int, ...], outputs: StepOutputs) -> bytes:
+    fields = json.loads(extras) if extras else {}
+    wanted = {name: fields[name] for name in _PASSED_ON if name in fields}
+    if read_only:
+        wanted["shared"] = True
+    if inside or outputs.out or outputs.also:
+        wanted["client"] = {"in": inside, **outputs._asdict()}
+    return json.dumps(wanted).encode() if wanted else b""
 
 
 def _options(form: _Form, given: RequestOptions) -> RequestOptions:

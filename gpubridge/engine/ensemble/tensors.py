@@ -18,6 +18,9 @@ from gpubridge.transport.signatures import Signature
 __all__ = ["EnsembleResponse", "FlowTensor", "request_tensors", "response_tensors"]
 
 
+_NO_VIEW = memoryview(b"")
+
+
 class FlowTensor(NamedTuple):
     """A tensor between two models; nobody copies it.
 
@@ -41,6 +44,10 @@ class FlowTensor(NamedTuple):
     buffer: memoryview | None
     parameters: dict[str, object] | None = None
     shared: bool = False
+
+    def elsewhere(self) -> FlowTensor:
+        """Return it as one whose bytes are in the client's own memory."""
+        return self._replace(place=NO_BYTES, buffer=_NO_VIEW)
 
     def bytes_held(self) -> memoryview:
         """Return its bytes; the memory stays what it is as long as a view of them exists."""
@@ -105,7 +112,12 @@ def request_tensors(
         ]
     elif held is not None or client is not None:
         # They lie in the slot, or in memory of the client that is in use until the last one is done.
-        ranges = [part if part.keep else part._replace(keep=(held, client)) for part in ranges]
+        ranges = [
+            part
+            if part.keep
+            else part._replace(keep=client if isinstance(part.segment, ClientSegment) else held)
+            for part in ranges
+        ]
     request.ranges = None
     return {
         spec.name: FlowTensor(spec.datatype, spec.shape, place, None, None, shared)

@@ -18,6 +18,7 @@ from gpubridge.engine.link import StubLink
 from gpubridge.engine.model import Model
 from gpubridge.engine.outbox import Outbox
 from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.tracing import UNTRACED, Caused
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.calls.circles import find_circle
 from gpubridge.frontend.calls.requests import CallForms
@@ -215,7 +216,14 @@ class StubCalls:
         waits_for = self._caller.waits_for
         for each in needed:
             waits_for[each] = waits_for.get(each, 0) + 1
-        model.submit(request)
+        model.submit(request, self._cause(extras.get("trace"), model))
+
+    @staticmethod
+    def _cause(trace: object, model: Model) -> Caused:
+        """Return the trace that the caller has said its call comes of, if there is such a trace."""
+        if type(trace) is not int:
+            return UNTRACED
+        return Caused(model.traces.find(trace))
 
     def _ranges(self, refs: Sequence[tuple[int, int, int, int]]) -> list[MemoryRange]:
         try:

@@ -211,6 +211,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         finding = self._watch.look(now, http2, self.unsent, leaving=self._leaving, heard=heard)
         for call in list(self._calls.values()):
             call.check(now, self._message_timeout)
+        self._end_unwanted(now)
         if finding is None:
             return
         if finding is Finding.END:
@@ -226,6 +227,15 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 Http2ErrorCode.SETTINGS_TIMEOUT, "expected the client preface and SETTINGS in time"
             )
         self._flush()
+
+    def _end_unwanted(self, now: float) -> None:
+        """End the calls whose answers the client does not let through."""
+        http2 = self.http2
+        for stream_id in self._watch.unwanted(now, [] if self._paused else http2.held_back):
+            # What clients call RESOURCE_EXHAUSTED; trailers would have to stand behind the answer.
+            http2.reset(stream_id, Http2ErrorCode.ENHANCE_YOUR_CALM)
+            self.on_reset(stream_id, Http2ErrorCode.ENHANCE_YOUR_CALM)
+            self.flush_soon()
 
     # -- what calls ask --------------------------------------------------------------------------
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Sequence
 
 from gpubridge.config import GrpcConnections
 from gpubridge.frontend.grpc.keepalive import Keepalive, Pulse
 from gpubridge.frontend.http2.connection import Http2Connection
-from gpubridge.frontend.lateness import Unsent, Waiting
+from gpubridge.frontend.http2.streams import Stream
+from gpubridge.frontend.lateness import Rate, Unsent, Waiting
 
 __all__ = ["Finding", "Watch"]
 
@@ -45,13 +47,26 @@ class Watch:
         What is known of PINGs.
     """
 
-    __slots__ = ("_age", "_grace", "_idle", "_leaving", "_sending", "_start", "keepalive")
+    __slots__ = (
+        "_age",
+        "_grace",
+        "_idle",
+        "_leaving",
+        "_send_timeout",
+        "_sending",
+        "_start",
+        "_windows",
+        "keepalive",
+    )
 
     def __init__(self, limits: GrpcConnections, now: float) -> None:
         self.keepalive = Keepalive(limits, now)
         self._start = Waiting(limits.preface_timeout)
         self._idle = Waiting(limits.idle_timeout)
         self._sending = Unsent(limits.send_timeout)
+        self._send_timeout = limits.send_timeout
+        # How fast the client widens the windows that hold an answer back, by stream.
+        self._windows: dict[Stream, Rate] = {}
         # Spread, so that clients which came at once do not all come again at once.
         spread = random.uniform(1 - _AGE_SPREAD, 1 + _AGE_SPREAD)  # noqa: S311
         self._age = Waiting(limits.max_connection_age / 1000 * spread)
@@ -86,3 +101,24 @@ class Watch:
         if (old or idle) and not leaving:
             return Finding.LEAVE
         return Finding.PING if pulse is Pulse.PING else None
+
+    def unwanted(self, now: float, held_back: Sequence[Stream]) -> list[int]:
+        """Return the streams whose answers the client's windows have held back for too long.
+
+        Parameters
+        ----------
+        held_back : sequence of Stream
+            Those that have more to send than the windows allow; none while it is the socket that
+            takes no more.
+        """
+        if not (held_back or self._windows):
+            return []
+        known = self._windows
+        self._windows = {
+            stream: known.get(stream) or Rate(self._send_timeout) for stream in held_back
+        }
+        return [
+            stream.stream_id
+            for stream, rate in self._windows.items()
+            if rate.too_slow(now, stream, stream.unqueued)
+        ]

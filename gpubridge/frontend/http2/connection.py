@@ -26,6 +26,7 @@ from gpubridge.frontend.http2.receiving import Receiver
 from gpubridge.frontend.http2.sending import Sender
 from gpubridge.frontend.http2.settings import announcement
 from gpubridge.frontend.http2.state import ConnectionState
+from gpubridge.frontend.http2.streams import Stream
 
 __all__ = ["Http2Connection"]
 
@@ -250,9 +251,9 @@ class Http2Connection:
         self._sender.response(stream_id, opening, body, trailers)
 
     @property
-    def held_back(self) -> bool:
-        """Whether body bytes are queued that the peer's windows do not allow, its output being taken."""
-        return any(stream.queued for stream in self._state.streams.values())
+    def held_back(self) -> list[Stream]:
+        """The streams with body bytes that the peer's windows do not allow, all output being taken."""
+        return [stream for stream in self._state.streams.values() if stream.queued]
 
     def queued(self, stream_id: int) -> int:
         """Return how many bytes wait; when it falls to 0, `on_writable` comes."""

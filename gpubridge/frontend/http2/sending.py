@@ -354,6 +354,7 @@ class Sender:
             left -= size
             self._window -= size
             stream.send_window -= size
+            stream.unqueued += size
             self._state.data_frames += frame_data(
                 self._out, stream, size, self._state.peer.max_frame_size
             )

@@ -40,6 +40,8 @@ class Stream:
     #: Response bytes that wait for a window or their turn.
     queue: deque[memoryview] | None = None
     queued = 0
+    #: Bytes that have left the queue so far.
+    unqueued = 0
     #: The response ends after what is queued, with these trailers if any.
     closing = False
     trailers: bytes | None = None

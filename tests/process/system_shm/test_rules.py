@@ -17,42 +17,12 @@ from tests.process.client_memory import (
     SHM,
     infer,
     memory,
-    memory_server,
     model,
     regions,
     shared_input,
     shared_output,
 )
 from tests.process.server import running_server, wait_until, write_model
-
-
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory):
-    return tmp_path_factory.mktemp("parent")
-
-
-@pytest.fixture(scope="module")
-def server(parent):
-    with memory_server(parent / "models") as server:
-        yield server
-
-
-@pytest.fixture
-def http(server):
-    with tritonclient.http.InferenceServerClient(server.http_url) as client:
-        yield client
-        client.unregister_system_shared_memory()
-
-
-@pytest.fixture(params=["http", "grpc"])
-def api(request, server):
-    """The client library for a protocol, and a client of it."""
-    library = getattr(tritonclient, request.param)
-    url = server.http_url if request.param == "http" else server.grpc_url
-    with library.InferenceServerClient(url) as client:
-        yield library, client
-        client.unregister_system_shared_memory()
-
 
 # -- what is refused -------------------------------------------------------------------------------
 

@@ -16,36 +16,12 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor, 
 from tests.process.client_memory import (
     infer,
     memory,
-    memory_server,
     regions,
     shared_input,
     shared_output,
 )
 
 COUNT = 300_000
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with memory_server(tmp_path_factory.mktemp("parent") / "models") as server:
-        yield server
-
-
-@pytest.fixture
-def http(server):
-    with tritonclient.http.InferenceServerClient(server.http_url) as client:
-        yield client
-        client.unregister_system_shared_memory()
-
-
-@pytest.fixture(params=["http", "grpc"])
-def api(request, server):
-    """The client library for a protocol, and a client of it."""
-    library = getattr(tritonclient, request.param)
-    url = server.http_url if request.param == "http" else server.grpc_url
-    with library.InferenceServerClient(url) as client:
-        yield library, client
-        client.unregister_system_shared_memory()
 
 
 class Copies:
@@ -59,9 +35,6 @@ class Copies:
     @property
     def nbytes(self):
         return self._server.metrics()[self._label] - self._before
-
-
-# -- the way of the data ---------------------------------------------------------------------------
 
 
 # -- the way of the data ---------------------------------------------------------------------------
@@ -181,6 +154,11 @@ def test_the_asyncio_clients(server, library):
         assert (shm.get_contents_as_numpy(target, np.float32, [100]) == values).all()
 
 
+def fallbacks(server, model, reason):
+    labels = f'{{model="{model}",reason="{reason}",version="1"}}'
+    return server.metrics()["gpubridge_fallbacks_total" + labels]
+
+
 # -- models ----------------------------------------------------------------------------------------
 
 
@@ -194,6 +172,7 @@ def test_a_model_that_writes_into_inputs_gets_copies_and_the_client_keeps_its_by
         assert (shm.get_contents_as_numpy(source, np.float32, [10]) == values).all()
         assert (shm.get_contents_as_numpy(target, np.float32, [10]) == values + 1).all()
         assert "model 'edit_0' writes into its inputs" in server.log()
+        assert fallbacks(server, "edit", "client_inputs_written") == 1
         infer(tritonclient.http, http, "copying", 10)
         assert (shm.get_contents_as_numpy(target, np.float32, [10]) == values + 1).all()
         assert (shm.get_contents_as_numpy(source, np.float32, [10]) == values).all()
@@ -207,6 +186,7 @@ def test_a_model_that_keeps_inputs_gets_copies(server, http):
         # The first view is of the client's memory, which has changed since; the others are copies.
         assert result.as_numpy("OUT").tolist() == [3, 1, 2, 3]
         assert "model 'keep_0' keeps inputs beyond their request" in server.log()
+        assert fallbacks(server, "keep", "client_inputs_kept") == 1
 
 
 def test_output_tensors_can_be_dropped_kept_and_sent_again(server, http):

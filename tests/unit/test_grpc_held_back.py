@@ -1,0 +1,121 @@
+"""Answers that a client's HTTP/2 windows hold back: for how long, and what ends then."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.fuzz.grpc_door import PREFACE, GrpcDoor, frame, head, message
+from tests.unit.grpc_requests import raw
+
+REQUEST = message(raw(("A", "FP32", [1], b"abcd")).SerializeToString())
+# SETTINGS_INITIAL_WINDOW_SIZE 0: no answer may be sent before a WINDOW_UPDATE.
+NO_WINDOW = frame(4, 0, 0, b"\0\4\0\0\0\0")
+TIMEOUT = 60
+RESET = frame(3, 0, 1, (11).to_bytes(4, "big"))
+
+
+def held_back(method, *, end=True):
+    """A door with an answer that must wait."""
+    door = GrpcDoor()
+    door.receive(PREFACE + NO_WINDOW + head(1, method) + frame(0, end, 1, REQUEST))
+    return door
+
+
+def widen(door, nbytes, stream_id=1):
+    door.receive(frame(8, 0, stream_id, nbytes.to_bytes(4, "big")))
+
+
+def looked(door, times):
+    """Look at the connection at these times; whether the call was reset by then, and when."""
+    for time in times:
+        # It answers PINGs, so that it is heard.
+        door.receive(frame(6, 1, 0, b"keepaliv"))
+        door.connection.check(time)
+        door.connection._flush()
+        if RESET in bytes(door.sent):
+            return time
+    return None
+
+
+def run(scenario):
+    async def inside():
+        scenario()
+
+    asyncio.run(inside())
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_an_answer_that_no_window_lets_through_ends_its_call(method):
+    def scenario():
+        door = held_back(method, end=method == "ModelInfer")
+        assert looked(door, range(TIMEOUT)) is None
+        assert len(door.connection.http2.held_back) == 1
+        assert looked(door, range(TIMEOUT, 100)) == TIMEOUT
+        assert door.connection.http2.held_back == []
+        assert door.connection._calls == {}
+        assert not door.closed
+        # Others on the connection go on.
+        door.receive(frame(4, 0, 0, b"\0\4\0\1\0\0"))
+        door.receive(head(3, "ModelInfer") + frame(0, 1, 3, REQUEST))
+        door.connection._flush()
+        assert door.statuses()[3] == [0]
+
+    run(scenario)
+
+
+def test_a_window_that_opens_too_slowly_is_as_good_as_closed():
+    def scenario():
+        door = held_back("ModelStreamInfer", end=False)
+        for time in range(TIMEOUT):
+            assert looked(door, [time]) is None
+            widen(door, 1)
+            door.receive(frame(0, 0, 1, REQUEST))
+        assert looked(door, [TIMEOUT]) == TIMEOUT
+
+    run(scenario)
+
+
+def test_a_client_that_reads_slowly_but_steadily_is_served():
+    def scenario():
+        door = held_back("ModelStreamInfer", end=False)
+        for time in range(0, 10 * TIMEOUT, 20):
+            assert looked(door, [time]) is None
+            for _ in range(400):
+                door.receive(frame(0, 0, 1, REQUEST))
+            # About 540 bytes a second.
+            widen(door, 10_800)
+            widen(door, 10_800, 0)
+        assert door.connection.http2.held_back
+
+    run(scenario)
+
+
+def test_time_in_which_nothing_is_held_back_does_not_count():
+    def scenario():
+        door = held_back("ModelStreamInfer", end=False)
+        assert looked(door, range(50)) is None
+        widen(door, 10_000)
+        assert looked(door, range(50, 60)) is None
+        door.receive(frame(4, 0, 0, b"\0\4\0\0\0\0"))
+        widen_by = door.connection.http2._state.streams[1].send_window
+        for _ in range(widen_by // 10):
+            door.receive(frame(0, 0, 1, REQUEST))
+        assert door.connection.http2.held_back
+        assert looked(door, range(60, 120)) is None
+        assert looked(door, range(120, 200)) == 120
+
+    run(scenario)
+
+
+def test_a_socket_that_is_full_is_another_matter():
+    def scenario():
+        door = held_back("ModelInfer")
+        door.pause_reading = door.resume_reading = lambda: None
+        door.connection.pause_writing()
+        assert looked(door, range(200)) is None
+        door.connection.resume_writing()
+        assert looked(door, range(200, 300)) == 260
+
+    run(scenario)
