@@ -26,6 +26,7 @@ from gpubridge.engine.instance_owner import CallDoor, InstanceListener
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.link import LinkEvents, StubLink
+from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.stub_process import StubProcess, cannot_start
 from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
@@ -73,6 +74,8 @@ class Instance:
     ----------
     waits_for : dict
         The models that its calls wait for, each with the number of those calls.
+    ready_check : ReadyCheck or None
+        Asks its model's ``is_ready``; None where it has none.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Instance:
         self._link: StubLink | None = None
         self._call_door: CallDoor | None = None
         self.waits_for: dict[str, int] = {}
+        self.ready_check: ReadyCheck | None = None
         self._process: StubProcess | None = None
         self._started: asyncio.Future[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -286,16 +290,27 @@ class Instance:
         if door is not None:
             door.close()
         self.waits_for.clear()
+        self._drop_ready_check()
         if link is None:
             return [], []
         lost, unstarted = link.close()
         self.in_flight = self.window = 0
         return lost, unstarted
 
+    def _drop_ready_check(self) -> None:
+        check, self.ready_check = self.ready_check, None
+        if check is not None:
+            check.close()
+
     def _unhealthy(self, how: str) -> str:
         return f"Stub process '{self.name}' is not healthy. It {how}."
 
     # -- work ----------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether no further stub will be started."""
+        return self._stopping or self.state is InstanceState.STOPPED
 
     @property
     def last_error(self) -> str:
@@ -344,7 +359,10 @@ class Instance:
 
     # -- what the link and the process tell ------------------------------------------------------
 
-    def _on_ready(self) -> None:
+    def _on_ready(self, fd: int | None) -> None:
+        if fd is not None:
+            self._drop_ready_check()
+            self.ready_check = ReadyCheck(fd, self.name)
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
 

@@ -62,6 +62,7 @@ class Executor:
         self._desk = ResponseDesk(control, outputs, results, self._answers, identity)
         self._origin = DecoupledOrigin if identity.decoupled else RequestOrigin
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_lock = threading.Lock()
         self._keeps = False
         self._private_bytes = 0
         self._views = borrowed.views
@@ -209,7 +210,7 @@ class Executor:
             if self._identity.decoupled and not self._identity.iterative:
                 self._start(responses, list(origins))
                 return [None] * count
-            responses = self._await(responses)
+            responses = self.run_coroutine(responses)
         return self._checked(responses, origins)
 
     def _checked(self, responses: Any, origins: Sequence[RequestOrigin]) -> list[Any]:
@@ -279,15 +280,17 @@ class Executor:
         """Take a request back from a model that failed; None when that had answered it."""
         return refusal if origin.close() else None
 
-    def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the loop that this model's coroutines share, and wait for it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._running_loop()).result()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="model-loop", daemon=True).start()
-        return self._loop
+        with self._loop_lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                run = self._loop.run_forever
+                threading.Thread(target=run, name="model-loop", daemon=True).start()
+            return self._loop
 
     def _skip(self, records: Sequence[Record], live: Sequence[Record]) -> list[bytes]:
         """Answer for the requests that nobody waits for any more; their memory goes back."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpubridge.telemetry.exposition import Family, render
@@ -69,9 +69,12 @@ class ModelState:
 
 
 def metrics_page(
-    states: Sequence[ModelState], machine: MachineMetrics, settings: MetricsSettings
+    states: Sequence[ModelState],
+    machine: MachineMetrics,
+    settings: MetricsSettings,
+    custom: Iterable[Family] = (),
 ) -> bytes:
-    """Return the metrics in Prometheus' text form."""
+    """Return the metrics in Prometheus' text form; ``custom`` are those that models make."""
     return render(
         [
             *_inference(states, settings),
@@ -79,6 +82,7 @@ def metrics_page(
             *_summaries(states, settings),
             *_histograms(states),
             *_bridge(states),
+            *custom,
         ]
     )
 
