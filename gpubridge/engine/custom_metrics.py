@@ -136,25 +136,15 @@ class CustomMetrics:
         """
         membership = owner.memberships[number]
         family = membership.family
-        histogram = family.kind == "histogram"
-        if not all(map(_LABEL.fullmatch, labels)) or (histogram and "le" in labels):
-            raise _invalid("Invalid label name")
-        bounds = list(buckets or ())
-        if not all(low < high for low, high in pairwise(bounds)):
-            raise _invalid("Bucket Boundaries must be strictly sorted")
+        _check_form(family.kind, labels, buckets or ())
         key = tuple(sorted(labels.items()))
-        if self._memory is None:
-            self._memory = MetricMemory()
         series = family.series.get(key)
         if series is not None and not series.wanted():
             series.drop()
             series = None
         made = series is None
         if series is None:
-            if histogram:
-                series = HistogramSeries(labels, self._memory, bounds)
-            else:
-                series = ScalarSeries(labels, self._memory, gauge=family.kind == "gauge")
+            series = self._new_series(family.kind, labels, buckets or ())
         try:
             if owner.units + series.units > _UNITS_OF_ONE:
                 raise BridgeError(
@@ -170,10 +160,14 @@ class CustomMetrics:
         family.series[key] = series
         owner.units += series.units
         membership.cells.append((series, unit))
-        if isinstance(series, HistogramSeries):
-            return OpenedCell(0, unit, series.bounds)
-        assert isinstance(series, ScalarSeries)
-        return OpenedCell(series.head, unit, ())
+        return OpenedCell(series.head, unit, series.bounds)
+
+    def _new_series(self, kind: str, labels: Mapping[str, str], buckets: Sequence[float]) -> Series:
+        if self._memory is None:
+            self._memory = MetricMemory()
+        if kind == "histogram":
+            return HistogramSeries(labels, self._memory, buckets)
+        return ScalarSeries(labels, self._memory, gauge=kind == "gauge")
 
     @property
     def segment(self) -> Segment:
@@ -224,6 +218,13 @@ class CustomMetrics:
         if self._memory is not None:
             self._memory.close()
             self._memory = None
+
+
+def _check_form(kind: str, labels: Mapping[str, str], buckets: Sequence[float]) -> None:
+    if not all(map(_LABEL.fullmatch, labels)) or (kind == "histogram" and "le" in labels):
+        raise _invalid("Invalid label name")
+    if not all(low < high for low, high in pairwise(buckets)):
+        raise _invalid("Bucket Boundaries must be strictly sorted")
 
 
 def _invalid(message: str) -> BridgeError:

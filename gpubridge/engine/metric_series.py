@@ -41,11 +41,17 @@ class Series:
     labels : dict of str to str
     units : int
         How many units a cell takes.
+    head : int
+        The unit of the first cell, the server's own; 0 where there is none.
+    bounds : sequence of float
+        Upper bounds of a histogram's buckets, without infinity.
     """
 
     def __init__(self, labels: Mapping[str, str], memory: MetricMemory, units: int) -> None:
         self.labels = dict(labels)
         self.units = units
+        self.head = 0
+        self.bounds: Sequence[float] = ()
         self._memory = memory
         self._cells: list[int] = []
         self._heirs: weakref.WeakSet[Heir] = weakref.WeakSet()
@@ -91,13 +97,7 @@ class Series:
 
 
 class ScalarSeries(Series):
-    """A counter or a gauge.
-
-    Attributes
-    ----------
-    head : int
-        The unit of its first cell, the server's own.
-    """
+    """A counter or a gauge."""
 
     def __init__(self, labels: Mapping[str, str], memory: MetricMemory, *, gauge: bool) -> None:
         super().__init__(labels, memory, 1)
@@ -136,13 +136,7 @@ class ScalarSeries(Series):
 
 
 class HistogramSeries(Series):
-    """A histogram.
-
-    Attributes
-    ----------
-    bounds : sequence of float
-        Upper bounds of its buckets, without infinity.
-    """
+    """A histogram."""
 
     def __init__(
         self, labels: Mapping[str, str], memory: MetricMemory, bounds: Sequence[float]

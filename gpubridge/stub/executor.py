@@ -256,11 +256,11 @@ class Executor:
 
     def _start(self, coroutine: Coroutine[Any, Any, Any], origins: list[RequestOrigin]) -> None:
         """Let a coroutine of a decoupled model run on its own; others may run beside it."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
+        future = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._running_loop())
 
         def done(future: Any) -> None:
-            error = future.exception()
-            if error is None and future.result() is not None:
+            result, error = future.result()
+            if error is None and result is not None:
                 error = ContractError(
                     f"Python model '{self._identity.instance}' is using the decoupled mode and the "
                     "execute function must return None."
@@ -282,7 +282,11 @@ class Executor:
 
     def run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the loop that this model's coroutines share, and wait for it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._running_loop()).result()
+        future = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._running_loop())
+        result, error = future.result()
+        if error is not None:
+            raise error
+        return result
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._loop_lock:
@@ -299,6 +303,14 @@ class Executor:
         for ticket in skipped:
             self._control.lent[ticket] = 0
         return [self._answers.nothing(ticket, ResponseFlag.CANCELLED) for ticket in skipped]
+
+
+async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """Wait for a coroutine; what it raises, ``sys.exit()`` say, ends neither loop nor thread."""
+    try:
+        return await coroutine, None
+    except BaseException as error:
+        return None, error
 
 
 def _read_only(tensor: Tensor) -> Tensor:
