@@ -39,14 +39,10 @@ def tell_ready(model: Model, then: Callable[[bool], None]) -> None:
 
 async def _ask(model: Model, checks: Sequence[ReadyCheck], then: Callable[[bool], None]) -> None:
     answers = await asyncio.gather(*(check.ask() for check in checks), return_exceptions=True)
-    ready = True
     for answer in answers:
-        if isinstance(answer, BridgeError):
-            _tell_why(model, answer.message)
-            ready = False
-        elif isinstance(answer, BaseException):
-            raise answer
-    then(ready)
+        if answer is not None:
+            _tell_why(model, str(answer))
+    then(not any(answers))
 
 
 def _tell_why(model: Model, reason: str) -> None:

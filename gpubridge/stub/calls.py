@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import select
 import threading
 import weakref
@@ -16,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from gpubridge.errors import ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.questions import Question, Waiting
@@ -141,6 +142,7 @@ class CallDesk:
         self._waiting: set[Waiting] = set()
         self._readable = select.poll()
         self._readable.register(channel.fileno(), select.POLLIN)
+        self._process = os.getpid()
         self._loops: set[asyncio.AbstractEventLoop] = set()
 
     # -- what models ask ---------------------------------------------------------------------------
@@ -211,6 +213,11 @@ class CallDesk:
         BridgeError
             What the server answers instead, or that it is gone.
         """
+        if os.getpid() != self._process:
+            raise BridgeError(
+                "expected the process that the server has started, got a child that the model forked; "
+                "ask in the model's own process"
+            )
         number = next(self._numbers)
         question = self._questions[number] = Question()
         try:
@@ -256,8 +263,7 @@ class CallDesk:
         finally:
             self._waiting.discard(call)
             # Who waits still may have to read now.
-            for other in list(self._waiting)[:1]:
-                other.event.set()
+            self._wake_one()
 
     def read_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read whenever there is something, as long as the loop runs."""
@@ -271,6 +277,12 @@ class CallDesk:
                 self._receive()
             finally:
                 self._reading.release()
+                # It may have found nobody to read for it but this loop, which may end.
+                self._wake_one()
+
+    def _wake_one(self) -> None:
+        for waiting in list(self._waiting)[:1]:
+            waiting.event.set()
 
     def _receive(self) -> None:
         """Take one message, if there is one."""

@@ -219,6 +219,7 @@ class _Stub:
                 self._log(2, model_error_text(error), "finalize", 0)
         if executor is not None:
             executor.close()
+        self._metrics.close()
         self._channel.send(control_message(Kind.FINALIZED))
         return 0
 

@@ -62,6 +62,8 @@ class StubQuestions:
     def close(self) -> None:
         """The stub is gone; what it has asked to be loaded or unloaded will be."""
         self._repository.metrics.leave(self._owner)
+        # Its door and this refer to each other: memory must not wait for the garbage collector.
+        self._owner.catch_up = _hear_nothing
 
     def close_family(self, fields: dict[str, Any]) -> None:
         """The model has deleted a family of metrics; raises MalformedMessage."""
@@ -188,6 +190,10 @@ class StubQuestions:
         dependents = _take(fields, "dependents", bool)
         self._repository.check_control()
         return self._repository.unload(name, dependents=dependents)
+
+
+def _hear_nothing() -> None:
+    """There is nobody to be heard."""
 
 
 def _take(fields: dict[str, Any], name: str, kind: type) -> Any:
