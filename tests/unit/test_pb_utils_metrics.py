@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
 from gpubridge import pb_utils
 from gpubridge.errors import BridgeError
-from gpubridge.pb_utils import host
+from gpubridge.pb_utils import c_module, host
 from gpubridge.pb_utils.local_metrics import LocalMetrics
 
 Family = pb_utils.MetricFamily
@@ -168,3 +171,32 @@ def test_a_server_that_refuses_is_quoted_and_left_alone():
         "Invalid metric name"
     )
     assert store.closed == 0
+
+
+@pytest.mark.parametrize(("kind", "method"), [("GAUGE", "increment"), ("HISTOGRAM", "observe")])
+def test_threads_count_one_after_the_other(kind, method):
+    class Cell:
+        """Counts as slowly as a Python that may switch threads after any step."""
+
+        closed = False
+        total = 0
+
+        def __init__(self):
+            self.lock = threading.RLock()
+
+        def add(self, amount):
+            before = self.total
+            time.sleep(1e-6)
+            self.total = before + amount
+
+        observe = add
+
+    cell = Cell()
+    metric = c_module.Metric._of(cell, getattr(Family, kind), "m_0")
+    count = getattr(metric, method)
+    threads = [threading.Thread(target=lambda: [count(1) for _ in range(20)]) for _ in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cell.total == 50 * 20
