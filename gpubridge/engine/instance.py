@@ -74,8 +74,8 @@ class Instance:
     ----------
     waits_for : dict
         The models that its calls wait for, each with the number of those calls.
-    ready_check : ReadyCheck or None
-        Asks its model's ``is_ready``; None where it has none.
+    ready_check : ReadyCheck
+        Asks its model's ``is_ready``, if it has one.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Instance:
         self._link: StubLink | None = None
         self._call_door: CallDoor | None = None
         self.waits_for: dict[str, int] = {}
-        self.ready_check: ReadyCheck | None = None
+        self.ready_check = ReadyCheck(self.name)
         self._process: StubProcess | None = None
         self._started: asyncio.Future[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -290,17 +290,12 @@ class Instance:
         if door is not None:
             door.close()
         self.waits_for.clear()
-        self._drop_ready_check()
+        self.ready_check.close()
         if link is None:
             return [], []
         lost, unstarted = link.close()
         self.in_flight = self.window = 0
         return lost, unstarted
-
-    def _drop_ready_check(self) -> None:
-        check, self.ready_check = self.ready_check, None
-        if check is not None:
-            check.close()
 
     def _unhealthy(self, how: str) -> str:
         return f"Stub process '{self.name}' is not healthy. It {how}."
@@ -361,8 +356,7 @@ class Instance:
 
     def _on_ready(self, fd: int | None) -> None:
         if fd is not None:
-            self._drop_ready_check()
-            self.ready_check = ReadyCheck(fd, self.name)
+            self.ready_check.connect(fd)
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
 

@@ -318,8 +318,8 @@ class StubModel(Model):
 
     def ready_checks(self) -> list[ReadyCheck]:
         """Return whom to ask, besides: each instance that is up and whose model has ``is_ready``."""
-        checks = [i.ready_check for i in self._instances if i.state is InstanceState.READY]
-        return [check for check in checks if check is not None]
+        up = [each for each in self._instances if each.state is InstanceState.READY]
+        return [each.ready_check for each in up if each.ready_check.connected]
 
     @property
     def pending(self) -> int:

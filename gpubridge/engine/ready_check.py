@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.transport.channel import MalformedMessage
 
 __all__ = ["ReadyCheck"]
 
@@ -15,24 +17,41 @@ _LONGEST_ANSWER = 64 * 1024
 
 
 class ReadyCheck:
-    """Asks one stub; who asks while it thinks gets the same answer.
+    """Asks an instance's stub; who asks while it thinks gets the same answer.
 
     Parameters
     ----------
-    fd : int
-        A socket that the stub listens to; owned from now on.
     instance : str
         The instance's name, for texts.
     """
 
-    def __init__(self, fd: int, instance: str) -> None:
+    def __init__(self, instance: str) -> None:
         self._instance = instance
-        self._socket = socket.socket(fileno=fd)
-        self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
+        self._socket: socket.socket | None = None
         self._flight: asyncio.Future[str] | None = None
         self._asked_at = 0.0
-        self._open = True
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a stub whose model can be asked."""
+        return self._socket is not None
+
+    def connect(self, fd: int) -> None:
+        """Ask by a socket that a stub listens to; owned from now on.
+
+        Raises
+        ------
+        MalformedMessage
+            When it is no socket; it is closed then.
+        """
+        self.close()
+        try:
+            self._socket = socket.socket(fileno=fd)
+        except OSError as error:
+            os.close(fd)
+            raise MalformedMessage(f"what it sent to be asked by is no socket: {error}") from error
+        self._socket.setblocking(False)
         self._loop.add_reader(fd, self._on_readable)
 
     async def ask(self) -> None:
@@ -61,6 +80,8 @@ class ReadyCheck:
         flight = self._flight = self._loop.create_future()
         self._asked_at = self._loop.time()
         try:
+            if self._socket is None:
+                raise ConnectionError
             self._socket.send(b"?")
         except OSError:
             self._end(self._unhealthy)
@@ -68,6 +89,7 @@ class ReadyCheck:
 
     def _on_readable(self) -> None:
         try:
+            assert self._socket is not None
             answer = self._socket.recv(_LONGEST_ANSWER)
         except BlockingIOError:
             return
@@ -95,8 +117,8 @@ class ReadyCheck:
 
     def close(self) -> None:
         """The stub is gone; idempotent."""
-        if self._open:
-            self._open = False
+        if self._socket is not None:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
+            self._socket = None
         self._end(self._unhealthy)

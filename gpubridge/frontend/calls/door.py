@@ -35,6 +35,8 @@ __all__ = ["ModelCallServer", "StubCalls"]
 
 _NOTHING = encode_signature(())
 _SIGNATURES = 1024
+_HEARD_TOGETHER = 256
+"""Who says more than that is heard on later."""
 
 
 class ModelCallServer:
@@ -153,8 +155,9 @@ class StubCalls:
     # -- calls -----------------------------------------------------------------------------------
 
     def _catch_up(self) -> None:
-        while self._open and self._on_readable():
-            pass
+        for _ in range(_HEARD_TOGETHER):
+            if not self._open or not self._on_readable():
+                return
 
     def _on_readable(self) -> bool:
         """Take one message; returns whether there was one."""
