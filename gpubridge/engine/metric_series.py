@@ -108,7 +108,10 @@ class ScalarSeries(Series):
     def open(self) -> int:
         """Add a cell; returns its unit."""
         unit = super().open()
+        board = self._memory.board
+        board.change(self.head)
         self._link()
+        board.change(self.head)
         return unit
 
     def drop(self) -> None:
@@ -120,9 +123,11 @@ class ScalarSeries(Series):
         return self._kind is CounterCell
 
     def _keep(self, unit: int) -> None:
-        self._link()
         board = self._memory.board
+        board.change(self.head)
+        self._link()
         self._total.absorb(self._kind(board, self.head, unit))
+        board.change(self.head)
 
     def _link(self) -> None:
         units = [self.head, *self._cells, 0]

@@ -9,6 +9,7 @@ and no message. Map of a cell (8 bytes each)::
     0   u64  next      unit of the series' next cell, 0 for none           server writes
     1   u64  epoch     which ``set`` its amount follows, times 2, plus which amount counts
     2   f64  amount, amount
+    4   u64  version   of a head: odd while its series' cells change         server writes
 
 A counter is the sum of its cells. A gauge is the sum of those whose epoch is the latest: ``set`` begins
 a new one, so that what others have added before is over. A histogram is the sum of cells of this form,
@@ -32,6 +33,7 @@ UNIT_BYTES = 64
 _WORDS = UNIT_BYTES // 8
 _EPOCH = 1
 _AMOUNT = 2
+_VERSION = 4
 _COUNTS = 1
 _LONGEST_SERIES = 4096
 _LOOKS = 8
@@ -68,6 +70,10 @@ class MetricBoard:
     def link(self, unit: int, following: int) -> None:
         """Let a cell be followed by another in its series, or by none: 0."""
         self.words[unit * _WORDS] = following
+
+    def change(self, head: int) -> None:
+        """Say that the cells of a series begin to change, or that they have."""
+        self.words[head * _WORDS + _VERSION] += 1
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -117,7 +123,19 @@ class CounterCell(_Cell):
 
     def total(self) -> float:
         """Return the series' value: what all who count in it have counted."""
-        return sum(self._amounts[at + _AMOUNT] for at in self._series())
+        total = 0.0
+        for _ in range(_LOOKS):
+            version = self._words[self._head + _VERSION]
+            total, seen = self._look()
+            if seen and not version & 1 and self._words[self._head + _VERSION] == version:
+                break
+            # Others are about to change it: let them.
+            time.sleep(0)
+        return total
+
+    def _look(self) -> tuple[float, bool]:
+        """Return the series' value, and whether it was that at any one time."""
+        return sum(self._amounts[at + _AMOUNT] for at in self._series()), True
 
     def absorb(self, cell: CounterCell) -> None:
         """Take over what was counted in a cell that is in the series no more."""
@@ -167,16 +185,12 @@ class GaugeCell(CounterCell):
             epoch = ((latest >> 8) + 1) << 8 | low
         self._publish(epoch, value)
 
-    def total(self) -> float:
-        """Return the value."""
-        latest, total = -1, 0.0
-        for at in self._series():
-            epoch, amount = self._read(at)
-            if epoch > latest:
-                latest, total = epoch, amount
-            elif epoch == latest:
-                total += amount
-        return total
+    def _look(self) -> tuple[float, bool]:
+        latest = self._latest()
+        cells = [self._read(at) for at in self._series()]
+        total = sum(amount for epoch, amount in cells if epoch == latest)
+        # Else it was set meanwhile, perhaps in a cell that had been looked at already.
+        return total, self._latest() == latest
 
     def absorb(self, cell: CounterCell) -> None:
         """Take over what counts of a cell that is in the series no more."""

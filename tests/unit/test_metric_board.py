@@ -63,6 +63,53 @@ def test_a_writer_that_goes_leaves_what_it_counted(steps, data):
     assert cells[0].total() == expected
 
 
+class Watched:
+    """Numbers of a board; something happens just before one of them is read."""
+
+    def __init__(self, numbers, reads, happens):
+        self._numbers = numbers
+        self._reads = reads
+        self._happens = happens
+
+    def __getitem__(self, index):
+        if self._reads == 0:
+            self._happens()
+        self._reads -= 1
+        return self._numbers[index]
+
+
+@pytest.mark.parametrize("reads", range(40))
+def test_a_gauge_that_is_set_while_it_is_looked_at(reads):
+    _, cells = series(GaugeCell)
+    cells[1].set(5)
+    cells[3].add(0.25)
+
+    def happens():
+        cells[1].set(7)
+        cells[2].add(0.5)
+
+    reader = GaugeCell(cells[0]._board, 1, 4)
+    reader._words = Watched(reader._words, reads, happens)
+    assert reader.total() in (5.25, 7.5)
+
+
+@pytest.mark.parametrize("reads", range(24))
+def test_a_counter_whose_cell_goes_while_it_is_looked_at(reads):
+    board, cells = series(CounterCell)
+    for cell in cells[1:]:
+        cell.add(1)
+
+    def happens():
+        board.change(1)
+        board.link(1, 3)
+        cells[0].absorb(cells[1])
+        board.change(1)
+
+    reader = CounterCell(board, 1, 4)
+    reader._words = Watched(reader._words, reads, happens)
+    assert reader.total() == 3
+
+
 def test_what_one_process_does_to_a_gauge_is_exact():
     _, cells = series(GaugeCell)
     cells[1].set(1e17)
