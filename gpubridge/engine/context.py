@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpubridge.engine.custom_metrics import CustomMetrics
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.regions import Regions
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
@@ -48,6 +49,8 @@ class EngineContext:
         Where they tell of themselves.
     calls : CallServer
         Serves the models' calls of each other.
+    metrics : CustomMetrics
+        What the models count.
     """
 
     regions: Regions
@@ -55,3 +58,4 @@ class EngineContext:
     limits: EngineLimits
     telemetry: ServerTelemetry
     calls: CallServer
+    metrics: CustomMetrics = field(default_factory=CustomMetrics)

@@ -27,6 +27,7 @@ from gpubridge.engine.instance_owner import CallDoor, InstanceListener
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.link import LinkEvents, StubLink
+from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.stub_log import StubLog
 from gpubridge.engine.stub_process import StubProcess, cannot_start
 from gpubridge.engine.warmup import warm_up
@@ -74,6 +75,8 @@ class Instance:
     ----------
     waits_for : dict
         The models that its calls wait for, each with the number of those calls.
+    ready_check : ReadyCheck
+        Asks its model's ``is_ready``, if it has one.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Instance:
         self._link: StubLink | None = None
         self._call_door: CallDoor | None = None
         self.waits_for: dict[str, int] = {}
+        self.ready_check = ReadyCheck(self.name)
         self._process: StubProcess | None = None
         self._started: asyncio.Future[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -292,6 +296,7 @@ class Instance:
         if door is not None:
             door.close()
         self.waits_for.clear()
+        self.ready_check.close()
         if link is None:
             return [], []
         lost, unstarted = link.close()
@@ -302,6 +307,11 @@ class Instance:
         return f"Stub process '{self.name}' is not healthy. It {how}."
 
     # -- work ----------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether no further stub will be started."""
+        return self._stopping or self.state is InstanceState.STOPPED
 
     @property
     def last_error(self) -> str:
@@ -350,7 +360,9 @@ class Instance:
 
     # -- what the link and the process tell ------------------------------------------------------
 
-    def _on_ready(self) -> None:
+    def _on_ready(self, fd: int | None) -> None:
+        if fd is not None:
+            self.ready_check.connect(fd)
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
 

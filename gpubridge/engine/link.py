@@ -47,12 +47,13 @@ _FRAME_BATCHES = 6
 class LinkEvents:
     """What a link tells its owner; called on the event loop.
 
-    ``on_landed`` gets the batches that were answered in one message, and when; ``on_responses`` the
+    ``on_ready`` gets the socket by which the model's ``is_ready`` is asked, if it has one, which it then
+    owns; ``on_landed`` gets the batches that were answered in one message, and when; ``on_responses`` the
     requests of earlier batches that ended now, when that was, and how many bytes were copied.
     """
 
     on_completed: Callable[[str | None], None]
-    on_ready: Callable[[], None]
+    on_ready: Callable[[int | None], None]
     on_failed: Callable[[str], None]
     on_broken: Callable[[str], None]
     on_landed: Callable[[list[Landed], int], None]
@@ -355,16 +356,16 @@ class StubLink:
             elif kind == Kind.LOG:
                 self._events.on_log(log_fields(decode_control(message)))
             else:
-                self._take_stage(kind, message)
+                self._take_stage(kind, message, fds)
         finally:
             _close(fds)
 
-    def _take_stage(self, kind: int, message: bytes) -> None:
+    def _take_stage(self, kind: int, message: bytes, fds: list[int]) -> None:
         """Take what a stub says of how far it has come."""
         if kind == Kind.COMPLETED:
             self._events.on_completed(completed_text(decode_control(message)))
         elif kind == Kind.READY:
-            self._events.on_ready()
+            self._events.on_ready(fds.pop() if fds else None)
         elif kind == Kind.FAILED:
             self._events.on_failed(str(decode_control(message).get("error")))
         elif kind != Kind.FINALIZED:

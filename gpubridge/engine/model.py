@@ -19,6 +19,7 @@ from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance, InstanceState
 from gpubridge.engine.instance_settings import InstanceSettings
+from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.sequence_requests import sequence_stub_settings
 from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.engine.warmup import WarmupSample, warmup_samples
@@ -76,6 +77,9 @@ class Model(Protocol):
     @property
     def ready(self) -> bool:
         """Whether a request would be executed now."""
+
+    def ready_checks(self) -> list[ReadyCheck]:
+        """Return whom to ask, besides, whether it is ready: what models themselves say."""
 
     @property
     def pending(self) -> int:
@@ -318,6 +322,11 @@ class StubModel(Model):
         return not self._stopping and any(
             instance.state is InstanceState.READY for instance in self._instances
         )
+
+    def ready_checks(self) -> list[ReadyCheck]:
+        """Return whom to ask, besides: each instance that is up and whose model has ``is_ready``."""
+        up = [each for each in self._instances if each.state is InstanceState.READY]
+        return [each.ready_check for each in up if each.ready_check.connected]
 
     @property
     def pending(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from gpubridge.engine.model_loader import (
     PreparedModel,
     required_models,
 )
+from gpubridge.engine.model_locks import ModelLocks
 from gpubridge.engine.model_sources import ModelSources
 from gpubridge.engine.repository_poller import RepositoryPoller
 from gpubridge.engine.served_models import Served, ServedModels
@@ -71,9 +71,10 @@ class ModelRepository(ServedModels):
         self._loader = loader
         self.regions = loader.context.regions
         self.telemetry = loader.context.telemetry
+        self.metrics = loader.context.metrics
         self.telemetry.log.on_change(self._tell_log_levels)
         self._sources = ModelSources(settings.directories)
-        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._locks = ModelLocks()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self.arena = self.regions.arena
@@ -104,6 +105,7 @@ class ModelRepository(ServedModels):
         await self._loader.context.environments.close()
         await self.end(seconds)
         self._sources.close()
+        self.metrics.close()
         self.regions.close()
 
     async def _load_and_tell(self, name: str) -> None:
@@ -203,7 +205,7 @@ class ModelRepository(ServedModels):
         for other, served in list(self._served.items()):
             if name in required_models(served.prepared.config):
                 await self.remove(other)
-        async with self._lock(name):
+        async with self._locks.change(name):
             was = self._served.get(name)
             self._index.released(name)
             if was is not None:
@@ -225,7 +227,7 @@ class ModelRepository(ServedModels):
         """Load a model after those that it requires; ``partial`` lets some of its versions fail."""
         tried: set[str] = set()
         while True:
-            async with self._lock(name):
+            async with self._locks.change(name):
                 if chain and name in self._served:
                     # Required, and there: nobody has asked for a change of it.
                     return
@@ -313,13 +315,6 @@ class ModelRepository(ServedModels):
     def _tell_log_levels(self) -> None:
         for model in self.running():
             model.tell_log_levels()
-
-    def _lock(self, name: str) -> asyncio.Lock:
-        """Return the lock that whoever changes a model holds."""
-        lock = self._locks.get(name)
-        if lock is None:
-            lock = self._locks[name] = asyncio.Lock()
-        return lock
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Have a task that is cancelled when the repository closes."""

@@ -15,6 +15,7 @@ from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
 from gpubridge.frontend.http.message import Exchange, RequestHandler, RequestHead
 from gpubridge.frontend.infer import InferDoor
 from gpubridge.frontend.memory_routes import MEMORY_PATH, MemoryCall
+from gpubridge.frontend.model_readiness import ModelReadyHandler
 from gpubridge.frontend.repository_control import CONTROL_PATH, ControlHandler, ControlTasks
 from gpubridge.frontend.settings_routes import SettingsRoutes
 from gpubridge.frontend.settings_service import SettingsService
@@ -183,7 +184,7 @@ class V2Router(_Failures):
             raise _MethodNotAllowed
         version = _version(match["version"])
         if rest == b"/ready":
-            return _Simple(_model_ready(self._repository, name, version))
+            return ModelReadyHandler(partial(self._repository.find, name, version))
         if rest == b"/stats":
             return _Simple(_statistics(self._repository.selected(name, version)))
         model = self._repository.find(name, version)
@@ -249,7 +250,11 @@ class MetricsRouter(_Failures):
             200,
             fields,
             metrics_page(
-                self._states(), self._telemetry.machine, self._telemetry.metrics, self._fallbacks
+                self._states(),
+                self._telemetry.machine,
+                self._telemetry.metrics,
+                self._fallbacks,
+                self._repository.metrics.families(),
             ),
         )
 
@@ -298,20 +303,6 @@ def _statistics(models: Iterable[Model]) -> Answer:
 def _healthy(check: Callable[[], bool]) -> Answer:
     def answer(exchange: Exchange) -> None:
         exchange.respond(200 if check() else 400, _PLAIN, b"")
-
-    return answer
-
-
-def _model_ready(repository: ModelRepository, name: str, version: int | None) -> Answer:
-    def answer(exchange: Exchange) -> None:
-        try:
-            ready = repository.find(name, version).ready
-        except BridgeError:
-            ready = False
-        if ready:
-            exchange.respond(200, _PLAIN, b"")
-        else:
-            exchange.fail(BridgeError("Model version not ready", ErrorCode.INVALID_ARG))
 
     return answer
 

@@ -30,16 +30,12 @@ from gpubridge.pb_utils.lookup import (
     get_output_tensor_by_name,
     using_decoupled_model_transaction_policy,
 )
+from gpubridge.pb_utils.metrics import MetricFamily
 from gpubridge.pb_utils.model_config import ModelConfig
+from gpubridge.pb_utils.model_control import is_model_ready, load_model, unload_model
 from gpubridge.pb_utils.request import InferenceRequest, PreferredMemory
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.tensor import Tensor
-from gpubridge.pb_utils.unavailable import (
-    MetricFamily,
-    is_model_ready,
-    load_model,
-    unload_model,
-)
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

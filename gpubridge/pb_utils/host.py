@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from gpubridge.pb_utils.calls import ModelCaller
+    from gpubridge.pb_utils.metrics import MetricStore
+    from gpubridge.pb_utils.model_control import ModelController
 
 __all__ = ["Host", "attach", "current", "detach"]
 
@@ -26,11 +28,17 @@ class Host(NamedTuple):
         Takes level (a ``Logger.LogLevel`` number), message, file name and line; must not raise.
     caller : ModelCaller or None
         Sends requests to other models, while the model may.
+    metrics : MetricStore or None
+        Holds the metrics that the model makes.
+    models : ModelController or None
+        Loads and unloads models.
     """
 
     model_dir: str
     log: Callable[[int, str, str, int], None]
     caller: ModelCaller | None = None
+    metrics: MetricStore | None = None
+    models: ModelController | None = None
 
 
 _host: Host | None = None

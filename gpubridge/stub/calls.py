@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import select
 import threading
 import weakref
@@ -16,11 +17,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from gpubridge.errors import ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
 from gpubridge.stub.outputs import OutputMemory
+from gpubridge.stub.questions import Question, Waiting
 from gpubridge.transport.calls import CallKind, decode_records, encode_records
-from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
+from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, close_all
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag, control_message, decode_control
 from gpubridge.transport.records import Record, record_encoder, record_reader
@@ -135,10 +137,12 @@ class CallDesk:
         self._numbers = itertools.count(1)
         # Those that somebody still holds: who drops a call or its iterator wants no more responses.
         self._calls: dict[int, weakref.ref[Call]] = {}
+        self._questions: dict[int, Question] = {}
         self._reading = threading.Lock()
-        self._waiting: set[Call] = set()
+        self._waiting: set[Waiting] = set()
         self._readable = select.poll()
         self._readable.register(channel.fileno(), select.POLLIN)
+        self._process = os.getpid()
         self._loops: set[asyncio.AbstractEventLoop] = set()
 
     # -- what models ask ---------------------------------------------------------------------------
@@ -203,6 +207,29 @@ class CallDesk:
         """Send a message of a rare kind."""
         self._send(control_message(kind, **fields))
 
+    def ask(self, about: str, fds: Sequence[int] = (), **fields: Any) -> Question:
+        """Ask the server something, and wait for the answer; any thread may, at any time.
+
+        Raises
+        ------
+        BridgeError
+            What the server answers instead, or that it is gone.
+        """
+        if os.getpid() != self._process:
+            raise BridgeError(
+                "expected the process that the server has started, got a child that the model forked; "
+                "ask in the model's own process"
+            )
+        number = next(self._numbers)
+        question = self._questions[number] = Question()
+        try:
+            self._send(control_message(CallKind.ASK, question=number, about=about, **fields), fds)
+            self.wait(question)
+        finally:
+            self._questions.pop(number, None)
+        question.check()
+        return question
+
     def abandon(self, number: int) -> None:
         """Nobody waits for a call's responses any more; from any thread, at any time."""
         if self._calls.pop(number, None) is not None:
@@ -212,16 +239,16 @@ class CallDesk:
                 # The process ends.
                 pass
 
-    def _send(self, message: bytes) -> None:
-        while not self._channel.send(message):
+    def _send(self, message: bytes, fds: Sequence[int] = ()) -> None:
+        while not self._channel.send(message, fds):
             writable = select.poll()
             writable.register(self._channel.fileno(), select.POLLOUT)
             writable.poll()
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def wait(self, call: Call) -> None:
-        """Wait until a call is ready: read for all who wait, or let another do that."""
+    def wait(self, call: Waiting) -> None:
+        """Wait until a call or question is ready: read for all who wait, or let another do that."""
         self._waiting.add(call)
         try:
             while not call.ready:
@@ -238,8 +265,7 @@ class CallDesk:
         finally:
             self._waiting.discard(call)
             # Who waits still may have to read now.
-            for other in list(self._waiting)[:1]:
-                other.event.set()
+            self._wake_one()
 
     def read_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read whenever there is something, as long as the loop runs."""
@@ -253,6 +279,12 @@ class CallDesk:
                 self._receive()
             finally:
                 self._reading.release()
+                # It may have found nobody to read for it but this loop, which may end.
+                self._wake_one()
+
+    def _wake_one(self) -> None:
+        for waiting in list(self._waiting)[:1]:
+            waiting.event.set()
 
     def _receive(self) -> None:
         """Take one message, if there is one."""
@@ -269,6 +301,13 @@ class CallDesk:
             self._borrowed.announce(fields["region"], fds.pop(), fields["size"])
         elif kind == CallKind.DROP_REGION:
             self._borrowed.drop(decode_control(message)["region"])
+        elif kind == CallKind.ANSWER:
+            fields = decode_control(message)
+            question = self._questions.get(fields["question"])
+            if question is None:
+                close_all(fds)
+            else:
+                question.deliver(fields, fds)
         else:
             raise MalformedMessage(f"message of unknown kind {kind} from the server")
 

@@ -65,6 +65,7 @@ class Executor:
         self._origin = DecoupledOrigin if identity.decoupled else RequestOrigin
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fall_back = fall_back
+        self._loop_lock = threading.Lock()
         self._keeps = False
         self._private_bytes = 0
         self._views = borrowed.views
@@ -216,7 +217,7 @@ class Executor:
             if self._identity.decoupled and not self._identity.iterative:
                 self._start(responses, list(origins))
                 return [None] * count
-            responses = self._await(responses)
+            responses = self.run_coroutine(responses)
         return self._checked(responses, origins)
 
     def _checked(self, responses: Any, origins: Sequence[RequestOrigin]) -> list[Any]:
@@ -262,11 +263,11 @@ class Executor:
 
     def _start(self, coroutine: Coroutine[Any, Any, Any], origins: list[RequestOrigin]) -> None:
         """Let a coroutine of a decoupled model run on its own; others may run beside it."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
+        future = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._running_loop())
 
         def done(future: Any) -> None:
-            error = future.exception()
-            if error is None and future.result() is not None:
+            result, error = future.result()
+            if error is None and result is not None:
                 error = ContractError(
                     f"Python model '{self._identity.instance}' is using the decoupled mode and the "
                     "execute function must return None."
@@ -286,15 +287,21 @@ class Executor:
         """Take a request back from a model that failed; None when that had answered it."""
         return refusal if origin.close() else None
 
-    def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the loop that this model's coroutines share, and wait for it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._running_loop()).result()
+        future = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._running_loop())
+        result, error = future.result()
+        if error is not None:
+            raise error
+        return result
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="model-loop", daemon=True).start()
-        return self._loop
+        with self._loop_lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                run = self._loop.run_forever
+                threading.Thread(target=run, name="model-loop", daemon=True).start()
+            return self._loop
 
     def _skip(self, records: Sequence[Record], live: Sequence[Record]) -> list[bytes]:
         """Answer for the requests that nobody waits for any more; their memory goes back."""
@@ -303,6 +310,14 @@ class Executor:
         for ticket in skipped:
             self._control.lent[ticket] = 0
         return [self._answers.nothing(ticket, ResponseFlag.CANCELLED) for ticket in skipped]
+
+
+async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """Wait for a coroutine; what it raises, ``sys.exit()`` say, ends neither loop nor thread."""
+    try:
+        return await coroutine, None
+    except BaseException as error:
+        return None, error
 
 
 def _read_only(tensor: Tensor) -> Tensor:

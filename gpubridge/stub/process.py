@@ -23,7 +23,10 @@ from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.completion import completed_config
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.loader import load_model, model_error_text
+from gpubridge.stub.metrics import MetricDesk
+from gpubridge.stub.model_control import ModelControl
 from gpubridge.stub.outputs import OutputMemory
+from gpubridge.stub.readiness import answer_readiness
 from gpubridge.stub.results import ResultSender
 from gpubridge.stub.states import SequenceStates
 from gpubridge.tensor.native import absence
@@ -102,6 +105,8 @@ class _Stub:
         calls.setblocking(False)
         self._calls = CallDesk(Channel(calls), self._control.lent, self._outputs)
         self._clients: ClientMemory | None = None
+        self._metrics = MetricDesk(self._calls, settings["instance"])
+        self._models = ModelControl(self._calls, settings["instance"])
         self._model: Any = None
         self._executor: Executor | None = None
 
@@ -149,7 +154,12 @@ class _Stub:
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        self._channel.send(control_message(Kind.READY))
+        readiness = answer_readiness(model, self._executor.run_coroutine)
+        self._channel.send(
+            control_message(Kind.READY), () if readiness is None else (readiness.fileno(),)
+        )
+        if readiness is not None:
+            readiness.close()
         return True
 
     def _configure(self, kind: Any) -> None:
@@ -216,12 +226,14 @@ class _Stub:
                 self._log(2, model_error_text(error), "finalize", 0)
         if executor is not None:
             executor.close()
+        self._metrics.close()
         self._channel.send(control_message(Kind.FINALIZED))
         return 0
 
     def _attach(self, caller: CallDesk | None) -> None:
         """Say what the model may ask of this process."""
-        host.attach(host.Host(self._settings["model_dir"], self._log, caller))
+        folder = self._settings["model_dir"]
+        host.attach(host.Host(folder, self._log, caller, self._metrics, self._models))
 
     def _detach(self) -> None:
         """In a child that the model forked: leave what is shared with the server alone."""
@@ -229,6 +241,7 @@ class _Stub:
         self._borrowed.forget(self._control.lent)
         self._outputs.disown()
         self._results.disown()
+        self._metrics.disown()
 
     def _announce(self, segment: Segment) -> None:
         self._channel.send(

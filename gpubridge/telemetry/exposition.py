@@ -8,9 +8,10 @@ The form: https://prometheus.io/docs/instrumenting/exposition_formats/
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
-__all__ = ["CONTENT_TYPE", "Family", "render"]
+__all__ = ["CONTENT_TYPE", "Family", "number_text", "render"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -45,9 +46,24 @@ def render(families: Iterable[Family]) -> bytes:
         text = family.text.replace("\\", r"\\").replace("\n", r"\n")
         lines.append(f"# HELP {family.name} {text}\n# TYPE {family.name} {family.kind}\n")
         for name, labels, value in family.samples:
-            listed = ",".join(f'{key}="{_quoted(labels[key])}"' for key in sorted(labels))
-            lines.append(f"{name}{{{listed}}} {value}\n" if listed else f"{name} {value}\n")
-    return "".join(lines).encode()
+            listed = ",".join(
+                f'{key}="{_quoted(labels[key])}"' for key in sorted(labels, key=_order)
+            )
+            told = number_text(value)
+            lines.append(f"{name}{{{listed}}} {told}\n" if listed else f"{name} {told}\n")
+    return "".join(lines).encode(errors="replace")
+
+
+def number_text(value: float) -> str:
+    """Return a number as a page has it: ``4``, ``0.5``, ``1e+20``, ``NaN``, ``+Inf``."""
+    if math.isfinite(value):
+        return repr(value).removesuffix(".0")
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def _order(label: str) -> tuple[bool, str]:
+    """By name; those that a family itself adds are last."""
+    return label in ("le", "quantile"), label
 
 
 def _quoted(value: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -76,8 +76,12 @@ def metrics_page(
     machine: MachineMetrics,
     settings: MetricsSettings,
     fallbacks: Mapping[str, int] = MappingProxyType({}),
+    custom: Iterable[Family] = (),
 ) -> bytes:
-    """Return the metrics in Prometheus' text form; ``fallbacks`` are those of the server itself."""
+    """Return the metrics in Prometheus' text form.
+
+    ``fallbacks`` are those of the server itself, ``custom`` the families that models make.
+    """
     return render(
         [
             *_inference(states, settings),
@@ -86,6 +90,7 @@ def metrics_page(
             *_histograms(states),
             *_bridge(states),
             _fallbacks(states, fallbacks),
+            *custom,
         ]
     )
 

@@ -1,10 +1,14 @@
-"""The messages of the call channel: a model's calls of other models, and what these answer.
+"""The messages of the call channel: a model's calls of other models, its questions, their answers.
 
 A stub has a second channel for them, which any of its threads may use. Rare messages carry a JSON
 object; the others are, packed little-endian::
 
     CALL            u8 kind, 3 pad, u32 1, a request record; its ticket is the call's number
     CALL_RESPONSES  u8 kind, 3 pad, u32 responses, response records; their tickets are the calls' numbers
+
+ASK has what a model asks of the server besides calls of other models, and waits for: its fields are the
+number of the question, ``about``, and what that needs. ANSWER has the number and, unless it has an
+``error``, what was asked for.
 
 The memory that a response's references name is lent under tickets of the control page, like that of
 the requests that the stub executes. What a call's references name is either the stub's own output
@@ -34,7 +38,10 @@ class CallKind:
     REGION = 3
     DROP_REGION = 4
     TAKEN = 5
+    ASK = 6
+    CLOSE_FAMILY = 7
     CALL_RESPONSES = 16
+    ANSWER = 17
 
 
 _FRAME = struct.Struct("<BxxxI")

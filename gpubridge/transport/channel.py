@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.transport.short_waits import ShortWaits
 
-__all__ = ["FRAME_LIMIT", "Channel", "ChannelClosed", "MalformedMessage", "pair"]
+__all__ = ["FRAME_LIMIT", "Channel", "ChannelClosed", "MalformedMessage", "close_all", "pair"]
 
 FRAME_LIMIT = 128 * 1024
 """Bytes of the longest message that is sent as one datagram."""
@@ -111,10 +111,10 @@ class Channel:
             raise ChannelClosed from error
         fds = _descriptors(ancillary) if ancillary else []
         if count == 0:
-            _close_all(fds)
+            close_all(fds)
             raise ChannelClosed
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            _close_all(fds)
+            close_all(fds)
             raise MalformedMessage(
                 f"a message of more than {FRAME_LIMIT} bytes or {_MAX_FDS} descriptors came"
             )
@@ -159,7 +159,7 @@ class Channel:
 def _read_spilled(notice: bytes, fds: list[int]) -> bytes:
     """Read the message that lies in ``fds[0]``; removes and closes that descriptor."""
     if len(notice) != _SPILL.size or not fds:
-        _close_all(fds)
+        close_all(fds)
         raise MalformedMessage("a notice of a long message came without its descriptor")
     spill = fds.pop(0)
     try:
@@ -172,10 +172,10 @@ def _read_spilled(notice: bytes, fds: list[int]) -> bytes:
             )
         message = os.pread(spill, size, 0)
     except OSError as error:
-        _close_all(fds)
+        close_all(fds)
         raise MalformedMessage(f"a long message of {size} bytes cannot be read: {error}") from error
     except BaseException:
-        _close_all(fds)
+        close_all(fds)
         raise
     finally:
         os.close(spill)
@@ -190,6 +190,7 @@ def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
     return list(fds)
 
 
-def _close_all(fds: Sequence[int]) -> None:
+def close_all(fds: Sequence[int]) -> None:
+    """Close descriptors that came with a message."""
     for fd in fds:
         os.close(fd)

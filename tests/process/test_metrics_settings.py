@@ -89,7 +89,7 @@ def test_summaries_know_the_requests_that_succeeded(found):
     family = "nv_inference_compute_infer_summary_us"
     assert found[f"{family}_sum{{{labels}}}"] >= 4 * least
     middle, most = (
-        found[f'{family}{{model="plain",quantile="{quantile}",version="1"}}']
+        found[f'{family}{{model="plain",version="1",quantile="{quantile}"}}']
         for quantile in ("0.5", "1")
     )
     assert least <= middle <= most
@@ -100,7 +100,7 @@ def test_a_histogram_counts_the_first_response_only(found):
 
     def buckets(model, bounds, tag=""):
         return [
-            found[f'{family}_bucket{{{tag}le="{le}",model="{model}",version="1"}}'] for le in bounds
+            found[f'{family}_bucket{{{tag}model="{model}",version="1",le="{le}"}}'] for le in bounds
         ]
 
     assert buckets("plain", ("100", "500", "2000", "5000", "+Inf"))[-1] == 4

@@ -66,7 +66,7 @@ def test_tritons_names_and_units(nvml):
         f'nv_gpu_memory_total_bytes{{gpu_uuid="GPU-1"}} {1 << 34}',
         f'nv_gpu_memory_used_bytes{{gpu_uuid="GPU-0"}} {1 << 30}',
         'nv_gpu_power_usage{gpu_uuid="GPU-0"} 70.5',
-        'nv_gpu_power_limit{gpu_uuid="GPU-0"} 700.0',
+        'nv_gpu_power_limit{gpu_uuid="GPU-0"} 700',
         'nv_energy_consumption{gpu_uuid="GPU-0"} 2.5',
         "# TYPE nv_energy_consumption counter",
     ):

@@ -41,6 +41,7 @@ class FakeLoader:
             regions=SimpleNamespace(arena=None, close=lambda: None),
             limits=SimpleNamespace(stub_timeout=None),
             telemetry=SimpleNamespace(log=SimpleNamespace(on_change=lambda listener: None)),
+            metrics=SimpleNamespace(close=lambda: None),
         )
         self._required = required
         self._broken = broken

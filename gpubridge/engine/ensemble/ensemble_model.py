@@ -26,6 +26,7 @@ from gpubridge.engine.ensemble.wiring import ROOT, Wiring, fit_shape, wire
 from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.model import Model, new_statistics
+from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import ClientSegment
@@ -164,6 +165,13 @@ class EnsembleModel(Model):
             return all(self.member(step).ready for step in self._graph.steps)
         except BridgeError:
             return False
+
+    def ready_checks(self) -> list[ReadyCheck]:
+        """Return whom to ask, besides: its members."""
+        try:
+            return [c for step in self._graph.steps for c in self.member(step).ready_checks()]
+        except BridgeError:
+            return []
 
     @property
     def pending(self) -> int:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,11 +20,13 @@ from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.tracing import UNTRACED, Caused
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.calls.circles import find_circle
+from gpubridge.frontend.calls.questions import StubQuestions
 from gpubridge.frontend.calls.requests import CallForms
+from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome
 from gpubridge.transport.calls import CallKind, decode_records, encode_records
-from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
+from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, close_all
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.messages import ResponseFlag, control_message, decode_control
 from gpubridge.transport.records import Record, record_encoder, record_reader
@@ -35,6 +36,8 @@ __all__ = ["ModelCallServer", "StubCalls"]
 
 _NOTHING = encode_signature(())
 _SIGNATURES = 1024
+_HEARD_TOGETHER = 256
+"""Who says more than that is heard on later."""
 
 
 class ModelCallServer:
@@ -43,6 +46,7 @@ class ModelCallServer:
     def __init__(self) -> None:
         self._repository: ModelRepository
         self.forms = CallForms()
+        self._changes = ControlTasks()
 
     def serve(self, repository: ModelRepository) -> None:
         """Let the models of a repository be called; before any of them is loaded."""
@@ -55,6 +59,12 @@ class ModelCallServer:
     def open(self, sock: socket.socket, link: StubLink, caller: Instance) -> StubCalls:
         """Serve the calls of one stub."""
         return StubCalls(self, sock, link, caller)
+
+    def questions(
+        self, caller: Instance, send: Callable[..., None], catch_up: Callable[[], None]
+    ) -> StubQuestions:
+        """Answer what one stub asks."""
+        return StubQuestions(self._repository, self._changes, caller, send, catch_up)
 
     def find(self, name: str, version: int) -> Model:
         """Return the model that a call is for.
@@ -117,12 +127,14 @@ class StubCalls:
         self._calls: dict[int, _Call] = {}
         self._announced: set[int] = set()
         self._open = True
+        self._questions = server.questions(caller, self._outbox.send, self._catch_up)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock.fileno(), self._on_readable)
 
     def close(self) -> None:
         """The stub is gone: what it called for is not needed any more."""
         self._mute()
+        self._questions.close()
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.request.cancel()
@@ -143,29 +155,43 @@ class StubCalls:
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def _on_readable(self) -> None:
+    def _catch_up(self) -> None:
+        for _ in range(_HEARD_TOGETHER):
+            if not self._open or not self._on_readable():
+                return
+
+    def _on_readable(self) -> bool:
+        """Take one message; returns whether there was one."""
         try:
             message, fds = self._channel.receive()
-            for fd in fds:
-                os.close(fd)
-            self._take(message)
+            try:
+                self._take(message, fds)
+            finally:
+                close_all(fds)
         except BlockingIOError:
-            pass
+            return False
         except ChannelClosed:
             self._mute()
         except MalformedMessage as error:
             self._mute()
             self._link.distrust(f"sent a malformed call ({error.message})")
+        return True
 
-    def _take(self, message: bytes) -> None:
+    def _take(self, message: bytes, fds: Sequence[int]) -> None:
         kind = message[0]
         if kind == CallKind.CALL:
             for record in decode_records(message, self._reader, named=True):
                 self._begin(record)
             return
-        if kind not in (CallKind.CANCEL, CallKind.TAKEN):
+        if kind not in (CallKind.CANCEL, CallKind.TAKEN, CallKind.ASK, CallKind.CLOSE_FAMILY):
             raise MalformedMessage(f"unknown kind {kind}")
         fields = decode_control(message)
+        if kind == CallKind.ASK:
+            self._questions.take(fields, fds)
+            return
+        if kind == CallKind.CLOSE_FAMILY:
+            self._questions.close_family(fields)
+            return
         call = self._calls.get(fields.get("call", 0))
         if kind == CallKind.CANCEL:
             if call is not None:

@@ -15,6 +15,7 @@ from gpubridge.frontend.grpc.infer import InferCall, TracedInferCall
 from gpubridge.frontend.grpc.memory import memory_calls
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.http2.headers import RequestHeaders
+from gpubridge.frontend.model_readiness import tell_ready
 from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.frontend.settings_service import SettingsService
 from gpubridge.frontend.shared_memory import RequestMemory
@@ -60,7 +61,6 @@ class GrpcService:
         unary: dict[bytes, Callable[[bytes], bytes]] = {
             _SERVICE + b"ServerLive": partial(_constant, "ServerLiveRequest", _live),
             _SERVICE + b"ServerReady": partial(_constant, "ServerReadyRequest", self._server_ready),
-            _SERVICE + b"ModelReady": self._model_ready,
             _SERVICE + b"ServerMetadata": partial(
                 _constant, "ServerMetadataRequest", metadata.server_metadata
             ),
@@ -74,6 +74,7 @@ class GrpcService:
         unary[_SERVICE + b"LogSettings"] = self._log_settings
         unary[_SERVICE + b"TraceSetting"] = self._trace_setting
         self._deferred = {
+            _SERVICE + b"ModelReady": self._model_ready,
             _SERVICE + b"RepositoryModelLoad": self._load,
             _SERVICE + b"RepositoryModelUnload": self._unload,
         }
@@ -118,15 +119,16 @@ class GrpcService:
     def _server_ready(self) -> bytes:
         return metadata.server_ready(self._ready())
 
-    def _model_ready(self, message: bytes) -> bytes:
+    def _model_ready(self, message: bytes, answer: _Answer) -> None:
         name, version = metadata.model_name("ModelReadyRequest", message)
         try:
-            ready = self._find(name, version).ready
+            model = self._find(name, version)
         except BridgeError as error:
             if error.code != ErrorCode.NOT_FOUND:
                 raise
-            ready = False
-        return metadata.model_ready(ready)
+            answer(metadata.model_ready(False))
+        else:
+            tell_ready(model, lambda ready: answer(metadata.model_ready(ready)))
 
     def _model_metadata(self, message: bytes) -> bytes:
         name, version = metadata.model_name("ModelMetadataRequest", message)

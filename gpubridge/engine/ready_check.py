@@ -1,0 +1,124 @@
+"""Asks a model's own ``is_ready``, in the one stub that runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.transport.channel import MalformedMessage
+
+__all__ = ["ReadyCheck"]
+
+_LIMIT_SECONDS = 5.0
+_LONGEST_ANSWER = 64 * 1024
+
+
+class ReadyCheck:
+    """Asks an instance's stub; who asks while it thinks gets the same answer.
+
+    Parameters
+    ----------
+    instance : str
+        The instance's name, for texts.
+    """
+
+    def __init__(self, instance: str) -> None:
+        self._instance = instance
+        self._loop = asyncio.get_running_loop()
+        self._socket: socket.socket | None = None
+        self._flight: asyncio.Future[str] | None = None
+        self._asked_at = 0.0
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a stub whose model can be asked."""
+        return self._socket is not None
+
+    def connect(self, fd: int) -> None:
+        """Ask by a socket that a stub listens to; owned from now on.
+
+        Raises
+        ------
+        MalformedMessage
+            When it is no socket; it is closed then.
+        """
+        self.close()
+        try:
+            self._socket = socket.socket(fileno=fd)
+        except OSError as error:
+            os.close(fd)
+            raise MalformedMessage(f"what it sent to be asked by is no socket: {error}") from error
+        self._socket.setblocking(False)
+        self._loop.add_reader(fd, self._on_readable)
+
+    async def ask(self) -> None:
+        """Return when the model says that it is ready.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE, with the reason, when it does not, or says nothing for five seconds.
+        """
+        flight = self._flight
+        whose = "in-flight"
+        if flight is None:
+            whose = "user-defined"
+            flight = self._begin()
+        # One that hangs makes nobody else wait for longer than whoever asked first.
+        left = self._asked_at + _LIMIT_SECONDS - self._loop.time()
+        await asyncio.wait([flight], timeout=max(left, 0.0))
+        reason = f"Timed out waiting for {whose} is_ready() response"
+        if flight.done():
+            reason = flight.result()
+        if reason:
+            raise BridgeError(reason, ErrorCode.UNAVAILABLE)
+
+    def _begin(self) -> asyncio.Future[str]:
+        flight = self._flight = self._loop.create_future()
+        self._asked_at = self._loop.time()
+        try:
+            if self._socket is None:
+                raise ConnectionError
+            self._socket.send(b"?")
+        except OSError:
+            self._end(self._unhealthy)
+        return flight
+
+    def _on_readable(self) -> None:
+        try:
+            assert self._socket is not None
+            answer = self._socket.recv(_LONGEST_ANSWER)
+        except BlockingIOError:
+            return
+        except OSError:
+            answer = b""
+        if not answer:
+            self.close()
+            return
+        try:
+            fields = json.loads(answer)
+            ready, reason = fields["ready"], str(fields.get("error", ""))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            ready, reason = False, "its answer to is_ready() cannot be read"
+        failed = f"Model '{self._instance}' is not ready (user-defined check failed)."
+        self._end("" if ready is True else reason or failed)
+
+    def _end(self, reason: str) -> None:
+        flight, self._flight = self._flight, None
+        if flight is not None and not flight.done():
+            flight.set_result(reason)
+
+    @property
+    def _unhealthy(self) -> str:
+        return f"Stub process '{self._instance}' is not healthy."
+
+    def close(self) -> None:
+        """The stub is gone; idempotent."""
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        self._end(self._unhealthy)

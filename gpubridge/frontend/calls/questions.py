@@ -1,0 +1,239 @@
+"""What a model asks of the server besides calls: metrics, and after other models."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import copy_context
+from typing import Any, Protocol
+
+from gpubridge.engine.custom_metrics import MetricOwner
+from gpubridge.engine.instance import Instance, InstanceState
+from gpubridge.engine.model_locks import ASKED_BY
+from gpubridge.engine.repository import ModelRepository
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.model_readiness import tell_ready
+from gpubridge.frontend.repository_control import ControlTasks
+from gpubridge.protocol.grpc.metadata import model_version
+from gpubridge.transport.calls import CallKind
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.messages import control_message
+
+__all__ = ["StubQuestions"]
+
+_KINDS = ("counter", "gauge", "histogram")
+
+
+class Sender(Protocol):
+    """Sends messages to the stub."""
+
+    def __call__(self, message: bytes, fds: tuple[int, ...] = (), /) -> None:
+        """Send one; the descriptors stay the caller's."""
+
+
+class StubQuestions:
+    """Answers the questions of one stub.
+
+    Parameters
+    ----------
+    caller : Instance
+        Whose stub it is.
+    send : callable
+        Sends to the stub, or nothing when it is gone.
+    catch_up : callable
+        Takes what the stub has said and is not heard yet.
+    """
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        tasks: ControlTasks,
+        caller: Instance,
+        send: Sender,
+        catch_up: Callable[[], None],
+    ) -> None:
+        self._repository = repository
+        self._tasks = tasks
+        self._caller = caller
+        self._send = send
+        self._owner = MetricOwner(caller, catch_up)
+
+    def close(self) -> None:
+        """The stub is gone; what it has asked to be loaded or unloaded will be."""
+        self._repository.metrics.leave(self._owner)
+        # Its door and this refer to each other: memory must not wait for the garbage collector.
+        self._owner.catch_up = _hear_nothing
+
+    def close_family(self, fields: dict[str, Any]) -> None:
+        """The model has deleted a family of metrics; raises MalformedMessage."""
+        self._repository.metrics.close_family(self._owner, _take(fields, "family", int))
+
+    def take(self, fields: dict[str, Any], fds: Sequence[int]) -> None:
+        """Begin to answer a question; the descriptors stay the caller's.
+
+        Raises
+        ------
+        MalformedMessage
+            For what no stub asks.
+        """
+        number = _take(fields, "question", int)
+        about = _take(fields, "about", str)
+        try:
+            if about == "family":
+                self._open_family(number, fields)
+            elif about == "metric":
+                self._open_metric(number, fields)
+            elif about == "ready":
+                self._tell_ready(number, fields)
+            elif about == "load":
+                self._change(number, self._load(fields, fds))
+            elif about == "unload":
+                self._change(number, self._unload(fields))
+            else:
+                raise MalformedMessage(f"a question about {about!r}")
+        except MalformedMessage:
+            raise
+        except BridgeError as error:
+            self._refuse(number, error)
+
+    def _answer(self, number: int, *fds: int, **fields: Any) -> None:
+        self._send(control_message(CallKind.ANSWER, question=number, **fields), fds)
+
+    def _refuse(self, number: int, error: BridgeError) -> None:
+        self._answer(number, error=error.message, code=int(error.code))
+
+    # -- metrics ---------------------------------------------------------------------------------
+
+    def _open_family(self, number: int, fields: dict[str, Any]) -> None:
+        family = _take(fields, "family", int)
+        kind = _take(fields, "metric", str)
+        if kind not in _KINDS or family in self._owner.memberships:
+            raise MalformedMessage(f"family {family} of kind {kind!r}")
+        name = _take(fields, "name", str)
+        description = _take(fields, "text", str)
+        self._repository.metrics.open_family(self._owner, family, name, description, kind)
+        self._answer(number)
+
+    def _open_metric(self, number: int, fields: dict[str, Any]) -> None:
+        family = _take(fields, "family", int)
+        labels = _take(fields, "labels", dict)
+        buckets = fields.get("buckets") or []
+        if family not in self._owner.memberships:
+            raise MalformedMessage(f"a metric of family {family}")
+        if not all(isinstance(value, str) for value in labels.values()):
+            raise MalformedMessage("a label that is no string")
+        if type(buckets) is not list or not all(type(bound) is float for bound in buckets):
+            raise MalformedMessage("a bucket that is no number")
+        metrics = self._repository.metrics
+        cell = metrics.open_metric(self._owner, family, labels, buckets)
+        segment = metrics.segment
+        self._answer(
+            number,
+            segment.fd,
+            size=segment.size,
+            head=cell.head,
+            unit=cell.unit,
+            bounds=list(cell.bounds),
+        )
+
+    # -- models ----------------------------------------------------------------------------------
+
+    def _tell_ready(self, number: int, fields: dict[str, Any]) -> None:
+        name = _take(fields, "model", str)
+        version = model_version(_take(fields, "version", str))
+        try:
+            model = self._repository.find(name, version)
+        except BridgeError:
+            self._answer(number, ready=False)
+        else:
+            tell_ready(model, lambda ready: self._answer(number, ready=ready))
+
+    def _change(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+        """Do some work on the repository, and answer when it is done."""
+        context = copy_context()
+        if self._caller.state is InstanceState.STARTING:
+            # A load waits for this stub, and whoever wants what that holds must not wait for it.
+            context.run(ASKED_BY.set, str(self._caller.settings.stub["name"]))
+
+        def done(error: BridgeError | None) -> None:
+            if error is None:
+                self._answer(number)
+            else:
+                self._refuse(number, error)
+
+        context.run(self._tasks.start, work, done)
+
+    def _load(self, fields: dict[str, Any], fds: Sequence[int]) -> Coroutine[Any, Any, None]:
+        name = _take(fields, "model", str)
+        config = _take(fields, "config", str) or None
+        sizes = fields.get("files") or []
+        self._repository.check_control()
+        if not sizes:
+            return self._repository.load(name, config)
+        if not _are_sizes(sizes) or not fds:
+            raise MalformedMessage("files of a model without their sizes or their bytes")
+        return self._load_files(name, config, sizes, os.dup(fds[0]))
+
+    async def _load_files(
+        self, name: str, config: str | None, sizes: list[tuple[str, int]], fd: int
+    ) -> None:
+        try:
+            # Many bytes, perhaps: not on the event loop.
+            files = await asyncio.to_thread(_read_files, sizes, fd)
+        finally:
+            os.close(fd)
+        await self._repository.load(name, config, files)
+
+    def _unload(self, fields: dict[str, Any]) -> Coroutine[Any, Any, None]:
+        name = _take(fields, "model", str)
+        dependents = _take(fields, "dependents", bool)
+        self._repository.check_control()
+        return self._repository.unload(name, dependents=dependents)
+
+
+def _hear_nothing() -> None:
+    """There is nobody to be heard."""
+
+
+def _take(fields: dict[str, Any], name: str, kind: type) -> Any:
+    value = fields.get(name)
+    if type(value) is not kind:
+        raise MalformedMessage(f"field {name!r}: expected {kind.__name__}, got {value!r}")
+    return value
+
+
+def _are_sizes(sizes: Any) -> bool:
+    return type(sizes) is list and all(
+        type(entry) is list
+        and len(entry) == 2
+        and type(entry[0]) is str
+        and type(entry[1]) is int
+        and entry[1] >= 0
+        for entry in sizes
+    )
+
+
+def _read_files(sizes: list[tuple[str, int]], fd: int) -> dict[str, bytes]:
+    total = sum(size for _, size in sizes)
+    if os.fstat(fd).st_size != total:
+        raise _cut_short(total)
+    files = {}
+    at = 0
+    for path, size in sizes:
+        content = bytearray()
+        while len(content) < size:
+            part = os.pread(fd, size - len(content), at + len(content))
+            if not part:
+                raise _cut_short(total)
+            content += part
+        files[path] = bytes(content)
+        at += size
+    return files
+
+
+def _cut_short(total: int) -> BridgeError:
+    return BridgeError(
+        f"expected {total} bytes of files, got other memory; leave it alone until they are loaded",
+        ErrorCode.INVALID_ARG,
+    )

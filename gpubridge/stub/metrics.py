@@ -1,0 +1,101 @@
+"""The model's metrics: made by the server, counted here in memory that both see."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+
+from gpubridge.errors import BridgeError
+from gpubridge.host_shm import Segment
+from gpubridge.pb_utils.metrics import Cell
+from gpubridge.stub.calls import CallDesk
+from gpubridge.transport.calls import CallKind
+from gpubridge.transport.channel import close_all
+from gpubridge.transport.metric_board import CounterCell, GaugeCell, HistogramCell, MetricBoard
+
+__all__ = ["MetricDesk"]
+
+
+class MetricDesk:
+    """Asks the server for families and metrics; owns the mapping of its board.
+
+    Parameters
+    ----------
+    calls : CallDesk
+        Speaks with the server.
+    instance : str
+        The model instance's name.
+    """
+
+    def __init__(self, calls: CallDesk, instance: str) -> None:
+        self.instance = instance
+        self._calls = calls
+        self._numbers = itertools.count(1)
+        self._board: MetricBoard | None = None
+        self._segment: Segment | None = None
+        self._mapping = threading.Lock()
+        self._cells: weakref.WeakSet[Cell] = weakref.WeakSet()
+        self._process = os.getpid()
+
+    def open_family(self, name: str, description: str, kind: str) -> int:
+        """Make a family, or join the one of that name; returns its number.
+
+        Raises
+        ------
+        BridgeError
+            With Triton's text when the server has another under that name, or no such name can be.
+        """
+        number = next(self._numbers)
+        self._calls.ask("family", family=number, name=name, text=description, metric=kind)
+        return number
+
+    def open_metric(
+        self, family: int, kind: str, labels: dict[str, str], buckets: list[float] | None
+    ) -> Cell:
+        """Make a metric, or join the one with these labels.
+
+        Raises
+        ------
+        BridgeError
+            With Triton's text when there can be none of such labels or buckets.
+        """
+        question = self._calls.ask("metric", family=family, labels=labels, buckets=buckets)
+        answer = question.answer
+        board = self._map(answer["size"], question.fds)
+        cell: Cell
+        if kind == "histogram":
+            cell = HistogramCell(board, answer["unit"], answer["bounds"])
+        else:
+            made = GaugeCell if kind == "gauge" else CounterCell
+            cell = made(board, answer["head"], answer["unit"])
+        self._cells.add(cell)
+        return cell
+
+    def close_family(self, family: int) -> None:
+        """Let go of a family; any thread, at any time."""
+        if os.getpid() != self._process:
+            return
+        try:
+            self._calls.tell(CallKind.CLOSE_FAMILY, family=family)
+        except BridgeError:
+            # The process ends.
+            pass
+
+    def close(self) -> None:
+        """Say nothing any more: the process ends, and with it all that it has."""
+        self._process = 0
+
+    def disown(self) -> None:
+        """In a child that the model forked: count where nobody looks."""
+        for cell in list(self._cells):
+            cell.detach()
+
+    def _map(self, size: int, fds: list[int]) -> MetricBoard:
+        with self._mapping:
+            if self._board is None:
+                self._segment = Segment.open(0, fds.pop(), size)
+                self._board = MetricBoard(self._segment.view)
+            close_all(fds)
+            return self._board

@@ -1,0 +1,58 @@
+"""What a model asks of the server and waits for: one question, until its answer has come."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["Question", "Waiting"]
+
+
+class Waiting(Protocol):
+    """What a thread waits for.
+
+    Attributes
+    ----------
+    event : threading.Event
+        Set when it may be ready, or when somebody else has to read now.
+    """
+
+    event: threading.Event
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is nothing to wait for any more."""
+
+
+class Question:
+    """One question.
+
+    Attributes
+    ----------
+    answer : dict
+        The fields of the answer, once it has come.
+    fds : list of int
+        The descriptors that came with it, which are the asker's.
+    """
+
+    __slots__ = ("answer", "event", "fds", "ready")
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.answer: dict[str, Any] = {}
+        self.fds: list[int] = []
+        self.ready = False
+
+    def deliver(self, answer: dict[str, Any], fds: list[int]) -> None:
+        """Take the answer."""
+        self.answer = answer
+        self.fds = fds
+        self.ready = True
+        self.event.set()
+
+    def check(self) -> None:
+        """Raise the BridgeError that the server has answered, if it is one."""
+        if "error" in self.answer:
+            raise BridgeError(self.answer["error"], ErrorCode(self.answer["code"]))

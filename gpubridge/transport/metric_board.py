@@ -1,0 +1,268 @@
+"""The board of custom metrics: memory in which models count, and which the server reads.
+
+One segment, made by the server, is mapped by every stub that has metrics. Its units of 64 bytes are
+handed out by the server, which also keeps the links; unit 0 is nobody's. A time series has a *cell*
+for each stub that counts in it, and one of the server's own, its head, for what stubs that are gone
+have left. Each cell is written by one process only, so that counting takes no lock between processes
+and no message. Map of a cell (8 bytes each)::
+
+    0   u64  next      unit of the series' next cell, 0 for none           server writes
+    1   u64  epoch     which ``set`` its amount follows, times 2, plus which amount counts
+    2   f64  amount, amount
+    4   u64  version   of a head: odd while its series' cells change         server writes
+
+A counter is the sum of its cells. A gauge is the sum of those whose epoch is the latest: ``set`` begins
+a new one, so that what others have added before is over. A histogram is the sum of cells of this form,
+which lie in as many units as it takes::
+
+    0   f64  sum
+    1   u64  count of each bucket, the last one for what is beyond all bounds
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from threading import RLock
+
+__all__ = ["CounterCell", "GaugeCell", "HistogramCell", "MetricBoard", "histogram_units"]
+
+UNIT_BYTES = 64
+
+_WORDS = UNIT_BYTES // 8
+_EPOCH = 1
+_AMOUNT = 2
+_VERSION = 4
+_COUNTS = 1
+_LONGEST_SERIES = 4096
+_LOOKS = 8
+
+
+class MetricBoard:
+    """The numbers of a board, by their index.
+
+    Parameters
+    ----------
+    memory : memoryview
+        A multiple of 64 bytes; stays its owner's.
+
+    Attributes
+    ----------
+    words, amounts : memoryview
+        The same memory, as u64 and as f64.
+    units : int
+        How many units there are.
+    """
+
+    __slots__ = ("amounts", "units", "words")
+
+    def __init__(self, memory: memoryview) -> None:
+        self.words = memory.cast("Q")
+        self.amounts = memory.cast("d")
+        self.units = memory.nbytes // UNIT_BYTES
+
+    def clear(self, unit: int, count: int) -> None:
+        """Write zeros to ``count`` units."""
+        for index in range(unit * _WORDS, (unit + count) * _WORDS):
+            self.words[index] = 0
+
+    def link(self, unit: int, following: int) -> None:
+        """Let a cell be followed by another in its series, or by none: 0."""
+        self.words[unit * _WORDS] = following
+
+    def change(self, head: int) -> None:
+        """Say that the cells of a series begin to change, or that they have."""
+        self.words[head * _WORDS + _VERSION] += 1
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.words.release()
+        self.amounts.release()
+
+
+class _Cell:
+    """What all cells have: a lock for the threads of this process, and an end."""
+
+    __slots__ = ("__weakref__", "_amounts", "_at", "_board", "_words", "closed", "lock")
+
+    def __init__(self, board: MetricBoard, unit: int) -> None:
+        self._board = board
+        self._words = board.words
+        self._amounts = board.amounts
+        self._at = unit * _WORDS
+        # Reentrant: a finalizer that counts may run in the middle of anything.
+        self.lock = RLock()
+        self.closed = False
+
+    def close(self) -> None:
+        """Count no more: the unit is going to be somebody else's."""
+        self.closed = True
+
+
+class CounterCell(_Cell):
+    """A counter's cell.
+
+    Parameters
+    ----------
+    head : int
+        The unit of the series' first cell.
+    unit : int
+        The unit that this process writes to.
+    """
+
+    __slots__ = ("_head",)
+
+    def __init__(self, board: MetricBoard, head: int, unit: int) -> None:
+        super().__init__(board, unit)
+        self._head = head * _WORDS
+
+    def add(self, amount: float) -> None:
+        """Count."""
+        self._amounts[self._at + _AMOUNT] += amount
+
+    def total(self) -> float:
+        """Return the series' value: what all who count in it have counted."""
+        total = 0.0
+        for _ in range(_LOOKS):
+            version = self._words[self._head + _VERSION]
+            total, seen = self._look()
+            if seen and not version & 1 and self._words[self._head + _VERSION] == version:
+                break
+            # Others are about to change it: let them.
+            time.sleep(0)
+        return total
+
+    def _look(self) -> tuple[float, bool]:
+        """Return the series' value, and whether it was that at any one time."""
+        return sum(self._amounts[at + _AMOUNT] for at in self._series()), True
+
+    def absorb(self, cell: CounterCell) -> None:
+        """Take over what was counted in a cell that is in the series no more."""
+        self.add(cell._amounts[cell._at + _AMOUNT])
+
+    def detach(self) -> None:
+        """Count in memory of this process alone: for a forked child, which must not write here."""
+        alone = MetricBoard(memoryview(bytearray(2 * UNIT_BYTES)))
+        alone.amounts[_WORDS + _AMOUNT] = self.total()
+        self._board, self._words, self._amounts = alone, alone.words, alone.amounts
+        self._head = self._at = _WORDS
+        self.lock = RLock()
+
+    def _series(self) -> Iterator[int]:
+        """Give the places of the series' cells; never for ever, whatever is on the board."""
+        words = self._words
+        at = self._head
+        end = self._board.units * _WORDS
+        for _ in range(_LONGEST_SERIES):
+            yield at
+            at = words[at] * _WORDS
+            if not 0 < at < end:
+                return
+
+
+class GaugeCell(CounterCell):
+    """A gauge's cell."""
+
+    __slots__ = ()
+
+    def add(self, amount: float) -> None:
+        """Add to the value, whoever has set it."""
+        latest = self._latest()
+        own = self._words[self._at + _EPOCH]
+        if own >> 1 == latest:
+            self._amounts[self._at + _AMOUNT + (own & 1)] += amount
+        else:
+            self._publish(latest, amount)
+
+    def set(self, value: float) -> None:
+        """Set the value: what was set and added before counts no more."""
+        latest = self._latest()
+        # The unit in its lowest bits: two that set at the same time never mean the same epoch.
+        low = (self._at // _WORDS) & 0xFF
+        epoch = time.monotonic_ns() & ~0xFF | low
+        if epoch <= latest:
+            epoch = ((latest >> 8) + 1) << 8 | low
+        self._publish(epoch, value)
+
+    def _look(self) -> tuple[float, bool]:
+        latest = self._latest()
+        cells = [self._read(at) for at in self._series()]
+        total = sum(amount for epoch, amount in cells if epoch == latest)
+        # Else it was set meanwhile, perhaps in a cell that had been looked at already.
+        return total, self._latest() == latest
+
+    def absorb(self, cell: CounterCell) -> None:
+        """Take over what counts of a cell that is in the series no more."""
+        epoch, amount = self._read(cell._at)
+        if epoch < self._latest():
+            return
+        there, kept = self._read(self._at)
+        self._publish(epoch, amount + kept if there == epoch else amount)
+
+    def _latest(self) -> int:
+        return max(self._words[at + _EPOCH] >> 1 for at in self._series())
+
+    def _publish(self, epoch: int, amount: float) -> None:
+        """Change epoch and amount in one step: the other amount first, then which one counts."""
+        which = ~self._words[self._at + _EPOCH] & 1
+        self._amounts[self._at + _AMOUNT + which] = amount
+        self._words[self._at + _EPOCH] = epoch << 1 | which
+
+    def _read(self, at: int) -> tuple[int, float]:
+        """Return a cell's epoch and amount as they were at one time."""
+        words, amounts = self._words, self._amounts
+        epoch, amount = words[at + _EPOCH], 0.0
+        for _ in range(_LOOKS):
+            amount = amounts[at + _AMOUNT + (epoch & 1)]
+            now = words[at + _EPOCH]
+            if now == epoch:
+                break
+            epoch = now
+        return epoch >> 1, amount
+
+
+class HistogramCell(_Cell):
+    """A histogram's cell.
+
+    Parameters
+    ----------
+    unit : int
+        The first of the units that this process writes to.
+    bounds : sequence of float
+        Upper bounds of the buckets, ascending, without infinity.
+    """
+
+    __slots__ = ("_bounds",)
+
+    def __init__(self, board: MetricBoard, unit: int, bounds: Sequence[float]) -> None:
+        super().__init__(board, unit)
+        self._bounds = tuple(bounds)
+
+    def observe(self, value: float) -> None:
+        """Count a value in its bucket."""
+        # What is no number is beyond all bounds.
+        bucket = bisect_left(self._bounds, value) if value == value else len(self._bounds)
+        self._words[self._at + _COUNTS + bucket] += 1
+        self._amounts[self._at] += value
+
+    def counts(self) -> list[int]:
+        """Return the count of each bucket."""
+        first = self._at + _COUNTS
+        return list(self._words[first : first + len(self._bounds) + 1])
+
+    def sum(self) -> float:
+        """Return the sum of all values."""
+        return self._amounts[self._at]
+
+    def detach(self) -> None:
+        """Count in memory of this process alone: for a forked child, which must not write here."""
+        alone = MetricBoard(memoryview(bytearray(histogram_units(self._bounds) * UNIT_BYTES)))
+        self._board, self._words, self._amounts = alone, alone.words, alone.amounts
+        self._at = 0
+        self.lock = RLock()
+
+
+def histogram_units(bounds: Sequence[float]) -> int:
+    """Return how many units a histogram's cell takes."""
+    return -(-(_COUNTS + len(bounds) + 1) // _WORDS)

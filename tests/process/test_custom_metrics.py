@@ -1,0 +1,318 @@
+"""Metrics that models make: on the metrics page, shared, exact, and gone with their owners."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.process.controlled import EXPLICIT, control
+from tests.process.server import running_server, wait_until, write_code_model
+
+INITIALIZE = """
+self.family = pb_utils.MetricFamily("hits_total", "Hits of {name}", pb_utils.MetricFamily.COUNTER)
+self.hits = self.family.Metric(labels={{"of": "all"}})
+self.hits.increment(1)
+"""
+FINALIZE = """
+self.hits.increment(1)
+late = pb_utils.MetricFamily("late_total", "Made in finalize", pb_utils.MetricFamily.COUNTER)
+print("finalized with", self.hits.value(), late.Metric().value(), flush=True)
+"""
+
+
+@pytest.fixture
+def server(tmp_path):
+    write_code_model(tmp_path)
+    with running_server(tmp_path) as running:
+        yield running
+
+
+def told(server, code, model="m"):
+    """Have a model run some code; returns what it said."""
+    status, said = server.ask(code, model)
+    assert status == 200, said
+    return said
+
+
+def page(server, begin):
+    """The lines of the metrics page that begin so, comments included."""
+    connection = http.client.HTTPConnection(server.metrics_url, timeout=30)
+    try:
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+    finally:
+        connection.close()
+    return [line for line in lines if line.removeprefix("# HELP ").startswith(begin)]
+
+
+def test_each_kind_is_on_the_page_as_triton_writes_it(server):
+    told(
+        server,
+        """
+F = pb_utils.MetricFamily
+self.kept = c, g, h = [F(name, "text\\\\ of\\n" + name, kind) for name, kind in (
+    ("my_c", F.COUNTER), ("my_g", F.GAUGE), ("my_h", F.HISTOGRAM))]
+c.Metric({"b": 'x"y\\n\\\\z', "a": ""}).increment(3.5)
+c.Metric().increment(1)
+for name, value in (("inf", float("inf")), ("nan", float("nan")), ("low", -2.25), ("large", 1e20),
+                    ("whole", 7), ("third", 1 / 3)):
+    g.Metric({"x": name}).set(value)
+m = h.Metric(labels={"x": "1"}, buckets=[0.1, 1, 2.5, 5.0, 10])
+for value in (0.05, 1, 1.0001, 3, 100):
+    m.observe(value)
+# The bounds of the first one stay.
+h.Metric(labels={"x": "1"}, buckets=[7]).observe(3)
+""",
+    )
+    assert page(server, "my_") == [
+        r"# HELP my_c text\\ of\nmy_c",
+        r'my_c{a="",b="x\"y\n\\z"} 3.5',
+        "my_c 1",
+        r"# HELP my_g text\\ of\nmy_g",
+        'my_g{x="inf"} +Inf',
+        'my_g{x="nan"} NaN',
+        'my_g{x="low"} -2.25',
+        'my_g{x="large"} 1e+20',
+        'my_g{x="whole"} 7',
+        'my_g{x="third"} 0.3333333333333333',
+        r"# HELP my_h text\\ of\nmy_h",
+        'my_h_count{x="1"} 6',
+        'my_h_sum{x="1"} 108.0501',
+        'my_h_bucket{x="1",le="0.1"} 1',
+        'my_h_bucket{x="1",le="1"} 2',
+        'my_h_bucket{x="1",le="2.5"} 3',
+        'my_h_bucket{x="1",le="5"} 5',
+        'my_h_bucket{x="1",le="10"} 5',
+        'my_h_bucket{x="1",le="+Inf"} 6',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ('F("a b", "d", F.GAUGE)', "Error when creating MetricFamily: {}Invalid metric name"),
+        (
+            '(F("c", "d", F.GAUGE), F("c", "d", F.COUNTER))',
+            "Error when creating MetricFamily: {}Family name already exists with different type",
+        ),
+        (
+            'F("c", "d", F.COUNTER).Metric({"a b": "1"})',
+            "Error when creating Metric: {}Invalid label name",
+        ),
+        (
+            'F("h", "d", F.HISTOGRAM).Metric(buckets=[2, 1])',
+            "Error when creating Metric: {}Bucket Boundaries must be strictly sorted",
+        ),
+        (
+            'c = F("c", "d", F.COUNTER); c.Metric().increment(-1)',
+            (
+                "Failed to increment metric value: {}TRITONSERVER_METRIC_KIND_COUNTER can only be "
+                "incremented monotonically by non-negative values."
+            ),
+        ),
+        (
+            'c = F("c", "d", F.COUNTER); c.Metric().set(1)',
+            "Failed to set metric value: {}TRITONSERVER_METRIC_KIND_COUNTER does not support Set",
+        ),
+    ],
+)
+def test_what_is_refused_is_told_in_tritons_words(server, code, text):
+    status, said = server.ask(f"F = pb_utils.MetricFamily; {code}")
+    told = text.format("Failed to process the request for model 'm_0', message: ")
+    assert status == 500
+    assert f"TritonModelException: {told}\n" in said, said
+    assert page(server, ("c", "h")) == []
+
+
+def test_models_and_instances_share_a_metric_and_count_exactly(tmp_path):
+    two = "instance_group [{ count: 2 kind: KIND_CPU }]"
+    for name in "ab":
+        write_code_model(
+            tmp_path, name, initialize=INITIALIZE.format(name=name), finalize=FINALIZE, config=two
+        )
+    count = """
+import threading
+gauge = pb_utils.MetricFamily("flights", "", pb_utils.MetricFamily.GAUGE)
+histogram = pb_utils.MetricFamily("sizes", "", pb_utils.MetricFamily.HISTOGRAM)
+self.held = gauge, histogram
+def count():
+    flights = gauge.Metric()
+    sizes = histogram.Metric(buckets=[1.0])
+    for _ in range(200):
+        self.family.Metric({"of": "all"}).increment(1)
+        self.hits.increment(0.5)
+        flights.increment(1)
+        flights.increment(-1)
+        sizes.observe(2)
+threads = [threading.Thread(target=count) for _ in range(100)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+self.said = os.getpid()
+"""
+    with running_server(tmp_path) as server:
+        asked = []
+        with ThreadPoolExecutor(8) as pool:
+            while len(set(asked)) < 4:
+                asked += pool.map(lambda name: told(server, count, name), "aaaabbbb")
+        exact = 4 + len(asked) * 100 * 200 * 1.5
+        assert float(told(server, "self.said = self.hits.value()", "a")) == exact
+        metrics = server.metrics()
+        assert metrics['hits_total{of="all"}'] == exact
+        assert metrics["flights"] == 0
+        assert metrics["sizes_count"] == len(asked) * 100 * 200
+        assert metrics["sizes_sum"] == 2 * metrics["sizes_count"]
+        # Which of the models came first decides.
+        assert page(server, "hits_total")[0] in (
+            "# HELP hits_total Hits of a",
+            "# HELP hits_total Hits of b",
+        )
+        assert server.stop() == 0
+        assert server.log().count("finalized with") == 4
+        assert "Error" not in server.log()
+
+
+def test_a_gauge_that_two_models_set_has_the_last_value(tmp_path):
+    initialize = """
+self.family = pb_utils.MetricFamily("level", "", pb_utils.MetricFamily.GAUGE)
+self.level = self.family.Metric()
+"""
+    for name in "ab":
+        write_code_model(tmp_path, name, initialize=initialize)
+    with running_server(tmp_path) as server:
+        for model, code, value in [
+            ("a", "set(5)", 5),
+            ("b", "increment(-7.25)", -2.25),
+            ("b", "set(0.3)", 0.3),
+            ("a", "increment(0.5)", 0.8),
+            ("a", "set(1)", 1),
+        ]:
+            told(server, f"self.level.{code}", model)
+            assert server.metrics()["level"] == value
+            for other in "ab":
+                assert float(told(server, "self.said = self.level.value()", other)) == value
+
+
+def test_metrics_go_with_their_family_not_with_the_object(server):
+    make = """
+self.f = pb_utils.MetricFamily("gone_total", "", pb_utils.MetricFamily.COUNTER)
+self.f.Metric({"a": "1"}).increment(2)
+"""
+    told(server, make)
+    told(server, 'self.f.Metric({"a": "1"}).increment(2)')
+    assert page(server, "gone_total{") == ['gone_total{a="1"} 4']
+    assert told(server, "m = self.f.Metric(); del self.f; self.said = 1") == "1"
+    assert page(server, "gone") == []
+    told(server, make)
+    assert page(server, "gone_total{") == ['gone_total{a="1"} 2']
+
+
+def test_metrics_go_with_their_model(tmp_path):
+    for name in "ab":
+        write_code_model(tmp_path, name, initialize=INITIALIZE.format(name=name), finalize=FINALIZE)
+    with running_server(tmp_path, *EXPLICIT, "--load-model=*") as server:
+        told(server, "self.hits.increment(10)", "a")
+        assert control(server, "unload", "a") == (200, "")
+        wait_until(lambda: "finalized with 13.0 0.0" in server.log(), "finalize", server)
+        # Those that b shares stay.
+        wait_until(lambda: not page(server, "late"), "the metrics to be gone", server)
+        assert server.metrics()['hits_total{of="all"}'] == 13
+        assert control(server, "unload", "b") == (200, "")
+        wait_until(lambda: not page(server, "hits"), "the metrics to be gone", server)
+        # Nobody's instance comes back: they begin anew.
+        assert control(server, "load", "b") == (200, "")
+        assert server.metrics()['hits_total{of="all"}'] == 1
+        # A changed model comes up while the old one still counts.
+        write_code_model(tmp_path, "b", initialize=INITIALIZE.format(name="b") + "#", finalize="0")
+        assert control(server, "load", "b") == (200, "")
+        assert server.metrics()['hits_total{of="all"}'] >= 2
+
+
+def test_a_stub_that_is_killed_goes_on_counting_where_it_was(tmp_path):
+    initialize = INITIALIZE.format(name="m") + (
+        "self.gauge = pb_utils.MetricFamily('g', '', pb_utils.MetricFamily.GAUGE)\n"
+    )
+    write_code_model(tmp_path, initialize=initialize)
+    with running_server(tmp_path) as server:
+        make = """
+lazy = self.lazy = pb_utils.MetricFamily("lazy_total", "", pb_utils.MetricFamily.COUNTER)
+lazy.Metric({"x": "1"}).increment(5)
+self.gauge.Metric().set(3)
+self.hits.increment(10)
+self.said = os.getpid()
+"""
+        first = int(told(server, make))
+        assert server.metrics()["g"] == 3
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: server.stubs() not in ([], [first]), "another stub", server)
+        wait_until(lambda: server.is_ready("m"), "the model", server)
+        metrics = server.metrics()
+        assert metrics['hits_total{of="all"}'] == 12
+        # What has not been made again yet is not there.
+        assert not {name for name in metrics if name.startswith(("lazy", "g{"))}
+        assert "g" not in metrics
+        told(server, make)
+        metrics = server.metrics()
+        assert metrics['lazy_total{x="1"}'] == 10
+        assert metrics["g"] == 3
+
+
+def test_a_child_that_the_model_forks_counts_for_nobody(tmp_path):
+    write_code_model(tmp_path, initialize=INITIALIZE.format(name="m"))
+    with running_server(tmp_path) as server:
+        said = told(
+            server,
+            """
+pid = os.fork()
+if pid == 0:
+    self.hits.increment(100)
+    try:
+        pb_utils.MetricFamily("child", "", pb_utils.MetricFamily.GAUGE)
+    except pb_utils.TritonModelException as error:
+        del self.family
+        os._exit("a child that the model forked" in str(error) and self.hits.closed * 0 + 7)
+os.waitpid(pid, 0)
+self.said = self.hits.value()
+""".replace("self.hits.closed * 0 + 7", "7"),
+        )
+        assert said == "1.0"
+        assert server.metrics()['hits_total{of="all"}'] == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"question": 1},
+        {"question": 1, "about": "nothing"},
+        {"question": 1, "about": "family", "family": 1, "metric": "sum", "name": "x", "text": ""},
+        {"question": 1, "about": "family", "family": 1, "metric": "gauge", "name": 1, "text": ""},
+        {"question": 1, "about": "metric", "family": 7, "labels": {}},
+        {"question": 1, "about": "load", "model": "m", "config": "", "files": [["x", -1]]},
+        {"question": 1, "about": "load", "model": "m", "config": "", "files": [["x", 1]]},
+        {"question": 1, "about": "unload", "model": "m", "dependents": 1},
+        {"question": 1, "about": "ready", "model": 1, "version": ""},
+    ],
+)
+def test_questions_that_no_stub_asks_end_only_the_asker(tmp_path, fields):
+    for name in "ab":
+        write_code_model(tmp_path, name, initialize=INITIALIZE.format(name=name))
+    spoil = f"""
+from gpubridge.pb_utils import host
+from gpubridge.transport.messages import control_message
+fields = {fields!r}
+host.current().metrics._calls._send(bytes([6]) + __import__("json").dumps(fields).encode())
+time.sleep(20)
+"""
+    with running_server(tmp_path, *EXPLICIT, "--load-model=*") as server:
+        status, said = server.ask(spoil, "a")
+        assert (status, "malformed call" in said) == (503, True), said
+        assert float(told(server, "self.said = self.hits.value()", "b")) >= 1
+        wait_until(lambda: server.is_ready("a"), "the model to be back", server)
+        assert json.loads(server.request("GET", "/v2/models/a")[2])["name"] == "a"

@@ -1,0 +1,90 @@
+"""Locks of models: they are waited for, except where that would never end."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import copy_context
+
+import pytest
+
+from gpubridge.engine.model_locks import ASKED_BY, ModelLocks
+from gpubridge.errors import BridgeError, ErrorCode
+
+
+class Loads:
+    """Loads of models, each of which asks for others in its initialize."""
+
+    def __init__(self, asks):
+        self.asks = asks
+        self.locks = ModelLocks()
+        self.loaded = set()
+        self.refused = []
+
+    async def load(self, name, held=0.0):
+        async with self.locks.change(name):
+            await asyncio.sleep(held)
+            if name in self.loaded:
+                return
+            for other in self.asks.get(name, ""):
+                await self.ask(name, other)
+            self.loaded.add(name)
+
+    async def ask(self, asker, name):
+        context = copy_context()
+        context.run(ASKED_BY.set, asker)
+        task = context.run(asyncio.get_running_loop().create_task, self.load(name))
+        (error,) = await asyncio.gather(task, return_exceptions=True)
+        if error is not None:
+            assert isinstance(error, BridgeError)
+            assert error.code == ErrorCode.UNAVAILABLE
+            assert f"'{asker}' waits for a change of '{name}'" in error.message
+            self.refused.append(asker + name)
+
+
+@pytest.mark.parametrize(
+    ("asks", "first", "refused"),
+    [
+        ({"a": "b", "b": "c"}, "a", []),
+        ({"a": "bc", "b": "c"}, "abc", []),
+        ({"a": "a"}, "a", ["aa"]),
+        ({"a": "b", "b": "a"}, "a", ["ba"]),
+        ({"a": "b", "b": "c", "c": "a"}, "a", ["ca"]),
+        ({"a": "b", "b": "c", "c": "b"}, "a", ["cb"]),
+    ],
+)
+def test_a_chain_ends_and_a_circle_is_refused_once(asks, first, refused):
+    async def run():
+        loads = Loads(asks)
+        await asyncio.wait_for(asyncio.gather(*map(loads.load, first)), 10)
+        assert loads.refused == refused
+        assert loads.loaded == set(asks) | set("".join(asks.values()))
+        assert not loads.locks._waits
+
+    asyncio.run(run())
+
+
+def test_loads_that_begin_at_the_same_time_and_ask_for_each_other():
+    async def run():
+        loads = Loads({"a": "b", "b": "c", "c": "a"})
+        await asyncio.wait_for(asyncio.gather(*(loads.load(name, 0.01) for name in "abc")), 10)
+        assert len(loads.refused) == 1
+        assert loads.loaded == set("abc")
+
+    asyncio.run(run())
+
+
+def test_who_was_asked_by_nobody_waits():
+    async def run():
+        locks = ModelLocks()
+        order = []
+
+        async def change(name):
+            async with locks.change("m"):
+                order.append(name)
+                await asyncio.sleep(0.01)
+                order.append(name)
+
+        await asyncio.wait_for(asyncio.gather(change(1), change(2)), 10)
+        assert order == [1, 1, 2, 2]
+
+    asyncio.run(run())

@@ -1,0 +1,106 @@
+"""The server's side of a model's ``is_ready``, with a stub that says anything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+import pytest
+
+from gpubridge.engine.ready_check import ReadyCheck
+from gpubridge.errors import BridgeError
+from gpubridge.transport.channel import MalformedMessage
+
+
+@pytest.fixture
+def asked():
+    """Run a test's coroutine with a check and the stub's end of its socket."""
+
+    def run(test):
+        async def connected():
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            check = ReadyCheck("m_0")
+            check.connect(ours.detach())
+            theirs.setblocking(False)
+            try:
+                with theirs:
+                    await asyncio.wait_for(test(check, theirs), 20)
+            finally:
+                check.close()
+
+        asyncio.run(connected())
+
+    return run
+
+
+async def answer(theirs, said):
+    loop = asyncio.get_running_loop()
+    assert await loop.sock_recv(theirs, 16) == b"?"
+    await loop.sock_sendall(theirs, said)
+
+
+async def refusal(check):
+    with pytest.raises(BridgeError) as caught:
+        await check.ask()
+    return caught.value.message
+
+
+def test_one_question_for_all_who_ask(asked):
+    async def test(check, theirs):
+        asking = [asyncio.ensure_future(check.ask()) for _ in range(10)]
+        await answer(theirs, b'{"ready": true}')
+        assert await asyncio.gather(*asking) == [None] * 10
+        with pytest.raises(BlockingIOError):
+            theirs.recv(16)
+        # And another one for who asks later.
+        later = asyncio.ensure_future(refusal(check))
+        await answer(theirs, b'{"ready": false}')
+        assert await later == "Model 'm_0' is not ready (user-defined check failed)."
+
+    asked(test)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"x", b"[]", b"{}", b"1", b'{"ready": 1}', b'{"ready": "yes"}', b"[" * 5000, b"\xff\xfe"],
+)
+def test_an_answer_that_is_none_is_no(asked, said):
+    async def test(check, theirs):
+        asking = asyncio.ensure_future(refusal(check))
+        await answer(theirs, said)
+        assert await asking
+        # An answer that nobody has asked for changes nothing.
+        theirs.send(b'{"ready": true}')
+        await asyncio.sleep(0)
+        asking = asyncio.ensure_future(refusal(check))
+        await asyncio.sleep(0.05)
+        theirs.send(b'{"ready": false}')
+        assert await asking
+
+    asked(test)
+
+
+def test_a_stub_that_is_gone(asked):
+    async def test(check, theirs):
+        asking = asyncio.ensure_future(refusal(check))
+        await asyncio.sleep(0)
+        theirs.close()
+        assert await asking == "Stub process 'm_0' is not healthy."
+        assert not check.connected
+        assert await refusal(check) == "Stub process 'm_0' is not healthy."
+
+    asked(test)
+
+
+def test_what_is_no_socket_is_refused_and_closed(asked):
+    async def test(check, _):
+        reading, writing = os.pipe()
+        with pytest.raises(MalformedMessage, match="no socket"):
+            check.connect(reading)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(reading)
+        os.close(writing)
+        assert not check.connected
+
+    asked(test)
