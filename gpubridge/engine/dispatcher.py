@@ -10,7 +10,8 @@ from typing import Any, TypeGuard
 from gpubridge.config import ModelConfig
 from gpubridge.engine.alarm import Alarm
 from gpubridge.engine.batch_recorder import BatchRecorder
-from gpubridge.engine.instance import Instance, InstanceState
+from gpubridge.engine.instance import Instance
+from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.ledger import COMES_BACK, Closed, Landed
 from gpubridge.engine.scheduling import (
     Item,

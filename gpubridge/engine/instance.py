@@ -14,7 +14,6 @@ anew at once the first time, then after a back-off that doubles while it keeps d
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import socket
 import time
@@ -25,6 +24,7 @@ from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.instance_owner import CallDoor, InstanceListener
 from gpubridge.engine.instance_settings import InstanceSettings
+from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.link import LinkEvents, StubLink
 from gpubridge.engine.ready_check import ReadyCheck
@@ -35,7 +35,7 @@ from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.request import InferRequest
 from gpubridge.transport.channel import pair
 
-__all__ = ["Instance", "InstanceState"]
+__all__ = ["Instance"]
 
 _logger = logging.getLogger(__name__)
 
@@ -47,16 +47,6 @@ _BACKOFF_LIMIT = 30.0
 _HEALTHY_AFTER = 10.0
 _REAP_SECONDS = 5.0
 _IDLE_SECONDS = 30.0
-
-
-class InstanceState(enum.Enum):
-    """Where an instance is in its life."""
-
-    STOPPED = "stopped"
-    STARTING = "starting"
-    READY = "ready"
-    RESTARTING = "restarting"
-    FAILING = "failing"
 
 
 class Instance:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from gpubridge.engine.instance import InstanceState
+from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.model import Model
 
 __all__ = ["report_progress"]

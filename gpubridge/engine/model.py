@@ -17,8 +17,9 @@ from gpubridge.engine.context import EngineContext
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.first_response import FirstResponse
-from gpubridge.engine.instance import Instance, InstanceState
+from gpubridge.engine.instance import Instance
 from gpubridge.engine.instance_settings import InstanceSettings
+from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.sequence_requests import sequence_stub_settings
 from gpubridge.engine.tracing import Origin, RequestTracing

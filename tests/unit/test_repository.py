@@ -9,7 +9,7 @@ from gpubridge.config.schema import model_config_schema
 from gpubridge.engine import load_progress
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.file_overrides import FileOverrides
-from gpubridge.engine.instance import InstanceState
+from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.model_files import ModelFiles
 from gpubridge.engine.model_loader import NotPrepared, PreparedModel
 from gpubridge.engine.repository import ModelRepository, RepositorySettings

@@ -8,7 +8,7 @@ from unittest import mock
 
 from gpubridge.engine import dispatcher as dispatcher_module
 from gpubridge.engine.dispatcher import Dispatcher
-from gpubridge.engine.instance import InstanceState
+from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.ledger import COMES_BACK, STILL_OPEN
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import InferRequest, RequestOptions
