@@ -282,8 +282,7 @@ class StubLink:
         self._channel.close()
         started, unstarted = self._ledger.close(self._control.started)
         self._regions.leave(self, self._announced)
-        for region in self._outputs.regions():
-            self._regions.drop(region)
+        self._regions.retire(self._outputs.owner, self._outputs.regions())
         self._outputs.close()
         self._control.close()
         return started, unstarted
