@@ -59,6 +59,11 @@ ROWS = (
     Row("1.2", "add_input, add_output: data type", (f"{_CONFIG}test_contradicted_data_type",)),
     Row("1.2", "add_input, add_output: dims", (f"{_CONFIG}test_contradicted_dims",)),
     Row("1.2", "add_input: optional", (f"{_CONFIG}test_optional",)),
+    Row(
+        "1.2",
+        "auto_complete_config: what it returns, errors",
+        ("process/test_auto_complete.py::test_a_completion_that_fails_is_told_and_leaves_nothing",),
+    ),
     Row("1.2", "set_model_transaction_policy", (f"{_CONFIG}test_transaction_policy",)),
     Row("1.3", "TritonError", (f"{_PB}request_response.py::test_error_codes",)),
     Row("1.3", "code at the client", (f"{_BAD}test_errors_of_their_own",)),
