@@ -127,16 +127,18 @@ class H2Load:
     """nghttp2's h2load with one thread: the lightest client of gRPC; the message goes to it by file.
 
     It knows nothing of gRPC, so a call that fails looks like one that does not: the statistics of
-    the server have to say how many there were.
+    the server have to say how many there were. A decoupled model is asked through a stream of its own
+    for each request.
     """
 
     name = "h2load"
-    _METHOD = "/inference.GRPCInferenceService/ModelInfer"
+    _SERVICE = "/inference.GRPCInferenceService"
 
     def __init__(self, program: str) -> None:
         self._program = program
 
     def run(self, payload: Payload, port: int, connections: int, seconds: int) -> LoadFigures:
+        method = f"{self._SERVICE}/{'ModelStreamInfer' if payload.responses else 'ModelInfer'}"
         with tempfile.TemporaryDirectory(prefix="gpubridge-bench-") as folder:
             body, log = Path(folder) / "body", Path(folder) / "log"
             message = payload.message()
@@ -144,13 +146,13 @@ class H2Load:
             command = [self._program, "-t1", f"-c{connections}", "-m1", f"-D{seconds}"]
             command += ["-d", str(body), f"--log-file={log}"]
             command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-            command += [f"http://127.0.0.1:{port}{self._METHOD}"]
+            command += [f"http://127.0.0.1:{port}{method}"]
             _output_of(command, dict(os.environ), seconds)
             # A line per request: its start, the status, the µs it took.
             lines = np.loadtxt(log, dtype=np.int64, ndmin=2)
         latencies, good = lines[:, 2], int((lines[:, 1] == 200).sum())
         if not latencies.size:
-            text = f"h2load: no request to {self._METHOD} was answered in {seconds} s"
+            text = f"h2load: no request to {method} was answered in {seconds} s"
             raise BenchmarkError(text)
         p50, p99 = np.percentile(latencies, (50, 99))
         return LoadFigures(

@@ -6,7 +6,7 @@ import http.client
 import json
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,13 +30,16 @@ class Tensor:
 class Payload:
     """One binary-extension infer request and its expected outputs.
 
-    The first ``batch_dims`` dims of its tensors are not in the model's configuration.
+    The first ``batch_dims`` dims of its tensors are not in the model's configuration. A decoupled
+    model sends ``responses`` of them to each request, the first with the expected outputs; 0 stands
+    for one answer of a model that is not decoupled.
     """
 
     model: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     batch_dims: int = 0
+    responses: int = 0
 
     @property
     def path(self) -> str:
@@ -106,6 +109,12 @@ def strings(count: int = STRING_COUNT) -> Payload:
     return _identity("identity_bytes", "BYTES", (count,), data)
 
 
+def stream() -> Payload:
+    """Return a request that is answered by a hundred responses: an INT32 that counts up."""
+    first = Tensor("INPUT0", "INT32", (1,), struct.pack("<i", 7))
+    return Payload("stream_100", (first,), (replace(first, name="OUTPUT0"),), responses=100)
+
+
 def _identity(model: str, datatype: str, shape: tuple[int, ...], data: bytes) -> Payload:
     return Payload(
         model,
@@ -117,6 +126,9 @@ def _identity(model: str, datatype: str, shape: tuple[int, ...], data: bytes) ->
 PAYLOADS: Mapping[str, Callable[[], Payload]] = {
     "add_sub": add_sub,
     "add_sub_batched": lambda: add_sub("add_sub_batched", (1,)),
+    "bls_add_sub": lambda: add_sub("bls_add_sub"),
+    "bls_64_add_sub": lambda: add_sub("bls_64_add_sub"),
+    "stream_100": stream,
     "fp32_600k": lambda: fp32(600_000),
     "fp32_16m": lambda: fp32(16 * 2**20),
     "bytes_10k": strings,
@@ -131,6 +143,9 @@ def check_answer(payload: Payload, port: int, server: str) -> None:
     BenchmarkError
         If the status, an output's metadata or any of its bytes is not the expected one.
     """
+    if payload.responses:
+        _check_stream(payload, port, server)
+        return
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     headers = {"Inference-Header-Content-Length": str(len(payload.header()))}
     try:
@@ -156,6 +171,30 @@ def check_answer(payload: Payload, port: int, server: str) -> None:
         )
         raise BenchmarkError(message)
     _compare(payload, body, int(length), f"{server}: model {payload.model}")
+
+
+def _check_stream(payload: Payload, port: int, server: str) -> None:
+    """Ask a decoupled model over HTTP, and count its responses."""
+    path = f"/v2/models/{payload.model}/generate_stream"
+    (given,) = payload.inputs
+    (first,) = struct.unpack("<i", given.data)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", path, json.dumps({given.name: first}))
+        text = connection.getresponse().read().decode()
+    except (OSError, http.client.HTTPException) as error:
+        message = f"{server}: no answer to POST {path}: {error!r}"
+        raise BenchmarkError(message) from error
+    finally:
+        connection.close()
+    events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    try:
+        got = [json.loads(event)[payload.outputs[0].name] for event in events]
+    except (ValueError, KeyError):
+        got = []
+    if got != list(range(first, first + payload.responses)):
+        message = f"{server}: POST {path}: expected {payload.responses} numbers, got {text[:300]}"
+        raise BenchmarkError(message)
 
 
 def _compare(payload: Payload, body: bytes, header_length: int, where: str) -> None:

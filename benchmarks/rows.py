@@ -37,6 +37,7 @@ class Row:
     protocol: str = "http"
     shared_memory: bool = False
     light_client: bool = False
+    slow_imports: bool = False
 
 
 def _throughput(
@@ -106,6 +107,24 @@ def _in_shared_memory(row: Row) -> Row:
     )
 
 
+def _stream(clients: int) -> Row:
+    """Return a row of streams of small responses, each client with one stream at a time."""
+    title = f"100 small responses to a request, gRPC stream, {clients} client"
+    return Row(
+        f"stream_100_h2load_{clients}",
+        title if clients == 1 else title + "s",
+        Kind.LOAD,
+        metric="responses_per_second",
+        unit="responses/s",
+        less_is_better=False,
+        floor=2.0,
+        payload="stream_100",
+        connections=clients,
+        protocol="grpc",
+        light_client=True,
+    )
+
+
 def _count(connections: int) -> str:
     return "1 connection" if connections == 1 else f"{connections} connections"
 
@@ -115,6 +134,8 @@ _BATCHED = "add_sub FP32[16] in batches of at most 32, delay 2 ms"
 _600K = "600 KB FP32 in and out"
 _16M = "16 MiB FP32 in and out"
 _STRINGS = "10,000 strings in and out"
+_CALL = "a BLS call of add_sub"
+_64_CALLS = "64 concurrent BLS calls of add_sub"
 
 ROWS: tuple[Row, ...] = (
     _throughput("add_sub", _ADD_SUB, 16, floor=3.0, aim=4.0),
@@ -136,6 +157,10 @@ ROWS: tuple[Row, ...] = (
     _light(_throughput("fp32_600k", _600K, 4, floor=2.0, aim=3.0)),
     _in_shared_memory(_throughput("fp32_16m", _16M, 1, floor=4.0, aim=None)),
     _in_shared_memory(_throughput("fp32_16m", _16M, 4, floor=4.0, aim=None)),
+    _throughput("bls_add_sub", _CALL, 1, floor=2.0, aim=4.0),
+    _throughput("bls_64_add_sub", _64_CALLS, 1, floor=3.0, aim=None),
+    _stream(1),
+    _stream(50),
     _throughput("add_sub_batched", _BATCHED, 32, floor=1.0, aim=1.5),
     Row(
         "mean_batch_http_32",
@@ -157,6 +182,16 @@ ROWS: tuple[Row, ...] = (
         less_is_better=True,
         floor=0.5,
         aim=0.25,
+    ),
+    Row(
+        "start_ten_slow_imports",
+        "start to ready, ten models with an import of 1 s each",
+        Kind.START,
+        metric="seconds",
+        unit="s",
+        less_is_better=True,
+        floor=0.5,
+        slow_imports=True,
     ),
     Row(
         "memory_idle",

@@ -23,6 +23,10 @@ class ErrorCode(enum.IntEnum):
     ALREADY_EXISTS = 6
     CANCELLED = 7
 
+    def __str__(self) -> str:
+        # What models that log `error.code()` see at Triton.
+        return f"__ErrorCode.{self.name}"
+
 
 class BridgeError(Exception):
     """A failure that is reported to exactly the caller it belongs to.

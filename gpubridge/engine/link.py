@@ -23,7 +23,7 @@ from gpubridge.engine.stub_memory import StubMemory
 from gpubridge.host_shm import ClientSegment, Segment
 from gpubridge.request import ClientUse, InferRequest, MemoryRange
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
-from gpubridge.transport.control import NO_LEASE, ControlPage
+from gpubridge.transport.control import NO_LEASE, NOBODY_WAITS, STILL_READ, ControlPage
 from gpubridge.transport.messages import (
     Kind,
     control_message,
@@ -170,14 +170,17 @@ class StubLink:
             request.extras,
         )
 
-    def cancel(self, request: InferRequest, running_only: bool) -> None:
-        """Tell the stub that nobody waits for this request; it is skipped if it has not started.
+    def cancel(self, request: InferRequest, running_only: bool, still_read: bool = False) -> None:
+        """Tell the stub that a request is cancelled; it is skipped if it has not started.
 
-        With ``running_only`` a request that has not started is left alone.
+        With ``running_only`` a request that has not started is left alone. Nobody waits for what the
+        model still sends, unless ``still_read``.
         """
         answered = request.ticket < 0
         if not answered and (not running_only or self._ledger.has_started(request.ticket)):
-            self._control.cancelled[request.ticket] = 1
+            told = self._control.cancelled
+            if told[request.ticket] != NOBODY_WAITS:
+                told[request.ticket] = STILL_READ if still_read else NOBODY_WAITS
 
     def passed_on(self, request: InferRequest, responses: int) -> None:
         """Tell the stub that responses of a request have left."""
@@ -283,8 +286,7 @@ class StubLink:
         self._channel.close()
         started, unstarted = self._ledger.close(self._control.started)
         self._regions.leave(self, self._announced)
-        for region in self._outputs.regions():
-            self._regions.drop(region)
+        self._regions.retire(self._outputs.owner, self._outputs.regions())
         self._outputs.close()
         self._control.close()
         return started, unstarted

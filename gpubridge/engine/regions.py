@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterable
 from typing import Protocol
@@ -39,14 +40,30 @@ class Regions:
     def __init__(self, arena_limit: int) -> None:
         self.arena = HostArena(_SERVER, arena_limit, on_drop=self._dropped)
         self._owners = itertools.count(_SERVER + 1)
+        self._living = {_SERVER}
         self._users: dict[int, set[RegionUser]] = {}
 
     def new_owner(self) -> int:
         """Give a number that no other maker of regions has or had."""
-        return next(self._owners)
+        owner = next(self._owners)
+        self._living.add(owner)
+        return owner
+
+    def retire(self, owner: int, regions: Iterable[int]) -> None:
+        """A maker of regions is gone, and they with it."""
+        self._living.discard(owner)
+        for region in regions:
+            self.drop(region)
 
     def join(self, region: int, user: RegionUser) -> None:
-        """A stub is told of a region."""
+        """A stub is told of a region, which it is handed in this turn of the event loop.
+
+        What a dead maker has left may still be handed on. Nobody would ever drop it: the stub unmaps
+        it again behind the message that needs it, and keeps what it has views of.
+        """
+        if region >> 32 not in self._living:
+            asyncio.get_running_loop().call_soon(user.drop_region, region)
+            return
         self._users.setdefault(region, set()).add(user)
 
     def leave(self, user: RegionUser, regions: Iterable[int]) -> None:

@@ -93,9 +93,9 @@ class Call:
         return future
 
     def cancel(self) -> None:
-        """Tell the called model that nobody needs its responses."""
+        """Tell the called model to stop; what it says to that is read like any response."""
         if not self._over:
-            self._desk.tell(CallKind.CANCEL, call=self.number)
+            self._desk.tell(CallKind.CANCEL, call=self.number, still_read=True)
 
     def deliver(self, response: InferenceResponse | None, over: bool) -> None:
         """Take a response, the end, or both."""
@@ -173,7 +173,9 @@ class CallDesk:
         if request._trace._identifier:
             extras["trace"] = request._trace._identifier
         if request._parameters != "{}":
-            extras["parameters"] = request._parameters
+            # As the called model reads it; Triton writes no blanks there.
+            compact = json.dumps(json.loads(request._parameters), separators=(",", ":"))
+            extras["parameters"] = compact
         signature = encode_signature(
             [(t._name, t._datatype, t._shape) for t in tensors],
             tuple(request._requested_output_names),

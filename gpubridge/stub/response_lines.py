@@ -14,7 +14,7 @@ from gpubridge.stub.answers import AnswerEncoder, ModelIdentity, error_extras
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.results import ResultSender
 from gpubridge.transport.channel import ChannelClosed
-from gpubridge.transport.control import ControlPage
+from gpubridge.transport.control import NOBODY_WAITS, ControlPage
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record
 
@@ -199,7 +199,7 @@ class _Line:
         """
         size = sum([tensor._payload().nbytes for tensor in response._tensors])
         pause = _FIRST_LOOK
-        while not (self._closed or self._has_room(size) or self.cancelled()):
+        while not (self._closed or self._has_room(size) or self._abandoned()):
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_LOOK)
 
@@ -211,10 +211,10 @@ class _Line:
     def send(self, response: InferenceResponse | None, final: bool) -> None:
         """Send a response, its end, or both."""
         desk = self._desk
-        cancelled = self.cancelled()
+        abandoned = self._abandoned()
         if final:
             self.close()
-        if response is None or cancelled:
+        if response is None or abandoned:
             if final:
                 desk.results.respond(
                     desk.answers.nothing(self._record.ticket, ResponseFlag.EMPTY), 0
@@ -224,10 +224,17 @@ class _Line:
         desk.results.respond(answer, desk.outputs.take_copied())
 
     def cancelled(self) -> bool:
-        """Tell whether the client no longer waits; at the end, whether it did not then."""
+        """Tell whether the client no longer waits, or has asked the model to stop.
+
+        At the end, whether it was so then.
+        """
         if self._closed:
             return self._was_cancelled
         return self._desk.control.cancelled[self._record.ticket] != 0
+
+    def _abandoned(self) -> bool:
+        """Tell whether nobody reads what is sent."""
+        return self._desk.control.cancelled[self._record.ticket] == NOBODY_WAITS
 
     def let_go(self, sent: int) -> None:
         """End the request: the model cannot any more."""

@@ -6,7 +6,7 @@ Map (bytes)::
     8   u64  started_at  CLOCK_MONOTONIC nanoseconds of that start                  stub writes
     16  u8   log_levels  bits of the levels of ``pb_utils.Logger`` that are logged  server writes
     64  u8[TICKETS]  lent       1 while the stub may look at the ticket's memory      server 1, stub 0
-    ..  u8[TICKETS]  cancelled  1 when nobody waits for the ticket's request          server writes
+    ..  u8[TICKETS]  cancelled  NOBODY_WAITS or STILL_READ: the request is cancelled  server writes
     ..  u8[LEASES]   outputs    1 while the server may look at an output slot         stub 1, server 0
     ..  u32[TICKETS] passed_on  responses of the ticket's request that have left      server writes
 
@@ -23,11 +23,15 @@ import time
 
 from gpubridge.host_shm import Segment
 
-__all__ = ["LEASES", "NO_LEASE", "TICKETS", "ControlPage"]
+__all__ = ["LEASES", "NOBODY_WAITS", "NO_LEASE", "STILL_READ", "TICKETS", "ControlPage"]
 
 TICKETS = 4096
 LEASES = 4096
 NO_LEASE = 0xFFFF_FFFF
+NOBODY_WAITS = 1
+"""A request is cancelled, and what its model still sends is of no use."""
+STILL_READ = 2
+"""A request is cancelled by a caller that reads what its model still sends."""
 
 _LENT_AT = 64
 _CANCELLED_AT = _LENT_AT + TICKETS

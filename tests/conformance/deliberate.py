@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+from tests.conformance.api_differences import DIFFERENCES
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -291,6 +293,15 @@ a test keeps it so.
 | situation | Triton | gpubridge | why |
 |---|---|---|---|
 """
+_API = """
+## What a model meets
+
+Code that models run (`tests/conformance/api_repository`), compared in the same way; the reference is
+a newer Triton than 2.51.
+
+| situation | Triton 2.51 | gpubridge | why |
+|---|---|---|---|
+"""
 _MIDDLE = """
 ## Still to come
 
@@ -304,7 +315,9 @@ def document() -> str:
     stay, come = _documented()
     rows = [f"| {d.what} | {d.triton} | {d.here} | {d.why} |" for d in stay]
     later = [f"| {d.what} | {d.triton} | {d.here} |" for d in come]
-    return _TOP + "\n".join(rows) + "\n" + _MIDDLE + "\n".join(later) + "\n"
+    api = [f"| {d.what} | {d.triton} | {d.here} | {d.why} |" for d in DIFFERENCES]
+    parts = [(_TOP, rows), (_API, api), (_MIDDLE, later)]
+    return "".join(head + "\n".join(lines) + "\n" for head, lines in parts)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,9 @@ class TritonPythonModel:
                     out = pb_utils.Tensor("OUT", np.array([sent], np.int32))
                     sender.send(pb_utils.InferenceResponse([out]))
                     sent += 1
+                if count == -2:
+                    error = pb_utils.TritonError("stopped", pb_utils.TritonError.CANCELLED)
+                    sender.send(pb_utils.InferenceResponse(error=error))
                 sender.send(flags=FINAL)
             threading.Thread(target=send).start()
 """

@@ -98,7 +98,7 @@ def test_what_else_a_call_says_arrives(server):
         "said = r.exec().parameters()",
     )
     assert (
-        "'parameters': '{\"k\": 1}', 'id': 'me', 'correlation': 5, 'flags': 3"
+        "'parameters': '{\"k\":1}', 'id': 'me', 'correlation': 5, 'flags': 3"
         in json.loads(said)["seen"]
     )
 
@@ -208,6 +208,15 @@ def test_a_called_model_is_told_that_it_is_cancelled(server):
         "said = show([r for r in it][-1])",
     )
     assert said == "{}"
+
+
+def test_what_a_called_model_says_to_its_cancellation_is_read(server):
+    said = run(
+        server,
+        "it = repeat(-2).exec(decoupled=True)\nnext(it); it.cancel()\n"
+        "said = [show(r) for r in it][-2:]",
+    )
+    assert said == "['CANCELLED: stopped', {}]"
 
 
 def test_an_iterator_that_is_dropped_ends_the_call(server):

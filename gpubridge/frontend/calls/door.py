@@ -195,7 +195,7 @@ class StubCalls:
         call = self._calls.get(fields.get("call", 0))
         if kind == CallKind.CANCEL:
             if call is not None:
-                self._cancel(call)
+                self._cancel(call, fields.get("still_read") is True)
         else:
             responses = fields.get("responses")
             if call is not None and type(responses) is int and responses > 0:
@@ -268,7 +268,7 @@ class StubCalls:
                 ErrorCode.UNAVAILABLE,
             )
 
-    def _cancel(self, call: _Call) -> None:
+    def _cancel(self, call: _Call, still_read: bool) -> None:
         """Tell the called model; a request that it has not started is over."""
         request = call.request
         if request.instance is None:
@@ -276,7 +276,7 @@ class StubCalls:
             self._end(call.number, BridgeError("the request was cancelled", ErrorCode.CANCELLED))
         else:
             # A sequence goes on with every request of it that its model has not seen.
-            request.instance.cancel(request, call.of_sequence)
+            request.instance.cancel(request, call.of_sequence, still_read)
 
     # -- answers ---------------------------------------------------------------------------------
 

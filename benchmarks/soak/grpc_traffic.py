@@ -1,0 +1,146 @@
+"""Clients over gRPC: streams of responses that are counted, and calls that are cancelled."""
+
+from __future__ import annotations
+
+import queue
+import random
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import tritonclient.grpc as triton
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from benchmarks.soak.ledger import Ledger, Outcome, Ticket
+
+__all__ = ["cancel_calls", "read_streams"]
+
+_ANSWER_SECONDS = 60.0
+_STREAM_SECONDS = 600.0
+_OPEN = 4
+_LONGEST = 30
+_STREAM_REQUESTS = 200
+
+
+def read_streams(
+    ledger: Ledger, kind: str, model: str, port: int, running: Callable[[], bool]
+) -> None:
+    """Send numbers over streams, a few at once, and count the responses to each.
+
+    Every second stream is cancelled with its last requests under way.
+    """
+    turn = 0
+    while running():
+        turn += 1
+        _Stream(ledger, kind, model, port, cancelled=turn % 2 == 0).run(running)
+
+
+class _Stream:
+    """One stream with up to four requests under way.
+
+    Spoken without tritonclient's stream, which hands out an error without the id of its request.
+    """
+
+    def __init__(self, ledger: Ledger, kind: str, model: str, port: int, cancelled: bool) -> None:
+        self._ledger, self._kind, self._model = ledger, kind, model
+        self._cancelled = cancelled
+        self._scale = 2 if model == "stream_chain" else 1
+        self._requests: queue.Queue[Any] = queue.Queue()
+        self._open: dict[str, tuple[Ticket, int, list[float]]] = {}
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        self._chance = random.Random(f"{kind} {time.monotonic_ns()}")  # noqa: S311
+
+    def run(self, running: Callable[[], bool]) -> None:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        answers: Any = stub.ModelStreamInfer(
+            iter(self._requests.get, None), timeout=_STREAM_SECONDS
+        )
+        try:
+            self._converse(answers, running)
+            if self._cancelled:
+                answers.cancel()
+            self._requests.put(None)
+            for answer in answers:
+                self._take(answer)
+        except grpc.RpcError as error:
+            self._requests.put(None)
+            if not self._cancelled or error.code() is not grpc.StatusCode.CANCELLED:
+                self._ledger.fault(f"{self._kind}: the stream broke: {error}")
+        if self._cancelled:
+            for ticket, _, _ in self._open.values():
+                ticket.close(Outcome.CANCELLED)
+        self._channel.close()
+
+    def _converse(self, answers: Iterator[Any], running: Callable[[], bool]) -> None:
+        """Send requests while answers come; a stream that is not cancelled is read to its end."""
+        for number in range(_STREAM_REQUESTS):
+            if not running():
+                break
+            self._send(str(number))
+            while len(self._open) >= _OPEN:
+                self._take(next(answers))
+        while self._open and not self._cancelled:
+            self._take(next(answers))
+
+    def _send(self, name: str) -> None:
+        count = self._chance.randrange(_LONGEST)
+        request = service_pb2.ModelInferRequest(model_name=self._model, id=name)
+        request.inputs.add(name="COUNT", datatype="FP32", shape=[1])
+        request.raw_input_contents.append(struct.pack("<f", count))
+        request.parameters["triton_enable_empty_final_response"].bool_param = True
+        self._open[name] = (self._ledger.send(self._kind), count, [])
+        self._requests.put(request)
+
+    def _take(self, answer: Any) -> None:
+        response = answer.infer_response
+        if response.id not in self._open:
+            text = f"{self._kind}: a response after the last one: {answer.error_message or answer}"
+            self._ledger.fault(text)
+            return
+        ticket, count, indices = self._open[response.id]
+        if answer.error_message:
+            del self._open[response.id]
+            ticket.close(Outcome.FAILED, answer.error_message)
+            return
+        indices += [
+            value for (value,) in struct.iter_unpack("<f", b"".join(response.raw_output_contents))
+        ]
+        if response.parameters["triton_final_response"].bool_param:
+            del self._open[response.id]
+            if indices != [self._scale * index for index in range(count)]:
+                self._ledger.fault(f"{self._kind}: expected {count} responses, got {indices}")
+            ticket.close(Outcome.ANSWERED)
+
+
+def cancel_calls(ledger: Ledger, kind: str, port: int, running: Callable[[], bool]) -> None:
+    """Make calls that take up to 60 ms, and cancel most of them at some moment."""
+    chance = random.Random(kind)  # noqa: S311
+    client = triton.InferenceServerClient(f"127.0.0.1:{port}")
+    tensor = triton.InferInput("COUNT", [1], "FP32")
+    tensor.set_data_from_numpy(np.array([60], np.float32))
+    while running():
+        ticket = ledger.send(kind)
+        done = threading.Event()
+
+        def finish(
+            result: Any, error: Any, ticket: Ticket = ticket, done: threading.Event = done
+        ) -> None:
+            del result
+            if error is None:
+                ticket.close(Outcome.ANSWERED)
+            elif "CANCELLED" in str(error.status()):
+                ticket.close(Outcome.CANCELLED)
+            else:
+                ticket.close(Outcome.FAILED, str(error.message()))
+            done.set()
+
+        call = client.async_infer("patient", [tensor], finish)
+        time.sleep(chance.random() * 0.09)
+        call.cancel()
+        if not done.wait(_ANSWER_SECONDS):
+            ledger.fault(f"{kind}: no answer within {_ANSWER_SECONDS:.0f} s")
+    client.close()

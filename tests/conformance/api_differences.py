@@ -1,0 +1,107 @@
+"""Where a model meets something else here than in Triton 2.51; the reference is a newer Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DIFFERENCES", "ApiDifference"]
+
+
+@dataclass(frozen=True)
+class ApiDifference:
+    """What cases answer here where it is not what Triton 2.51 answers.
+
+    Parameters
+    ----------
+    what, triton, why
+        The situation, what Triton 2.51 does in it, and the reason to do otherwise.
+    here
+        The same in words, of gpubridge.
+    answers
+        What is answered here, by the key of the case.
+    """
+
+    what: str
+    triton: str
+    here: str
+    why: str
+    answers: dict[str, str]
+
+
+DIFFERENCES = (
+    ApiDifference(
+        "`Tensor.triton_dtype()`",
+        "TypeError",
+        "the number of the type",
+        "it is what the name says",
+        {"1.4 Tensor: triton_dtype": "200 ['no error', 11]"},
+    ),
+    ApiDifference(
+        "`Tensor.from_dlpack` of a NumPy array",
+        "the model's process dies",
+        "a tensor",
+        "a crash is no answer",
+        {
+            "1.4 DLPack: from a capsule": "200 ['B', ['int16', [0, 1, 2]]]",
+            "1.4 DLPack: from an object": "200 ['B', ['int16', [0, 1, 2]]]",
+            "1.4 DLPack: stride of a dim of one": "200 [1, 2]",
+        },
+    ),
+    ApiDifference(
+        "a DLPack capsule that `from_dlpack` has used",
+        "keeps its name",
+        "is called `used_dltensor`",
+        "DLPack asks for that, and newer Tritons do it",
+        {"1.4 DLPack: used up": "200 True"},
+    ),
+    ApiDifference(
+        "the code of an error that a called model answers",
+        "INTERNAL, whatever it was",
+        "the code that it gave",
+        "callers decide by it",
+        {
+            "1.6 exec: model answers an error": "200 '__ErrorCode.NOT_FOUND minus two'",
+            "1.9 ResponseIterator: error": "200 ['__ErrorCode.NOT_FOUND minus two']",
+        },
+    ),
+    ApiDifference(
+        "`async_exec` in `initialize`, without an event loop",
+        "RuntimeError: no running event loop",
+        "the text for calls outside of `execute`",
+        "a loop would not help",
+        {
+            "1.6 exec: before execute, async": (
+                "200 ['c_python_backend_utils.TritonModelException', "
+                "\"BLS is only supported during the 'execute' function.\"]"
+            )
+        },
+    ),
+    ApiDifference(
+        "`InferenceResponse(parameters=…)`",
+        "TypeError",
+        "response parameters",
+        "newer Tritons have them",
+        {
+            "1.7 InferenceResponse: parameters": "200 {'a': 1}",
+            "1.7 InferenceResponse: parameters key": (
+                "200 ['c_python_backend_utils.TritonModelException', "
+                "\"Expect parameters keys to have type str, found type <class 'int'>\"]"
+            ),
+            "1.7 InferenceResponse: parameters value": (
+                "200 ['c_python_backend_utils.TritonModelException', "
+                "\"Expect parameters values to have type bool/int/str, found type <class 'float'>\"]"
+            ),
+        },
+    ),
+    ApiDifference(
+        "`ResponseIterator.cancel()`",
+        "AttributeError",
+        "cancels; the called model decides what it still sends",
+        "newer Tritons have it",
+        {
+            "1.9 ResponseIterator: cancel": (
+                "200 ([['SAID', ['object', [b'begun']]]], [[['SAID', ['object', [b'stopped']]]]])"
+            )
+        },
+    ),
+)

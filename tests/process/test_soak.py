@@ -1,0 +1,52 @@
+"""A short soak: everything at once while stubs are killed (``python -m benchmarks.soak`` for a long one)."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("grpc")
+from benchmarks.soak.holdings import Holdings
+from benchmarks.soak.ledger import Ledger, Outcome
+from benchmarks.soak.run import soak
+
+KILLED = "Stub process 'm_0' is not healthy. It was killed by signal 9 (SIGKILL), sent from outside"
+
+
+def test_every_request_has_one_outcome_and_nothing_is_left(tmp_path):
+    report = soak(12, 2.5, tmp_path / "log")
+    assert report.faults == [], report.text()
+    assert report.kills >= 3
+    table = report.ledger.table()
+    for kind in ("default", "decoupled", "BLS", "ensemble", "cancelled call", "hang-up"):
+        assert f"\n{kind} " in table
+    assert report.ledger.count(Outcome.ANSWERED) > 100
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_the_ledger_finds_what_has_no_outcome_or_two_or_an_error_of_its_own():
+    ledger = Ledger()
+    ledger.send("good").close(Outcome.ANSWERED)
+    ledger.send("killed").close(Outcome.FAILED, KILLED)
+    assert ledger.faults() == []
+    ledger.send("lost")
+    twice = ledger.send("twice")
+    twice.close(Outcome.ANSWERED)
+    twice.close(Outcome.FAILED, KILLED)
+    ledger.send("broken").close(Outcome.FAILED, "something else")
+    assert ledger.faults() == [
+        "lost: 1 of 1 without an outcome",
+        "twice: failed after answered",
+        "broken: something else",
+    ]
+
+
+def test_more_than_before_is_found():
+    before = Holdings(3, 10, 50, 4, 2.0, 100.0)
+    assert Holdings(3, 13, 50, 4, 9.0, 109.0).excess(before, 10) == []
+    assert Holdings(4, 15, 51, 5, 2.0, 111.0).excess(before, 10) == [
+        "processes: 3 before, 4 after",
+        "threads: 10 before, 15 after",
+        "descriptors: 50 before, 51 after",
+        "segments: 4 before, 5 after",
+        "PSS: 100.0 MiB before, 111.0 MiB after",
+    ]

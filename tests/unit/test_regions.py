@@ -1,0 +1,72 @@
+"""Which stub has mapped which memory, and when it is told to unmap it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gpubridge.engine.regions import Regions
+
+
+class Stub:
+    def __init__(self):
+        self.dropped = []
+
+    def drop_region(self, region):
+        self.dropped.append(region)
+
+
+@pytest.fixture
+def regions():
+    regions = Regions(1 << 20)
+    yield regions
+    regions.close()
+
+
+async def turn():
+    await asyncio.sleep(0)
+
+
+def test_what_a_maker_leaves_is_dropped_by_whoever_has_mapped_it(regions):
+    async def scenario():
+        owner, stub, other = regions.new_owner(), Stub(), Stub()
+        first, second = owner << 32 | 1, owner << 32 | 2
+        regions.join(first, stub)
+        regions.join(second, other)
+        await turn()
+        assert (stub.dropped, other.dropped) == ([], [])
+        regions.retire(owner, [first, second])
+        assert (stub.dropped, other.dropped) == ([first], [second])
+
+    asyncio.run(scenario())
+
+
+def test_what_is_handed_on_after_its_maker_died_is_dropped_behind_its_message(regions):
+    async def scenario():
+        owner, stub = regions.new_owner(), Stub()
+        region = owner << 32 | 1
+        regions.retire(owner, [region])
+        for times in (1, 2):
+            regions.join(region, stub)
+            # The message that needs it is sent in this turn of the loop.
+            assert len(stub.dropped) == times - 1
+            await turn()
+            assert stub.dropped == [region] * times
+
+    asyncio.run(scenario())
+
+
+def test_memory_for_requests_stays_mapped(regions):
+    async def scenario():
+        stub = Stub()
+        slot = regions.arena.allocate(100)
+        region = slot.segment.region
+        regions.join(region, stub)
+        await turn()
+        assert stub.dropped == []
+        regions.arena.free(slot)
+        regions.arena.trim(0)
+        assert stub.dropped == [region]
+
+    asyncio.run(scenario())
