@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpubridge.engine.custom_metrics import CustomMetrics
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.regions import Regions
+from gpubridge.engine.stub_process import StartStub, StubProcess
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class EngineContext:
         Serves the models' calls of each other.
     metrics : CustomMetrics
         What the models count.
+    start_stub : StartStub
+        Starts the stub of an instance.
     """
 
     regions: Regions
@@ -59,3 +62,4 @@ class EngineContext:
     telemetry: ServerTelemetry
     calls: CallServer
     metrics: CustomMetrics = field(default_factory=CustomMetrics)
+    start_stub: StartStub = StubProcess
