@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,14 @@ class EngineLimits:
         Seconds that one ``execute`` may take; None for ever.
     busy_poll_us : int
         Microseconds that server and stub stay awake for each other; 0 for never.
+    debug_ports : mapping of str to int
+        Where models wait for a debugger, by name.
     """
 
     output_limit: int
     stub_timeout: float | None
     busy_poll_us: int
+    debug_ports: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
