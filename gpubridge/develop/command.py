@@ -81,6 +81,7 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
         help="a model that this one calls, loaded into a process of its own; several times, or once "
         "as * for all",
     )
+    add("--backend-directory", type=Path, metavar="DIR", help="where backends of your own are")
     add("--pdb", action="store_true", help="open the debugger where the model raises an error")
     add(
         "--gpu-fallback",
@@ -135,6 +136,7 @@ def _server_settings(options: argparse.Namespace, directory: Path) -> ServerSett
         # Both ends of the channel are in one process: who stays awake keeps the other from working.
         backend_config={"python": {"busy-poll-us": "0"}},
         gpu_fallback=options.gpu_fallback,
+        backend_directory=options.backend_directory,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpubridge.config import ModelConfig
 from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.model_loader import ModelLoader, ModelSource, NotPrepared, PreparedModel
 from gpubridge.engine.stub_process import RunningStub, StubProcess
@@ -116,8 +117,10 @@ class OneInstanceLoader(ModelLoader):
         None for the highest that is served.
     """
 
-    def __init__(self, here: Here, directory: Path, version: int | None, *loader: Any) -> None:
-        super().__init__(*loader)
+    def __init__(
+        self, here: Here, directory: Path, version: int | None, *loader: Any, **settings: Any
+    ) -> None:
+        super().__init__(*loader, **settings)
         self._here = here
         self._directory = directory
         self._version = version
@@ -135,10 +138,17 @@ class OneInstanceLoader(ModelLoader):
                 f"expected a version that is served ({served}), got {version}",
                 ErrorCode.INVALID_ARG,
             )
-        config = prepared.config
-        if config.instance_groups:
-            group = config.instance_groups[0]
-            group = replace(group, count=1, gpus=group.gpus[:1])
-            config = replace(config, instance_groups=(group,))
-            self._here.instance = f"{group.name}_0"
-        return replace(prepared, versions=(version,), config=config)
+        return replace(prepared, versions=(version,), config=self._alone(prepared.config))
+
+    def _finish(self, prepared: PreparedModel, returned: str | None) -> ModelConfig:
+        config = super()._finish(prepared, returned)
+        return config if prepared.source.directory != self._directory else self._alone(config)
+
+    def _alone(self, config: ModelConfig) -> ModelConfig:
+        """Leave one instance of all that are configured; an ensemble has none."""
+        if not config.instance_groups:
+            return config
+        group = config.instance_groups[0]
+        group = replace(group, count=1, gpus=group.gpus[:1])
+        self._here.instance = f"{group.name}_0"
+        return replace(config, instance_groups=(group,))

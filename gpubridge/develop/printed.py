@@ -114,7 +114,11 @@ def _notes(
 
 def _values(array: np.ndarray[Any, Any]) -> str:
     formatter: Any = {"object": _string} if array.dtype == object else None
-    return np.array2string(array, threshold=_SHOWN, separator=", ", formatter=formatter)
+    # Each dimension multiplies the lines.
+    edge = 3 if array.ndim < 3 else 2
+    return np.array2string(
+        array, threshold=_SHOWN, edgeitems=edge, separator=", ", formatter=formatter
+    )
 
 
 def _string(value: bytes) -> str:

@@ -247,6 +247,30 @@ def test_the_debugger_opens_where_the_model_fails(models):
     assert "-14.0" in done.stdout
 
 
+def test_a_model_may_complete_its_configuration(tmp_path):
+    completing = SUM.replace(
+        "    def initialize",
+        "    @staticmethod\n"
+        "    def auto_complete_config(config):\n"
+        "        config.add_input({'name': 'IN', 'data_type': 'TYPE_FP32', 'dims': [-1]})\n"
+        "        config.add_output({'name': 'OUT', 'data_type': 'TYPE_FP32', 'dims': [-1]})\n"
+        "        config.set_max_batch_size(4)\n"
+        "        return config\n\n"
+        "    def initialize",
+    )
+    directory = write_model(tmp_path, "sum", completing)
+    (directory / "config.pbtxt").write_text(
+        'backend: "python" instance_group [{ count: 3 kind: KIND_CPU }]'
+    )
+    done = run(directory, "--input", "IN=[1]", "--batch", "2")
+    assert done.returncode == 0, done.stderr
+    assert "batch of 2 in sum_0_0" in done.stdout
+    assert done.stdout.count("OUT: FP32 [1, 1] [[2.]]") == 2
+    assert "stdout]" not in done.stderr
+    fails = run(directory, "--input", "WHAT=[1]")
+    assert "unexpected inference input 'WHAT' for model 'sum'" in fails.stderr
+
+
 SLEEPER = """
 import time
 import triton_python_backend_utils as pb_utils
