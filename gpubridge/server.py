@@ -146,7 +146,7 @@ def build_repository(
     calls = ModelCallServer()
     regions = Regions(settings.request_arena_limit)
     environments = ModelEnvironments(backend.environment_cache, backend.environment_limit_bytes)
-    context = EngineContext(regions, environments, limits, telemetry, calls, start_stub)
+    context = EngineContext(regions, environments, limits, telemetry, calls, start_stub=start_stub)
     repository = ModelRepository(
         RepositorySettings(
             settings.model_repositories,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Logger, Tensor
+from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
 from gpubridge.pb_utils.trace import InferenceTrace
 from gpubridge.stub.answers import AnswerEncoder, ContractError, ModelIdentity, error_extras
 from gpubridge.stub.client_memory import ClientMemory
