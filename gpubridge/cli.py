@@ -20,6 +20,7 @@ from gpubridge.config import (
     ModelControlMode,
     ServerSettings,
 )
+from gpubridge.develop import command as develop
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.server import serve
 from gpubridge.telemetry.flags import (
@@ -82,6 +83,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_connection_flags(command)
     add_telemetry_flags(command, _flag)
     command.set_defaults(run=_serve, flags=_names(command))
+    command = commands.add_parser(
+        "run",
+        help="run one model here, without a server: breakpoints work",
+        description="Run one model in this process, without a server: load it, have it execute the "
+        "inputs, print its outputs. The exit code is 1 when anything failed.",
+        allow_abbrev=False,
+    )
+    develop.add_run_flags(command)
+    command.set_defaults(run=develop.run, flags=_names(command))
     command = commands.add_parser(
         "doctor",
         help="say what works on this machine, what does not, and what to do",

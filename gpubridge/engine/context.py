@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.regions import Regions
+from gpubridge.engine.stub_process import StartStub, StubProcess
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class EngineContext:
         Where they tell of themselves.
     calls : CallServer
         Serves the models' calls of each other.
+    start_stub : StartStub
+        Starts the stub of an instance.
     """
 
     regions: Regions
@@ -55,3 +58,4 @@ class EngineContext:
     limits: EngineLimits
     telemetry: ServerTelemetry
     calls: CallServer
+    start_stub: StartStub = StubProcess

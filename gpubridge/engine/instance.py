@@ -26,7 +26,7 @@ from gpubridge.engine.instance_owner import CallDoor, InstanceListener
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.link import LinkEvents, StubLink
-from gpubridge.engine.stub_process import StubProcess, cannot_start
+from gpubridge.engine.stub_process import RunningStub, cannot_start
 from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.request import InferRequest
@@ -96,7 +96,7 @@ class Instance:
         self._link: StubLink | None = None
         self._call_door: CallDoor | None = None
         self.waits_for: dict[str, int] = {}
-        self._process: StubProcess | None = None
+        self._process: RunningStub | None = None
         self._started: asyncio.Future[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._stopping = False
@@ -161,7 +161,8 @@ class Instance:
         ours, calls = pair()
         self._started = self._loop.create_future()
         try:
-            self._process = StubProcess(self.settings.environment, self.name, theirs)
+            start = self._context.start_stub
+            self._process = start(self.settings.environment, self.name, theirs)
         except BridgeError:
             self._link.close()
             self._link = None

@@ -8,14 +8,39 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
+from typing import Protocol
 
 import gpubridge
 from gpubridge.engine.environment import StubEnvironment
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = ["StubProcess", "cannot_start"]
+__all__ = ["RunningStub", "StartStub", "StubProcess", "cannot_start"]
 
 _BOOTSTRAP = Path(gpubridge.__file__).parent / "stub" / "bootstrap.py"
+
+
+class RunningStub(Protocol):
+    """Where a stub runs: in a process of its own, unless somebody develops the model.
+
+    Attributes
+    ----------
+    exited : asyncio.Future of str
+        Resolves to how it ended ("exited with code 3", "was killed by signal 9 (SIGKILL)").
+    """
+
+    exited: asyncio.Future[str]
+
+    def kill(self, why: str | None = None) -> None:
+        """End it at once; ``why`` is told of its end."""
+
+
+class StartStub(Protocol):
+    """Starts the stub of an instance at the other end of its channel."""
+
+    def __call__(
+        self, environment: StubEnvironment, instance: str, sock: socket.socket, /
+    ) -> RunningStub:
+        """Start it; ``sock`` is owned from now on. Raises BridgeError when that cannot be."""
 
 
 class StubProcess:

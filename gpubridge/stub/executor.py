@@ -266,7 +266,6 @@ class Executor:
                 )
             if error is not None:
                 failure = self._identity.failure(error)
-                Logger.log_error(failure.message)
                 for origin in origins:
                     origin.fail(failure)
             # Senders that nobody holds any more end their requests.
