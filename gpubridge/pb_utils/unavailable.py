@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Any, ClassVar, NoReturn
 
 from gpubridge.pb_utils.exceptions import TritonModelException
+from gpubridge.pb_utils.named_enum import NamedEnum
 
 __all__ = [
     "Metric",
@@ -27,7 +27,7 @@ def refuse(what: str) -> NoReturn:
     )
 
 
-class MetricKind(enum.IntEnum):
+class MetricKind(NamedEnum):
     """The kinds of metrics."""
 
     COUNTER = 0
