@@ -19,6 +19,7 @@ from gpubridge.config import (
     HttpConnections,
     ModelControlMode,
     ServerSettings,
+    read_debug_models,
 )
 from gpubridge.develop import command as develop
 from gpubridge.errors import BridgeError, ErrorCode
@@ -208,6 +209,14 @@ def _add_backend_flags(command: argparse.ArgumentParser) -> None:
         default="none",
         help="what becomes of KIND_GPU instances without a GPU: an error, or the host",
     )
+    add(
+        "--debug-model",
+        action="append",
+        default=[],
+        metavar="NAME[:PORT]",
+        help="a model whose processes wait for a debugger (debugpy) at loopback's port 5678, or PORT, "
+        "and those after it; may be given several times",
+    )
 
 
 def _add_completion_flags(command: argparse.ArgumentParser) -> None:
@@ -323,6 +332,7 @@ def _serve(options: argparse.Namespace) -> int:
         request_arena_limit=options.request_arena_limit,
         output_arena_limit=options.output_arena_limit,
         allow_client_shm=options.allow_client_shm,
+        debug_ports=read_debug_models(options.debug_model),
     )
     telemetry = telemetry_from_flags(options)
     try:

@@ -131,7 +131,10 @@ def build_repository(
     else:
         _logger.info("no GPU is used: %s", probe.reason)
     limits = EngineLimits(
-        settings.output_arena_limit, backend.stub_timeout_seconds, backend.busy_poll_us
+        settings.output_arena_limit,
+        backend.stub_timeout_seconds,
+        backend.busy_poll_us,
+        settings.debug_ports,
     )
     calls = ModelCallServer()
     regions = Regions(settings.request_arena_limit)

@@ -51,6 +51,8 @@ class ServerSettings:
         What their clients' connections may cost.
     allow_client_shm : bool
         Clients may have their own shared memory mapped by the models' processes.
+    debug_ports : mapping of str to int
+        The models whose processes wait for a debugger, and where.
     auto_complete : bool
         Models may complete their own configuration.
     stub_python : Path
@@ -94,6 +96,7 @@ class ServerSettings:
     request_arena_limit: int = 1024 * _MIB
     output_arena_limit: int = 1024 * _MIB
     allow_client_shm: bool = False
+    debug_ports: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check_choices()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpubridge.engine.environments.provider import ModelEnvironments
@@ -28,11 +29,14 @@ class EngineLimits:
         Seconds that one ``execute`` may take; None for ever.
     busy_poll_us : int
         Microseconds that server and stub stay awake for each other; 0 for never.
+    debug_ports : mapping of str to int
+        Where models wait for a debugger, by name.
     """
 
     output_limit: int
     stub_timeout: float | None
     busy_poll_us: int
+    debug_ports: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from gpubridge.stub.answers import ModelIdentity
 from gpubridge.stub.calls import CallDesk
 from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.completion import completed_config
+from gpubridge.stub.debugger import wait_for_debugger
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.loader import load_model, model_error_text
 from gpubridge.stub.outputs import OutputMemory
@@ -127,6 +128,8 @@ class Stub:
         settings = self._settings
         self._attach(None)
         try:
+            if "debug_port" in settings:
+                wait_for_debugger(settings["instance"], settings["debug_port"])
             kind = load_model(settings["path"], _package(settings))
             if settings["completion"]:
                 self._configure(kind)
