@@ -79,7 +79,7 @@ class Here:
         self._started = False
 
     def start(
-        self, environment: StubEnvironment, instance: str, sock: socket.socket
+        self, environment: StubEnvironment, model: str, instance: str, sock: socket.socket
     ) -> RunningStub:
         """Start the stub of an instance: here, if it is the one, else in a process of its own.
 
@@ -89,7 +89,7 @@ class Here:
             UNAVAILABLE: a process has no second life, or no other process can be started.
         """
         if instance != self.instance:
-            return StubProcess(environment, instance, sock)
+            return StubProcess(environment, model, instance, sock)
         if self._started:
             sock.close()
             raise BridgeError("the model has ended in this process", ErrorCode.UNAVAILABLE)

@@ -162,7 +162,8 @@ class Instance:
         self._started = self._loop.create_future()
         try:
             start = self._context.start_stub
-            self._process = start(self.settings.environment, self.name, theirs)
+            model = self.settings.stub["name"]
+            self._process = start(self.settings.environment, model, self.name, theirs)
         except BridgeError:
             self._link.close()
             self._link = None
