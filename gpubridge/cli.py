@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_model_flags(command)
     _add_backend_flags(command)
     _add_completion_flags(command)
+    develop.add_debug_flag(command)
     _add_limit_flags(command, defaults)
     _add_connection_flags(command)
     add_telemetry_flags(command, _flag)
@@ -208,14 +209,6 @@ def _add_backend_flags(command: argparse.ArgumentParser) -> None:
         choices=["none", "host"],
         default="none",
         help="what becomes of KIND_GPU instances without a GPU: an error, or the host",
-    )
-    add(
-        "--debug-model",
-        action="append",
-        default=[],
-        metavar="NAME[:PORT]",
-        help="a model whose processes wait for a debugger (debugpy) at loopback's port 5678, or PORT, "
-        "and those after it; may be given several times",
     )
 
 

@@ -20,7 +20,19 @@ from gpubridge.telemetry.server_telemetry import ServerTelemetry
 from gpubridge.telemetry.trace_settings import trace_settings_from_flags
 from gpubridge.telemetry.traces import Traces
 
-__all__ = ["add_run_flags", "run"]
+__all__ = ["add_debug_flag", "add_run_flags", "run"]
+
+
+def add_debug_flag(command: argparse.ArgumentParser) -> None:
+    """Add the flag of ``serve`` that has models wait for a debugger."""
+    command.add_argument(
+        "--debug-model",
+        action="append",
+        default=[],
+        metavar="NAME[:PORT]",
+        help="a model whose processes wait for a debugger (debugpy) at loopback's port 5678, or PORT, "
+        "and those after it; may be given several times",
+    )
 
 
 def add_run_flags(command: argparse.ArgumentParser) -> None:
