@@ -24,6 +24,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.server import build_repository
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
+from gpubridge.transport.channel import ChannelClosed
 from gpubridge.transport.control import TICKETS
 
 __all__ = ["RunSettings", "Session"]
@@ -86,6 +87,7 @@ class Session:
         self._note = note
         self._here = Here()
         self._failed = False
+        self._interrupted = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work: asyncio.Task[None] | None = None
 
@@ -93,19 +95,27 @@ class Session:
         """Load the model, have it answer, finalize it; returns the exit code."""
         engine = threading.Thread(target=self._run_engine, name="gpubridge-engine")
         engine.start()
-        code = 0
         try:
             self._serve_stubs()
         except KeyboardInterrupt:
-            code = _INTERRUPTED
+            self._interrupted = True
+            # What still runs of the model finds nobody to send to any more: no news.
+            logging.getLogger("concurrent.futures").setLevel(logging.CRITICAL)
             if self._loop is not None and self._work is not None:
                 self._loop.call_soon_threadsafe(self._work.cancel)
         engine.join()
-        return code or int(self._failed)
+        return _INTERRUPTED if self._interrupted else int(self._failed)
 
     def _serve_stubs(self) -> None:
         while (stub := self._here.stubs.get()) is not None:
-            stub.run(self._note)
+            stub.run(self._note_raised)
+
+    def _note_raised(self, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            # It struck the model, to which it is an error like others.
+            self._interrupted = True
+        if not isinstance(error, ChannelClosed):
+            self._note(error)
 
     # -- the engine's thread ---------------------------------------------------------------------
 
@@ -141,7 +151,7 @@ class Session:
             if not self._failed:
                 await self._execute(repository)
         finally:
-            await repository.close(_PATIENCE_SECONDS)
+            await repository.close(0.0 if self._interrupted else _PATIENCE_SECONDS)
 
     async def _execute(self, repository: ModelRepository) -> None:
         settings = self._settings
@@ -155,6 +165,8 @@ class Session:
         several = settings.repeat > 1 or settings.batch > 1
         number = 0
         for _ in range(settings.repeat):
+            if self._interrupted:
+                return
             answers = []
             requests = []
             for _ in range(settings.batch):
@@ -237,7 +249,8 @@ class _Answers:
             elif not self._responses:
                 sys.stdout.write("the model ended the request without a response\n")
         finally:
-            self.done.set_result(None)
+            if not self.done.done():
+                self.done.set_result(None)
 
     def _tell(self, outcome: Outcome) -> None:
         self._responses += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -242,6 +243,60 @@ def test_the_debugger_opens_where_the_model_fails(models):
     done = run(models / "sum", "--pdb", "--input", "IN=[-7]", stdin="p numbers.min() * 2\nq\n")
     assert done.returncode == 1
     assert "-14.0" in done.stdout
+
+
+SLEEPER = """
+import time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        print("asleep", flush=True)
+        time.sleep(50)
+
+    def finalize(self):
+        print("finalized")
+"""
+AROUND_SLEEPER = """
+platform: "ensemble"
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+ensemble_scheduling { step [{
+  model_name: "sleeper" model_version: -1
+  input_map { key: "IN" value: "IN" }
+  output_map { key: "OUT" value: "OUT" }
+}] }
+"""
+
+
+@pytest.mark.parametrize(("name", "ended"), [("sleeper", "KeyboardInterrupt"), ("around", "")])
+def test_it_can_be_interrupted(tmp_path, name, ended):
+    write_model(tmp_path, "sleeper", SLEEPER)
+    (tmp_path / "around" / "1").mkdir(parents=True)
+    (tmp_path / "around" / "config.pbtxt").write_text(AROUND_SLEEPER)
+    # Whatever runs the tests may ignore the signal, and would hand that on.
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from gpubridge.cli import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program, "run", str(tmp_path / name), "--repeat", "9"]
+    process = subprocess.Popen(
+        [*command, "--input", "IN=[1]"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert "asleep" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=40)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert ended in said
+    assert "InvalidStateError" not in said
+    assert "request 2" not in said
 
 
 def test_a_model_that_does_not_load_says_why(models):
