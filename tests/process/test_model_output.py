@@ -63,7 +63,7 @@ def test_a_child_that_lives_on_keeps_nothing_from_going_on(server):
     # In a session of its own, so that it is not ended with the stub; it holds both pipes.
     child = (
         "import subprocess; self.said = subprocess.Popen([sys.executable, '-c', 'import time; "
-        "time.sleep(60)'], start_new_session=True).pid"
+        "time.sleep(600)'], start_new_session=True).pid"
     )
     status, pid = server.ask(child)
     try:

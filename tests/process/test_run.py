@@ -112,6 +112,8 @@ def test_a_model_answers_and_is_finalized(models):
     ]
     assert "[sum_0_0] parameters {}" in done.stderr
     assert "loading" not in done.stderr
+    # The other instance that is configured would be a process, with lines of its own.
+    assert "stdout]" not in done.stderr
 
 
 def test_an_error_comes_with_the_models_own_traceback(models):
