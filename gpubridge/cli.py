@@ -19,7 +19,9 @@ from gpubridge.config import (
     HttpConnections,
     ModelControlMode,
     ServerSettings,
+    read_debug_models,
 )
+from gpubridge.develop import command as develop
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.server import serve
 from gpubridge.telemetry.flags import (
@@ -78,10 +80,20 @@ def _parser() -> argparse.ArgumentParser:
     _add_model_flags(command)
     _add_backend_flags(command)
     _add_completion_flags(command)
+    develop.add_debug_flag(command)
     _add_limit_flags(command, defaults)
     _add_connection_flags(command)
     add_telemetry_flags(command, _flag)
     command.set_defaults(run=_serve, flags=_names(command))
+    command = commands.add_parser(
+        "run",
+        help="run one model here, without a server: breakpoints work",
+        description="Run one model in this process, without a server: load it, have it execute the "
+        "inputs, print its outputs. The exit code is 1 when anything failed.",
+        allow_abbrev=False,
+    )
+    develop.add_run_flags(command)
+    command.set_defaults(run=develop.run, flags=_names(command))
     command = commands.add_parser(
         "doctor",
         help="say what works on this machine, what does not, and what to do",
@@ -320,6 +332,7 @@ def _serve(options: argparse.Namespace) -> int:
         output_arena_limit=options.output_arena_limit,
         allow_client_shm=options.allow_client_shm,
         client_shm_max_regions=options.client_shm_max_regions,
+        debug_ports=read_debug_models(options.debug_model),
     )
     telemetry = telemetry_from_flags(options)
     try:

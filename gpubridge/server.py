@@ -22,6 +22,7 @@ from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.model_loader import ModelLoader
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.repository import ModelRepository, RepositorySettings
+from gpubridge.engine.stub_process import StartStub, StubProcess
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.calls.door import ModelCallServer
 from gpubridge.frontend.descriptors import allow_connections
@@ -35,7 +36,7 @@ from gpubridge.telemetry.server_telemetry import ServerTelemetry
 from gpubridge.telemetry.tables import boxed
 from gpubridge.tensor.native import absence
 
-__all__ = ["serve"]
+__all__ = ["build_repository", "serve"]
 
 _logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    repository = _build_repository(settings, telemetry)
+    repository = build_repository(settings, telemetry)
     regions = ClientRegions(
         repository.regions,
         allowed=settings.allow_client_shm,
@@ -111,7 +112,21 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
         regions.close()
 
 
-def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> ModelRepository:
+def build_repository(
+    settings: ServerSettings,
+    telemetry: ServerTelemetry,
+    start_stub: StartStub = StubProcess,
+    make_loader: Callable[..., ModelLoader] = ModelLoader,
+) -> ModelRepository:
+    """Build everything behind the doors; nothing is loaded yet.
+
+    Parameters
+    ----------
+    start_stub : StartStub
+        Starts the stubs.
+    make_loader : callable
+        Takes what :class:`ModelLoader` does.
+    """
     backend = PythonBackendSettings.from_backend_config(settings.backend_config.get("python", {}))
     for notice in backend.notices:
         _logger.info("%s", notice)
@@ -123,12 +138,15 @@ def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> M
     else:
         _logger.info("no GPU is used: %s", probe.reason)
     limits = EngineLimits(
-        settings.output_arena_limit, backend.stub_timeout_seconds, backend.busy_poll_us
+        settings.output_arena_limit,
+        backend.stub_timeout_seconds,
+        backend.busy_poll_us,
+        settings.debug_ports,
     )
     calls = ModelCallServer()
     regions = Regions(settings.request_arena_limit)
     environments = ModelEnvironments(backend.environment_cache, backend.environment_limit_bytes)
-    context = EngineContext(regions, environments, limits, telemetry, calls)
+    context = EngineContext(regions, environments, limits, telemetry, calls, start_stub=start_stub)
     repository = ModelRepository(
         RepositorySettings(
             settings.model_repositories,
@@ -136,7 +154,7 @@ def _build_repository(settings: ServerSettings, telemetry: ServerTelemetry) -> M
             settings.load_models,
             settings.repository_poll_secs,
         ),
-        ModelLoader(
+        make_loader(
             context,
             probe.count,
             settings.gpu_fallback,

@@ -3,6 +3,7 @@
 from gpubridge.config.auto_complete import finish_model_config
 from gpubridge.config.backends import PYTHON_BACKEND, Backends
 from gpubridge.config.connections import CompressionLevel, GrpcConnections, HttpConnections
+from gpubridge.config.debug_models import read_debug_models
 from gpubridge.config.load import (
     CONFIG_FILENAME,
     complete_model_config,
@@ -52,6 +53,7 @@ __all__ = [
     "load_model_config",
     "model_config_schema",
     "parse_model_config",
+    "read_debug_models",
     "select_versions",
     "served_versions",
     "unsupported_features",

@@ -53,6 +53,8 @@ class ServerSettings:
         Clients may have their own shared memory mapped by the models' processes.
     client_shm_max_regions : int
         How many regions of such memory may be registered at once.
+    debug_ports : mapping of str to int
+        The models whose processes wait for a debugger, and where.
     auto_complete : bool
         Models may complete their own configuration.
     stub_python : Path
@@ -97,6 +99,7 @@ class ServerSettings:
     output_arena_limit: int = 1024 * _MIB
     allow_client_shm: bool = False
     client_shm_max_regions: int = 1024
+    debug_ports: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check_choices()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpubridge.engine.custom_metrics import CustomMetrics
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.regions import Regions
+from gpubridge.engine.stub_process import StartStub, StubProcess
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
 if TYPE_CHECKING:
@@ -28,11 +30,14 @@ class EngineLimits:
         Seconds that one ``execute`` may take; None for ever.
     busy_poll_us : int
         Microseconds that server and stub stay awake for each other; 0 for never.
+    debug_ports : mapping of str to int
+        Where models wait for a debugger, by name.
     """
 
     output_limit: int
     stub_timeout: float | None
     busy_poll_us: int
+    debug_ports: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ class EngineContext:
         Serves the models' calls of each other.
     metrics : CustomMetrics
         What the models count.
+    start_stub : StartStub
+        Starts the stub of an instance.
     """
 
     regions: Regions
@@ -59,3 +66,4 @@ class EngineContext:
     telemetry: ServerTelemetry
     calls: CallServer
     metrics: CustomMetrics = field(default_factory=CustomMetrics)
+    start_stub: StartStub = StubProcess

@@ -29,7 +29,7 @@ from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.link import LinkEvents, StubLink
 from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.stub_log import StubLog
-from gpubridge.engine.stub_process import StubProcess, cannot_start
+from gpubridge.engine.stub_process import RunningStub, cannot_start
 from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.request import InferRequest
@@ -92,7 +92,7 @@ class Instance:
         self._call_door: CallDoor | None = None
         self.waits_for: dict[str, int] = {}
         self.ready_check = ReadyCheck(self.name)
-        self._process: StubProcess | None = None
+        self._process: RunningStub | None = None
         self._started: asyncio.Future[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._stopping = False
@@ -162,7 +162,9 @@ class Instance:
         ours, calls = pair()
         self._started = self._loop.create_future()
         try:
-            self._process = StubProcess(self.settings.environment, self.name, theirs)
+            start = self._context.start_stub
+            model = self.settings.stub["name"]
+            self._process = start(self.settings.environment, model, self.name, theirs)
         except BridgeError:
             self._link.close()
             self._link = None

@@ -14,6 +14,7 @@ from gpubridge.config import InstanceGroup, ModelConfig
 from gpubridge.engine.backend_environment import environment_parameters
 from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
+from gpubridge.engine.debugging import debugged
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.first_response import FirstResponse
@@ -259,7 +260,8 @@ class StubModel(Model):
         for index, entry in enumerate(settings):
             here = Completes.ELSEWHERE if index else Completes.HERE
             entry.stub["completion"] = here if self.config.draft else Completes.NOWHERE
-        return settings
+        port = self._context.limits.debug_ports.get(self.name)
+        return settings if port is None else debugged(settings, port)
 
     def _placed(
         self, group: InstanceGroup, environment: StubEnvironment, warmup: Sequence[WarmupSample]

@@ -38,14 +38,14 @@ _TYPE_OF_NUMBER: dict[int, type] = {
 _NUMBER_OF_TYPE = {numpy_type: number for number, numpy_type in _TYPE_OF_NUMBER.items()}
 
 #: Configuration name -> NumPy type. BF16 is not in it: NumPy has no such type.
-TRITON_STRING_TO_NUMPY: dict[str, type] = {
+TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
     entry.config_name: bool if entry.name == "BOOL" else entry.dtype.type
     for entry in DATATYPES.values()
     if entry.dtype is not None
 }
 
 
-def triton_to_numpy_type(data_type: int) -> type | None:
+def triton_to_numpy_type(data_type: int) -> type[Any] | None:
     """Give the NumPy type of a ``TRITONSERVER_DataType`` number, or None (BF16 too)."""
     return _TYPE_OF_NUMBER.get(data_type)
 
@@ -64,7 +64,7 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
     return _NUMBER_OF_TYPE.get(data_type)
 
 
-def triton_string_to_numpy(triton_type_string: str) -> type:
+def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
     """Give the NumPy type of a configuration name; KeyError for an unknown one."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 

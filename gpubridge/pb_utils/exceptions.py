@@ -5,8 +5,25 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gpubridge.errors import ErrorCode
+from gpubridge.pb_utils.named_enum import NamedEnum
 
 __all__ = ["TritonError", "TritonModelException"]
+
+
+class _ErrorCode(NamedEnum):
+    UNKNOWN = ErrorCode.UNKNOWN
+    INTERNAL = ErrorCode.INTERNAL
+    NOT_FOUND = ErrorCode.NOT_FOUND
+    INVALID_ARG = ErrorCode.INVALID_ARG
+    UNAVAILABLE = ErrorCode.UNAVAILABLE
+    UNSUPPORTED = ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
+    CANCELLED = ErrorCode.CANCELLED
+
+
+_ErrorCode.__module__ = "c_python_backend_utils"
+_ErrorCode.__name__ = "__ErrorCode"
+_ErrorCode.__qualname__ = "TritonError.__ErrorCode"
 
 
 class TritonModelException(Exception):
@@ -34,26 +51,26 @@ class TritonError:
     __module__ = "c_python_backend_utils"
     __slots__ = ("_code", "_message")
 
-    UNKNOWN: ClassVar[ErrorCode] = ErrorCode.UNKNOWN
-    INTERNAL: ClassVar[ErrorCode] = ErrorCode.INTERNAL
-    NOT_FOUND: ClassVar[ErrorCode] = ErrorCode.NOT_FOUND
-    INVALID_ARG: ClassVar[ErrorCode] = ErrorCode.INVALID_ARG
-    UNAVAILABLE: ClassVar[ErrorCode] = ErrorCode.UNAVAILABLE
-    UNSUPPORTED: ClassVar[ErrorCode] = ErrorCode.UNSUPPORTED
-    ALREADY_EXISTS: ClassVar[ErrorCode] = ErrorCode.ALREADY_EXISTS
-    CANCELLED: ClassVar[ErrorCode] = ErrorCode.CANCELLED
+    UNKNOWN: ClassVar[_ErrorCode] = _ErrorCode.UNKNOWN
+    INTERNAL: ClassVar[_ErrorCode] = _ErrorCode.INTERNAL
+    NOT_FOUND: ClassVar[_ErrorCode] = _ErrorCode.NOT_FOUND
+    INVALID_ARG: ClassVar[_ErrorCode] = _ErrorCode.INVALID_ARG
+    UNAVAILABLE: ClassVar[_ErrorCode] = _ErrorCode.UNAVAILABLE
+    UNSUPPORTED: ClassVar[_ErrorCode] = _ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS: ClassVar[_ErrorCode] = _ErrorCode.ALREADY_EXISTS
+    CANCELLED: ClassVar[_ErrorCode] = _ErrorCode.CANCELLED
 
-    def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+    def __init__(self, message: str, code: _ErrorCode | ErrorCode = _ErrorCode.INTERNAL) -> None:
         if isinstance(message, bytes):
             message = message.decode()
         if not isinstance(message, str):
             raise TypeError(f"expected str for message, got {message!r}")
-        if not isinstance(code, ErrorCode):
+        if not isinstance(code, (_ErrorCode, ErrorCode)):
             raise TypeError(f"expected one of TritonError's codes for code, got {code!r}")
         self._message = message
-        self._code = code
+        self._code = _ErrorCode(code)
 
-    def code(self) -> ErrorCode:
+    def code(self) -> _ErrorCode:
         """Give the error code."""
         return self._code
 
@@ -63,4 +80,4 @@ class TritonError:
 
 
 # Written inside the class, the name would be mangled.
-setattr(TritonError, "__ErrorCode", ErrorCode)
+setattr(TritonError, "__ErrorCode", _ErrorCode)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 import time
 from typing import Any, ClassVar
 
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.arguments import text, wrong_type
+from gpubridge.pb_utils.named_enum import NamedEnum
 
 __all__ = ["Logger"]
 
 
-class _LogLevel(enum.IntEnum):
+class _LogLevel(NamedEnum):
     INFO = 0
     WARNING = 1
     ERROR = 2
     VERBOSE = 3
 
 
-_LogLevel.__name__ = _LogLevel.__qualname__ = "LogLevel"
+_LogLevel.__module__ = "c_python_backend_utils"
+_LogLevel.__name__ = "LogLevel"
+_LogLevel.__qualname__ = "Logger.LogLevel"
 
 
 def _emit(level: _LogLevel, message: Any) -> None:

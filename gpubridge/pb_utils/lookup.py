@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from gpubridge.pb_utils.response import InferenceResponse
     from gpubridge.pb_utils.tensor import Tensor
 
+# What may be None is typed as "or Any": models use it without a look, as Triton's examples do, and
+# a checker still knows what it is otherwise.
 __all__ = [
     "get_input_config_by_name",
     "get_input_tensor_by_name",
@@ -22,7 +24,7 @@ __all__ = [
 ]
 
 
-def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | Any:
     """Give the request's input of that name, or None."""
     for tensor in inference_request._inputs:
         if tensor._name == name:
@@ -30,7 +32,7 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
     return None
 
 
-def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | Any:
     """Give the response's output of that name, or None."""
     for tensor in inference_response._tensors:
         if tensor._name == name:
@@ -38,12 +40,12 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
     return None
 
 
-def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | Any:
     """Give the entry of an input in a parsed model configuration, or None."""
     return _entry(model_config.get("input", ()), name)
 
 
-def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | Any:
     """Give the entry of an output in a parsed model configuration, or None."""
     return _entry(model_config.get("output", ()), name)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 import threading
 from typing import Any, ClassVar, NoReturn, Protocol, Union
@@ -11,6 +10,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.arguments import text, wrong_type
 from gpubridge.pb_utils.exceptions import TritonModelException
+from gpubridge.pb_utils.named_enum import NamedEnum
 from gpubridge.transport.metric_board import CounterCell, HistogramCell
 
 __all__ = ["Metric", "MetricFamily", "MetricKind", "MetricStore"]
@@ -18,7 +18,7 @@ __all__ = ["Metric", "MetricFamily", "MetricKind", "MetricStore"]
 Cell = Union[CounterCell, HistogramCell]
 
 
-class MetricKind(enum.IntEnum):
+class MetricKind(NamedEnum):
     """The kinds of metrics."""
 
     COUNTER = 0

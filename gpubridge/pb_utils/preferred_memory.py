@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import enum
-
 from gpubridge.pb_utils.arguments import integer, wrong_type
+from gpubridge.pb_utils.named_enum import NamedEnum
 
 __all__ = ["MemoryType", "PreferredMemory"]
 
 
-class MemoryType(enum.IntEnum):
+class MemoryType(NamedEnum):
     """Where a caller wants the outputs of a model it calls."""
 
     TRITONSERVER_MEMORY_GPU = 0

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from gpubridge.pb_utils import host
-from gpubridge.pb_utils.arguments import (
-    integer,
-    json_parameters,
-    sequence,
-    text,
-    wrong_type,
-)
+from gpubridge.pb_utils.arguments import integer
 from gpubridge.pb_utils.calls import ModelCaller, ResponseIterator, first_response
 from gpubridge.pb_utils.constants import (
     TRITONSERVER_REQUEST_RELEASE_ALL,
@@ -23,6 +16,7 @@ from gpubridge.pb_utils.constants import (
 from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.output_tensor import output_form
 from gpubridge.pb_utils.preferred_memory import MemoryType, PreferredMemory
+from gpubridge.pb_utils.request_fields import NO_TRACE, RequestFields
 from gpubridge.pb_utils.request_origin import RequestOrigin
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
@@ -36,18 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["InferenceRequest", "MemoryType", "PreferredMemory"]
 
 
-class _Required(enum.Enum):
-    """Stands for the arguments that must be given although some before them need not."""
-
-    REQUIRED = enum.auto()
-
-
-_REQUIRED: Any = _Required.REQUIRED
-_NO_TRACE = InferenceTrace()
 _RELEASE_FLAGS = TRITONSERVER_REQUEST_RELEASE_ALL | TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
 
-class InferenceRequest:
+class InferenceRequest(RequestFields):
     """One request: what ``execute`` gets, or what a model sends to another.
 
     Parameters
@@ -78,93 +64,7 @@ class InferenceRequest:
     """
 
     __module__ = "c_python_backend_utils"
-    __slots__ = (
-        "_correlation_id",
-        "_flags",
-        "_inputs",
-        "_model_name",
-        "_model_version",
-        "_origin",
-        "_parameters",
-        "_preferred_memory",
-        "_release_flags",
-        "_request_id",
-        "_requested_output_names",
-        "_timeout",
-        "_trace",
-    )
-
-    _correlation_id: int | str
-    _flags: int
-    _inputs: list[Tensor]
-    _model_name: str
-    _model_version: int
-    _origin: RequestOrigin | None
-    _parameters: str
-    _preferred_memory: PreferredMemory | None
-    _release_flags: int
-    _request_id: str
-    _requested_output_names: Iterable[str]
-    _timeout: int
-    _trace: InferenceTrace
-
-    def __init__(
-        self,
-        request_id: str = "",
-        correlation_id: int | str = 0,
-        inputs: list[Tensor] = _REQUIRED,
-        requested_output_names: list[str] = _REQUIRED,
-        model_name: str = _REQUIRED,
-        model_version: int = -1,
-        flags: int = 0,
-        timeout: int = 0,
-        preferred_memory: PreferredMemory = _REQUIRED,
-        trace: InferenceTrace = _NO_TRACE,
-        parameters: dict[str, bool | int | str] | None = None,
-    ) -> None:
-        self._request_id = text(request_id, "request_id")
-        self._model_name = text(model_name, "model_name")
-        self._model_version = integer(model_version, "model_version")
-        self._flags = integer(flags, "flags", least=0)
-        self._timeout = integer(timeout, "timeout", least=0)
-        if preferred_memory is not _REQUIRED and not isinstance(preferred_memory, PreferredMemory):
-            raise wrong_type("preferred_memory", "PreferredMemory", preferred_memory)
-        # None is "wherever the called model puts it", which has no public name.
-        self._preferred_memory = None if preferred_memory is _REQUIRED else preferred_memory
-        if not isinstance(trace, InferenceTrace):
-            raise wrong_type("trace", "InferenceTrace", trace)
-        self._trace = trace
-        self._correlation_id = _correlation_id(correlation_id)
-        self._inputs = self._checked_inputs(inputs)
-        self._requested_output_names = self._checked_names(requested_output_names)
-        self._parameters = json_parameters(parameters)
-        self._release_flags = 0
-        self._origin = None
-
-    def _checked_inputs(self, inputs: Any) -> list[Tensor]:
-        tensors = sequence(inputs, "inputs")
-        for tensor in tensors:
-            if tensor is not None and not isinstance(tensor, Tensor):
-                raise wrong_type("an element of inputs", "Tensor", tensor)
-        if None in tensors:
-            raise TritonModelException(f"Input tensor for {self._described()} should not be empty.")
-        return tensors
-
-    def _checked_names(self, names: Any) -> frozenset[str]:
-        # A set has no duplicates to lose: what requested_output_names() gives can be passed on.
-        given = list(names) if isinstance(names, (set, frozenset)) else names
-        checked = [
-            text(name, "an element of requested_output_names")
-            for name in sequence(given, "requested_output_names")
-        ]
-        if "" in checked:
-            raise TritonModelException(
-                f"Requested output name for {self._described()} should not be empty."
-            )
-        return frozenset(checked)
-
-    def _described(self) -> str:
-        return f"request with id '{self._request_id}' and model name '{self._model_name}'"
+    __slots__ = ()
 
     @classmethod
     def _received(
@@ -179,7 +79,7 @@ class InferenceRequest:
         model_name: str,
         model_version: int,
         origin: RequestOrigin,
-        trace: InferenceTrace = _NO_TRACE,
+        trace: InferenceTrace = NO_TRACE,
     ) -> InferenceRequest:
         """Wrap a request that arrived; its list of inputs becomes the request's own."""
         request = object.__new__(cls)
@@ -316,6 +216,12 @@ class InferenceRequest:
             return Tensor(name, np.empty(dims, dtype))
         return self._origin.output(name, datatype, dims, dtype)
 
+    @overload
+    def exec(self, decoupled: Literal[False] = False) -> InferenceResponse: ...
+    @overload
+    def exec(self, decoupled: Literal[True]) -> ResponseIterator: ...
+    @overload
+    def exec(self, decoupled: bool) -> InferenceResponse | ResponseIterator: ...
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Send the request to its model and wait; any thread may.
 
@@ -344,6 +250,14 @@ class InferenceRequest:
         assert response is not None
         return response
 
+    @overload
+    def async_exec(
+        self, decoupled: Literal[False] = False
+    ) -> asyncio.Future[InferenceResponse]: ...
+    @overload
+    def async_exec(self, decoupled: Literal[True]) -> asyncio.Future[ResponseIterator]: ...
+    @overload
+    def async_exec(self, decoupled: bool) -> asyncio.Future[Any]: ...
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
         """Send the request to its model; as :meth:`exec`, but awaited.
 
@@ -371,13 +285,3 @@ class InferenceRequest:
         if around is None or around.caller is None:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         return around.caller
-
-
-def _correlation_id(value: Any) -> int | str:
-    if value is None:
-        raise wrong_type("correlation_id", "int or str", value)
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int) and value >= 0:
-        return int(value)
-    raise TritonModelException("Correlation ID must be integer or string")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpubridge.pb_utils.arguments import json_parameters, sequence, wrong_type
 from gpubridge.pb_utils.exceptions import TritonError, TritonModelException
 from gpubridge.pb_utils.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["InferenceResponse"]
 
@@ -40,9 +43,9 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: list[Tensor] = _NO_TENSORS,
+        output_tensors: Sequence[Tensor] = _NO_TENSORS,
         error: TritonError | None = None,
-        parameters: dict[str, bool | int | str] | None = None,
+        parameters: Mapping[str, bool | int | str] | None = None,
     ) -> None:
         tensors = sequence(output_tensors, "output_tensors")
         for tensor in tensors:
@@ -62,8 +65,8 @@ class InferenceResponse:
         """Tell whether the response is an error."""
         return self._error is not None
 
-    def error(self) -> TritonError | None:
-        """Give the error, or None."""
+    def error(self) -> TritonError | Any:
+        """Give the error, or None; typed as "or Any", since models ask ``has_error()`` before."""
         return self._error
 
     def parameters(self) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.pb_utils import InferenceResponse, Tensor
+from gpubridge.pb_utils import InferenceResponse, Logger, Tensor
 from gpubridge.stub.loader import model_error_text
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.placement import Placement
@@ -29,11 +29,25 @@ class ModelIdentity:
     ----------
     settings : dict
         The fields of the INITIALIZE message.
+    note : callable, optional
+        Is told of what a model raises instead of the log, while its traceback is still there.
     """
 
-    __slots__ = ("decoupled", "instance", "iterative", "name", "outputs", "path", "version")
+    __slots__ = (
+        "_note",
+        "decoupled",
+        "instance",
+        "iterative",
+        "name",
+        "outputs",
+        "path",
+        "version",
+    )
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], note: Callable[[BaseException], None] | None = None
+    ) -> None:
+        self._note = note
         self.name: str = settings["name"]
         self.version: int = settings["version"]
         self.instance: str = settings["instance"]
@@ -43,11 +57,14 @@ class ModelIdentity:
         self.iterative: bool = settings["iterative"]
 
     def failure(self, error: BaseException) -> BridgeError:
-        """Say what a model did wrong in Triton's words."""
+        """Say what a model did wrong in Triton's words, also to the log."""
         text = str(error) if isinstance(error, ContractError) else model_error_text(error)
-        return BridgeError(
-            f"Failed to process the request(s) for model '{self.instance}', message: {text}"
-        )
+        message = f"Failed to process the request(s) for model '{self.instance}', message: {text}"
+        if self._note is not None:
+            self._note(error)
+        else:
+            Logger.log_error(message)
+        return BridgeError(message)
 
 
 class ContractError(Exception):

@@ -18,7 +18,9 @@ def main():
     """Load the package and become a stub; returns the exit code."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
-    fd = int(sys.argv[1])
+    fd, server_pid = int(sys.argv[1]), int(sys.argv[2])
+    # What a model may take for a command line of its own; Triton's stubs have none either.
+    sys.argv = [""]
     problem = _problem()
     if problem is not None:
         message = bytes((_FAILED,)) + json.dumps({"error": problem}).encode()
@@ -35,7 +37,7 @@ def main():
 
     from gpubridge.stub.process import run
 
-    return run(fd, int(sys.argv[2]))
+    return run(fd, server_pid)
 
 
 def _spare_children():

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Logger, Tensor
+from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
 from gpubridge.pb_utils.trace import InferenceTrace
 from gpubridge.stub.answers import AnswerEncoder, ContractError, ModelIdentity, error_extras
 from gpubridge.stub.client_memory import ClientMemory
@@ -274,7 +274,6 @@ class Executor:
                 )
             if error is not None:
                 failure = self._identity.failure(error)
-                Logger.log_error(failure.message)
                 for origin in origins:
                     origin.fail(failure)
             # Senders that nobody holds any more end their requests.

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpubridge.errors import BridgeError
@@ -21,6 +21,7 @@ from gpubridge.stub.answers import ModelIdentity
 from gpubridge.stub.calls import CallDesk
 from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.completion import completed_config
+from gpubridge.stub.debugger import wait_for_debugger
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.loader import load_model, model_error_text
 from gpubridge.stub.metrics import MetricDesk
@@ -44,7 +45,7 @@ from gpubridge.transport.messages import (
 from gpubridge.transport.records import record_reader
 from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
 
-__all__ = ["run"]
+__all__ = ["Stub", "run"]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -61,7 +62,7 @@ def run(fd: int, server_pid: int) -> int:
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     try:
         message, fds = channel.receive()
-        stub = _Stub(channel, decode_control(message), fds)
+        stub = Stub(channel, decode_control(message), fds)
         return stub.serve() if stub.initialize() else 1
     except ChannelClosed as closed:
         cause = closed.__cause__
@@ -80,10 +81,29 @@ def _die_with(server_pid: int) -> None:
         sys.exit(0)
 
 
-class _Stub:
-    """Wires a stub's rooms together and answers the server's messages."""
+class Stub:
+    """Wires a stub's rooms together and answers the server's messages.
 
-    def __init__(self, channel: Channel, settings: dict[str, Any], fds: Sequence[int]) -> None:
+    Parameters
+    ----------
+    channel : Channel
+        To the server.
+    settings : dict
+        The fields of the INITIALIZE message.
+    fds : sequence of int
+        The descriptors that came with it.
+    note : callable, optional
+        Is told of what the model raises, while its traceback is still there.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        settings: dict[str, Any],
+        fds: Sequence[int],
+        note: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._note = note
         self._channel = channel
         self._settings = settings
         segment = Segment.open(0, fds[0], ControlPage.SIZE)
@@ -115,6 +135,8 @@ class _Stub:
         settings = self._settings
         self._attach(None)
         try:
+            if "debug_port" in settings:
+                wait_for_debugger(settings["instance"], settings["debug_port"])
             kind = load_model(settings["path"], _package(settings))
             if settings["completion"]:
                 self._configure(kind)
@@ -124,10 +146,12 @@ class _Stub:
             if hasattr(model, "initialize"):
                 model.initialize(dict(settings["args"]))
         except BaseException as error:
+            if self._note is not None:
+                self._note(error)
             text = error.message if isinstance(error, BridgeError) else model_error_text(error)
             self._channel.send(control_message(Kind.FAILED, error=text))
             return False
-        identity = ModelIdentity(settings)
+        identity = ModelIdentity(settings, self._note)
         self._clients = ClientMemory(
             self._borrowed,
             self._control,
@@ -223,6 +247,8 @@ class _Stub:
             try:
                 self._model.finalize()
             except BaseException as error:
+                if self._note is not None:
+                    self._note(error)
                 self._log(2, model_error_text(error), "finalize", 0)
         if executor is not None:
             executor.close()

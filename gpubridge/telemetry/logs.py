@@ -3,6 +3,9 @@
 ``default``  ``I1121 03:30:00.123456 4711 file.py:12] text``: severity and date, time, process, place;
 ``ISO8601``  ``2026-11-21T03:30:00Z I 4711 file.py:12] text``;
 ``json``     one object per line.
+
+Lines of models begin with their instance, ``[m_0_0]``; those that they print have no place but the
+stream, ``stdout`` or ``stderr``.
 """
 
 from __future__ import annotations
@@ -147,7 +150,8 @@ class _Lines(logging.Formatter):
         if record.exc_info:
             text = f"{text}\n{self.formatException(record.exc_info)}"
         file, line = _place(record)
-        return f"{self._head(record)} {record.process} {file}:{line}] {text}"
+        place = f"{file}:{line}" if line else file
+        return f"{self._head(record)} {record.process} {place}] {text}"
 
     def _head(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created).astimezone()

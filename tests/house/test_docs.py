@@ -85,6 +85,37 @@ def test_the_quickstart_does_what_it_says(tmp_path):
         assert server.log().count("bye") == 2
 
 
+def test_the_guide_to_models_does_what_it_says(tmp_path):
+    guide = ROOT / "docs" / "models.md"
+    write_files(guide, tmp_path)
+    shown = blocks(guide, "")
+    lines = [line for text in blocks(guide, "sh") for line in text.splitlines()]
+    commands = [shlex.split(line) for line in lines if line.startswith("gpubridge run ")]
+    assert len(commands) == 5
+    for words in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        if len(words) == len(commands[0]):
+            assert done.stdout in shown
+    assert (tmp_path / "probabilities.npy").exists()
+    tests = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_softmax.py"],
+        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert "2 passed" in tests.stdout, tests.stdout
+    model = ["--cache-dir", str(tmp_path / "cache"), "models/softmax/1/model.py"]
+    types = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", *model],
+        capture_output=True, text=True, timeout=110, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert types.returncode == 0, types.stdout
+    with running_server(tmp_path / "models") as server:
+        assert re.search(r"^I.* stdout\] \[softmax_0\] running on CPU$", server.log(), re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     "document",
     [document for document in DOCUMENTS if document != PLAN],

@@ -120,6 +120,17 @@ def test_classes_show_the_module_models_know():
     assert shown == "c_python_backend_utils.TritonModelException"
 
 
+def test_enumerations_read_as_models_know_them():
+    code = pb_utils.TritonError("text", pb_utils.TritonError.UNAVAILABLE).code()
+    assert f"{code} {code!r}" == "__ErrorCode.UNAVAILABLE <__ErrorCode.UNAVAILABLE: 4>"
+    assert str(pb_utils.Logger.INFO) == "LogLevel.INFO"
+    assert f"{pb_utils.TRITONSERVER_MEMORY_GPU}" == "MemoryType.TRITONSERVER_MEMORY_GPU"
+    assert str(pb_utils.MetricFamily.COUNTER) == "MetricKind.COUNTER"
+    for member in (code, pb_utils.Logger.INFO, pb_utils.TRITONSERVER_MEMORY_GPU):
+        assert type(member).__module__ == "c_python_backend_utils"
+        assert member == int(member)
+
+
 def test_shims_are_the_same_names():
     import c_python_backend_utils
     import triton_python_backend_utils

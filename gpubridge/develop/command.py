@@ -1,0 +1,180 @@
+"""``gpubridge run``: its flags, and what they come to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpubridge.config import ServerSettings
+from gpubridge.develop.raised import enter_debugger, print_traceback
+from gpubridge.develop.session import RunSettings, Session
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.telemetry.logs import LogSettings, ServerLog
+from gpubridge.telemetry.machine_metrics import MachineMetrics
+from gpubridge.telemetry.metrics_settings import metrics_settings_from_flags
+from gpubridge.telemetry.server_telemetry import ServerTelemetry
+from gpubridge.telemetry.trace_settings import trace_settings_from_flags
+from gpubridge.telemetry.traces import Traces
+
+__all__ = ["add_debug_flag", "add_run_flags", "run"]
+
+
+def add_debug_flag(command: argparse.ArgumentParser) -> None:
+    """Add the flag of ``serve`` that has models wait for a debugger."""
+    command.add_argument(
+        "--debug-model",
+        action="append",
+        default=[],
+        metavar="NAME[:PORT]",
+        help="a model whose processes wait for a debugger (debugpy) at loopback's port 5678, or PORT, "
+        "and those after it; may be given several times",
+    )
+
+
+def add_run_flags(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
+    add = command.add_argument
+    add("directory", type=Path, metavar="MODEL_DIR", help="the model's, with its config.pbtxt")
+    add(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="JSON, text for an input of strings, @FILE.npy for an array, or @FILE for its bytes; "
+        "once for each input",
+    )
+    add(
+        "--output",
+        action="append",
+        default=[],
+        metavar="NAME=@FILE.npy",
+        help="write an output to a file, too; may be given several times",
+    )
+    add(
+        "--parameter",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the request, as JSON or text: sequence_id, sequence_start, sequence_end, timeout, "
+        "priority, or what the model reads; may be given several times",
+    )
+    add("--repeat", type=_positive, default=1, metavar="N", help="execute N times")
+    add("--batch", type=_positive, default=1, metavar="N", help="give N requests to each execute")
+    add("--version", type=_positive, metavar="N", help="of the model; the highest if not given")
+    add(
+        "--model-repository",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="where the models are that this one calls; the model's own if not given",
+    )
+    add(
+        "--load-model",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a model that this one calls, loaded into a process of its own; several times, or once "
+        "as * for all",
+    )
+    add("--pdb", action="store_true", help="open the debugger where the model raises an error")
+    add(
+        "--gpu-fallback",
+        choices=["none", "host"],
+        default="none",
+        help="what becomes of a KIND_GPU instance without a GPU: an error, or the host",
+    )
+    add("--log-verbose", type=int, default=0, metavar="N", help="1 for the engine's log lines, too")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the model; returns the exit code: 1 when it failed in any way.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG for what the command line should not have asked for.
+    """
+    directory = options.directory.resolve()
+    if not directory.is_dir():
+        raise _refuse(f"expected the directory of a model, got {options.directory}")
+    settings = RunSettings(
+        directory=directory,
+        version=options.version,
+        inputs=tuple(options.input),
+        outputs=_output_files(options.output),
+        parameters=dict(_parameter(text) for text in options.parameter),
+        repeat=options.repeat,
+        batch=options.batch,
+    )
+    telemetry = _telemetry(options.log_verbose)
+    note = enter_debugger if options.pdb else print_traceback
+    # As in a server: to a model that reads it, it is nobody's command line.
+    given, sys.argv = sys.argv, [""]
+    try:
+        return Session(settings, _server_settings(options, directory), telemetry, note).run()
+    finally:
+        sys.argv = given
+        telemetry.close()
+
+
+def _server_settings(options: argparse.Namespace, directory: Path) -> ServerSettings:
+    """Return what a server would be started with to serve the model and those that it calls."""
+    repositories = [path.resolve() for path in options.model_repository]
+    if directory.parent not in repositories:
+        repositories.insert(0, directory.parent)
+    names = [name for name in options.load_model if name != directory.name]
+    return ServerSettings(
+        model_repositories=tuple(repositories),
+        model_control_mode="explicit",
+        load_models=tuple(names) if "*" in names else (directory.name, *names),
+        # Both ends of the channel are in one process: who stays awake keeps the other from working.
+        backend_config={"python": {"busy-poll-us": "0"}},
+        gpu_fallback=options.gpu_fallback,
+    )
+
+
+def _telemetry(verbose: int) -> ServerTelemetry:
+    """Make what an engine tells of itself to: the model's log lines, and the engine's warnings."""
+    log = ServerLog(LogSettings(verbose_level=verbose))
+    if not verbose:
+        for room in ("engine", "server"):
+            logging.getLogger(f"gpubridge.{room}").setLevel(logging.WARNING)
+    metrics = metrics_settings_from_flags([], interval_ms=2000.0, cpu=False, gpu=False)
+    return ServerTelemetry(
+        log, Traces(trace_settings_from_flags([])), metrics, MachineMetrics(metrics)
+    )
+
+
+def _output_files(texts: list[str]) -> dict[str, Path]:
+    places = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name or not value.startswith("@") or not value.endswith(".npy"):
+            raise _refuse(f"--output expects NAME=@FILE.npy, got {text!r}")
+        places[name] = Path(value[1:])
+    return places
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise _refuse(f"--parameter expects NAME=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def _refuse(text: str) -> BridgeError:
+    return BridgeError(text, ErrorCode.INVALID_ARG)

@@ -1,0 +1,144 @@
+"""One instance of one version of one model runs where the developer is; all others as in a server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpubridge.engine.environment import StubEnvironment
+from gpubridge.engine.model_loader import ModelLoader, ModelSource, NotPrepared, PreparedModel
+from gpubridge.engine.stub_process import RunningStub, StubProcess
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.stub.in_process import run_here
+
+__all__ = ["Here", "OneInstanceLoader", "StubHere"]
+
+_logger = logging.getLogger(__name__)
+
+
+class StubHere:
+    """A stub that runs in this process, in the thread that takes it from the queue.
+
+    Attributes
+    ----------
+    exited : asyncio.Future of str
+        Resolves when that thread has left it.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        # Of another descriptor, since the stub's is closed under it.
+        self._line = sock.dup()
+        self._loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[str] = self._loop.create_future()
+
+    def run(self, note: Callable[[BaseException], None]) -> None:
+        """Serve the engine in this thread."""
+        how = "was interrupted"
+        try:
+            how = f"exited with code {run_here(self._sock, note)}"
+        finally:
+            self._loop.call_soon_threadsafe(self._end, how)
+
+    def kill(self, why: str | None = None) -> None:
+        """Cut it off; the model's code, if it runs, is not disturbed."""
+        del why
+        try:
+            self._line.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            # It is closed already.
+            pass
+
+    def _end(self, how: str) -> None:
+        self._line.close()
+        if not self.exited.done():
+            self.exited.set_result(how)
+
+
+class Here:
+    """Which stub runs here; the engine puts it into a queue, the main thread takes it.
+
+    Attributes
+    ----------
+    stubs : queue of StubHere or None
+        None when there will be no other.
+    instance : str
+        The name of the instance that runs here; empty until its model's configuration is known.
+    """
+
+    def __init__(self) -> None:
+        self.stubs: queue.SimpleQueue[StubHere | None] = queue.SimpleQueue()
+        self.instance = ""
+        self._started = False
+
+    def start(
+        self, environment: StubEnvironment, model: str, instance: str, sock: socket.socket
+    ) -> RunningStub:
+        """Start the stub of an instance: here, if it is the one, else in a process of its own.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE: a process has no second life, or no other process can be started.
+        """
+        if instance != self.instance:
+            return StubProcess(environment, model, instance, sock)
+        if self._started:
+            sock.close()
+            raise BridgeError("the model has ended in this process", ErrorCode.UNAVAILABLE)
+        self._started = True
+        if environment.python != sys.executable:
+            _logger.warning(
+                "the model runs in this interpreter, %s, not in its own, %s",
+                sys.executable,
+                environment.python,
+            )
+        stub = StubHere(sock)
+        self.stubs.put(stub)
+        return stub
+
+
+class OneInstanceLoader(ModelLoader):
+    """Loads one version and one instance of the model that runs here.
+
+    Parameters
+    ----------
+    directory : Path
+        The model's.
+    version : int or None
+        None for the highest that is served.
+    """
+
+    def __init__(self, here: Here, directory: Path, version: int | None, *loader: Any) -> None:
+        super().__init__(*loader)
+        self._here = here
+        self._directory = directory
+        self._version = version
+
+    async def prepare(self, name: str, source: ModelSource) -> PreparedModel:
+        """Read a model's configuration and choose its versions; raises as in a server."""
+        prepared = await super().prepare(name, source)
+        if source.directory != self._directory:
+            return prepared
+        version = self._version or prepared.versions[-1]
+        if version not in prepared.versions:
+            served = ", ".join(map(str, prepared.versions))
+            raise NotPrepared(
+                f"load failed for model '{name}'",
+                f"expected a version that is served ({served}), got {version}",
+                ErrorCode.INVALID_ARG,
+            )
+        config = prepared.config
+        if config.instance_groups:
+            group = config.instance_groups[0]
+            group = replace(group, count=1, gpus=group.gpus[:1])
+            config = replace(config, instance_groups=(group,))
+            self._here.instance = f"{group.name}_0"
+        return replace(prepared, versions=(version,), config=config)

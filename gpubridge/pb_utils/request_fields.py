@@ -1,0 +1,167 @@
+"""What a request consists of, and how one is constructed."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any, overload
+
+from gpubridge.pb_utils.arguments import integer, json_parameters, sequence, text, wrong_type
+from gpubridge.pb_utils.exceptions import TritonModelException
+from gpubridge.pb_utils.preferred_memory import PreferredMemory
+from gpubridge.pb_utils.tensor import Tensor
+from gpubridge.pb_utils.trace import InferenceTrace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Union
+
+    from gpubridge.pb_utils.request_origin import RequestOrigin
+
+    Parameters = Mapping[str, Union[bool, int, str]]
+    Names = Union[Sequence[str], set[str], frozenset[str]]
+
+__all__ = ["NO_TRACE", "RequestFields"]
+
+
+class _Required(enum.Enum):
+    """Stands for the arguments that must be given although some before them need not."""
+
+    REQUIRED = enum.auto()
+
+
+_REQUIRED: Any = _Required.REQUIRED
+NO_TRACE = InferenceTrace()
+
+
+class RequestFields:
+    """The fields of a request; :class:`~gpubridge.pb_utils.InferenceRequest` says what they are."""
+
+    __slots__ = (
+        "_correlation_id",
+        "_flags",
+        "_inputs",
+        "_model_name",
+        "_model_version",
+        "_origin",
+        "_parameters",
+        "_preferred_memory",
+        "_release_flags",
+        "_request_id",
+        "_requested_output_names",
+        "_timeout",
+        "_trace",
+    )
+
+    _correlation_id: int | str
+    _flags: int
+    _inputs: list[Tensor]
+    _model_name: str
+    _model_version: int
+    _origin: RequestOrigin | None
+    _parameters: str
+    _preferred_memory: PreferredMemory | None
+    _release_flags: int
+    _request_id: str
+    _requested_output_names: Iterable[str]
+    _timeout: int
+    _trace: InferenceTrace
+
+    # For type checkers: three arguments are required although some before them are not.
+    @overload
+    def __init__(
+        self,
+        request_id: str = ...,
+        correlation_id: int | str = ...,
+        *,
+        inputs: Sequence[Tensor],
+        requested_output_names: Names,
+        model_name: str,
+        model_version: int = ...,
+        flags: int = ...,
+        timeout: int = ...,
+        preferred_memory: PreferredMemory = ...,
+        trace: InferenceTrace = ...,
+        parameters: Parameters | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        request_id: str,
+        correlation_id: int | str,
+        inputs: Sequence[Tensor],
+        requested_output_names: Names,
+        model_name: str,
+        model_version: int = ...,
+        flags: int = ...,
+        timeout: int = ...,
+        preferred_memory: PreferredMemory = ...,
+        trace: InferenceTrace = ...,
+        parameters: Parameters | None = ...,
+    ) -> None: ...
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = _REQUIRED,
+        requested_output_names: Names = _REQUIRED,
+        model_name: str = _REQUIRED,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory = _REQUIRED,
+        trace: InferenceTrace = NO_TRACE,
+        parameters: Parameters | None = None,
+    ) -> None:
+        self._request_id = text(request_id, "request_id")
+        self._model_name = text(model_name, "model_name")
+        self._model_version = integer(model_version, "model_version")
+        self._flags = integer(flags, "flags", least=0)
+        self._timeout = integer(timeout, "timeout", least=0)
+        if preferred_memory is not _REQUIRED and not isinstance(preferred_memory, PreferredMemory):
+            raise wrong_type("preferred_memory", "PreferredMemory", preferred_memory)
+        # None is "wherever the called model puts it", which has no public name.
+        self._preferred_memory = None if preferred_memory is _REQUIRED else preferred_memory
+        if not isinstance(trace, InferenceTrace):
+            raise wrong_type("trace", "InferenceTrace", trace)
+        self._trace = trace
+        self._correlation_id = _checked_correlation_id(correlation_id)
+        self._inputs = self._checked_inputs(inputs)
+        self._requested_output_names = self._checked_names(requested_output_names)
+        self._parameters = json_parameters(parameters)
+        self._release_flags = 0
+        self._origin = None
+
+    def _checked_inputs(self, inputs: Any) -> list[Tensor]:
+        tensors = sequence(inputs, "inputs")
+        for tensor in tensors:
+            if tensor is not None and not isinstance(tensor, Tensor):
+                raise wrong_type("an element of inputs", "Tensor", tensor)
+        if None in tensors:
+            raise TritonModelException(f"Input tensor for {self._described()} should not be empty.")
+        return tensors
+
+    def _checked_names(self, names: Any) -> frozenset[str]:
+        # A set has no duplicates to lose: what requested_output_names() gives can be passed on.
+        given = list(names) if isinstance(names, (set, frozenset)) else names
+        checked = [
+            text(name, "an element of requested_output_names")
+            for name in sequence(given, "requested_output_names")
+        ]
+        if "" in checked:
+            raise TritonModelException(
+                f"Requested output name for {self._described()} should not be empty."
+            )
+        return frozenset(checked)
+
+    def _described(self) -> str:
+        return f"request with id '{self._request_id}' and model name '{self._model_name}'"
+
+
+def _checked_correlation_id(value: Any) -> int | str:
+    if value is None:
+        raise wrong_type("correlation_id", "int or str", value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and value >= 0:
+        return int(value)
+    raise TritonModelException("Correlation ID must be integer or string")
