@@ -34,7 +34,7 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             for _ in range(40):
-                out = pb_utils.Tensor("OUT", np.ones(1 << 16, np.float32))
+                out = pb_utils.Tensor("OUT", np.ones(1 << 15, np.float32))
                 sender.send(pb_utils.InferenceResponse([out]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
@@ -50,7 +50,7 @@ def server(tmp_path_factory):
     write_model(repository, "endless", ENDLESS, config="model_transaction_policy{decoupled:true}")
     # Outputs of 6 MiB, of which there is memory for one.
     flags = (
-        "--grpc-send-timeout=0.6",
+        "--grpc-send-timeout=2",
         "--grpc-keepalive-time=300",
         "--grpc-http2-max-pings-without-data=0",
         f"--output-arena-limit={8 << 20}",

@@ -158,7 +158,7 @@ def test_perf_analyzer_with_periods(server, tmp_path):
         "--profile-export-file", profile, **environment,
     )  # fmt: skip
     (experiment,) = json.loads(profile.read_text())["experiments"]
-    assert len(experiment["requests"]) >= 12
+    assert len(experiment["requests"]) >= 3
     for request in experiment["requests"]:
         assert len(request["response_timestamps"]) >= 2
 
