@@ -53,6 +53,16 @@ class BusyPoll:
             self._stay_awake(now, self._answers)
         return self._requests.likely
 
+    def told(self) -> None:
+        """The stub has what it waited for, and goes on with its batch."""
+        now = time.monotonic_ns()
+        if self._answers.begin(now):
+            self._stay_awake(now, self._answers)
+
+    def heard(self) -> None:
+        """The stub has said something, and waits now itself."""
+        self._answers.end(time.monotonic_ns())
+
     def answered(self) -> None:
         """The stub has answered all that it had."""
         now = time.monotonic_ns()

@@ -95,7 +95,7 @@ class StubLink:
         self._batch_bytes = 0
         self._flush_due = False
         self._outbox = Outbox(self._channel, lambda: self._break("closed its channel"))
-        self._busy_poll = BusyPoll(self._loop, 0)
+        self.busy_poll = BusyPoll(self._loop, 0)
         self._alone = False
         self._open = True
         self._trusted = True
@@ -106,7 +106,7 @@ class StubLink:
 
     def initialize(self, settings: dict[str, Any], calls: int) -> None:
         """Send the stub its settings, the control page, and its end of the channel of its calls."""
-        self._busy_poll = BusyPoll(self._loop, busy_poll_ns(settings["busy_poll_us"]))
+        self.busy_poll = BusyPoll(self._loop, busy_poll_ns(settings["busy_poll_us"]))
         message = control_message(
             Kind.INITIALIZE, owner=self._outputs.owner, output_limit=self._outputs.limit, **settings
         )
@@ -129,7 +129,7 @@ class StubLink:
     def submit(self, requests: Sequence[InferRequest]) -> None:
         """Send one batch; batches submitted in one turn of the event loop travel in one message."""
         self._sequence += 1
-        self._alone = self._busy_poll.sent(self._ledger.idle)
+        self._alone = self.busy_poll.sent(self._ledger.idle)
         self._ledger.enter(self._sequence, requests, self)
         batch = encode_batch(self._sequence, [self._record(request) for request in requests])
         self._batches.append(batch)
@@ -343,7 +343,7 @@ class StubLink:
                 now = time.monotonic_ns()
                 self._events.on_landed([self._ledger.land(batch) for batch in batches], now)
                 if self._ledger.idle:
-                    self._busy_poll.answered()
+                    self.busy_poll.answered()
             elif kind == Kind.RESPONSES:
                 records, copied = decode_responses(message, self._reader)
                 closed = [end for end in map(self._ledger.respond, records) if end is not None]

@@ -31,8 +31,14 @@ class ResponseSource(Protocol):
 class ModelCaller(Protocol):
     """Sends requests to other models; given by the process around the model."""
 
-    def call(self, request: InferenceRequest, decoupled: bool, /) -> ResponseSource:
-        """Send a request."""
+    def call(
+        self,
+        request: InferenceRequest,
+        decoupled: bool,
+        loop: asyncio.AbstractEventLoop | None = None,
+        /,
+    ) -> ResponseSource:
+        """Send a request: now, or with others at the end of this turn of ``loop``."""
 
 
 class ResponseIterator:

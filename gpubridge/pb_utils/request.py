@@ -272,7 +272,7 @@ class InferenceRequest(RequestFields):
 
         caller = self._caller()
         loop = asyncio.get_running_loop()
-        source = caller.call(self, bool(decoupled))
+        source = caller.call(self, bool(decoupled), loop)
         if not decoupled:
             return loop.create_task(first_response(source))
         future = loop.create_future()

@@ -12,6 +12,7 @@ import json
 import os
 import select
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -26,10 +27,13 @@ from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag, control_message, decode_control
 from gpubridge.transport.records import Record, record_encoder, record_reader
+from gpubridge.transport.short_waits import ShortWaits
 from gpubridge.transport.signatures import encode_signature
 
 __all__ = ["CallDesk"]
 
+_SENT_TOGETHER = 64
+"""So many calls of coroutines are sent without waiting for the end of the loop's turn."""
 _TAKEN_TOGETHER = 16
 """The server is told after so many responses that they were taken: it lets 64 be under way."""
 
@@ -128,7 +132,9 @@ class CallDesk:
         Where inputs of calls go that are not in shared memory already.
     """
 
-    def __init__(self, channel: Channel, lent: memoryview, outputs: OutputMemory) -> None:
+    def __init__(
+        self, channel: Channel, lent: memoryview, outputs: OutputMemory, awake_ns: int
+    ) -> None:
         self._channel = channel
         self._borrowed = BorrowedMemory(lent)
         self._outputs = outputs
@@ -138,7 +144,10 @@ class CallDesk:
         # Those that somebody still holds: who drops a call or its iterator wants no more responses.
         self._calls: dict[int, weakref.ref[Call]] = {}
         self._questions: dict[int, Question] = {}
+        self._unsent: deque[bytes] = deque()
         self._reading = threading.Lock()
+        self._awake_ns = awake_ns
+        self._waits = ShortWaits(awake_ns)
         self._waiting: set[Waiting] = set()
         self._readable = select.poll()
         self._readable.register(channel.fileno(), select.POLLIN)
@@ -147,8 +156,13 @@ class CallDesk:
 
     # -- what models ask ---------------------------------------------------------------------------
 
-    def call(self, request: InferenceRequest, decoupled: bool) -> Call:
-        """Send a request to another model.
+    def call(
+        self,
+        request: InferenceRequest,
+        decoupled: bool,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> Call:
+        """Send a request to another model: now, or with others at the end of this turn of ``loop``.
 
         Raises
         ------
@@ -188,7 +202,11 @@ class CallDesk:
             request._request_id.encode(),
             json.dumps(extras).encode(),
         )
-        self._send(encode_records(CallKind.CALL, [record]))
+        self._unsent.append(record)
+        if loop is None or len(self._unsent) >= _SENT_TOGETHER:
+            self._send_calls()
+        elif len(self._unsent) == 1:
+            loop.call_soon(self._send_calls)
         return call
 
     def _references(self, tensors: Sequence[Tensor]) -> list[int]:
@@ -241,7 +259,20 @@ class CallDesk:
                 # The process ends.
                 pass
 
+    def _send_calls(self) -> None:
+        """Send the calls that wait for it, in one message."""
+        records = []
+        while self._unsent:
+            # One by one: other threads add to it.
+            records.append(self._unsent.popleft())
+        if records:
+            self._pass(encode_records(CallKind.CALL, records))
+
     def _send(self, message: bytes, fds: Sequence[int] = ()) -> None:
+        self._send_calls()
+        self._pass(message, fds)
+
+    def _pass(self, message: bytes, fds: Sequence[int] = ()) -> None:
         while not self._channel.send(message, fds):
             writable = select.poll()
             writable.register(self._channel.fileno(), select.POLLOUT)
@@ -253,6 +284,7 @@ class CallDesk:
         """Wait until a call or question is ready: read for all who wait, or let another do that."""
         self._waiting.add(call)
         try:
+            self._send_calls()
             while not call.ready:
                 if not self._reading.acquire(blocking=False):
                     call.event.wait()
@@ -260,7 +292,10 @@ class CallDesk:
                     continue
                 try:
                     while not call.ready:
+                        if self._waits.begin(time.monotonic_ns()):
+                            self._channel.poll(self._awake_ns, self._waits)
                         self._readable.poll()
+                        self._waits.end(time.monotonic_ns())
                         self._receive()
                 finally:
                     self._reading.release()

@@ -119,11 +119,12 @@ class Stub:
         os.register_at_fork(after_in_child=self._detach)
         self._reader = record_reader()
         self._results = ResultSender(channel)
-        self._awake_ns = busy_poll_ns(settings["busy_poll_us"]) // _AWAKE_SHARE
+        awake_ns = busy_poll_ns(settings["busy_poll_us"])
+        self._awake_ns = awake_ns // _AWAKE_SHARE
         self._waits = ShortWaits(_AWAKE_SHARE * self._awake_ns)
         calls = socket.socket(fileno=fds[1])
         calls.setblocking(False)
-        self._calls = CallDesk(Channel(calls), self._control.lent, self._outputs)
+        self._calls = CallDesk(Channel(calls), self._control.lent, self._outputs, awake_ns)
         self._clients: ClientMemory | None = None
         self._metrics = MetricDesk(self._calls, settings["instance"])
         self._models = ModelControl(self._calls, settings["instance"])

@@ -127,7 +127,7 @@ async def _hear(messages: list[bytes]) -> None:
         1 << 16,
         LinkEvents(
             lambda text: None,
-            lambda: None,
+            lambda fd: None,
             lambda text: None,
             broken.append,
             lambda landed, now: None,

@@ -126,6 +126,7 @@ class StubCalls:
         self._encode = record_encoder()
         self._calls: dict[int, _Call] = {}
         self._announced: set[int] = set()
+        self._answers: list[bytes] = []
         self._open = True
         self._questions = server.questions(caller, self._outbox.send, self._catch_up)
         self._loop = asyncio.get_running_loop()
@@ -145,6 +146,7 @@ class StubCalls:
         """Tell the stub to unmap a region."""
         if region in self._announced:
             self._announced.discard(region)
+            self._send_answers()
             self._outbox.send(control_message(CallKind.DROP_REGION, region=region))
 
     def _mute(self) -> None:
@@ -180,6 +182,7 @@ class StubCalls:
     def _take(self, message: bytes, fds: Sequence[int]) -> None:
         kind = message[0]
         if kind == CallKind.CALL:
+            self._link.busy_poll.heard()
             for record in decode_records(message, self._reader, named=True):
                 self._begin(record)
             return
@@ -317,7 +320,17 @@ class StubCalls:
             flags |= ResponseFlag.ERROR
             extras = json.dumps({"error": outcome.message, "code": int(outcome.code)}).encode()
         record = self._encode(number, signature, refs, flags, extras=extras)
-        self._outbox.send(encode_records(CallKind.CALL_RESPONSES, [record]))
+        self._answers.append(record)
+        if len(self._answers) == 1:
+            self._loop.call_soon(self._send_answers)
+        if not flags & ResponseFlag.OPEN:
+            self._link.busy_poll.told()
+
+    def _send_answers(self) -> None:
+        """Send what has been answered in this turn of the loop, in one message."""
+        answers, self._answers = self._answers, []
+        if answers and self._open:
+            self._outbox.send(encode_records(CallKind.CALL_RESPONSES, answers))
 
     def _lend(self, response: InferResponse) -> list[int]:
         """Lend the outputs to the caller; returns the fields of their references."""
