@@ -71,7 +71,9 @@ def test_what_differs_is_an_answer_all_the_same(asked):
 def test_no_request_harms_the_server_or_a_model(asked):
     _, log, (before, after) = asked
     assert before == after
-    assert [line for line in log.splitlines() if line.startswith("E") or "Traceback" in line] == []
+    # What a model raises is logged, as at Triton: that is no harm.
+    lines = [line for line in log.splitlines() if "Failed to process the request(s)" not in line]
+    assert [line for line in lines if line.startswith("E") or "Traceback" in line] == []
 
 
 # -- loading --------------------------------------------------------------------------------------
