@@ -157,8 +157,12 @@ def _load_once(payload: Payload, row: Row, server: ServerProcess, bench: Bench) 
 def _executions(payload: Payload, server: ServerProcess) -> NDArray[np.int64]:
     """Return how many inferences a model has made so far, and in how many executions."""
     address = f"http://127.0.0.1:{server.http_port}/v2/models/{payload.model}/stats"
-    with urllib.request.urlopen(address, timeout=10) as page:
-        figures = json.load(page)["model_stats"][0]
+    try:
+        with urllib.request.urlopen(address, timeout=10) as page:
+            figures = json.load(page)["model_stats"][0]
+    except OSError as error:
+        message = f"{server.name}: no answer to GET {address}: {error}"
+        raise BenchmarkError(message) from error
     return np.array([figures["inference_count"], figures["execution_count"]])
 
 
