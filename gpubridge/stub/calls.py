@@ -20,6 +20,7 @@ from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
+from gpubridge.stub.call_forms import CallForms
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.questions import Question, Waiting
 from gpubridge.transport.calls import CallKind, decode_records, encode_records
@@ -28,7 +29,6 @@ from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag, control_message, decode_control
 from gpubridge.transport.records import Record, record_encoder, record_reader
 from gpubridge.transport.short_waits import ShortWaits
-from gpubridge.transport.signatures import encode_signature
 
 __all__ = ["CallDesk"]
 
@@ -59,7 +59,8 @@ class Call:
         self.number = number
         # Their memory is lent by reference: it must stay what it is until the answer.
         self.inputs = inputs
-        self.event = threading.Event()
+        # Made by the one who waits for it: most callers read for themselves.
+        self.event: threading.Event | None = None
         self._decoupled = decoupled
         self._responses: deque[InferenceResponse] = deque()
         self._future: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
@@ -108,7 +109,8 @@ class Call:
         if over:
             self._over = True
             self.inputs = None
-        self.event.set()
+        if self.event is not None:
+            self.event.set()
         if self._future is not None:
             loop, future = self._future
             loop.call_soon_threadsafe(_done, future)
@@ -139,6 +141,7 @@ class CallDesk:
         self._borrowed = BorrowedMemory(lent)
         self._outputs = outputs
         self._encode = record_encoder()
+        self._forms = CallForms()
         self._reader = record_reader()
         self._numbers = itertools.count(1)
         # Those that somebody still holds: who drops a call or its iterator wants no more responses.
@@ -173,34 +176,14 @@ class CallDesk:
         number = next(self._numbers) & 0xFFFF_FFFF
         call = Call(self, number, list(tensors), decoupled)
         self._calls[number] = weakref.ref(call)
-        extras: dict[str, Any] = {
-            "model": request._model_name,
-            "version": request._model_version,
-            "decoupled": decoupled,
-        }
-        if request._correlation_id:
-            extras["correlation_id"] = request._correlation_id
-        if request._flags:
-            extras["flags"] = request._flags
-        if request._timeout:
-            extras["timeout"] = request._timeout
-        if request._trace._identifier:
-            extras["trace"] = request._trace._identifier
-        if request._parameters != "{}":
-            # As the called model reads it; Triton writes no blanks there.
-            compact = json.dumps(json.loads(request._parameters), separators=(",", ":"))
-            extras["parameters"] = compact
-        signature = encode_signature(
-            [(t._name, t._datatype, t._shape) for t in tensors],
-            tuple(request._requested_output_names),
-        )
+        signature, extras = self._forms.encode(request, decoupled)
         record = self._encode(
             number,
             signature,
             self._references(tensors),
             0,
             request._request_id.encode(),
-            json.dumps(extras).encode(),
+            extras,
         )
         self._unsent.append(record)
         if loop is None or len(self._unsent) >= _SENT_TOGETHER:
@@ -287,6 +270,10 @@ class CallDesk:
             self._send_calls()
             while not call.ready:
                 if not self._reading.acquire(blocking=False):
+                    if call.event is None:
+                        # Who reads may have ended before it could see this: look again first.
+                        call.event = threading.Event()
+                        continue
                     call.event.wait()
                     call.event.clear()
                     continue
@@ -321,7 +308,8 @@ class CallDesk:
 
     def _wake_one(self) -> None:
         for waiting in list(self._waiting)[:1]:
-            waiting.event.set()
+            if waiting.event is not None:
+                waiting.event.set()
 
     def _receive(self) -> None:
         """Take one message, if there is one."""

@@ -15,11 +15,11 @@ class Waiting(Protocol):
 
     Attributes
     ----------
-    event : threading.Event
-        Set when it may be ready, or when somebody else has to read now.
+    event : threading.Event or None
+        Made by who waits; set when it may be ready, or when somebody else has to read now.
     """
 
-    event: threading.Event
+    event: threading.Event | None
 
     @property
     def ready(self) -> bool:
@@ -40,7 +40,7 @@ class Question:
     __slots__ = ("answer", "event", "fds", "ready")
 
     def __init__(self) -> None:
-        self.event = threading.Event()
+        self.event: threading.Event | None = None
         self.answer: dict[str, Any] = {}
         self.fds: list[int] = []
         self.ready = False
@@ -50,7 +50,8 @@ class Question:
         self.answer = answer
         self.fds = fds
         self.ready = True
-        self.event.set()
+        if self.event is not None:
+            self.event.set()
 
     def check(self) -> None:
         """Raise the BridgeError that the server has answered, if it is one."""

@@ -26,8 +26,10 @@ _SPILL = struct.Struct("<BxxxQ")
 _SPILL_KIND = 0
 _MAX_FDS = 16
 _ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
-_LOOK = socket.MSG_PEEK | socket.MSG_DONTWAIT
-_RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC
+# Plain numbers: to join two of the socket module's flags takes as long as to receive a message.
+_LOOK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+_RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
+_CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
 class ChannelClosed(BridgeError):
@@ -113,7 +115,7 @@ class Channel:
         if count == 0:
             close_all(fds)
             raise ChannelClosed
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if flags & _CUT:
             close_all(fds)
             raise MalformedMessage(
                 f"a message of more than {FRAME_LIMIT} bytes or {_MAX_FDS} descriptors came"

@@ -54,6 +54,8 @@ _TENSOR_REF = struct.Struct("<" + _REF)
 _REFS = [struct.Struct("<" + _REF * count) for count in range(9)]
 _MAX_TENSORS = 4096
 _PLAIN_LIMIT = 1024
+_SHORT_EXTRAS = 256
+_EXTRAS_KEPT = 256
 _PLAIN_RECORDS: dict[tuple[int, int], Callable[..., bytes]] = {}
 
 
@@ -74,8 +76,23 @@ def json_object(raw: bytes, what: str) -> dict[str, Any]:
     return fields
 
 
-def _extras(raw: bytes) -> dict[str, Any]:
-    return json_object(raw, "extras of a record")
+class _ExtrasCache:
+    """What short extras say, by their bytes: traffic repeats them. Nobody changes what it gives."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, dict[str, Any]] = {}
+
+    def __call__(self, raw: bytes) -> dict[str, Any]:
+        known = self._known.get(raw)
+        if known is None:
+            known = json_object(raw, "extras of a record")
+            if len(raw) <= _SHORT_EXTRAS:
+                if len(self._known) >= _EXTRAS_KEPT:
+                    self._known.clear()
+                self._known[raw] = known
+        return known
 
 
 def record_encoder() -> Callable[..., bytes]:
@@ -122,16 +139,17 @@ def record_reader() -> NativeRecordReader:
     compiled = native()
     if compiled is None:
         return cast("NativeRecordReader", _RecordReader(SignatureCache()))
-    return compiled.RecordReader(SignatureCache(), _extras, Record)
+    return compiled.RecordReader(SignatureCache(), _ExtrasCache(), Record)
 
 
 class _RecordReader:
     """Takes records apart in Python."""
 
-    __slots__ = ("_signatures",)
+    __slots__ = ("_extras", "_signatures")
 
     def __init__(self, signatures: SignatureCache) -> None:
         self._signatures = signatures
+        self._extras = _ExtrasCache()
 
     def read(self, message: bytes, at: int, count: int, named: bool) -> tuple[list[Record], int]:
         records = []
@@ -147,7 +165,7 @@ class _RecordReader:
             at += signed
             extras = None
             if extra:
-                extras = _extras(message[at : at + extra])
+                extras = self._extras(message[at : at + extra])
                 at += extra
             identifier = ""
             if named and word:

@@ -18,6 +18,8 @@ __all__ = ["CallForms"]
 
 _KEPT = 512
 _START, _END = 1, 2
+_SHARED = b'{"shared":true}'
+"""The extras of most calls: the model that sent the inputs looks at them, too."""
 
 
 class CallForms:
@@ -42,6 +44,8 @@ class CallForms:
         plain = "flags" not in extras and "correlation_id" not in extras and "timeout" not in extras
         form = self._form(record, model)
         options = form.options if plain else _options(extras, form)
+        if plain and "parameters" not in extras:
+            return form, _SHARED, options
         passed_on = {name: extras[name] for name in _PASSED_ON if name in extras}
         return form, orjson.dumps({**passed_on, "shared": True}), options
 
