@@ -129,12 +129,14 @@ class StubLink:
     def submit(self, requests: Sequence[InferRequest]) -> None:
         """Send one batch; batches submitted in one turn of the event loop travel in one message."""
         self._sequence += 1
-        self._alone = self.busy_poll.sent(self._ledger.idle)
+        idle = self._ledger.idle
+        self._alone = self.busy_poll.sent(idle)
         self._ledger.enter(self._sequence, requests, self)
         batch = encode_batch(self._sequence, [self._record(request) for request in requests])
         self._batches.append(batch)
         self._batch_bytes += len(batch)
-        if len(self._batches) >= _FRAME_BATCHES or self._batch_bytes > _FRAME_BYTES:
+        if idle or len(self._batches) >= _FRAME_BATCHES or self._batch_bytes > _FRAME_BYTES:
+            # A stub that has nothing to do need not wait for what else may come in this turn.
             self._flush()
         elif not self._flush_due:
             self._flush_due = True

@@ -321,7 +321,10 @@ class StubCalls:
             extras = json.dumps({"error": outcome.message, "code": int(outcome.code)}).encode()
         record = self._encode(number, signature, refs, flags, extras=extras)
         self._answers.append(record)
-        if len(self._answers) == 1:
+        if not self._calls and not flags & ResponseFlag.OPEN:
+            # Nothing else that it waits for may come in this turn.
+            self._send_answers()
+        elif len(self._answers) == 1:
             self._loop.call_soon(self._send_answers)
         if not flags & ResponseFlag.OPEN:
             self._link.busy_poll.told()
