@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from gpubridge.errors import BridgeError
 from gpubridge.pb_utils.device_memory import device_memory, host_copy
 from gpubridge.pb_utils.exceptions import TritonModelException
-from gpubridge.pb_utils.tensor import Tensor
+from gpubridge.pb_utils.output_form import OutputForm
+from gpubridge.pb_utils.output_tensor import OutputTensor
 from gpubridge.tensor import cuda_array, dlpack
 from gpubridge.tensor.device_bytes import LEGACY_STREAM, DeviceBytes
 
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["DeviceTensor"]
 
 
-class DeviceTensor(Tensor):
+class DeviceTensor(OutputTensor):
     """A tensor in CUDA memory: what arrived there, was taken from a framework, or is to be filled.
 
-    Models meet it as a `Tensor`, and make none themselves.
+    Models meet it as a `Tensor`. One that need not be copied to be sent says so as other
+    `OutputTensor` do, by its ``_final``; or it lies in the arena, which is looked up by its address.
     """
 
     __module__ = "c_python_backend_utils"
@@ -36,11 +38,13 @@ class DeviceTensor(Tensor):
         shape: tuple[int, ...],
         data: DeviceBytes,
         place: tuple[int, int, int, int] | None = None,
+        final: object = None,
     ) -> DeviceTensor:
         """Wrap bytes of the device: nothing is checked, copied or waited for here.
 
         The bytes are C-contiguous and exactly the tensor; never strings. Their place, if they are
-        in memory that can be handed on, is region, offset, size and lease.
+        in memory that can be handed on, is region, offset, size and lease; `final` is where an
+        output is that its client wants just there.
         """
         tensor = object.__new__(cls)
         tensor._name = name
@@ -49,8 +53,20 @@ class DeviceTensor(Tensor):
         tensor._source = None
         tensor._array = None
         tensor._place = place
+        tensor._final = final
         tensor._device_bytes = data
         return tensor
+
+    @classmethod
+    def _empty(cls, form: OutputForm) -> DeviceTensor:
+        """Make a tensor in the instance's arena."""
+        data = DeviceBytes(0, 0, device_memory().ordinal)
+        if form.nbytes:
+            try:
+                data = device_memory().allocate_device(form.nbytes)
+            except BridgeError as error:
+                raise TritonModelException(error.message) from None
+        return cls._on_device(form.name, form.datatype, form.shape, data)
 
     def is_cpu(self) -> bool:
         """Tell whether the data is in host memory."""

@@ -10,6 +10,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.arguments import text, wrong_type
 from gpubridge.pb_utils.exceptions import TritonModelException
+from gpubridge.pb_utils.output_form import output_form, wants_device
 from gpubridge.tensor import bytes_codec, cuda_array, dlpack
 from gpubridge.tensor.dtypes import (
     DATATYPE_OF_DTYPE,
@@ -20,6 +21,8 @@ from gpubridge.tensor.dtypes import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from gpubridge.tensor.device_bytes import DeviceBytes
@@ -89,6 +92,41 @@ class Tensor:
         self._array = array
         self._source = None
         self._place = None
+
+    @staticmethod
+    def empty(name: str, shape: Sequence[int], dtype: Any, device: Any = None) -> Tensor:
+        """Make a tensor to be filled; its contents are undefined. This is gpubridge's own.
+
+        On the GPU it lies in memory that can be handed to other models there as it is: fill what
+        ``torch.from_dlpack(tensor)`` gives, say. `InferenceRequest.output` knows better places for
+        what is an output of one request.
+
+        Parameters
+        ----------
+        name : str
+            Not empty.
+        shape : sequence of int
+        dtype : data-type
+            NumPy's, a framework's, or a KServe name such as ``"BF16"``; of elements of a fixed size.
+        device : str, int or object, optional
+            None or ``"cpu"`` is the host; ``"cuda"``, ``"cuda:0"``, 0 or a framework's device the
+            GPU that the model's instance is on.
+
+        Raises
+        ------
+        TypeError
+            If an argument is of another type.
+        TritonModelException
+            If the name is empty, a dimension negative, the dtype has no counterpart or no fixed
+            size, the device is none of the instance's, or its memory is full.
+        """
+        form = output_form(name, shape, dtype)
+        if not wants_device(device):
+            return Tensor(form.name, form.empty_array())
+        # Models without a device need not load it.
+        from gpubridge.pb_utils.device_tensor import DeviceTensor  # noqa: PLC0415
+
+        return DeviceTensor._empty(form)
 
     @classmethod
     def _received(
@@ -292,14 +330,13 @@ class Tensor:
             raise TritonModelException(_EMPTY_NAME)
         around = host.current()
         device = None if around is None else around.device
-        stream = None if device is None else device.stream
+        stream, ordinal = (None, 0) if device is None else (device.stream, device.ordinal)
         try:
             if dlpack.is_capsule(tensor):
-                imported = dlpack.import_capsule(tensor, stream)
+                imported = dlpack.import_capsule(tensor, stream, ordinal)
             elif hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
-                imported = dlpack.import_object(tensor, stream)
+                imported = dlpack.import_object(tensor, stream, ordinal)
             elif hasattr(tensor, "__cuda_array_interface__"):
-                ordinal = 0 if device is None else device.ordinal
                 imported = cuda_array.import_cuda_array(tensor, stream, ordinal)
             else:
                 raise TritonModelException(_NOT_DLPACK)

@@ -200,15 +200,19 @@ def make_capsule(  # noqa: PLR0913  (the fields of DLPack's struct)
     return _engine().capsule_make(owner, address, shape, dtype, device, flags, versioned)
 
 
-def import_object(producer: Any, stream: DeviceStream | None = None) -> ImportedTensor:
+def import_object(
+    producer: Any, stream: DeviceStream | None = None, ordinal: int = 0
+) -> ImportedTensor:
     """Take a tensor from an object with ``__dlpack__`` and ``__dlpack_device__``.
 
     Parameters
     ----------
     producer : object
-        One of CUDA memory is asked to let `stream` wait for its data.
+        One of CUDA memory, on whatever device, is asked to let `stream` wait for its data.
     stream : DeviceStream, optional
         None where this process has no device.
+    ordinal : int, optional
+        The stream's device.
 
     Raises
     ------
@@ -225,7 +229,7 @@ def import_object(producer: Any, stream: DeviceStream | None = None) -> Imported
         except TypeError:
             # Producers older than DLPack 1.0 do not know the keyword.
             capsule = producer.__dlpack__()
-        return import_capsule(capsule, stream)
+        return import_capsule(capsule, stream, ordinal)
     try:
         capsule = producer.__dlpack__(stream=stream.handle, max_version=_PROTOCOL)
     except TypeError:
@@ -233,19 +237,23 @@ def import_object(producer: Any, stream: DeviceStream | None = None) -> Imported
             capsule = producer.__dlpack__(stream=stream.handle)
         except TypeError:
             # It knows no streams: its capsule is ordered like one that came alone.
-            return import_capsule(producer.__dlpack__(), stream)
-    return _imported(capsule, stream, ordered=True)
+            return import_capsule(producer.__dlpack__(), stream, ordinal)
+    return _imported(capsule, stream, None)
 
 
-def import_capsule(capsule: Capsule, stream: DeviceStream | None = None) -> ImportedTensor:
+def import_capsule(
+    capsule: Capsule, stream: DeviceStream | None = None, ordinal: int = 0
+) -> ImportedTensor:
     """Take the tensor of a capsule; the capsule is consumed unless an error is raised.
 
     Parameters
     ----------
     capsule : PyCapsule
     stream : DeviceStream, optional
-        For CUDA memory; it waits for the legacy default stream, since a capsule names none. None
-        where this process has no device.
+        For CUDA memory; it waits for its device's legacy default stream, since a capsule names
+        none. None where this process has no device.
+    ordinal : int, optional
+        The stream's device; a capsule of another one cannot be ordered, and is refused.
 
     Raises
     ------
@@ -253,10 +261,12 @@ def import_capsule(capsule: Capsule, stream: DeviceStream | None = None) -> Impo
         INVALID_ARG for a capsule that is no DLPack tensor, was consumed before, or is of a newer
         major version; UNSUPPORTED for a device, dtype or layout that cannot be served.
     """
-    return _imported(capsule, stream, ordered=False)
+    return _imported(capsule, stream, ordinal)
 
 
-def _imported(capsule: Capsule, stream: DeviceStream | None, *, ordered: bool) -> ImportedTensor:
+def _imported(
+    capsule: Capsule, stream: DeviceStream | None, unordered_on: int | None
+) -> ImportedTensor:
     engine = _engine()
     try:
         fields = CapsuleFields(*engine.capsule_read(capsule))
@@ -268,7 +278,14 @@ def _imported(capsule: Capsule, stream: DeviceStream | None, *, ordered: bool) -
     nbytes = element_count(fields.shape) * cast("int", item_size(datatype))
     check_address(fields.address, nbytes)
     on_device = fields.device_type in _DEVICE
-    if on_device and nbytes and stream is not None and not ordered:
+    if on_device and nbytes and stream is not None and unordered_on is not None:
+        if fields.device_id != unordered_on:
+            raise BridgeError(
+                f"expected a DLPack capsule on cuda:{unordered_on}, where the model's instance is, "
+                f"got one on cuda:{fields.device_id}; pass the tensor itself, which can say when "
+                "its data is complete",
+                ErrorCode.UNSUPPORTED,
+            )
         stream.order_after(LEGACY_STREAM)
     owner = engine.capsule_take(capsule)
     address = fields.address + fields.byte_offset

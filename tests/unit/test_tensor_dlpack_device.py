@@ -56,7 +56,7 @@ def test_nothing_of_the_memory_is_looked_at(datatype, version):
     # The address is nobody's: a look would end the process.
     capsule = exported(datatype, (2, 3), version)
     assert seen_by_consumer(capsule)[:3] == (POINTER, (2, 1), (2, 3))
-    taken = dlpack.import_capsule(capsule, Stream())
+    taken = dlpack.import_capsule(capsule, Stream(), 1)
     assert (taken.datatype, taken.shape) == (datatype, (2, 3))
     assert taken.memory.pointer == POINTER
     assert taken.memory.nbytes == 6 * DATATYPES[datatype].item_size
@@ -91,7 +91,7 @@ def test_flags(read_only, copied, flags, implementation):
     if implementation == "python" and not NUMPY_VERSIONED:
         pytest.skip("this NumPy makes unversioned capsules only, which have no flags")
     assert managed_of(capsule).flags == flags
-    assert dlpack.import_capsule(capsule, Stream()).memory.read_only is read_only
+    assert dlpack.import_capsule(capsule, Stream(), 1).memory.read_only is read_only
 
 
 def test_a_capsule_holds_exactly_one_reference_to_its_owner():
@@ -102,7 +102,7 @@ def test_a_capsule_holds_exactly_one_reference_to_its_owner():
     assert sys.getrefcount(owner) == before + 1
     del capsule
     assert sys.getrefcount(owner) == before
-    taken = dlpack.import_capsule(exported(owner=owner), Stream())
+    taken = dlpack.import_capsule(exported(owner=owner), Stream(), 1)
     del owner
     assert dead() is not None
     del taken
@@ -260,6 +260,7 @@ REFUSED = [
     ({"strides": (0,)}, "not contiguous"),
     ({"strides": (-1,)}, "not contiguous"),
     ({"device_type": 10}, "^DLDevice type 10 is not support by Python backend.$"),
+    ({"device_id": 1}, "^expected a DLPack capsule on cuda:0, where .*, got one on cuda:1; pass"),
     ({"data": None}, "^expected a tensor of 16 bytes to have an address, got none$"),
 ]
 
