@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from gpubridge.pb_utils.calls import ModelCaller
+    from gpubridge.pb_utils.device_memory import DeviceMemory
     from gpubridge.pb_utils.metrics import MetricStore
     from gpubridge.pb_utils.model_control import ModelController
 
@@ -32,6 +33,8 @@ class Host(NamedTuple):
         Holds the metrics that the model makes.
     models : ModelController or None
         Loads and unloads models.
+    device : DeviceMemory or None
+        The memory of the GPU that the model's instance is on.
     """
 
     model_dir: str
@@ -39,6 +42,7 @@ class Host(NamedTuple):
     caller: ModelCaller | None = None
     metrics: MetricStore | None = None
     models: ModelController | None = None
+    device: DeviceMemory | None = None
 
 
 _host: Host | None = None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import numpy as np
-
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.arguments import integer
 from gpubridge.pb_utils.calls import ModelCaller, ResponseIterator, first_response
@@ -14,7 +12,7 @@ from gpubridge.pb_utils.constants import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
 )
 from gpubridge.pb_utils.exceptions import TritonModelException
-from gpubridge.pb_utils.output_tensor import output_form
+from gpubridge.pb_utils.output_form import output_form, wants_device
 from gpubridge.pb_utils.preferred_memory import MemoryType, PreferredMemory
 from gpubridge.pb_utils.request_fields import NO_TRACE, RequestFields
 from gpubridge.pb_utils.request_origin import RequestOrigin
@@ -179,11 +177,11 @@ class InferenceRequest(RequestFields):
             )
         return self._origin.response_sender()
 
-    def output(self, name: str, shape: Sequence[int], dtype: Any) -> Tensor:
+    def output(self, name: str, shape: Sequence[int], dtype: Any, device: Any = None) -> Tensor:
         """Give a tensor to write an output to, in the place where the bytes are wanted in the end.
 
         That is the client's shared memory, if the client wants this output there and it fits; else
-        memory from which the server sends it. Returned in the response to this request, the tensor
+        memory from which the server sends it, or which it hands to the next model. Returned in the response to this request, the tensor
         is not copied any more. Returned in another one, or twice, it is a tensor like others. This is
         gpubridge's own; Triton's requests have no such method.
 
@@ -194,27 +192,33 @@ class InferenceRequest(RequestFields):
         shape : sequence of int
             Also the batch's dimension.
         dtype : data-type
-            As NumPy takes it, of elements of a fixed size; bfloat16 as ml_dtypes has it.
+            NumPy's, a framework's, or a KServe name such as ``"BF16"``; of elements of a fixed size.
+        device : str, int or object, optional
+            Where the model can write: None or ``"cpu"`` is the host; ``"cuda"``, ``"cuda:0"``, 0 or
+            a framework's device the GPU that the model's instance is on.
 
         Returns
         -------
         Tensor
-            Its ``as_numpy()`` is writable; its contents are undefined. Do not write to it once the
-            response was sent.
+            Its contents are undefined. On the host its ``as_numpy()`` is writable; on the GPU fill
+            what ``torch.from_dlpack(tensor)`` gives, say. Do not write to it once the response was
+            sent.
 
         Raises
         ------
         TypeError
             If an argument is of another type.
         TritonModelException
-            If the name is empty, a dimension negative, or the dtype has no counterpart or no fixed
-            size.
+            If the name is empty, a dimension negative, the dtype has no counterpart or no fixed
+            size, the device is none of the instance's, or its memory is full.
         """
-        dtype, datatype, dims = output_form(name, shape, dtype)
         if self._origin is None:
             # Outside a server there is no better place than any.
-            return Tensor(name, np.empty(dims, dtype))
-        return self._origin.output(name, datatype, dims, dtype)
+            return Tensor.empty(name, shape, dtype, device)
+        form = output_form(name, shape, dtype)
+        if wants_device(device):
+            return self._origin.output_on_device(form)
+        return self._origin.output(form.name, form.datatype, form.shape, form.known_dtype())
 
     @overload
     def exec(self, decoupled: Literal[False] = False) -> InferenceResponse: ...

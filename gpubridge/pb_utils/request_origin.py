@@ -10,6 +10,8 @@ from gpubridge.pb_utils.tensor import Tensor
 if TYPE_CHECKING:
     import numpy as np
 
+    from gpubridge.pb_utils.output_form import OutputForm
+
 __all__ = ["RequestOrigin"]
 
 
@@ -23,6 +25,9 @@ class RequestOrigin(Protocol):
         self, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Tensor:
         """Make an output tensor in its final place."""
+
+    def output_on_device(self, form: OutputForm, /) -> Tensor:
+        """Make an output tensor in its final place on the instance's GPU, which it has."""
 
     def reschedule(self, wanted: bool, /) -> None:
         """Note whether the model wants to get the request again."""

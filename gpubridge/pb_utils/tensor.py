@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubridge.errors import BridgeError
+from gpubridge.pb_utils import host
 from gpubridge.pb_utils.arguments import text, wrong_type
 from gpubridge.pb_utils.exceptions import TritonModelException
-from gpubridge.tensor import bytes_codec, dlpack
+from gpubridge.pb_utils.output_form import output_form, wants_device
+from gpubridge.tensor import bytes_codec, cuda_array, dlpack
 from gpubridge.tensor.dtypes import (
     DATATYPE_OF_DTYPE,
     DATATYPES,
@@ -19,7 +21,11 @@ from gpubridge.tensor.dtypes import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
+
+    from gpubridge.tensor.device_bytes import DeviceBytes
 
 __all__ = ["Tensor"]
 
@@ -65,6 +71,8 @@ class Tensor:
     _place: tuple[int, int, int, int] | None
     _shape: tuple[int, ...]
     _source: memoryview | None
+    #: The data where it is in CUDA memory: a `DeviceTensor` then.
+    _device_bytes: DeviceBytes | None = None
 
     def __init__(self, name: str, array: NDArray[Any], /) -> None:
         if not isinstance(name, str):
@@ -84,6 +92,41 @@ class Tensor:
         self._array = array
         self._source = None
         self._place = None
+
+    @staticmethod
+    def empty(name: str, shape: Sequence[int], dtype: Any, device: Any = None) -> Tensor:
+        """Make a tensor to be filled; its contents are undefined. This is gpubridge's own.
+
+        On the GPU it lies in memory that can be handed to other models there as it is: fill what
+        ``torch.from_dlpack(tensor)`` gives, say. `InferenceRequest.output` knows better places for
+        what is an output of one request.
+
+        Parameters
+        ----------
+        name : str
+            Not empty.
+        shape : sequence of int
+        dtype : data-type
+            NumPy's, a framework's, or a KServe name such as ``"BF16"``; of elements of a fixed size.
+        device : str, int or object, optional
+            None or ``"cpu"`` is the host; ``"cuda"``, ``"cuda:0"``, 0 or a framework's device the
+            GPU that the model's instance is on.
+
+        Raises
+        ------
+        TypeError
+            If an argument is of another type.
+        TritonModelException
+            If the name is empty, a dimension negative, the dtype has no counterpart or no fixed
+            size, the device is none of the instance's, or its memory is full.
+        """
+        form = output_form(name, shape, dtype)
+        if not wants_device(device):
+            return Tensor(form.name, form.empty_array())
+        # Models without a device need not load it.
+        from gpubridge.pb_utils.device_tensor import DeviceTensor  # noqa: PLC0415
+
+        return DeviceTensor._empty(form)
 
     @classmethod
     def _received(
@@ -125,6 +168,11 @@ class Tensor:
         """Tell whether the data is in host memory."""
         return True
 
+    @property
+    def device(self) -> str:
+        """Where the data is: ``"cpu"``, or ``"cuda:0"`` with the number that frameworks use."""
+        return "cpu"
+
     def as_numpy(self) -> NDArray[Any]:
         """Give the data as an array, the same one at each call.
 
@@ -133,6 +181,8 @@ class Tensor:
         numpy.ndarray
             For a numeric tensor that arrived, a view of the memory it arrived in, which the array
             keeps alive; read-only where that memory is. For strings, dtype object, of ``bytes``.
+            Of data in CUDA memory, a copy: editing it changes no tensor, and it is made again at
+            each call where others may have written to that memory in between.
 
         Raises
         ------
@@ -141,21 +191,18 @@ class Tensor:
         """
         array = self._array
         if array is None:
-            array = self._array = self._view()
+            array = self._array = self._view(self._source)
         return array
 
-    def _view(self) -> NDArray[Any]:
+    def _view(self, source: memoryview | None) -> NDArray[Any]:
         if self._datatype == "BYTES":
             try:
-                return bytes_codec.decode(self._source, element_count(self._shape)).reshape(
-                    self._shape
-                )
+                return bytes_codec.decode(source, element_count(self._shape)).reshape(self._shape)
             except BridgeError as error:
                 raise TritonModelException(error.message) from None
         dtype = numpy_dtype(self._datatype)
         if dtype is None:
             raise TritonModelException(_BF16_TO_NUMPY)
-        source = self._source
         # NumPy makes no array of a buffer without bytes.
         if not source:
             return np.empty(self._shape, dtype)
@@ -194,7 +241,9 @@ class Tensor:
         """Give an unversioned DLPack capsule of the data; no copy.
 
         The capsule holds the tensor until its consumer lets go or, never consumed, until it is
-        deleted. It cannot say that memory is read-only; ``from_dlpack(tensor)`` can.
+        deleted. It cannot say that memory is read-only; ``from_dlpack(tensor)`` can. It carries no
+        stream either: data in CUDA memory is waited for first, which ``from_dlpack(tensor)`` need
+        not.
 
         Raises
         ------
@@ -210,14 +259,26 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Give a DLPack capsule; `stream` means nothing for host memory.
+        """Give a DLPack capsule.
+
+        Parameters
+        ----------
+        stream : int or None, optional
+            For data in CUDA memory, the stream that is to wait for it, as DLPack numbers them. Keep
+            the stream until the response is sent in which this tensor travels, if it does.
+        max_version : (int, int), optional
+            The newest DLPack version that the consumer reads.
+        dl_device : (int, int), optional
+            Where the data is wanted: where it is, or on the host, ``(1, 0)``, by a copy.
+        copy : bool, optional
+            Whether it has to be, or must not be, a copy.
 
         Raises
         ------
         BufferError
-            If the data is asked for on another device.
+            If the data is asked for on another device, or there without a copy.
         TritonModelException
-            For strings.
+            For strings, or if the device fails.
         """
         if dl_device is not None and tuple(dl_device) != (dlpack.CPU, 0):
             raise BufferError(
@@ -251,8 +312,11 @@ class Tensor:
         name : str
             Not empty.
         tensor : object
-            A DLPack capsule, or an object with ``__dlpack__`` and ``__dlpack_device__``. In host
-            memory and C-contiguous. Its memory lives as long as this tensor or a view of it.
+            A DLPack capsule, or an object with ``__dlpack__`` and ``__dlpack_device__``, or with
+            ``__cuda_array_interface__``. C-contiguous; in host memory, or in CUDA memory where the
+            model's instance has a GPU. Its memory lives as long as this tensor or a view of it.
+            Work that is on the producer's current stream by now is waited for, by the device; of a
+            capsule, which names no stream, work on the default stream.
 
         Raises
         ------
@@ -264,16 +328,27 @@ class Tensor:
         name = text(name, "the tensor's name")
         if not name:
             raise TritonModelException(_EMPTY_NAME)
+        around = host.current()
+        device = None if around is None else around.device
+        stream, ordinal = (None, 0) if device is None else (device.stream, device.ordinal)
         try:
             if dlpack.is_capsule(tensor):
-                imported = dlpack.import_capsule(tensor)
+                imported = dlpack.import_capsule(tensor, stream, ordinal)
             elif hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
-                imported = dlpack.import_object(tensor)
+                imported = dlpack.import_object(tensor, stream, ordinal)
+            elif hasattr(tensor, "__cuda_array_interface__"):
+                imported = cuda_array.import_cuda_array(tensor, stream, ordinal)
             else:
                 raise TritonModelException(_NOT_DLPACK)
         except BridgeError as error:
             raise TritonModelException(error.message) from None
-        return Tensor._received(name, *imported)
+        memory = imported.memory
+        if isinstance(memory, memoryview):
+            return Tensor._received(name, imported.datatype, imported.shape, memory)
+        # Models without a device need not load it.
+        from gpubridge.pb_utils.device_tensor import DeviceTensor  # noqa: PLC0415
+
+        return DeviceTensor._on_device(name, imported.datatype, imported.shape, memory)
 
 
 _new = object.__new__

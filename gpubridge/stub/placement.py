@@ -10,6 +10,7 @@ import numpy as np
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Slot
 from gpubridge.pb_utils import Tensor
+from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.output_tensor import OutputTensor
 from gpubridge.stub.client_memory import ClientMemory, Target, copies_of, targets_of
 from gpubridge.stub.outputs import OutputMemory
@@ -55,6 +56,19 @@ class Placement:
         else:
             place, memory = self._outputs.lend_to_model(nbytes)
         return OutputTensor._placed(name, datatype, memory.view(dtype).reshape(shape), place)
+
+    def allocate_on_device(self, record: Record, form: OutputForm) -> Tensor:  # noqa: ARG002
+        """Make a tensor in the arena of the stub's GPU: a client has no memory there so far.
+
+        Raises
+        ------
+        TritonModelException
+            When the arena is full.
+        """
+        # Stubs without a device need not load it.
+        from gpubridge.pb_utils.device_tensor import DeviceTensor  # noqa: PLC0415
+
+        return DeviceTensor._empty(form)
 
     def place(self, record: Record, tensors: Sequence[Tensor]) -> list[int]:
         """Put each tensor in its place; returns the fields of their references.

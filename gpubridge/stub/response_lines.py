@@ -21,6 +21,8 @@ from gpubridge.transport.records import Record
 if TYPE_CHECKING:
     import numpy as np
 
+    from gpubridge.pb_utils.output_form import OutputForm
+
 __all__ = ["DecoupledOrigin", "RequestOrigin", "ResponseDesk"]
 
 _WAITING_RESPONSES = 64
@@ -93,13 +95,21 @@ class RequestOrigin:
         self, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Tensor:
         """Make an output tensor in the place where it is wanted, or will be sent from."""
+        self._check_open(name)
+        placement = self._desk.answers.placement
+        return placement.allocate(self.record, name, datatype, shape, dtype)
+
+    def output_on_device(self, form: OutputForm) -> Tensor:
+        """Make an output tensor on the stub's GPU, in the place where it is wanted if that is there."""
+        self._check_open(form.name)
+        return self._desk.answers.placement.allocate_on_device(self.record, form)
+
+    def _check_open(self, name: str) -> None:
         if hasattr(self, "over") or (self.sender is not None and self.sender._closed):
             raise TritonModelException(
                 f"output '{name}': expected a request that is not answered yet, got one that is: the "
                 "place where its outputs go may be another request's"
             )
-        placement = self._desk.answers.placement
-        return placement.allocate(self.record, name, datatype, shape, dtype)
 
     def reschedule(self, wanted: bool) -> None:
         """Note whether the model wants to get the request again."""

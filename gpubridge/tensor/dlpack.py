@@ -1,8 +1,8 @@
 """DLPack: tensors handed to and taken from frameworks without a copy.
 
-Host memory only for now: CUDA tensors are refused on import. The capsules themselves are made and
-read by ``gpubridge._native`` or, without it, by `gpubridge.tensor.dlpack_ctypes`; the rules are
-here, once.
+The capsules themselves are made and read by ``gpubridge._native`` or, without it, by
+`gpubridge.tensor.dlpack_ctypes`; the rules are here, once. Tensors in CUDA memory are taken only
+where there is a stream to order them on; `gpubridge.pb_utils.device_tensor` gives them to others.
 
 Ownership: an exported capsule holds its owner until the consumer lets go or, never consumed, until
 the capsule is deleted. An imported tensor's memory holds the producer's tensor; its deleter is
@@ -11,12 +11,14 @@ called exactly once, when the last view of that memory is gone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.tensor import dlpack_ctypes
+from gpubridge.tensor.device_bytes import LEGACY_STREAM, DeviceBytes, DeviceStream
 from gpubridge.tensor.dtypes import element_count, item_size
 from gpubridge.tensor.native import CapsuleFields, native
 
@@ -28,15 +30,23 @@ __all__ = [
     "CPU",
     "CUDA",
     "CUDA_HOST",
-    "HostTensor",
+    "CUDA_MANAGED",
+    "ImportedTensor",
+    "check_address",
+    "check_contiguous",
+    "check_device",
     "export_host",
     "import_capsule",
     "import_object",
     "is_capsule",
+    "make_capsule",
 ]
 
 #: ``DLDeviceType`` values.
-CPU, CUDA, CUDA_HOST = 1, 2, 3
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
+_HOST = (CPU, CUDA_HOST)
+#: Managed memory is reached from the device like the device's own, and treated as such.
+_DEVICE = (CUDA, CUDA_MANAGED)
 
 _READ_ONLY, _COPIED = 1, 2
 _BFLOAT = 4
@@ -60,9 +70,26 @@ _DL_DTYPE = {
 }
 _DATATYPE = {value: name for name, value in _DL_DTYPE.items()}
 
+#: ``DLDataTypeCode`` values of what frameworks have and Triton has no datatype for.
+_FOREIGN = {
+    3: "an opaque handle",
+    5: "a complex number",
+    7: "float8_e3m4",
+    8: "float8_e4m3",
+    9: "float8_e4m3b11fnuz",
+    10: "float8_e4m3fn",
+    11: "float8_e4m3fnuz",
+    12: "float8_e5m2",
+    13: "float8_e5m2fnuz",
+    14: "float8_e8m0fnu",
+    15: "float6_e2m3fn",
+    16: "float6_e3m2fn",
+    17: "float4_e2m1fn",
+}
 
-class HostTensor(NamedTuple):
-    """A tensor in host memory that another library owns.
+
+class ImportedTensor(NamedTuple):
+    """A tensor that another library owns.
 
     Attributes
     ----------
@@ -70,14 +97,14 @@ class HostTensor(NamedTuple):
         KServe name.
     shape : tuple of int
         C-contiguous.
-    memory : memoryview
+    memory : memoryview or DeviceBytes
         One-dimensional bytes of exactly the tensor; read-only where the producer says so. The
         producer's memory lives until the last view of it is gone.
     """
 
     datatype: str
     shape: tuple[int, ...]
-    memory: memoryview
+    memory: memoryview | DeviceBytes
 
 
 class _ArrayInterface:
@@ -134,19 +161,58 @@ def export_host(
     BridgeError
         UNSUPPORTED for BYTES.
     """
+    view = np.frombuffer(memory, np.uint8) if memoryview(memory).nbytes else np.empty(0, np.uint8)
+    return make_capsule(
+        owner,
+        view.__array_interface__["data"][0],
+        datatype,
+        shape,
+        (CPU, 0),
+        max_version,
+        read_only=not view.flags.writeable,
+        copied=copied,
+    )
+
+
+def make_capsule(  # noqa: PLR0913  (the fields of DLPack's struct)
+    owner: object,
+    address: int,
+    datatype: str,
+    shape: tuple[int, ...],
+    device: tuple[int, int],
+    max_version: tuple[int, int] | None,
+    *,
+    read_only: bool,
+    copied: bool,
+) -> Capsule:
+    """Make a capsule of C-contiguous elements at an address, whatever device that is on.
+
+    Raises
+    ------
+    BridgeError
+        UNSUPPORTED for BYTES.
+    """
     dtype = _DL_DTYPE.get(datatype)
     if dtype is None:
         raise BridgeError("DLPack does not have support for string tensors.", ErrorCode.UNSUPPORTED)
-    view = np.frombuffer(memory, np.uint8) if memoryview(memory).nbytes else np.empty(0, np.uint8)
-    address = view.__array_interface__["data"][0]
-    read_only = not view.flags.writeable
     flags = (_READ_ONLY if read_only else 0) | (_COPIED if copied else 0)
     versioned = max_version is not None and tuple(max_version) >= _PROTOCOL
-    return _engine().capsule_make(owner, address, shape, dtype, (CPU, 0), flags, versioned)
+    return _engine().capsule_make(owner, address, shape, dtype, device, flags, versioned)
 
 
-def import_object(producer: Any) -> HostTensor:
+def import_object(
+    producer: Any, stream: DeviceStream | None = None, ordinal: int = 0
+) -> ImportedTensor:
     """Take a tensor from an object with ``__dlpack__`` and ``__dlpack_device__``.
+
+    Parameters
+    ----------
+    producer : object
+        One of CUDA memory, on whatever device, is asked to let `stream` wait for its data.
+    stream : DeviceStream, optional
+        None where this process has no device.
+    ordinal : int, optional
+        The stream's device.
 
     Raises
     ------
@@ -155,17 +221,39 @@ def import_object(producer: Any) -> HostTensor:
     Exception
         Whatever the producer raises (a tensor that requires gradients, say).
     """
-    _check_device(int(producer.__dlpack_device__()[0]))
+    device_type = int(producer.__dlpack_device__()[0])
+    check_device(device_type, stream)
+    if device_type in _HOST or stream is None:
+        try:
+            capsule = producer.__dlpack__(max_version=_PROTOCOL)
+        except TypeError:
+            # Producers older than DLPack 1.0 do not know the keyword.
+            capsule = producer.__dlpack__()
+        return import_capsule(capsule, stream, ordinal)
     try:
-        capsule = producer.__dlpack__(max_version=_PROTOCOL)
+        capsule = producer.__dlpack__(stream=stream.handle, max_version=_PROTOCOL)
     except TypeError:
-        # Producers older than DLPack 1.0 do not know the keyword.
-        capsule = producer.__dlpack__()
-    return import_capsule(capsule)
+        try:
+            capsule = producer.__dlpack__(stream=stream.handle)
+        except TypeError:
+            # It knows no streams: its capsule is ordered like one that came alone.
+            return import_capsule(producer.__dlpack__(), stream, ordinal)
+    return _imported(capsule, stream, None)
 
 
-def import_capsule(capsule: Capsule) -> HostTensor:
+def import_capsule(
+    capsule: Capsule, stream: DeviceStream | None = None, ordinal: int = 0
+) -> ImportedTensor:
     """Take the tensor of a capsule; the capsule is consumed unless an error is raised.
+
+    Parameters
+    ----------
+    capsule : PyCapsule
+    stream : DeviceStream, optional
+        For CUDA memory; it waits for its device's legacy default stream, since a capsule names
+        none. None where this process has no device.
+    ordinal : int, optional
+        The stream's device; a capsule of another one cannot be ordered, and is refused.
 
     Raises
     ------
@@ -173,31 +261,58 @@ def import_capsule(capsule: Capsule) -> HostTensor:
         INVALID_ARG for a capsule that is no DLPack tensor, was consumed before, or is of a newer
         major version; UNSUPPORTED for a device, dtype or layout that cannot be served.
     """
+    return _imported(capsule, stream, ordinal)
+
+
+def _imported(
+    capsule: Capsule, stream: DeviceStream | None, unordered_on: int | None
+) -> ImportedTensor:
     engine = _engine()
     try:
         fields = CapsuleFields(*engine.capsule_read(capsule))
     except ValueError as error:
         raise BridgeError(str(error), ErrorCode.INVALID_ARG) from None
-    _check_device(fields.device_type)
+    check_device(fields.device_type, stream)
     datatype = _checked_datatype(fields)
-    _check_contiguous(fields)
-    owner = engine.capsule_take(capsule)
+    check_contiguous(fields.shape, fields.strides)
     nbytes = element_count(fields.shape) * cast("int", item_size(datatype))
-    if nbytes == 0:
-        return HostTensor(datatype, fields.shape, memoryview(b""))
+    check_address(fields.address, nbytes)
+    on_device = fields.device_type in _DEVICE
+    if on_device and nbytes and stream is not None and unordered_on is not None:
+        if fields.device_id != unordered_on:
+            raise BridgeError(
+                f"expected a DLPack capsule on cuda:{unordered_on}, where the model's instance is, "
+                f"got one on cuda:{fields.device_id}; pass the tensor itself, which can say when "
+                "its data is complete",
+                ErrorCode.UNSUPPORTED,
+            )
+        stream.order_after(LEGACY_STREAM)
+    owner = engine.capsule_take(capsule)
     address = fields.address + fields.byte_offset
     read_only = bool(fields.flags & _READ_ONLY)
-    lent = _ArrayInterface(owner, address, nbytes, read_only)
-    return HostTensor(datatype, fields.shape, np.asarray(lent).data)
+    memory: memoryview | DeviceBytes
+    if on_device:
+        memory = DeviceBytes(0, 0, fields.device_id)
+        if nbytes:
+            memory = DeviceBytes(
+                address, nbytes, fields.device_id, owner, stream, read_only=read_only, shared=True
+            )
+    else:
+        memory = memoryview(b"")
+        if nbytes:
+            memory = np.asarray(_ArrayInterface(owner, address, nbytes, read_only)).data
+    return ImportedTensor(datatype, fields.shape, memory)
 
 
-def _check_device(device_type: int) -> None:
-    if device_type in (CPU, CUDA_HOST):
+def check_device(device_type: int, stream: DeviceStream | None) -> None:
+    """Raise UNSUPPORTED for memory that cannot be taken here; without a stream, CUDA memory is."""
+    if device_type in _HOST or (device_type in _DEVICE and stream is not None):
         return
-    if device_type == CUDA:
+    if device_type in _DEVICE:
         raise BridgeError(
-            "expected a DLPack tensor in host memory, got one in CUDA memory, which this version "
-            "of gpubridge cannot take yet; pass tensor.cpu() (or the framework's equivalent)",
+            "expected a tensor in host memory, got one in CUDA memory where the model's instance "
+            "has no GPU; give the model an instance_group of KIND_GPU, or pass tensor.cpu() (or "
+            "the framework's equivalent)",
             ErrorCode.UNSUPPORTED,
         )
     raise BridgeError(
@@ -214,19 +329,22 @@ def _checked_datatype(fields: CapsuleFields) -> str:
         )
     datatype = _DATATYPE.get((fields.code, fields.bits)) if fields.lanes == 1 else None
     if datatype is None:
+        foreign = _FOREIGN.get(fields.code)
+        hint = f": Triton has no datatype for {foreign}; pass a view as integers" if foreign else ""
         raise BridgeError(
             f"expected a DLPack dtype of {', '.join(_DL_DTYPE)} with one lane, got type code "
-            f"{fields.code} with {fields.bits} bits and {fields.lanes} lanes",
+            f"{fields.code} with {fields.bits} bits and {fields.lanes} lanes{hint}",
             ErrorCode.UNSUPPORTED,
         )
     return datatype
 
 
-def _check_contiguous(fields: CapsuleFields) -> None:
-    if element_count(fields.shape) == 0 or fields.strides is None:
+def check_contiguous(shape: Sequence[int], strides: Sequence[int] | None) -> None:
+    """Raise UNSUPPORTED, in Triton's words, unless strides (in elements) are those of C order."""
+    if strides is None or element_count(shape) == 0:
         return
     expected = 1
-    for dim, stride in zip(reversed(fields.shape), reversed(fields.strides)):
+    for dim, stride in zip(reversed(shape), reversed(strides)):
         # The stride of a dimension of one element leads nowhere; producers put anything there.
         if dim != 1 and stride != expected:
             raise BridgeError(
@@ -235,3 +353,12 @@ def _check_contiguous(fields: CapsuleFields) -> None:
                 ErrorCode.UNSUPPORTED,
             )
         expected *= dim
+
+
+def check_address(address: int, nbytes: int) -> None:
+    """Raise INVALID_ARG for bytes at no address."""
+    if nbytes and not address:
+        raise BridgeError(
+            f"expected a tensor of {nbytes} bytes to have an address, got none",
+            ErrorCode.INVALID_ARG,
+        )

@@ -186,6 +186,8 @@ class _CtypesEngine:
         capsule = self._numpy_capsule(array, versioned)
         name, _, managed = self._managed(capsule)
         managed.dl_tensor.dtype.code = code
+        # NumPy gives an array of no elements an address of the host's.
+        managed.dl_tensor.data = address or None
         managed.dl_tensor.device.device_type, managed.dl_tensor.device.device_id = device
         if name == _VERSIONED:
             managed.flags = flags

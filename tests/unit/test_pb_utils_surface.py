@@ -74,7 +74,7 @@ EMBEDDED = [
     "unload_model",
 ]
 METHODS = {
-    "Tensor": "as_numpy from_dlpack is_cpu name shape to_dlpack triton_dtype",
+    "Tensor": "as_numpy device empty from_dlpack is_cpu name shape to_dlpack triton_dtype",
     "InferenceRequest": "async_exec correlation_id exec flags get_response_sender inputs "
     "is_cancelled output parameters request_id requested_output_names set_flags set_release_flags "
     "timeout trace",

@@ -10,6 +10,7 @@ import pytest
 
 from gpubridge.pb_utils import TritonModelException
 from gpubridge.pb_utils.constants import TRITONSERVER_RESPONSE_COMPLETE_FINAL as FINAL
+from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.stub.response_lines import DecoupledOrigin, RequestOrigin, ResponseDesk
 from gpubridge.transport.records import Record
@@ -19,7 +20,9 @@ TICKET = 3
 
 
 class Answers:
-    placement = SimpleNamespace(allocate=lambda *arguments: arguments)
+    placement = SimpleNamespace(
+        allocate=lambda *arguments: arguments, allocate_on_device=lambda *arguments: arguments
+    )
 
     def nothing(self, ticket, flags):
         return b"nothing"
@@ -67,10 +70,14 @@ def test_after_its_response_was_returned_it_stays_what_it_was(origin, cancelled,
 
 
 def test_no_output_is_placed_for_a_request_that_is_over(origin):
+    form = OutputForm("OUT", "FP32", (1,), None)
     assert origin.output("OUT", "FP32", (1,), None)
+    assert origin.output_on_device(form) == (origin.record, form)
     origin.response_sender().send(flags=FINAL)
     with pytest.raises(TritonModelException, match="a request that is not answered yet"):
         origin.output("OUT", "FP32", (1,), None)
+    with pytest.raises(TritonModelException, match="a request that is not answered yet"):
+        origin.output_on_device(form)
 
 
 def test_threads_that_ask_at_once_get_one_sender(origin, monkeypatch):

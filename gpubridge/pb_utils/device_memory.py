@@ -1,0 +1,78 @@
+"""What the process around a model gives to tensors in CUDA memory; it may make calls of the driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from gpubridge.errors import BridgeError
+from gpubridge.pb_utils import host
+from gpubridge.pb_utils.exceptions import TritonModelException
+from gpubridge.tensor.device_bytes import DeviceBytes, DeviceStream
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["DeviceMemory", "device_memory", "host_copy"]
+
+
+class DeviceMemory(Protocol):
+    """The memory of the GPU that an instance is on. Any thread may call.
+
+    Each method raises BridgeError where it fails: UNAVAILABLE where memory is short.
+    """
+
+    @property
+    def ordinal(self) -> int:
+        """The device's number in this process."""
+
+    @property
+    def stream(self) -> DeviceStream:
+        """The stream on which the bridge copies, and on which what comes in is ordered."""
+
+    def allocate_device(self, nbytes: int) -> DeviceBytes:
+        """Return writable bytes in the instance's arena; their contents are undefined.
+
+        They are complete for `stream` order: ready is None or tells when a former user is done.
+        """
+
+    def copy_to_host(self, data: DeviceBytes, target: memoryview) -> None:
+        """Fill a writable buffer of exactly ``data.nbytes``, in order; it is full on return."""
+
+    def copy_on_device(self, data: DeviceBytes) -> DeviceBytes:
+        """Return a copy in the instance's arena, in order; its `ready` tells when it is made."""
+
+
+def device_memory() -> DeviceMemory:
+    """Return this process's device memory.
+
+    Raises
+    ------
+    TritonModelException
+        If the model's instance is on no GPU, or there is no server.
+    """
+    around = host.current()
+    if around is None or around.device is None:
+        raise TritonModelException(
+            "expected an instance on a GPU, got one without; give the model an instance_group of "
+            "KIND_GPU"
+        )
+    return around.device
+
+
+def host_copy(data: DeviceBytes) -> NDArray[np.uint8]:
+    """Return bytes of the device in new host memory; of no bytes without asking anybody.
+
+    Raises
+    ------
+    TritonModelException
+        If they cannot be copied.
+    """
+    array = np.empty(data.nbytes, np.uint8)
+    if data.nbytes:
+        try:
+            device_memory().copy_to_host(data, array.data)
+        except BridgeError as error:
+            raise TritonModelException(error.message) from None
+    return array

@@ -1,0 +1,125 @@
+"""Tensors in CUDA memory as ``__cuda_array_interface__`` describes them, taken and shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.tensor import dlpack
+from gpubridge.tensor.device_bytes import LEGACY_STREAM, DeviceBytes, DeviceStream
+from gpubridge.tensor.dtypes import DATATYPES, byte_size, datatype_from_numpy, element_count
+
+__all__ = ["cuda_array_interface", "import_cuda_array"]
+
+
+def cuda_array_interface(
+    data: DeviceBytes, datatype: str, shape: tuple[int, ...]
+) -> dict[str, Any]:
+    """Describe a tensor as ``__cuda_array_interface__``, version 3, and order its use.
+
+    A consumer says nothing of its stream there: it waits for the legacy default stream, which waits
+    for the data.
+
+    Raises
+    ------
+    BridgeError
+        UNSUPPORTED for BF16, which the interface has no name for.
+    """
+    dtype = DATATYPES[datatype].dtype
+    if dtype is None:
+        raise BridgeError(
+            f"__cuda_array_interface__ has no name for the elements of {datatype} tensors: use DLPack",
+            ErrorCode.UNSUPPORTED,
+        )
+    ordered = data.ready is not None
+    data.hand_out(LEGACY_STREAM)
+    return {
+        "version": 3,
+        "shape": shape,
+        "typestr": dtype.str,
+        "data": (data.pointer if element_count(shape) else 0, data.read_only),
+        "strides": None,
+        "stream": LEGACY_STREAM if ordered else None,
+    }
+
+
+def import_cuda_array(
+    producer: Any, stream: DeviceStream | None, ordinal: int
+) -> dlpack.ImportedTensor:
+    """Take a tensor that an object describes in its ``__cuda_array_interface__``.
+
+    Parameters
+    ----------
+    producer : object
+        Held for as long as the tensor is looked at.
+    stream : DeviceStream or None
+        Waits for the stream that the interface names; for the legacy default stream where it is of
+        a version that can name none. None where this process has no device.
+    ordinal : int
+        The device; the interface does not say.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG for an interface that does not follow its rules; UNSUPPORTED for a dtype, layout
+        or mask that cannot be served, or without a device.
+    """
+    dlpack.check_device(dlpack.CUDA, stream)
+    assert stream is not None  # that was checked
+    pointer, read_only, datatype, shape, named = _read(producer.__cuda_array_interface__)
+    nbytes = byte_size(datatype, shape)
+    dlpack.check_address(pointer, nbytes)
+    if nbytes == 0:
+        return dlpack.ImportedTensor(datatype, shape, DeviceBytes(0, 0, ordinal))
+    if named is not None:
+        stream.order_after(named)
+    data = DeviceBytes(pointer, nbytes, ordinal, producer, stream, read_only=read_only, shared=True)
+    return dlpack.ImportedTensor(datatype, shape, data)
+
+
+def _read(interface: dict[str, Any]) -> tuple[int, bool, str, tuple[int, ...], int | None]:
+    """Check an interface; returns address, read-only flag, datatype, dims and stream."""
+    try:
+        shape = tuple([int(dim) for dim in interface["shape"]])
+        dtype = np.dtype(interface["typestr"])
+        pointer, read_only = interface["data"]
+        address = int(pointer or 0)
+        stream = interface.get("stream") if int(interface["version"]) >= 3 else LEGACY_STREAM
+        strides = _in_elements(interface.get("strides"), dtype.itemsize)
+        element_count(shape)
+    except (KeyError, TypeError, ValueError, BridgeError) as error:
+        raise BridgeError(
+            "expected a __cuda_array_interface__ with shape, typestr, data and version, got "
+            f"{interface!r} ({type(error).__name__}: {error})",
+            ErrorCode.INVALID_ARG,
+        ) from None
+    if stream is not None and (not isinstance(stream, int) or stream < 1):
+        raise BridgeError(
+            "expected the stream of a __cuda_array_interface__ to be None, 1, 2 or a CUDA "
+            f"stream's handle, got {stream!r}",
+            ErrorCode.INVALID_ARG,
+        )
+    datatype = datatype_from_numpy(dtype)
+    if datatype is None or datatype == "BYTES":
+        raise BridgeError(
+            "expected a __cuda_array_interface__ with a dtype that Triton has, got typestr "
+            f"{interface['typestr']!r}",
+            ErrorCode.UNSUPPORTED,
+        )
+    if interface.get("mask") is not None:
+        raise BridgeError(
+            "expected a __cuda_array_interface__ without a mask, got one with: fill the masked "
+            "elements first",
+            ErrorCode.UNSUPPORTED,
+        )
+    dlpack.check_contiguous(shape, strides)
+    return address, bool(read_only), datatype, shape, stream
+
+
+def _in_elements(strides: Any, itemsize: int) -> list[int] | None:
+    if strides is None:
+        return None
+    # One that is no whole number of elements is no contiguous array's.
+    return [stride // itemsize if stride % itemsize == 0 else -1 for stride in strides]

@@ -1,0 +1,143 @@
+"""Bytes in CUDA memory: where they are, who keeps them there, and when they are complete.
+
+No driver is loaded or called here: what can wait for streams is given by the process that has the
+device (``gpubridge.cuda_ipc.CopyStream`` in a stub).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["LEGACY_STREAM", "PER_THREAD_STREAM", "DeviceBytes", "DeviceStream", "Ready"]
+
+#: CUDA's own numbers of its default streams, which DLPack and the CUDA array interface use, too.
+LEGACY_STREAM, PER_THREAD_STREAM = 1, 2
+
+
+class Ready(Protocol):
+    """Tells when bytes are complete; a stream on which they are made is one."""
+
+    def order_before(self, stream: int, /) -> None:
+        """Let what is submitted to a stream from now on wait until the bytes are complete."""
+
+    def wait(self) -> None:
+        """Return when the bytes are complete; the GIL is released meanwhile."""
+
+
+class DeviceStream(Ready, Protocol):
+    """A stream of the bridge's own, on the device of this process."""
+
+    @property
+    def handle(self) -> int:
+        """The ``CUstream``."""
+
+    def order_after(self, stream: int, /) -> None:
+        """Let what is submitted here from now on wait for what is on a stream by now."""
+
+
+class DeviceBytes:
+    """Bytes in CUDA memory of this process.
+
+    Parameters
+    ----------
+    pointer : int
+        Address in this process; 0 where there are no bytes.
+    nbytes : int
+    ordinal : int
+        The device's number in this process.
+    owner : object, optional
+        What keeps the memory; it dies with the last tensor and capsule that refers to these bytes.
+    ready : Ready, optional
+        Tells when the bytes are complete; None if they are.
+    read_only : bool, optional
+        Whether consumers are told not to write (those that can be told).
+    shared : bool, optional
+        Whether others may write to the memory at any time: it is another library's, or was handed
+        out.
+    streams : set of int, optional
+        Where `streams` is kept, for an owner that must know it when these bytes are gone.
+
+    Attributes
+    ----------
+    streams : set of int
+        The streams on which others may still read or write the bytes. Before memory is read for
+        sending or given to others, `order_into` has to be called, or the same be done for each.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "nbytes",
+        "ordinal",
+        "owner",
+        "pointer",
+        "read_only",
+        "ready",
+        "shared",
+        "streams",
+    )
+
+    def __init__(  # noqa: PLR0913  (what there is to know of memory)
+        self,
+        pointer: int,
+        nbytes: int,
+        ordinal: int,
+        owner: object = None,
+        ready: Ready | None = None,
+        *,
+        read_only: bool = False,
+        shared: bool = False,
+        streams: set[int] | None = None,
+    ) -> None:
+        self.pointer = pointer
+        self.nbytes = nbytes
+        self.ordinal = ordinal
+        self.owner = owner
+        self.ready = ready
+        self.read_only = read_only
+        self.shared = shared
+        self.streams: set[int] = set() if streams is None else streams
+
+    def hand_out(self, stream: int | None) -> None:
+        """Let a consumer's stream use the bytes from now on, in the numbers of ``__dlpack__``.
+
+        Parameters
+        ----------
+        stream : int or None
+            None is the legacy default stream; with -1 the consumer orders for itself.
+
+        Raises
+        ------
+        ValueError
+            For 0, which means nothing, and other negative numbers.
+        """
+        if stream is None:
+            stream = LEGACY_STREAM
+        if stream == 0 or stream < -1:
+            raise ValueError(
+                "expected stream to be None, -1, 1 (legacy default), 2 (per-thread default) or a "
+                f"CUDA stream's handle, got {stream}"
+            )
+        if stream != -1 and self.ready is not None:
+            self.ready.order_before(stream)
+        self.shared = True
+        # The legacy stream waits for the per-thread streams of all threads; their number means
+        # another one in each. Where a consumer goes on its own, it is the best that is known.
+        self.streams.add(LEGACY_STREAM if stream in (-1, PER_THREAD_STREAM) else stream)
+
+    def complete(self) -> None:
+        """Return when the bytes are complete: what consumers need who do not name a stream."""
+        ready = self.ready
+        if ready is not None:
+            ready.wait()
+            self.ready = None
+
+    def order_into(self, stream: DeviceStream) -> None:
+        """Let a stream of the bridge's wait until the bytes are complete and nobody uses them.
+
+        What was submitted by now counts: call it when the model has given the tensor back, and
+        before the memory is read for sending or given to somebody else.
+        """
+        if self.ready is not None and self.ready is not stream:
+            self.ready.order_before(stream.handle)
+        for used in tuple(self.streams):
+            stream.order_after(used)
