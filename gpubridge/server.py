@@ -15,9 +15,9 @@ from typing import Any
 
 import gpubridge
 from gpubridge.config import PYTHON_BACKEND, Backends, PythonBackendSettings, ServerSettings
-from gpubridge.cuda_ipc import probe_devices
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.context import EngineContext, EngineLimits
+from gpubridge.engine.device_memory import DeviceMemory
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.model_loader import ModelLoader
 from gpubridge.engine.regions import Regions
@@ -132,21 +132,20 @@ def build_repository(
         _logger.info("%s", notice)
     if (absent := absence()) is not None:
         _logger.info("the server runs slower: %s", absent)
-    probe = probe_devices()
-    if probe.count:
-        _logger.info("%d GPUs found", probe.count)
-    else:
-        _logger.info("no GPU is used: %s", probe.reason)
     limits = EngineLimits(
         settings.output_arena_limit,
         backend.stub_timeout_seconds,
         backend.busy_poll_us,
+        backend.input_placement,
         settings.debug_ports,
     )
     calls = ModelCallServer()
     regions = Regions(settings.request_arena_limit)
     environments = ModelEnvironments(backend.environment_cache, backend.environment_limit_bytes)
-    context = EngineContext(regions, environments, limits, telemetry, calls, start_stub=start_stub)
+    devices = DeviceMemory(backend.device_arena_bytes)
+    context = EngineContext(
+        regions, environments, limits, telemetry, calls, devices, start_stub=start_stub
+    )
     repository = ModelRepository(
         RepositorySettings(
             settings.model_repositories,
@@ -156,7 +155,7 @@ def build_repository(
         ),
         make_loader(
             context,
-            probe.count,
+            devices.count,
             settings.gpu_fallback,
             Backends(settings.backend_directory),
             auto_complete=settings.auto_complete,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def finish_model_config(
     returned: str | None,
     model_dir: Path,
     *,
-    gpu_count: int,
+    gpu_count: int | Callable[[], int],
     backends: Backends = _SHIPPED_BACKENDS,
 ) -> ModelConfig:
     """Return the whole configuration of a model that was asked to complete a draft.

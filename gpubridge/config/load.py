@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from google.protobuf import text_format  # type: ignore[import-untyped]
@@ -25,7 +26,7 @@ _SHIPPED_BACKENDS = Backends()
 def load_model_config(
     model_dir: Path,
     *,
-    gpu_count: int,
+    gpu_count: int | Callable[[], int],
     gpu_fallback: GpuFallback = "none",
     override: str | None = None,
     backends: Backends = _SHIPPED_BACKENDS,
@@ -37,8 +38,9 @@ def load_model_config(
     ----------
     model_dir : Path
         The model's directory; its name is the model's name.
-    gpu_count : int
-        GPUs that instances may use; 0 on a machine without.
+    gpu_count : int or callable
+        GPUs that instances may use, 0 on a machine without; or what counts them, which is asked only
+        where the configuration depends on it.
     gpu_fallback : {"none", "host"}
         What becomes of a KIND_GPU instance group where `gpu_count` is 0: an error, or KIND_CPU.
     override : str or None
@@ -122,7 +124,7 @@ def complete_model_config(
     message: ProtoMessage,
     model_dir: Path,
     *,
-    gpu_count: int,
+    gpu_count: int | Callable[[], int],
     gpu_fallback: GpuFallback = "none",
     backends: Backends = _SHIPPED_BACKENDS,
     draft: bool = False,
@@ -139,14 +141,15 @@ def complete_model_config(
             f"unexpected directory name '{model_dir.name}' for model '{config.name}', "
             "directory name must equal model name"
         )
+    count = gpu_count if callable(gpu_count) else lambda: gpu_count
     backend_file = settle_backend(config, model_dir, backends)
     notices = normalise_model(config)
     on_host = 0
     if config.platform == "ensemble":
         draft = False
     else:
-        on_host = normalise_instance_groups(config, gpu_count, gpu_fallback, notices)
-    validate_model(config, gpu_count, draft=draft)
+        on_host = normalise_instance_groups(config, count, gpu_fallback, notices)
+    validate_model(config, count, draft=draft)
     outputs = () if draft else config.output
     labels = {output.name: read_labels(output, model_dir) for output in outputs}
     return model_config_from_message(

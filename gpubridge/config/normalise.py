@@ -6,6 +6,7 @@ with what ``GET /v2/models/{name}/config`` answers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from gpubridge.config.schema import ProtoMessage, model_config_schema
@@ -58,18 +59,22 @@ def _normalise_scheduling(config: ProtoMessage) -> None:
 
 
 def normalise_instance_groups(
-    config: ProtoMessage, gpu_count: int, gpu_fallback: GpuFallback, notices: list[str]
+    config: ProtoMessage,
+    gpu_count: Callable[[], int],
+    gpu_fallback: GpuFallback,
+    notices: list[str],
 ) -> int:
     """Name every group, give it a count, a kind and its GPUs; add notices.
 
     Returns how many groups run on the host although they ask for GPUs.
 
     A model without groups gets one that carries the model's own name; the others are named
-    ``{model}_{index}``. What cannot be right is left as it is, for validation to refuse.
+    ``{model}_{index}``. What cannot be right is left as it is, for validation to refuse. The GPUs are
+    counted only where something depends on it.
     """
     kinds = model_config_schema().ModelInstanceGroup
     if not config.instance_group:
-        kind = kinds.KIND_GPU if gpu_count > 0 else kinds.KIND_CPU
+        kind = kinds.KIND_GPU if gpu_count() > 0 else kinds.KIND_CPU
         config.instance_group.add(name=config.name, kind=kind)
     on_host = 0
     for index, group in enumerate(config.instance_group):
@@ -77,16 +82,16 @@ def normalise_instance_groups(
         group.count = group.count or 1
         where = f"model '{config.name}', instance group '{group.name}'"
         if group.kind == kinds.KIND_AUTO:
-            found = _resolve_auto(group, gpu_count, where)
+            found = _resolve_auto(group, gpu_count(), where)
             notices += found
             on_host += len(found)
-        elif group.kind == kinds.KIND_GPU and gpu_count == 0 and gpu_fallback == "host":
+        elif group.kind == kinds.KIND_GPU and gpu_fallback == "host" and gpu_count() == 0:
             group.kind = kinds.KIND_CPU
             del group.gpus[:]
             on_host += 1
             notices.append(f"{where}: KIND_GPU runs on the host, because there is no GPU")
         if group.kind == kinds.KIND_GPU and not group.gpus:
-            group.gpus.extend(range(gpu_count))
+            group.gpus.extend(range(gpu_count()))
         notices += [
             f"{where}: the field '{field}' has no effect here"
             for field in ("host_policy", "secondary_devices")

@@ -20,6 +20,7 @@ _BUSY_POLL_US = 200
 _LONGEST_BUSY_POLL = 10_000
 _LEAST_SHM_BYTES = 1024 * 1024
 _ENVIRONMENT_BYTES = 64 * 1024**3
+_DEVICE_ARENA_BYTES = 256 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class PythonBackendSettings:
     busy_poll_us : int
         Microseconds that server and stub stay awake for the next message where one request follows
         the other; 0 for never.
+    device_arena_bytes : int
+        Device memory that each stub with a GPU gets for its outputs.
     environment_cache : Path or None
         Where unpacked environments of models are kept; None for the user's cache directory.
     environment_limit_bytes : int
@@ -46,6 +49,7 @@ class PythonBackendSettings:
     stub_timeout_seconds: float | None = None
     input_placement: InputPlacement | None = None
     busy_poll_us: int = _BUSY_POLL_US
+    device_arena_bytes: int = _DEVICE_ARENA_BYTES
     environment_cache: Path | None = None
     environment_limit_bytes: int = _ENVIRONMENT_BYTES
     notices: tuple[str, ...] = ()
@@ -157,6 +161,7 @@ _OWN: Mapping[str, Callable[[str, str], object]] = {
     "stub-timeout-seconds": _timeout,
     "input-placement": _placement,
     "busy-poll-us": _microseconds,
+    "device-arena-bytes": _positive,
     "environment-cache": _directory,
     "environment-limit-bytes": _positive,
 }

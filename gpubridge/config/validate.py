@@ -6,6 +6,7 @@ it cannot work is refused here with a message of our own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from pathlib import PurePosixPath
 
@@ -28,7 +29,9 @@ def refuse(message: str) -> BridgeError:
     return BridgeError(message, ErrorCode.INVALID_ARG)
 
 
-def validate_model(config: ProtoMessage, gpu_count: int, *, draft: bool = False) -> None:
+def validate_model(
+    config: ProtoMessage, gpu_count: Callable[[], int], *, draft: bool = False
+) -> None:
     """Raise ``BridgeError(INVALID_ARG)`` for the first thing that is wrong with `config`.
 
     The inputs and outputs of a ``draft`` are left alone: its model may still complete them.
@@ -225,7 +228,9 @@ def _validate_execution(config: ProtoMessage) -> None:
             )
 
 
-def _validate_instance_group(config: ProtoMessage, group: ProtoMessage, gpu_count: int) -> None:
+def _validate_instance_group(
+    config: ProtoMessage, group: ProtoMessage, gpu_count: Callable[[], int]
+) -> None:
     kinds = model_config_schema().ModelInstanceGroup.Kind
     where = f"instance group {group.name} of model {config.name}"
     if group.kind not in kinds.values():
@@ -245,9 +250,10 @@ def _validate_instance_group(config: ProtoMessage, group: ProtoMessage, gpu_coun
         return
     if not group.gpus:
         raise refuse(f"{where} has kind KIND_GPU but no GPUs are available")
+    count = gpu_count()
     for gpu in group.gpus:
-        if not 0 <= gpu < gpu_count:
-            existing = ", ".join(map(str, range(gpu_count))) or "none"
+        if not 0 <= gpu < count:
+            existing = ", ".join(map(str, range(count))) or "none"
             raise refuse(
                 f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs of this machine are: "
                 f"{existing}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpubridge.engine.custom_metrics import CustomMetrics
+from gpubridge.engine.device_memory import DeviceMemory
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_process import StartStub, StubProcess
@@ -30,6 +31,8 @@ class EngineLimits:
         Seconds that one ``execute`` may take; None for ever.
     busy_poll_us : int
         Microseconds that server and stub stay awake for each other; 0 for never.
+    input_placement : {"source", "device", "host"} or None
+        Where models get their inputs, if they do not say.
     debug_ports : mapping of str to int
         Where models wait for a debugger, by name.
     """
@@ -37,6 +40,7 @@ class EngineLimits:
     output_limit: int
     stub_timeout: float | None
     busy_poll_us: int
+    input_placement: str | None = None
     debug_ports: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -56,6 +60,8 @@ class EngineContext:
         Serves the models' calls of each other.
     metrics : CustomMetrics
         What the models count.
+    devices : DeviceMemory
+        The GPUs and the server's memory on them.
     start_stub : StartStub
         Starts the stub of an instance.
     """
@@ -65,5 +71,6 @@ class EngineContext:
     limits: EngineLimits
     telemetry: ServerTelemetry
     calls: CallServer
+    devices: DeviceMemory
     metrics: CustomMetrics = field(default_factory=CustomMetrics)
     start_stub: StartStub = StubProcess

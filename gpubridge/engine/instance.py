@@ -22,26 +22,26 @@ from collections.abc import Sequence
 
 from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
+from gpubridge.engine.feed_window import FeedWindow
 from gpubridge.engine.instance_owner import CallDoor, InstanceListener
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.ledger import Closed, Landed
-from gpubridge.engine.link import LinkEvents, StubLink
+from gpubridge.engine.link import StubLink
+from gpubridge.engine.link_events import LinkEvents
 from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.stub_log import StubLog
 from gpubridge.engine.stub_process import RunningStub, cannot_start
 from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.request import InferRequest
+from gpubridge.telemetry.device_work import DeviceWork
 from gpubridge.transport.channel import pair
 
 __all__ = ["Instance"]
 
 _logger = logging.getLogger(__name__)
 
-_AHEAD_NS = 1_000_000
-"""Work that a stub is fed ahead: about this much, so that it never waits and little is lost."""
-_WINDOW_LIMIT = 64
 _BACKOFF_FIRST = 0.1
 _BACKOFF_LIMIT = 30.0
 _HEALTHY_AFTER = 10.0
@@ -96,13 +96,23 @@ class Instance:
         self._started: asyncio.Future[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._stopping = False
-        self._execute_ns = 0.0
+        self._feed = FeedWindow()
+        self._dead_work = DeviceWork()
         self._last_error = ""
 
     @property
     def fallbacks(self) -> Counter[str]:
         """How often its stubs took a slower way, by reason."""
         return self._said.fallbacks
+
+    @property
+    def device_work(self) -> DeviceWork:
+        """What its stubs have done on their GPU."""
+        work = DeviceWork()
+        work.include(self._dead_work)
+        if self._link is not None:
+            work.add(self._link.device_work())
+        return work
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -162,19 +172,20 @@ class Instance:
         ours, calls = pair()
         self._started = self._loop.create_future()
         try:
+            settings = await self._context.devices.equip(self.settings, self._link)
             start = self._context.start_stub
             model = self.settings.stub["name"]
             self._process = start(self.settings.environment, model, self.name, theirs)
-        except BridgeError:
+        except (BridgeError, asyncio.CancelledError):
             self._link.close()
             self._link = None
-            ours.close()
-            calls.close()
+            for sock in (ours, calls, theirs):
+                sock.close()
             raise
         self._call_door = self._context.calls.open(ours, self._link, self)
         self._process.exited.add_done_callback(self._on_exit)
         with calls:
-            self._link.initialize(self.settings.stub, calls.fileno())
+            self._link.initialize(settings, calls.fileno())
         try:
             if completion is not None:
                 await completion.settled(self.index == 0, self._started)
@@ -192,7 +203,7 @@ class Instance:
                 if request.slot is not None:
                     self._context.regions.arena.free(request.slot)
             raise
-        self._execute_ns = 0.0
+        self._feed.forget()
 
     def _expect(self) -> asyncio.Future[None]:
         """Return a future for what the starting stub does next; it fails when the stub dies."""
@@ -291,6 +302,7 @@ class Instance:
         self.ready_check.close()
         if link is None:
             return [], []
+        self._dead_work.add(link.device_work())
         lost, unstarted = link.close()
         self.in_flight = self.window = 0
         return lost, unstarted
@@ -342,12 +354,8 @@ class Instance:
         timeout = self.settings.timeout
         if timeout is None or self._link is None or self._process is None:
             return
-        busy = self._link.busy_since()
-        if busy is None:
-            return
-        since, executing = busy
-        if time.monotonic_ns() - since > timeout * 1e9:
-            what = "execute ran" if executing else "no execute began for"
+        what = self._link.overdue(timeout)
+        if what is not None:
             self._process.kill(f"was killed: {what} longer than stub-timeout-seconds={timeout:g}")
 
     # -- what the link and the process tell ------------------------------------------------------
@@ -384,15 +392,7 @@ class Instance:
         self._listener.on_responses(closed, now, copied)
 
     def _on_landed(self, landed: list[Landed], now: int) -> None:
-        requests = spent = 0
-        for batch, members, _ in landed:
-            requests += len(members)
-            spent += batch.ended - batch.started
-        self.in_flight -= requests
-        if requests:
-            mean = spent / requests
-            self._execute_ns += (mean - self._execute_ns) * (0.125 if self._execute_ns else 1.0)
+        self.in_flight -= self._feed.observe(landed)
         if self._link is not None and self.state is InstanceState.READY:
-            fed = max(1, min(_WINDOW_LIMIT, int(_AHEAD_NS / (self._execute_ns + 1.0))))
-            self.window = min(fed, self.in_flight + self._link.free_tickets)
+            self.window = min(self._feed.size, self.in_flight + self._link.free_tickets)
         self._listener.on_landed(landed, now)

@@ -28,6 +28,8 @@ class InstanceSettings:
         Bytes of output memory that the stub may make.
     timeout : float or None
         Seconds that one ``execute`` may take.
+    device : int or None
+        The number of its GPU, if it has one.
     warmup : sequence of WarmupSample
         What it executes before it is ready.
     """
@@ -37,4 +39,5 @@ class InstanceSettings:
     environment: StubEnvironment
     output_limit: int
     timeout: float | None
+    device: int | None = None
     warmup: Sequence[WarmupSample] = ()

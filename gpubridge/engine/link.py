@@ -10,18 +10,21 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
+from gpubridge.engine.announcements import Announcements, OpenDeviceRegions
 from gpubridge.engine.busy_poll import BusyPoll
-from gpubridge.engine.ledger import Closed, Landed, Ledger
+from gpubridge.engine.device_memory import DeviceRegion
+from gpubridge.engine.execute_watch import ExecuteWatch
+from gpubridge.engine.ledger import Ledger
+from gpubridge.engine.link_events import LinkEvents
 from gpubridge.engine.outbox import Outbox
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_fields import completed_text, log_fields, number
 from gpubridge.engine.stub_memory import StubMemory
-from gpubridge.host_shm import ClientSegment, Segment
-from gpubridge.request import ClientUse, InferRequest, MemoryRange
+from gpubridge.host_shm import Segment
+from gpubridge.request import InferRequest, MemoryRange
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import NO_LEASE, NOBODY_WAITS, STILL_READ, ControlPage
 from gpubridge.transport.messages import (
@@ -36,29 +39,11 @@ from gpubridge.transport.messages import (
 from gpubridge.transport.records import record_encoder, record_reader
 from gpubridge.transport.short_waits import busy_poll_ns
 
-__all__ = ["LinkEvents", "StubLink"]
+__all__ = ["StubLink"]
 
 _FRAME_BYTES = 64 * 1024
 _FRAME_BATCHES = 6
 """A message is sent with so many batches at the latest: the stub starts while the server goes on."""
-
-
-@dataclass(slots=True)
-class LinkEvents:
-    """What a link tells its owner; called on the event loop.
-
-    ``on_ready`` gets the socket by which the model's ``is_ready`` is asked, if it has one, which it then
-    owns; ``on_landed`` gets the batches that were answered in one message, and when; ``on_responses`` the
-    requests of earlier batches that ended now, when that was, and how many bytes were copied.
-    """
-
-    on_completed: Callable[[str | None], None]
-    on_ready: Callable[[int | None], None]
-    on_failed: Callable[[str], None]
-    on_broken: Callable[[str], None]
-    on_landed: Callable[[list[Landed], int], None]
-    on_responses: Callable[[list[Closed], int, int], None]
-    on_log: Callable[[dict[str, Any]], None]
 
 
 class StubLink:
@@ -70,6 +55,13 @@ class StubLink:
         The server's end of the channel; owned from now on.
     regions : Regions
         Memory that any stub can be handed. Slots of requests go back to its arena.
+
+    Attributes
+    ----------
+    open_devices : OpenDeviceRegions
+        The device memory that the stub has open.
+    device : str or None
+        The UUID of the GPU whose memory the stub can be handed.
     """
 
     def __init__(
@@ -87,7 +79,10 @@ class StubLink:
         self._control = ControlPage(Segment.create(0, ControlPage.SIZE))
         self._outputs = StubMemory(regions.new_owner(), output_limit, self._control.outputs)
         self._ledger = Ledger(self._control, regions.arena, self._outputs.borrowed)
-        self._announced: set[int] = set()
+        self.open_devices = OpenDeviceRegions()
+        self.device: str | None = None
+        self._announcements = Announcements(Kind, regions, self, self.open_devices, self._tell)
+        self._announced = self._announcements.known
         self._reader = record_reader()
         self._encode = record_encoder()
         self._sequence = 0
@@ -99,7 +94,7 @@ class StubLink:
         self._alone = False
         self._open = True
         self._trusted = True
-        self._stalled_at: tuple[int, int] | None = None
+        self._watch = ExecuteWatch(self._control, self._ledger)
         self._loop.add_reader(self._channel.fileno(), self._on_readable)
 
     # -- what the owner asks -------------------------------------------------------------------
@@ -112,9 +107,20 @@ class StubLink:
         )
         self._outbox.send(message, (self._control.segment.fd, calls))
 
+    def give_arena(self, arena: DeviceRegion) -> None:
+        """Let the stub put outputs into device memory; its settings say where that is."""
+        self.device = arena.uuid
+        self._outputs.borrowed.know(arena)
+        self.open_devices.told(arena)
+
     def configure(self, settings: dict[str, Any]) -> None:
         """Send a stub that waits for them the settings of the complete configuration."""
         self._outbox.send(control_message(Kind.CONFIGURE, **settings))
+
+    @property
+    def owner(self) -> int:
+        """The upper half of the ids of the stub's own regions."""
+        return self._outputs.owner
 
     @property
     def free_tickets(self) -> int:
@@ -152,14 +158,14 @@ class StubLink:
                     refs += (0, 0, 0, NO_LEASE)
                     continue
                 if segment.region not in self._announced:
-                    self._announce(segment)
+                    self._announcements.tell(segment)
                 refs += (segment.region, offset, nbytes, source.ticket)
             if request.client is not None:
-                self._announce_client(request.client)
+                self._announcements.tell_all(request.client.segments)
         elif slot is not None:
             region = slot.segment.region
             if region not in self._announced:
-                self._announce(slot.segment)
+                self._announcements.tell(slot.segment)
             base = slot.offset + source.start
             for offset, nbytes in source.places:
                 refs += (region, base + offset, nbytes, source.ticket)
@@ -221,6 +227,10 @@ class StubLink:
         """Memory that any stub can be handed."""
         return self._regions
 
+    def device_work(self) -> list[int]:
+        """Return what the stub has done on its GPU so far, as the control page has it."""
+        return list(self._control.device_work)
+
     def tell_log_levels(self, levels: int) -> None:
         """Have the stub know which levels are logged: bits by the numbers of `pb_utils.Logger`."""
         self._control.log_levels = levels
@@ -228,9 +238,7 @@ class StubLink:
     def drop_region(self, region: int) -> None:
         """Tell the stub to unmap a region that is not its own."""
         if region in self._announced:
-            self._announced.discard(region)
-            self._flush()
-            self._outbox.send(control_message(Kind.DROP_REGION, region=region))
+            self._announcements.drop(region)
 
     def housekeep(self, idle_seconds: float) -> None:
         """Settle memory that models kept, and have the stub give idle memory back."""
@@ -242,21 +250,9 @@ class StubLink:
         """Ask the stub to finalize its model and exit."""
         self._outbox.send(control_message(Kind.FINALIZE))
 
-    def busy_since(self) -> tuple[int, bool] | None:
-        """Since when (CLOCK_MONOTONIC ns) the stub is at what it does, and whether that is ``execute``.
-
-        Else it has work and starts on none of it: that is seen only by asking again and again.
-        None when it has nothing to do.
-        """
-        started = self._control.started
-        if self._ledger.holds(started):
-            return self._control.started_at, True
-        if self._ledger.idle:
-            self._stalled_at = None
-            return None
-        if self._stalled_at is None or self._stalled_at[0] != started:
-            self._stalled_at = (started, time.monotonic_ns())
-        return self._stalled_at[1], False
+    def overdue(self, seconds: float) -> str | None:
+        """Say what the stub has taken longer than ``seconds`` for, if anything."""
+        return self._watch.overdue(seconds)
 
     def hear_out(self) -> None:
         """Take what the stub, now dead, had sent: why it failed, answers."""
@@ -287,7 +283,8 @@ class StubLink:
         self.hear_out()
         self._channel.close()
         started, unstarted = self._ledger.close(self._control.started)
-        self._regions.leave(self, self._announced)
+        self._announcements.close()
+        self.open_devices.close()
         self._regions.retire(self._outputs.owner, self._outputs.regions())
         self._outputs.close()
         self._control.close()
@@ -303,24 +300,10 @@ class StubLink:
             self._batch_bytes = 0
             self._outbox.send(message)
 
-    def _announce(self, segment: Segment | ClientSegment) -> None:
+    def _tell(self, message: bytes, fds: tuple[int, ...] = ()) -> None:
+        """Send a message behind the batches that were submitted before it."""
         self._flush()
-        self._announced.add(segment.region)
-        self._regions.join(segment.region, self)
-        self._outbox.send(
-            control_message(
-                Kind.REGION,
-                region=segment.region,
-                size=segment.size,
-                client=isinstance(segment, ClientSegment),
-            ),
-            (segment.fd,),
-        )
-
-    def _announce_client(self, client: ClientUse) -> None:
-        for segment in client.segments:
-            if segment.region not in self._announced:
-                self._announce(segment)
+        self._outbox.send(message, fds)
 
     # -- receiving -----------------------------------------------------------------------------
 
@@ -357,6 +340,9 @@ class StubLink:
                 region = number(decode_control(message), "region")
                 self._outputs.drop(region)
                 self._regions.drop(region)
+            elif kind == Kind.REGION_CLOSED:
+                fields = decode_control(message)
+                self.open_devices.closed(number(fields, "region"), number(fields, "announcements"))
             elif kind == Kind.LOG:
                 self._events.on_log(log_fields(decode_control(message)))
             else:
@@ -369,6 +355,8 @@ class StubLink:
         if kind == Kind.COMPLETED:
             self._events.on_completed(completed_text(decode_control(message)))
         elif kind == Kind.READY:
+            if not decode_control(message).get("device"):
+                self.device = None
             self._events.on_ready(fds.pop() if fds else None)
         elif kind == Kind.FAILED:
             self._events.on_failed(str(decode_control(message).get("error")))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from gpubridge.config import InstanceGroup, ModelConfig
+from gpubridge.config import ModelConfig
 from gpubridge.engine.backend_environment import environment_parameters
 from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
@@ -19,10 +18,10 @@ from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance
+from gpubridge.engine.instance_placing import InstancePlacing
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.ready_check import ReadyCheck
-from gpubridge.engine.sequence_requests import sequence_stub_settings
 from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.engine.warmup import WarmupSample, warmup_samples
 from gpubridge.errors import BridgeError
@@ -149,6 +148,7 @@ class StubModel(Model):
         self.traces = telemetry.traces
         self._directory = directory
         self._context = context
+        self._placing = InstancePlacing(version, directory, context.limits)
         self._finish = finish
         # While the model completes its configuration, there is nothing to schedule.
         self._dispatcher = self._new_dispatcher(config.unscheduled() if config.draft else config)
@@ -256,66 +256,12 @@ class StubModel(Model):
             warmup = await asyncio.to_thread(warmup_samples, self.config, self._directory)
         settings: list[InstanceSettings] = []
         for group in self.config.instance_groups:
-            settings += self._placed(group, environment, warmup)
+            settings += self._placing.instances(self.config, group, environment, warmup)
         for index, entry in enumerate(settings):
             here = Completes.ELSEWHERE if index else Completes.HERE
             entry.stub["completion"] = here if self.config.draft else Completes.NOWHERE
         port = self._context.limits.debug_ports.get(self.name)
         return settings if port is None else debugged(settings, port)
-
-    def _placed(
-        self, group: InstanceGroup, environment: StubEnvironment, warmup: Sequence[WarmupSample]
-    ) -> list[InstanceSettings]:
-        """Give each instance of a group its name, its device and its ``initialize`` arguments."""
-        kind = group.kind.removeprefix("KIND_")
-        devices = group.gpus or (0,)
-        settings: list[InstanceSettings] = []
-        version_dir = self._directory / str(self.version)
-        own = version_dir / (self.config.default_model_filename or "model.py")
-        backend = self.config.backend_file
-        for device in devices:
-            for _ in range(group.count):
-                index = len(settings)
-                name = f"{group.name}_{index}"
-                stub = {
-                    "path": str(own if backend is None else backend),
-                    "backend": self.config.backend,
-                    "model_dir": str(own.parent if backend is None else version_dir),
-                    "name": self.name,
-                    "version": self.version,
-                    "instance": name,
-                    "busy_poll_us": self._context.limits.busy_poll_us,
-                    "outputs": [output.name for output in self.config.outputs],
-                    "decoupled": self.config.decoupled,
-                    "input_sharing": self._input_sharing(),
-                    **sequence_stub_settings(self.config, self._directory),
-                    "args": {
-                        "model_config": json.dumps(self.config.to_dict()),
-                        "model_instance_kind": kind,
-                        "model_instance_name": name,
-                        "model_instance_device_id": str(device),
-                        "model_repository": str(self._directory),
-                        "model_version": str(self.version),
-                        "model_name": self.name,
-                    },
-                }
-                settings.append(
-                    InstanceSettings(
-                        name,
-                        stub,
-                        environment,
-                        self._context.limits.output_limit,
-                        self._context.limits.stub_timeout,
-                        warmup,
-                    )
-                )
-        return settings
-
-    def _input_sharing(self) -> str:
-        """Return whether inputs in clients' memory are shared or copied; empty: until that fails."""
-        # Models with sequences are those that keep inputs.
-        sequences = self.config.message.WhichOneof("scheduling_choice") == "sequence_batching"
-        return self.config.parameters.get("INPUT_SHARING", "copy" if sequences else "")
 
     # -- state ---------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -139,6 +139,8 @@ class ModelLoader:
     ----------
     context : EngineContext
         What all models share.
+    gpu_count : callable
+        Counts the GPUs.
     backends : Backends
         Those that run models which are no Python programs themselves.
     auto_complete : bool
@@ -148,7 +150,7 @@ class ModelLoader:
     def __init__(
         self,
         context: EngineContext,
-        gpu_count: int,
+        gpu_count: Callable[[], int],
         gpu_fallback: Literal["none", "host"],
         backends: Backends,
         *,
@@ -171,7 +173,9 @@ class ModelLoader:
         # Before anything is read: what changes from here on is another state of the files.
         files = await asyncio.to_thread(read_model_files, source.directory)
         try:
-            config = load_model_config(
+            # Counting GPUs, where it has to be done, takes long.
+            config = await asyncio.to_thread(
+                load_model_config,
                 source.directory,
                 gpu_count=self._gpu_count,
                 gpu_fallback=self._gpu_fallback,

@@ -70,6 +70,7 @@ class ModelRepository(ServedModels):
         self._settings = settings
         self._loader = loader
         self.regions = loader.context.regions
+        self.devices = loader.context.devices
         self.telemetry = loader.context.telemetry
         self.metrics = loader.context.metrics
         self.telemetry.log.on_change(self._tell_log_levels)
@@ -107,6 +108,7 @@ class ModelRepository(ServedModels):
         self._sources.close()
         self.metrics.close()
         self.regions.close()
+        await self.devices.close()
 
     async def _load_and_tell(self, name: str) -> None:
         """Load a model at the start; a failure goes to the log and to the index."""

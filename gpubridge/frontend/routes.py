@@ -23,6 +23,7 @@ from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.frontend.small_body import SmallBody
 from gpubridge.protocol import metadata
 from gpubridge.protocol.status import error_body, http_status
+from gpubridge.telemetry.device_work import DeviceWork
 from gpubridge.telemetry.exposition import CONTENT_TYPE
 from gpubridge.telemetry.metrics import ModelState, metrics_page
 from gpubridge.tensor.native import absence
@@ -269,9 +270,18 @@ class MetricsRouter(_Failures):
                     (instance.fallbacks for instance in model.instances),
                     Counter(model.config.fallbacks),
                 ),
+                _device_work(model),
             )
             for model in self._repository.loaded()
         ]
+
+
+def _device_work(model: Model) -> DeviceWork:
+    work = DeviceWork()
+    work.include(model.statistics.device_work)
+    for instance in model.instances:
+        work.include(instance.device_work)
+    return work
 
 
 class _MethodNotAllowed(BridgeError):

@@ -139,7 +139,8 @@ class AnswerEncoder:
         parameters = response._parameters
         extras = b"" if parameters == "{}" else f'{{"parameters":{parameters}}}'.encode()
         asked = record.extras
-        if (asked is None or "client" not in asked) and not self._outputs.shown:
+        plain = asked is None or "client" not in asked
+        if plain and not self._outputs.shown and not self.placement.on_device:
             refs = self._outputs.place([tensor._payload() for tensor in tensors])
         else:
             refs = self.placement.place(record, tensors)

@@ -21,6 +21,9 @@ from typing import Any
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
 from gpubridge.stub.call_forms import CallForms
+from gpubridge.stub.device_inputs import received_on_device
+from gpubridge.stub.device_memory import StubDevice
+from gpubridge.stub.device_placement import DevicePlacement
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.questions import Question, Waiting
 from gpubridge.transport.calls import CallKind, decode_records, encode_records
@@ -156,6 +159,14 @@ class CallDesk:
         self._readable.register(channel.fileno(), select.POLLIN)
         self._process = os.getpid()
         self._loops: set[asyncio.AbstractEventLoop] = set()
+        self._device: StubDevice | None = None
+        self._placement: DevicePlacement | None = None
+
+    def use_device(self, device: StubDevice, placement: DevicePlacement) -> None:
+        """Send and take tensors in the memory of a GPU, too."""
+        self._device = device
+        self._placement = placement
+        self._borrowed.know(device.own)
 
     # -- what models ask ---------------------------------------------------------------------------
 
@@ -194,6 +205,8 @@ class CallDesk:
 
     def _references(self, tensors: Sequence[Tensor]) -> list[int]:
         """Return where the tensors lie in shared memory; those that do not are copied there."""
+        if self._placement is not None:
+            return self._placement.references(tensors)
         own = [tensor for tensor in tensors if tensor._reference is None]
         placed = self._outputs.place([tensor._payload() for tensor in own]) if own else []
         fields: list[int] = []
@@ -324,6 +337,8 @@ class CallDesk:
         elif kind == CallKind.REGION:
             fields = decode_control(message)
             self._borrowed.announce(fields["region"], fds.pop(), fields["size"])
+        elif kind == CallKind.DEVICE_REGION and self._device is not None:
+            self._borrowed.know(self._device.regions.announce(decode_control(message)))
         elif kind == CallKind.DROP_REGION:
             self._borrowed.drop(decode_control(message)["region"])
         elif kind == CallKind.ANSWER:
@@ -358,6 +373,8 @@ class CallDesk:
             received(spec.name, spec.datatype, spec.shape, view, ref)
             for spec, view, ref in zip(record.signature.tensors, views, record.refs)
         ]
+        if self._device is not None:
+            tensors = received_on_device(self._device, tensors, record.refs)
         response = InferenceResponse(tensors)
         if "parameters" in extras:
             response._parameters = json.dumps(extras["parameters"])

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import ClientMapping
 from gpubridge.pb_utils import Tensor
+from gpubridge.stub.device_memory import StubDevice
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.tensor.string_fault import string_fault
@@ -68,12 +69,14 @@ class ClientMemory:
     borrowed : BorrowedMemory
         As given.
     used : bool
-        Whether any client's region was ever announced here.
+        Whether any client's region was ever announced here, or may be on the GPU.
     copies : bool
         Whether the model gets copies of such inputs.
+    device : StubDevice or None
+        The stub's GPU, where clients may have regions, too.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (it joins what may be said of such memory)
         self,
         borrowed: BorrowedMemory,
         control: ControlPage,
@@ -81,6 +84,7 @@ class ClientMemory:
         model: str,
         instance: str,
         fall_back: Callable[[str, str], None],
+        device: StubDevice | None,
     ) -> None:
         self.borrowed = borrowed
         self._control = control
@@ -91,7 +95,8 @@ class ClientMemory:
         self._settled = bool(sharing)
         self._copied = 0
         self.copies = sharing == "copy"
-        self.used = False
+        self.device = device
+        self.used = device is not None
 
     # -- regions -------------------------------------------------------------------------------
 
@@ -130,9 +135,12 @@ class ClientMemory:
             return None
         try:
             for target in (*targets_of(record).values(), *copies_of(record).values()):
-                self.memory(target)
+                if not self._on_device(target):
+                    self.memory(target)
             for index in client["in"]:
                 region, offset, nbytes, _ = record.refs[index]
+                if self._on_device(Target(region, offset, nbytes)):
+                    continue
                 memory = self.memory(Target(region, offset, nbytes))
                 spec = record.signature.tensors[index]
                 if spec.datatype == "BYTES":
@@ -140,6 +148,10 @@ class ClientMemory:
         except BridgeError as error:
             return error
         return None
+
+    def _on_device(self, target: Target) -> bool:
+        opened = None if self.device is None else self.device.regions.get(target.region)
+        return opened is not None and target.offset + target.nbytes <= opened.size
 
     def _check_strings(self, record: Record, spec: TensorSpec, memory: memoryview) -> None:
         count = element_count(spec.shape)
@@ -155,6 +167,9 @@ class ClientMemory:
             tensor = inputs[index]
             # Not handed on by reference to other models: their calls may outlive the client's request.
             tensor._place = None
+            data = tensor._device_bytes
+            if data is not None and self.copies and self.device is not None:
+                tensor._device_bytes = self.device.copy_on_device(data)
             view = tensor._source
             if view is None or view.readonly:
                 continue
@@ -164,13 +179,22 @@ class ClientMemory:
             else:
                 tensor._source = view.toreadonly()
 
+    def settle(self) -> None:
+        """Give back what streams of the GPU are done with."""
+        if self.device is not None:
+            self.device.settle()
+
     def take_copied(self) -> int:
         """Return how many bytes of inputs were copied since this was asked last."""
+        self.settle()
         copied, self._copied = self._copied, 0
         return copied
 
     def note_error(self, error: BaseException) -> None:
-        """A batch failed: perhaps since the model wrote into an input."""
+        """A batch failed: perhaps since the model wrote into an input, or lost the GPU."""
+        if self.device is not None:
+            self.device.note(error)
+            self.device.check()
         if not self._settled and isinstance(error, ValueError) and "read-only" in str(error):
             self._switch("client_inputs_written", "writes into its inputs")
 
@@ -178,7 +202,12 @@ class ClientMemory:
         """Look at an answered request: if its inputs are still lent, the model keeps them."""
         if self._settled or not record.extras or not self._control.lent[record.ticket]:
             return
-        if record.extras.get("client", _NOTHING)["in"]:
+        if self.device is not None:
+            self.device.settle()
+            if self.device.busy:
+                # Streams may still use what the model has let go of.
+                return
+        if self._control.lent[record.ticket] and record.extras.get("client", _NOTHING)["in"]:
             self._switch("client_inputs_kept", "keeps inputs beyond their request")
 
     def _switch(self, reason: str, what: str) -> None:

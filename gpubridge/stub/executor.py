@@ -15,6 +15,8 @@ from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
 from gpubridge.pb_utils.trace import InferenceTrace
 from gpubridge.stub.answers import AnswerEncoder, ContractError, ModelIdentity, error_extras
 from gpubridge.stub.client_memory import ClientMemory
+from gpubridge.stub.device_inputs import DeviceInputs
+from gpubridge.stub.device_placement import DevicePlacement
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.placement import Placement
 from gpubridge.stub.response_lines import DecoupledOrigin, RequestOrigin, ResponseDesk
@@ -52,6 +54,8 @@ class Executor:
         clients: ClientMemory,
         states: SequenceStates | None,
         fall_back: Callable[[str, str], None],
+        inputs: DeviceInputs | None,
+        placement: DevicePlacement | None,
     ) -> None:
         self._execute = getattr(model, "execute", None)
         self._identity = identity
@@ -60,9 +64,12 @@ class Executor:
         self._control = control
         self._clients = clients
         self._states = states
-        self._answers = AnswerEncoder(identity, outputs, Placement(outputs, clients), states)
+        self._answers = AnswerEncoder(
+            identity, outputs, Placement(outputs, clients, placement), states
+        )
         self._desk = ResponseDesk(control, outputs, results, self._answers, identity)
         self._origin = DecoupledOrigin if identity.decoupled else RequestOrigin
+        self._device_inputs = inputs
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fall_back = fall_back
         self._loop_lock = threading.Lock()
@@ -152,6 +159,9 @@ class Executor:
             received(spec[0], spec[1], spec[2], view, ref if handed_on else None)
             for spec, view, ref in zip(signature.tensors, views, record.refs)
         ]
+        if self._device_inputs is not None:
+            private = self._identity.iterative
+            inputs = self._device_inputs.placed(inputs, record.refs, private=private)
         if "client" in extras:
             self._clients.protect(inputs, extras["client"])
         if "controls" in extras:
@@ -196,8 +206,13 @@ class Executor:
         return self._private_views(refs)
 
     def _private_views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
-        self._private_bytes += sum(ref[2] for ref in refs)
-        return [memoryview(bytearray(view)) for view in self._borrowed.views(refs)]
+        views = self._borrowed.views(refs)
+        device = self._device_inputs
+        for index, ref in enumerate(refs):
+            if device is None or not device.has(ref[0]):
+                self._private_bytes += ref[2]
+                views[index] = memoryview(bytearray(views[index]))
+        return views
 
     def _call(
         self, requests: list[InferenceRequest], origins: Sequence[RequestOrigin]

@@ -132,8 +132,49 @@ class OutputMemory:
             self._sent.add(slot)
             return slot.segment.region, slot.offset, nbytes, self._lent.lend(slot)
 
-    def free(self, slot: Slot) -> None:
+    def reserve(self, nbytes: int) -> Slot:
+        """Take a slot that somebody else will fill; to be lent, or freed.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when the output memory is full.
+        """
+        with self._lock:
+            return self._allocate(nbytes)
+
+    def lend_all(self, kept: Sequence[object]) -> list[int]:
+        """Lend slots, or other things that hold memory, under a lease each; all of them or none.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when there are not so many leases.
+        """
+        with self._lock:
+            self._lent.return_to(self)
+            if self._lent.free < len(kept):
+                self._lent.sweep()
+            if self._lent.free < len(kept):
+                raise _exhausted(len(self._lent))
+            return [self._lent.lend(each) for each in kept]
+
+    def recall(self, leases: Sequence[int]) -> None:
+        """End leases that the server was never told of."""
+        with self._lock:
+            for lease in leases:
+                self._lent.recall(lease)
+
+    def give_back(self, slot: Slot) -> None:
+        """Take a slot back that was not lent."""
+        with self._lock:
+            self.free(slot)
+
+    def free(self, slot: object) -> None:
         """Take a slot back that the server is done with; the model may still look at it."""
+        if not isinstance(slot, Slot):
+            # It goes back by itself with the last reference.
+            return
         self._sent.discard(slot)
         if slot not in self._looks:
             self._arena.free(slot)
@@ -188,16 +229,20 @@ class OutputMemory:
         if self._lent.exhausted:
             self._lent.sweep()
         if self._lent.exhausted:
-            raise BridgeError(
-                f"all {len(self._lent)} output slots are waiting to be sent; read answers faster "
-                "or send fewer requests at once",
-                ErrorCode.UNAVAILABLE,
-            )
+            raise _exhausted(len(self._lent))
         try:
             return self._arena.allocate(nbytes)
         except BridgeError:
             self._lent.sweep()
             return self._arena.allocate(nbytes)
+
+
+def _exhausted(lent: int) -> BridgeError:
+    return BridgeError(
+        f"all {lent} output slots are waiting to be sent; read answers faster or send fewer requests "
+        "at once",
+        ErrorCode.UNAVAILABLE,
+    )
 
 
 def _place(

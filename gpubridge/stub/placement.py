@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.output_tensor import OutputTensor
 from gpubridge.stub.client_memory import ClientMemory, Target, copies_of, targets_of
+from gpubridge.stub.device_placement import DevicePlacement
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.control import NO_LEASE
@@ -32,11 +33,21 @@ class Placement:
         For all that is not in a client's memory.
     clients : ClientMemory
         For what is.
+    device : DevicePlacement or None
+        For tensors and places on the stub's GPU, if it has one.
     """
 
-    def __init__(self, outputs: OutputMemory, clients: ClientMemory) -> None:
+    def __init__(
+        self, outputs: OutputMemory, clients: ClientMemory, device: DevicePlacement | None
+    ) -> None:
         self._outputs = outputs
         self._clients = clients
+        self._device = device
+
+    @property
+    def on_device(self) -> bool:
+        """Whether outputs may be on a GPU."""
+        return self._device is not None
 
     def allocate(
         self, record: Record, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -82,9 +93,23 @@ class Placement:
         """
         targets = targets_of(record)
         copies = copies_of(record)
+        if self._device is not None:
+            for tensor in tensors:
+                data = tensor._device_bytes or tensor._payload()
+                _check_room(tensor, data, targets.get(tensor._name) or copies.get(tensor._name))
+            return self._device.place(record, tensors, targets, copies)
         payloads = [tensor._payload() for tensor in tensors]
         for tensor, payload in zip(tensors, payloads):
             _check_room(tensor, payload, targets.get(tensor._name) or copies.get(tensor._name))
+        return self._placed(tensors, payloads, targets, copies)
+
+    def _placed(
+        self,
+        tensors: Sequence[Tensor],
+        payloads: Sequence[Any],
+        targets: Mapping[str, Target],
+        copies: Mapping[str, Target],
+    ) -> list[int]:
         for tensor, payload in zip(tensors, payloads):
             if tensor._name in copies:
                 self._write(tensor, payload, copies[tensor._name])

@@ -22,7 +22,11 @@ from gpubridge.stub.calls import CallDesk
 from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.completion import completed_config
 from gpubridge.stub.debugger import wait_for_debugger
+from gpubridge.stub.device_inputs import DeviceInputs
+from gpubridge.stub.device_memory import StubDevice
+from gpubridge.stub.device_placement import DevicePlacement
 from gpubridge.stub.executor import Executor
+from gpubridge.stub.host_pinning import HostPinning
 from gpubridge.stub.loader import load_model, model_error_text
 from gpubridge.stub.metrics import MetricDesk
 from gpubridge.stub.model_control import ModelControl
@@ -124,6 +128,9 @@ class Stub:
         self._waits = ShortWaits(_AWAKE_SHARE * self._awake_ns)
         calls = socket.socket(fileno=fds[1])
         calls.setblocking(False)
+        self._device: StubDevice | None = None
+        # Where the memory of requests is pinned, if inputs are copied from there to the GPU.
+        self._uploads: HostPinning | None = None
         self._calls = CallDesk(Channel(calls), self._control.lent, self._outputs, awake_ns)
         self._clients: ClientMemory | None = None
         self._metrics = MetricDesk(self._calls, settings["instance"])
@@ -134,8 +141,9 @@ class Stub:
     def initialize(self) -> bool:
         """Load the model and call its ``initialize``; tells the server how it went."""
         settings = self._settings
-        self._attach(None)
         try:
+            self._open_device()
+            self._attach(None)
             if "debug_port" in settings:
                 wait_for_debugger(settings["instance"], settings["debug_port"])
             kind = load_model(settings["path"], _package(settings))
@@ -152,26 +160,8 @@ class Stub:
             text = error.message if isinstance(error, BridgeError) else model_error_text(error)
             self._channel.send(control_message(Kind.FAILED, error=text))
             return False
-        identity = ModelIdentity(settings, self._note)
-        self._clients = ClientMemory(
-            self._borrowed,
-            self._control,
-            settings["input_sharing"],
-            identity.name,
-            identity.instance,
-            self._fall_back,
-        )
         self._model = model
-        self._executor = Executor(
-            model,
-            identity,
-            self._outputs,
-            self._control,
-            self._results,
-            self._clients,
-            states,
-            self._fall_back,
-        )
+        self._executor = self._make_executor(model, states)
         self._attach(self._calls)
         absent = absence()
         if absent is not None:
@@ -181,11 +171,56 @@ class Stub:
         gc.freeze()
         readiness = answer_readiness(model, self._executor.run_coroutine)
         self._channel.send(
-            control_message(Kind.READY), () if readiness is None else (readiness.fileno(),)
+            control_message(Kind.READY, device=self._device is not None),
+            () if readiness is None else (readiness.fileno(),),
         )
         if readiness is not None:
             readiness.close()
         return True
+
+    def _open_device(self) -> None:
+        """Make the model's GPU current, and open the memory that this stub has on it."""
+        self._device = device = StubDevice.of_stub(
+            self._settings.get("device"),
+            self._control.device_work,
+            self._tell_closed,
+            self._fall_back,
+        )
+        if device is not None:
+            device.reclaim = self._outputs.reclaim
+            self._borrowed.know(device.own)
+            if self._settings["input_placement"] == "device":
+                self._uploads = device.pinning
+
+    def _make_executor(self, model: Any, states: SequenceStates | None) -> Executor:
+        identity = ModelIdentity(self._settings, self._note)
+        self._clients = ClientMemory(
+            self._borrowed,
+            self._control,
+            self._settings["input_sharing"],
+            identity.name,
+            identity.instance,
+            self._fall_back,
+            self._device,
+        )
+        inputs = placement = None
+        if self._device is not None:
+            where = self._settings["input_placement"]
+            inputs = DeviceInputs(self._device, where, self._fall_back)
+            placement = DevicePlacement(self._outputs, self._device, self._clients)
+            self._calls.use_device(self._device, placement)
+        return Executor(
+            model,
+            identity,
+            self._outputs,
+            self._control,
+            self._results,
+            self._clients,
+            states,
+            self._fall_back,
+            inputs,
+            placement,
+        )
 
     def _configure(self, kind: Any) -> None:
         """Wait for the settings of the completed configuration, having completed it if asked to."""
@@ -212,20 +247,45 @@ class Stub:
             kind = message[0]
             if kind == Kind.EXECUTE:
                 soon = self._run_batches(message)
-            elif kind == Kind.REGION:
-                fields = decode_control(message)
-                memory = clients if fields["client"] else self._borrowed
-                memory.announce(fields["region"], fds.pop(), fields["size"])
+                if clients.device is not None and clients.device.lost is not None:
+                    return self._give_up(clients.device.lost)
+            elif kind in (Kind.REGION, Kind.DEVICE_REGION):
+                self._map(kind, decode_control(message), fds)
             elif kind == Kind.DROP_REGION:
-                region = decode_control(message)["region"]
-                self._borrowed.drop(region)
-                clients.drop(region)
+                self._drop(decode_control(message)["region"], clients)
             elif kind == Kind.TRIM:
                 self._outputs.trim(decode_control(message)["idle_seconds"])
+                clients.settle()
             elif kind == Kind.FINALIZE:
                 return self._finalize()
             else:
                 raise MalformedMessage(f"message of unknown kind {kind} from the server")
+
+    def _map(self, kind: int, fields: dict[str, Any], fds: list[int]) -> None:
+        """Map a region; requests that name memory which cannot be mapped are refused."""
+        if kind == Kind.REGION:
+            assert self._clients is not None
+            memory = self._clients if fields["client"] else self._borrowed
+            memory.announce(fields["region"], fds.pop(), fields["size"])
+            if self._uploads and memory is self._borrowed:
+                self._uploads.add(fields["region"], self._borrowed.segment(fields["region"]))
+            return
+        assert self._device is not None
+        try:
+            self._borrowed.know(self._device.regions.announce(fields))
+        except BridgeError as error:
+            self._device.note(error)
+            self._log(
+                int(Logger.ERROR), f"device memory is not opened: {error.message}", __file__, 0
+            )
+
+    def _drop(self, region: int, clients: ClientMemory) -> None:
+        """Unmap a region, views of it that exist excepted."""
+        self._borrowed.drop(region)
+        clients.drop(region)
+        if self._device is not None:
+            self._device.pinning.remove(region)
+            self._device.settle()
 
     def _run_batches(self, message: bytes) -> bool:
         """Execute the batches of a message; returns whether the next is likely to follow soon."""
@@ -238,8 +298,20 @@ class Stub:
         last = len(batches) - 1
         for i, batch in enumerate(batches):
             result = executor.run(batch)
-            self._results.add(result, self._control.started_at, executor.ended_at, i == last)
+            lost = self._device is not None and self._device.lost is not None
+            self._results.add(
+                result, self._control.started_at, executor.ended_at, lost or i == last
+            )
+            if lost:
+                # The others have not started: another stub gets them.
+                break
         return waits.begin(time.monotonic_ns()) and comes_alone(message)
+
+    def _give_up(self, error: BridgeError) -> int:
+        """End the process: nothing of its GPU works in it any more, and in another it will."""
+        text = f"the stub ends, to be started again: {error.message}"
+        self._log(int(Logger.ERROR), text, __file__, 0)
+        return 1
 
     def _finalize(self) -> int:
         executor = self._executor
@@ -254,13 +326,15 @@ class Stub:
         if executor is not None:
             executor.close()
         self._metrics.close()
+        if self._device is not None:
+            self._device.close()
         self._channel.send(control_message(Kind.FINALIZED))
         return 0
 
     def _attach(self, caller: CallDesk | None) -> None:
         """Say what the model may ask of this process."""
         folder = self._settings["model_dir"]
-        host.attach(host.Host(folder, self._log, caller, self._metrics, self._models))
+        host.attach(host.Host(folder, self._log, caller, self._metrics, self._models, self._device))
 
     def _detach(self) -> None:
         """In a child that the model forked: leave what is shared with the server alone."""
@@ -271,11 +345,20 @@ class Stub:
         self._metrics.disown()
 
     def _announce(self, segment: Segment) -> None:
+        if self._device is not None:
+            self._device.pinning.add(segment.region, segment)
         self._channel.send(
             control_message(Kind.REGION, region=segment.region, size=segment.size), (segment.fd,)
         )
 
+    def _tell_closed(self, region: int, announcements: int) -> None:
+        self._channel.send(
+            control_message(Kind.REGION_CLOSED, region=region, announcements=announcements)
+        )
+
     def _withdraw(self, segment: Segment) -> None:
+        if self._device is not None:
+            self._device.pinning.remove(segment.region)
         self._channel.send(control_message(Kind.DROP_REGION, region=segment.region))
 
     def _fall_back(self, reason: str, text: str, level: int = int(Logger.WARNING)) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from gpubridge.telemetry.device_work import DeviceWork
 from gpubridge.telemetry.exposition import Family, render
 from gpubridge.telemetry.latencies import STEPS
 from gpubridge.telemetry.machine_metrics import MachineMetrics
@@ -56,7 +57,7 @@ class ModelState:
     """A model's statistics and gauges at this moment.
 
     ``pending`` requests have no answer yet; ``queued`` ones of them are at no stub. ``fallbacks``
-    says how often a slower way was taken, by reason.
+    says how often a slower way was taken, by reason, ``device_work`` what was done on GPUs.
     """
 
     statistics: ModelStatistics
@@ -64,6 +65,7 @@ class ModelState:
     queued: int
     restarts: int
     fallbacks: Mapping[str, int] = field(default_factory=dict)
+    device_work: DeviceWork = field(default_factory=DeviceWork)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -183,6 +185,9 @@ def _bridge(states: Sequence[ModelState]) -> Iterator[Family]:
     """Give the families that Triton has no counterpart of."""
     copied = Family("gpubridge_copied_bytes_total", "Tensor bytes copied by the bridge", "counter")
     copies = Family("gpubridge_copies_total", "Copies of tensor data by the bridge", "counter")
+    waits = Family(
+        "gpubridge_device_waits_total", "Times that a stub waited for its GPU", "counter"
+    )
     restarts = Family(
         "gpubridge_stub_restarts_total", "Times that a stub was started again", "counter"
     )
@@ -194,8 +199,13 @@ def _bridge(states: Sequence[ModelState]) -> Iterator[Family]:
         labels = {**state.labels, "kind": "host"}
         copied.add(labels, state.statistics.copied_bytes)
         copies.add(labels, state.statistics.copies)
+        if state.device_work.any:
+            for kind, nbytes, count in state.device_work.kinds():
+                copied.add({**state.labels, "kind": kind}, nbytes)
+                copies.add({**state.labels, "kind": kind}, count)
+            waits.add(state.labels, state.device_work.waits)
         restarts.add(state.labels, state.restarts)
-    yield from (queued, copied, copies, restarts)
+    yield from (queued, copied, copies, waits, restarts)
 
 
 def _fallbacks(states: Sequence[ModelState], own: Mapping[str, int]) -> Family:

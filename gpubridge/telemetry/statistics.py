@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from gpubridge.telemetry.device_work import DeviceWork
 from gpubridge.telemetry.latencies import LatencyHistogram, LatencyWindow
 
 __all__ = ["FAILURE_REASONS", "BatchStatistics", "ModelStatistics"]
@@ -49,6 +50,8 @@ class ModelStatistics:
         By batch size.
     copied_bytes, copies : int
         Tensor data that the bridge itself copied in host memory, server and stub together.
+    device_work : DeviceWork
+        What the server did on GPUs for it.
     labels : dict
         What tells its metrics from other models'.
     window : LatencyWindow or None
@@ -61,6 +64,7 @@ class ModelStatistics:
         "batches",
         "copied_bytes",
         "copies",
+        "device_work",
         "executions",
         "fail_ns",
         "failures",
@@ -103,6 +107,7 @@ class ModelStatistics:
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
         self.batches: dict[int, BatchStatistics] = {}
         self.copied_bytes = self.copies = 0
+        self.device_work = DeviceWork()
 
     @property
     def last_inference_ms(self) -> int:

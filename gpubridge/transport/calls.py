@@ -40,6 +40,7 @@ class CallKind:
     TAKEN = 5
     ASK = 6
     CLOSE_FAMILY = 7
+    DEVICE_REGION = 8
     CALL_RESPONSES = 16
     ANSWER = 17
 

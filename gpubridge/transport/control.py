@@ -9,6 +9,8 @@ Map (bytes)::
     ..  u8[TICKETS]  cancelled  NOBODY_WAITS or STILL_READ: the request is cancelled  server writes
     ..  u8[LEASES]   outputs    1 while the server may look at an output slot         stub 1, server 0
     ..  u32[TICKETS] passed_on  responses of the ticket's request that have left      server writes
+    ..  u64[7] device_work  what the stub has done on its GPU: bytes h2d, d2h, d2d,
+                            copies h2d, d2h, d2d, completion waits                    stub writes
 
 A *ticket* names a request at the stub, and the memory that the stub borrows for it; a *lease* names
 a slot of the stub's output memory that the server borrows. The lender sets the byte before it sends
@@ -37,7 +39,9 @@ _LENT_AT = 64
 _CANCELLED_AT = _LENT_AT + TICKETS
 _OUTPUTS_AT = _CANCELLED_AT + TICKETS
 _PASSED_ON_AT = _OUTPUTS_AT + LEASES
-_SIZE = _PASSED_ON_AT + 4 * TICKETS
+_DEVICE_WORK_AT = _PASSED_ON_AT + 4 * TICKETS
+_DEVICE_WORDS = 7
+_SIZE = _DEVICE_WORK_AT + 8 * _DEVICE_WORDS
 
 
 class ControlPage:
@@ -48,6 +52,7 @@ class ControlPage:
         "_log_levels",
         "_words",
         "cancelled",
+        "device_work",
         "lent",
         "outputs",
         "passed_on",
@@ -66,7 +71,8 @@ class ControlPage:
         self.lent = view[_LENT_AT:_CANCELLED_AT]
         self.cancelled = view[_CANCELLED_AT:_OUTPUTS_AT]
         self.outputs = view[_OUTPUTS_AT:_PASSED_ON_AT]
-        self.passed_on = view[_PASSED_ON_AT:_SIZE].cast("I")
+        self.passed_on = view[_PASSED_ON_AT:_DEVICE_WORK_AT].cast("I")
+        self.device_work = view[_DEVICE_WORK_AT:_SIZE].cast("Q")
         self._clock = time.monotonic_ns
 
     def start(self, sequence: int) -> int:

@@ -9,7 +9,7 @@ a model may keep an input, a client may be slow to read an answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpubridge.host_shm import Segment, Slot
 from gpubridge.transport.channel import MalformedMessage
@@ -21,10 +21,17 @@ _PATIENCE = 2
 """Leases still out that a short sweep meets before it gives up."""
 
 
+class KnownSegment(Protocol):
+    """Memory of a region, or addresses that stand for it."""
+
+    region: int
+    view: memoryview
+
+
 class SlotOwner(Protocol):
     """Where slots come from, and go back to."""
 
-    def free(self, slot: Slot, /) -> None:
+    def free(self, slot: Any, /) -> None:
         """Take a slot back."""
 
 
@@ -45,7 +52,7 @@ class LentSlots:
         self._table = table
         self._arena = arena
         self._free = list(range(len(table) - 1, -1, -1))
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, Any] = {}
         self._kept: dict[int, object] = {}
 
     def __len__(self) -> int:
@@ -65,7 +72,7 @@ class LentSlots:
         """Give slots that come back to somebody else from now on."""
         self._arena = owner
 
-    def lend(self, slot: Slot | None) -> int:
+    def lend(self, slot: object | None) -> int:
         """Lend a slot (or nothing: then only the number is taken); returns the lease."""
         lease = self._free.pop()
         if slot is not None:
@@ -149,7 +156,7 @@ class BorrowedMemory:
     def __init__(self, table: memoryview) -> None:
         self._book = lease_book(table)
         self._views = self._book.views
-        self._segments: dict[int, Segment] = {}
+        self._segments: dict[int, KnownSegment] = {}
 
     @property
     def held(self) -> int:
@@ -177,7 +184,12 @@ class BorrowedMemory:
         """Know a region that somebody else has mapped, and owns."""
         self._book.add(region, memory)
 
-    def segment(self, region: int) -> Segment:
+    def know(self, segment: KnownSegment) -> None:
+        """Know a region that is mapped already, or that cannot be: its views only keep leases."""
+        self._segments[segment.region] = segment
+        self._book.add(segment.region, segment.view)
+
+    def segment(self, region: int) -> Any:
         """Return a region that is mapped, to hand it on; it lives while somebody holds it."""
         return self._segments[region]
 

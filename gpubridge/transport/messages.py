@@ -57,6 +57,7 @@ class Kind:
     TRIM = 5
     FINALIZE = 6
     CONFIGURE = 7
+    DEVICE_REGION = 8
     READY = 16
     FAILED = 17
     RESULTS = 18
@@ -64,6 +65,7 @@ class Kind:
     FINALIZED = 20
     RESPONSES = 21
     COMPLETED = 22
+    REGION_CLOSED = 23
 
 
 class Completes:
@@ -78,8 +80,18 @@ class Completes:
     NOWHERE = ""
 
 
-FALLBACKS = ("native_module", "inputs_kept", "client_inputs_kept", "client_inputs_written")
-"""Why a stub takes a slower way: there is no compiled module; its model gets copies of its inputs."""
+FALLBACKS = (
+    "native_module",
+    "inputs_kept",
+    "client_inputs_kept",
+    "client_inputs_written",
+    "device_absent",
+    "device_input_on_host",
+    "host_memory_not_pinned",
+)
+"""Why a stub takes a slower way: there is no compiled module; its model gets copies of its inputs;
+its process cannot use the GPU; an input is larger than the device arena; copies to and from the GPU
+are not asynchronous."""
 
 
 class ResponseFlag:

@@ -192,7 +192,7 @@ class TestPythonBackend:
                 "1",
                 (
                     "unknown key 'zzz' in --backend-config=python,zzz=...; known keys are "
-                    "stub-timeout-seconds, input-placement, busy-poll-us, "
+                    "stub-timeout-seconds, input-placement, busy-poll-us, device-arena-bytes, "
                     "environment-cache, environment-limit-bytes, "
                     "shm-default-byte-size, shm-growth-byte-size, shm-region-prefix-name, "
                     "shm_message_queue_size, thread-pool-size, default-max-batch-size"

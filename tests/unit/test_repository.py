@@ -7,6 +7,7 @@ import pytest
 
 from gpubridge.config.schema import model_config_schema
 from gpubridge.engine import load_progress
+from gpubridge.engine.device_memory import DeviceMemory
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.file_overrides import FileOverrides
 from gpubridge.engine.instance_state import InstanceState
@@ -42,6 +43,7 @@ class FakeLoader:
             limits=SimpleNamespace(stub_timeout=None),
             telemetry=SimpleNamespace(log=SimpleNamespace(on_change=lambda listener: None)),
             metrics=SimpleNamespace(close=lambda: None),
+            devices=DeviceMemory(0),
         )
         self._required = required
         self._broken = broken

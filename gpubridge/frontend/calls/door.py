@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from gpubridge.engine.announcements import Announcements
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.link import StubLink
 from gpubridge.engine.model import Model
@@ -23,12 +24,11 @@ from gpubridge.frontend.calls.circles import find_circle
 from gpubridge.frontend.calls.questions import StubQuestions
 from gpubridge.frontend.calls.requests import CallForms
 from gpubridge.frontend.repository_control import ControlTasks
-from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome
 from gpubridge.transport.calls import CallKind, decode_records, encode_records
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, close_all
 from gpubridge.transport.control import NO_LEASE
-from gpubridge.transport.messages import ResponseFlag, control_message, decode_control
+from gpubridge.transport.messages import ResponseFlag, decode_control
 from gpubridge.transport.records import Record, record_encoder, record_reader
 from gpubridge.transport.signatures import encode_signature
 
@@ -125,7 +125,9 @@ class StubCalls:
         self._reader = record_reader()
         self._encode = record_encoder()
         self._calls: dict[int, _Call] = {}
-        self._announced: set[int] = set()
+        self._announcements = Announcements(
+            CallKind, link.regions, self, link.open_devices, self._outbox.send
+        )
         self._answers: list[bytes] = []
         self._open = True
         self._questions = server.questions(caller, self._outbox.send, self._catch_up)
@@ -139,15 +141,14 @@ class StubCalls:
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.request.cancel()
-        self._link.regions.leave(self, self._announced)
+        self._announcements.close()
         self._channel.close()
 
     def drop_region(self, region: int) -> None:
         """Tell the stub to unmap a region."""
-        if region in self._announced:
-            self._announced.discard(region)
+        if region in self._announcements.known:
             self._send_answers()
-            self._outbox.send(control_message(CallKind.DROP_REGION, region=region))
+            self._announcements.drop(region)
 
     def _mute(self) -> None:
         if self._open:
@@ -344,18 +345,10 @@ class StubCalls:
             if segment is None:
                 refs += (0, 0, 0, NO_LEASE)
                 continue
-            if segment.region not in self._announced:
-                # What a model answers lies in its own output memory.
-                assert isinstance(segment, Segment)
-                self._announce(segment)
+            if segment.region not in self._announcements.known:
+                self._announcements.tell(segment)
             refs += (segment.region, offset, nbytes, ticket)
         return refs
-
-    def _announce(self, segment: Segment) -> None:
-        self._announced.add(segment.region)
-        self._link.regions.join(segment.region, self)
-        message = control_message(CallKind.REGION, region=segment.region, size=segment.size)
-        self._outbox.send(message, (segment.fd,))
 
 
 _NOT_DECOUPLED = (

@@ -108,6 +108,12 @@ SIMCUDA_API cuEventRecord(CUevent handle, CUstream stream_handle) {
   Event* event = find(handle);
   Stream* stream = find_stream(stream_handle);
   if (event == nullptr || stream == nullptr) return call.end(kInvalidHandle);
+  if (event->name.empty()) {
+    // Recorded on another stream, it may be reached before the work that was recorded earlier: who
+    // waits for that must not see this.
+    const std::lock_guard lock(g_mutex);
+    event->progress = std::make_shared<Progress>();
+  }
   auto progress = event->progress;
   const std::uint64_t number = ++progress->recorded;
   enqueue(stream, [progress, number] {

@@ -1,0 +1,135 @@
+"""What a stub has been told of memory: through which channel, and what of it may still be open there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gpubridge.engine.client_device_region import ClientDeviceSegment
+from gpubridge.engine.device_memory import DeviceRegion
+from gpubridge.engine.regions import Regions, RegionUser
+from gpubridge.host_shm import ClientSegment, Segment
+from gpubridge.transport.calls import CallKind
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.messages import Kind, control_message
+
+__all__ = ["Announcements", "OpenDeviceRegions"]
+
+_Segment = Segment | ClientSegment | DeviceRegion | ClientDeviceSegment
+
+
+class OpenDeviceRegions:
+    """The device memory that a stub has open, or will: none of it may be freed before it is closed.
+
+    The stub says when it has closed a region, and how many announcements it had taken by then:
+    another may be on its way to it.
+    """
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[DeviceRegion | ClientDeviceSegment, int]] = {}
+
+    def told(self, segment: DeviceRegion | ClientDeviceSegment) -> None:
+        """The stub is told of a region once more."""
+        _, times = self._held.get(segment.region, (None, 0))
+        self._held[segment.region] = segment, times + 1
+
+    def closed(self, region: int, announcements: int) -> None:
+        """The stub has closed a region.
+
+        Raises
+        ------
+        MalformedMessage
+            When it was told of that less often.
+        """
+        segment, times = self._held.get(region, (None, 0))
+        if segment is None or announcements > times:
+            raise MalformedMessage(
+                f"device region {region:#x} closed after {announcements} announcements of {times}"
+            )
+        if announcements == times:
+            del self._held[region]
+        else:
+            self._held[region] = segment, times - announcements
+
+    def close(self) -> None:
+        """The stub is gone, and with it all that it had open."""
+        self._held.clear()
+
+
+class Announcements:
+    """Tells a stub, through one of its channels, of each region before the first message that names it.
+
+    Parameters
+    ----------
+    kinds : type
+        `Kind` or `CallKind`: how the messages of the channel are called.
+    regions : Regions
+        Has the stub unmap what goes.
+    user : RegionUser
+        Who unmaps it.
+    opened : OpenDeviceRegions
+        The stub's.
+    send : callable
+        Sends a message and descriptors, which stay the caller's.
+
+    Attributes
+    ----------
+    known : set of int
+        The regions that the stub knows by this channel.
+    """
+
+    __slots__ = ("_kinds", "_opened", "_regions", "_send", "_user", "known")
+
+    def __init__(
+        self,
+        kinds: type[Kind | CallKind],
+        regions: Regions,
+        user: RegionUser,
+        opened: OpenDeviceRegions,
+        send: Callable[..., None],
+    ) -> None:
+        self._kinds = kinds
+        self._regions = regions
+        self._user = user
+        self._opened = opened
+        self._send = send
+        self.known: set[int] = set()
+
+    def tell(self, segment: _Segment) -> None:
+        """Tell the stub of a region that is not `known` yet."""
+        self.known.add(segment.region)
+        self._regions.join(segment.region, self._user)
+        if isinstance(segment, (DeviceRegion, ClientDeviceSegment)):
+            self._opened.told(segment)
+            fields = {
+                "region": segment.region,
+                "size": segment.size,
+                "handle": segment.handle.hex(),
+                "uuid": segment.uuid,
+                "client": isinstance(segment, ClientDeviceSegment),
+            }
+            self._send(control_message(self._kinds.DEVICE_REGION, **fields))
+            return
+        message = control_message(
+            self._kinds.REGION,
+            region=segment.region,
+            size=segment.size,
+            client=isinstance(segment, ClientSegment),
+        )
+        self._send(message, (segment.fd,))
+
+    def tell_all(self, segments: Iterable[ClientSegment | ClientDeviceSegment]) -> None:
+        """Tell the stub of those that are not `known` yet."""
+        for segment in segments:
+            if segment.region not in self.known:
+                self.tell(segment)
+
+    def drop(self, region: int) -> None:
+        """Have the stub unmap a region that it is `known` to know."""
+        self.known.discard(region)
+        self._send(control_message(self._kinds.DROP_REGION, region=region))
+
+    def close(self) -> None:
+        """The stub is gone."""
+        self._regions.leave(self._user, self.known)

@@ -1,0 +1,203 @@
+"""The server's device memory: the arenas that stubs put their outputs into.
+
+All calls of the driver are made on one thread of its own, never on the event loop. Nothing of CUDA is
+loaded before somebody asks for a device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+from gpubridge.cuda_ipc import DeviceContext, DeviceInfo, DeviceProbe, DeviceSegment, probe_devices
+from gpubridge.engine.instance_settings import InstanceSettings
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.transport.device_regions import reserve_addresses
+
+__all__ = ["DeviceMemory", "DeviceRegion"]
+
+_logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+_ARENA = 1 << 31
+"""The lower half of an arena's region id: those of output memory begin with 1."""
+
+
+class DeviceRegion:
+    """A stub's arena, as the server and its ledgers see it.
+
+    The memory is freed when nobody refers to this object any more: each link whose stub has it open
+    does until the stub says that it has closed it, or is gone.
+
+    Attributes
+    ----------
+    region, size : int
+        The id by which every process knows this memory; bytes.
+    view : memoryview
+        Addresses that stand for it in lease books.
+    uuid : str
+        The device.
+    handle : bytes
+        By which other processes open it.
+    """
+
+    __slots__ = ("_free", "_segment", "handle", "region", "size", "uuid", "view")
+
+    def __init__(self, segment: DeviceSegment, free: Callable[[DeviceSegment], None]) -> None:
+        self._segment = segment
+        self._free = free
+        self.region = segment.region
+        self.size = segment.size
+        self.uuid = segment.uuid
+        self.handle = segment.handle
+        self.view = reserve_addresses(segment.size)
+
+    def __del__(self) -> None:
+        self._free(self._segment)
+
+
+class ArenaHolder(Protocol):
+    """The link to a stub, as far as it has to do with the stub's arena."""
+
+    @property
+    def owner(self) -> int:
+        """The upper half of the ids of the stub's regions."""
+
+    def give_arena(self, arena: DeviceRegion) -> None:
+        """The stub will be told of its arena."""
+
+
+class DeviceMemory:
+    """The GPUs of this machine, and the server's memory on them.
+
+    Parameters
+    ----------
+    arena_bytes : int
+        The size of the arena of a stub.
+    """
+
+    def __init__(self, arena_bytes: int) -> None:
+        self.arena_bytes = arena_bytes
+        self._lock = threading.Lock()
+        self._probe: DeviceProbe | None = None
+        self._contexts: dict[str, DeviceContext] = {}
+        self._thread: ThreadPoolExecutor | None = None
+
+    # -- devices -------------------------------------------------------------------------------
+
+    def probe(self) -> DeviceProbe:
+        """Look for GPUs, once; any thread may, but for the first time it may take a while."""
+        with self._lock:
+            if self._probe is None:
+                self._probe = probe = probe_devices()
+                if probe.count:
+                    _logger.info("%d GPUs found", probe.count)
+                else:
+                    _logger.info("no GPU is used: %s", probe.reason)
+            return self._probe
+
+    def count(self) -> int:
+        """How many GPUs there are."""
+        return self.probe().count
+
+    def device(self, ordinal: int) -> DeviceInfo:
+        """Return the GPU of a number.
+
+        Raises
+        ------
+        BridgeError
+            INVALID_ARG when there is none.
+        """
+        devices = self.probe().devices
+        if not 0 <= ordinal < len(devices):
+            known = ", ".join(str(device.ordinal) for device in devices) or "none"
+            raise BridgeError(
+                f"expected the number of a GPU of this machine ({known}), got {ordinal}",
+                ErrorCode.INVALID_ARG,
+            )
+        return devices[ordinal]
+
+    # -- arenas --------------------------------------------------------------------------------
+
+    async def equip(self, settings: InstanceSettings, link: ArenaHolder) -> dict[str, Any]:
+        """Return what a stub is told when it starts, with the memory on its GPU, if it has one.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when the device has no memory left, INTERNAL when the driver fails.
+        """
+        if settings.device is None:
+            return settings.stub
+        device = self.device(settings.device)
+        region = link.owner << 32 | _ARENA
+        arena = await self.run(lambda: self._allocate(device, region))
+        link.give_arena(arena)
+        told = {
+            "ordinal": device.ordinal,
+            "uuid": device.uuid,
+            "region": region,
+            "size": arena.size,
+            "handle": arena.handle.hex(),
+            "server": os.getpid(),
+        }
+        return {**settings.stub, "device": told}
+
+    def _allocate(self, device: DeviceInfo, region: int) -> DeviceRegion:
+        segment = DeviceSegment.allocate(self.context(device), region, self.arena_bytes)
+        return DeviceRegion(segment, self.free)
+
+    def free(self, segment: DeviceSegment) -> None:
+        """Free or close memory that nobody uses any more; from any thread."""
+        thread = self._thread
+        if thread is not None:
+            thread.submit(_close, segment)
+
+    # -- the driver's thread -------------------------------------------------------------------
+
+    async def run(self, work: Callable[[], _Result]) -> _Result:
+        """Do something on the thread that calls the driver; raises what that raises.
+
+        Who is cancelled meanwhile leaves nothing behind: the result is dropped when it is there.
+        """
+        with self._lock:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
+            thread = self._thread
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
+
+    def context(self, device: DeviceInfo) -> DeviceContext:
+        """Return the server's context on a GPU; on the driver's thread only."""
+        context = self._contexts.get(device.uuid)
+        if context is None:
+            context = self._contexts[device.uuid] = DeviceContext(device)
+        return context
+
+    async def close(self) -> None:
+        """Give everything back, once nobody uses device memory any more."""
+        thread = self._thread
+        if thread is None:
+            return
+        await self.run(self._close_contexts)
+        self._thread = None
+        thread.shutdown()
+
+    def _close_contexts(self) -> None:
+        contexts, self._contexts = self._contexts, {}
+        for context in contexts.values():
+            try:
+                context.close()
+            except BridgeError as error:
+                _logger.warning("a device is left as it is: %s", error.message)
+
+
+def _close(segment: DeviceSegment) -> None:
+    try:
+        segment.close()
+    except BridgeError as error:
+        # The memory goes with the process.
+        _logger.warning("device memory cannot be freed: %s", error.message)

@@ -1,0 +1,55 @@
+"""Whether a stub takes too long: for one ``execute``, or to begin one."""
+
+from __future__ import annotations
+
+import time
+
+from gpubridge.engine.ledger import Ledger
+from gpubridge.transport.control import ControlPage
+
+__all__ = ["ExecuteWatch"]
+
+
+class ExecuteWatch:
+    """Looks at a stub's progress when asked.
+
+    Parameters
+    ----------
+    control : ControlPage
+        Says which batch has started, and when.
+    ledger : Ledger
+        Says which batches are at the stub.
+    """
+
+    __slots__ = ("_control", "_ledger", "_stalled_at")
+
+    def __init__(self, control: ControlPage, ledger: Ledger) -> None:
+        self._control = control
+        self._ledger = ledger
+        self._stalled_at: tuple[int, int] | None = None
+
+    def overdue(self, seconds: float) -> str | None:
+        """Say what has taken longer than ``seconds``, if anything has."""
+        busy = self._busy_since()
+        if busy is None:
+            return None
+        since, executing = busy
+        if time.monotonic_ns() - since <= seconds * 1e9:
+            return None
+        return "execute ran" if executing else "no execute began for"
+
+    def _busy_since(self) -> tuple[int, bool] | None:
+        """Since when (CLOCK_MONOTONIC ns) the stub is at what it does, and whether that is ``execute``.
+
+        Else it has work and starts on none of it: that is seen only by asking again and again.
+        None when it has nothing to do.
+        """
+        started = self._control.started
+        if self._ledger.holds(started):
+            return self._control.started_at, True
+        if self._ledger.idle:
+            self._stalled_at = None
+            return None
+        if self._stalled_at is None or self._stalled_at[0] != started:
+            self._stalled_at = (started, time.monotonic_ns())
+        return self._stalled_at[1], False

@@ -1,0 +1,42 @@
+"""How many requests a stub is fed ahead: so that it never waits, and little is lost if it dies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpubridge.engine.ledger import Landed
+
+__all__ = ["FeedWindow"]
+
+_AHEAD_NS = 1_000_000
+"""About this much work."""
+_LIMIT = 64
+
+
+class FeedWindow:
+    """Follows how long a stub's requests take."""
+
+    __slots__ = ("_execute_ns",)
+
+    def __init__(self) -> None:
+        self._execute_ns = 0.0
+
+    def forget(self) -> None:
+        """Another stub comes."""
+        self._execute_ns = 0.0
+
+    def observe(self, landed: Sequence[Landed]) -> int:
+        """Take the times of batches; returns how many requests they had."""
+        requests = spent = 0
+        for batch, members, _ in landed:
+            requests += len(members)
+            spent += batch.ended - batch.started
+        if requests:
+            mean = spent / requests
+            self._execute_ns += (mean - self._execute_ns) * (0.125 if self._execute_ns else 1.0)
+        return requests
+
+    @property
+    def size(self) -> int:
+        """Requests that the stub may have at once."""
+        return max(1, min(_LIMIT, int(_AHEAD_NS / (self._execute_ns + 1.0))))

@@ -1,0 +1,105 @@
+"""Where a model's instances run, and what each of their stubs is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpubridge.config import InstanceGroup, ModelConfig
+from gpubridge.engine.context import EngineLimits
+from gpubridge.engine.environment import StubEnvironment
+from gpubridge.engine.instance_settings import InstanceSettings
+from gpubridge.engine.sequence_requests import sequence_stub_settings
+from gpubridge.engine.warmup import WarmupSample
+
+__all__ = ["InstancePlacing"]
+
+
+class InstancePlacing:
+    """Places the instances of one version of a model.
+
+    Parameters
+    ----------
+    version : int
+    directory : Path
+        The model's directory.
+    limits : EngineLimits
+        Bounds that hold for every model.
+    """
+
+    __slots__ = ("_directory", "_limits", "_version")
+
+    def __init__(self, version: int, directory: Path, limits: EngineLimits) -> None:
+        self._version = version
+        self._directory = directory
+        self._limits = limits
+
+    def instances(
+        self,
+        config: ModelConfig,
+        group: InstanceGroup,
+        environment: StubEnvironment,
+        warmup: Sequence[WarmupSample],
+    ) -> list[InstanceSettings]:
+        """Give each instance of a group its name, its device and its ``initialize`` arguments."""
+        kind = group.kind.removeprefix("KIND_")
+        devices = group.gpus or (0,)
+        settings: list[InstanceSettings] = []
+        version_dir = self._directory / str(self._version)
+        own = version_dir / (config.default_model_filename or "model.py")
+        backend = config.backend_file
+        for device in devices:
+            for _ in range(group.count):
+                index = len(settings)
+                name = f"{group.name}_{index}"
+                stub = {
+                    "path": str(own if backend is None else backend),
+                    "backend": config.backend,
+                    "model_dir": str(own.parent if backend is None else version_dir),
+                    "name": config.name,
+                    "version": self._version,
+                    "instance": name,
+                    "busy_poll_us": self._limits.busy_poll_us,
+                    "outputs": [output.name for output in config.outputs],
+                    "decoupled": config.decoupled,
+                    "input_sharing": _input_sharing(config),
+                    "input_placement": self._input_placement(config),
+                    **sequence_stub_settings(config, self._directory),
+                    "args": {
+                        "model_config": json.dumps(config.to_dict()),
+                        "model_instance_kind": kind,
+                        "model_instance_name": name,
+                        "model_instance_device_id": str(device),
+                        "model_repository": str(self._directory),
+                        "model_version": str(self._version),
+                        "model_name": config.name,
+                    },
+                }
+                settings.append(
+                    InstanceSettings(
+                        name,
+                        stub,
+                        environment,
+                        self._limits.output_limit,
+                        self._limits.stub_timeout,
+                        device if group.kind == "KIND_GPU" else None,
+                        warmup,
+                    )
+                )
+        return settings
+
+    def _input_placement(self, config: ModelConfig) -> str:
+        """Return where the model gets its inputs: ``source``, ``device`` or ``host``."""
+        parameters = config.parameters
+        given = parameters.get("INPUT_PLACEMENT")
+        if given is None and "FORCE_CPU_ONLY_INPUT_TENSORS" in parameters:
+            given = "host" if parameters["FORCE_CPU_ONLY_INPUT_TENSORS"] == "yes" else "source"
+        return given or self._limits.input_placement or "source"
+
+
+def _input_sharing(config: ModelConfig) -> str:
+    """Return whether inputs in clients' memory are shared or copied; empty: until that fails."""
+    # Models with sequences are those that keep inputs.
+    sequences = config.message.WhichOneof("scheduling_choice") == "sequence_batching"
+    return config.parameters.get("INPUT_SHARING", "copy" if sequences else "")

@@ -1,0 +1,29 @@
+"""What the link to a stub tells its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpubridge.engine.ledger import Closed, Landed
+
+__all__ = ["LinkEvents"]
+
+
+@dataclass(slots=True)
+class LinkEvents:
+    """What a link tells its owner; called on the event loop.
+
+    ``on_ready`` gets the socket by which the model's ``is_ready`` is asked, if it has one, which it then
+    owns; ``on_landed`` gets the batches that were answered in one message, and when; ``on_responses`` the
+    requests of earlier batches that ended now, when that was, and how many bytes were copied.
+    """
+
+    on_completed: Callable[[str | None], None]
+    on_ready: Callable[[int | None], None]
+    on_failed: Callable[[str], None]
+    on_broken: Callable[[str], None]
+    on_landed: Callable[[list[Landed], int], None]
+    on_responses: Callable[[list[Closed], int, int], None]
+    on_log: Callable[[dict[str, Any]], None]

@@ -1,0 +1,119 @@
+"""Inputs of a model that is on a GPU: where they lie, and where the model wants to have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Callable
+
+import numpy as np
+
+from gpubridge.pb_utils import Tensor
+from gpubridge.pb_utils.device_tensor import DeviceTensor
+from gpubridge.stub.device_memory import StubDevice
+from gpubridge.tensor.device_bytes import DeviceBytes
+
+__all__ = ["DeviceInputs", "received_on_device"]
+
+
+def received_on_device(
+    device: StubDevice, tensors: Sequence[Tensor], refs: Sequence[tuple[int, int, int, int]]
+) -> list[Tensor]:
+    """Return tensors that arrived, those on the device as such; what they were keeps their leases."""
+    return [_received(device, tensor, ref) for tensor, ref in zip(tensors, refs)]
+
+
+def _received(device: StubDevice, tensor: Tensor, ref: tuple[int, int, int, int]) -> Tensor:
+    assert tensor._source is not None
+    data = device.borrowed(ref, tensor._source)
+    if data is None:
+        return tensor
+    return DeviceTensor._on_device(
+        tensor._name, tensor._datatype, tensor._shape, data, tensor._place
+    )
+
+
+class DeviceInputs:
+    """Puts inputs where the model wants them.
+
+    Parameters
+    ----------
+    device : StubDevice
+    placement : str
+        ``source``, ``device`` or ``host``.
+    fall_back : callable
+        Logs and counts, once, that an input is too large for the arena.
+
+    Attributes
+    ----------
+    device : StubDevice
+        As given.
+    """
+
+    def __init__(
+        self, device: StubDevice, placement: str, fall_back: Callable[[str, str], None]
+    ) -> None:
+        self.device = device
+        self._placement = placement
+        self._fall_back = fall_back
+        self._said = False
+
+    def has(self, region: int) -> bool:
+        """Whether a region is on the device."""
+        return self.device.regions.get(region) is not None
+
+    def placed(
+        self,
+        inputs: Sequence[Tensor],
+        refs: Sequence[tuple[int, int, int, int]],
+        *,
+        private: bool,
+    ) -> list[Tensor]:
+        """Return a request's inputs where they are wanted; ``private`` ones belong to the model.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when the arena is full, INTERNAL when the device fails.
+        """
+        tensors = received_on_device(self.device, inputs, refs)
+        if self._placement == "host":
+            return [_on_host(tensor) for tensor in tensors]
+        if private:
+            tensors = [self._private(tensor) for tensor in tensors]
+        if self._placement == "device":
+            tensors = [self._uploaded(tensor) for tensor in tensors]
+        return tensors
+
+    def _private(self, tensor: Tensor) -> Tensor:
+        data = tensor._device_bytes
+        return tensor if data is None else _moved(tensor, self.device.copy_on_device(data))
+
+    def _uploaded(self, tensor: Tensor) -> Tensor:
+        memory = tensor._source
+        if memory is None or not memory.nbytes or tensor._datatype == "BYTES":
+            return tensor
+        if memory.nbytes > self.device.own.size:
+            self._say_too_large(tensor, memory.nbytes)
+            return tensor
+        return _moved(tensor, self.device.upload(memory))
+
+    def _say_too_large(self, tensor: Tensor, nbytes: int) -> None:
+        if self._said:
+            return
+        self._said = True
+        self._fall_back(
+            "device_input_on_host",
+            f"input '{tensor._name}' of {nbytes} bytes stays in host memory: the device arena has "
+            f"{self.device.own.size}; raise --backend-config=python,device-arena-bytes=N",
+        )
+
+
+def _moved(tensor: Tensor, data: DeviceBytes) -> Tensor:
+    return DeviceTensor._on_device(tensor._name, tensor._datatype, tensor._shape, data)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    if tensor._device_bytes is None:
+        return tensor
+    memory = np.frombuffer(tensor._payload(), np.uint8).data
+    return Tensor._received(tensor._name, tensor._datatype, tensor._shape, memory)

@@ -1,0 +1,340 @@
+"""A stub's GPU: its arena, the memory of others that it has opened, and what streams may still use.
+
+Nothing goes back before every stream that may have used it has passed: slots to the arena, leases to
+their lenders, opened memory to the driver. What nobody looks at any more is *over*; the copy stream is
+ordered behind the streams that used it, and when that has passed, it is given back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from gpubridge.cuda_ipc import (
+    CopyMark,
+    CopyStream,
+    CudaError,
+    DeviceArena,
+    DeviceContext,
+    DeviceSlot,
+    DriverAbsent,
+    find_device,
+)
+from gpubridge.cuda_ipc.driver import call
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.stub.device_regions import DeviceRegions
+from gpubridge.stub.host_pinning import HostPinning
+from gpubridge.tensor.device_bytes import DeviceBytes
+
+__all__ = ["DeviceHold", "StubDevice"]
+
+_PATIENCE = 2.0
+"""Seconds that an output waits for room in the arena."""
+_LOOK = 0.001
+_KINDS = 3
+
+
+class DeviceHold:
+    """Holds device memory for tensors: a slot of the arena, or memory that is lent to this stub.
+
+    Attributes
+    ----------
+    kept : object
+        What goes back.
+    streams : set of int
+        Those that may use the memory.
+    """
+
+    __slots__ = ("__weakref__", "_over", "kept", "streams")
+
+    def __init__(self, kept: object, over: deque[tuple[object, set[int]]]) -> None:
+        self.kept = kept
+        self.streams: set[int] = set()
+        self._over = over
+
+    def __del__(self) -> None:
+        self._over.append((self.kept, self.streams))
+
+
+class StubDevice:
+    """The GPU that a stub's model is on; current in the thread that makes this object.
+
+    Parameters
+    ----------
+    settings : dict
+        Field ``device`` of the INITIALIZE message.
+    work : memoryview
+        Where the server sees what was done: bytes by kind, copies by kind, waits.
+    tell_closed : callable
+        Tells the server that a region was closed, and how many announcements of it had come by then.
+    fall_back : callable
+        Logs and counts that a slower way is taken.
+
+    Attributes
+    ----------
+    uuid : str
+    ordinal : int
+        The device, and its number in this process.
+    stream : CopyStream
+        Where all copies are made.
+    pinning : HostPinning
+        Makes host memory fit for asynchronous copies.
+    own : OpenedRegion
+        The arena.
+    regions : DeviceRegions
+        All memory that is open here.
+    lost : CudaError or None
+        Why nothing of the device works any more in this process.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        work: memoryview,
+        tell_closed: Callable[[int, int], None],
+        fall_back: Callable[[str, str], None],
+    ) -> None:
+        self._work = work
+        info = find_device(settings["uuid"])
+        self.uuid = info.uuid
+        self.ordinal = info.ordinal
+        self._over: deque[tuple[object, set[int]]] = deque()
+        self._passing: deque[tuple[CopyMark, list[object]]] = deque()
+        self._context = DeviceContext(info)
+        self._context.make_current()
+        self.stream = CopyStream(self._context)
+        self.pinning = HostPinning(self._context, fall_back)
+        self.lost: CudaError | None = None
+        self._queued = self._passed = 0
+        self._counting = threading.Lock()
+        self.regions = DeviceRegions(self._context, settings, tell_closed)
+        self.own = self.regions.own
+        self._arena = DeviceArena(self.own.segment)
+        #: Takes back slots that the server is done with; set by who lends them.
+        self.reclaim: Callable[[], None] = _nothing
+
+    @classmethod
+    def of_stub(
+        cls,
+        settings: dict[str, Any] | None,
+        work: memoryview,
+        tell_closed: Callable[[int, int], None],
+        fall_back: Callable[[str, str], None],
+    ) -> StubDevice | None:
+        """Return the stub's device; None where it has none, or its interpreter cannot use it.
+
+        Raises
+        ------
+        BridgeError
+            The device is there and does not work.
+        """
+        if settings is None:
+            return None
+        try:
+            return cls(settings, work, tell_closed, fall_back)
+        except DriverAbsent as error:
+            text = f"tensors stay in host memory, since the GPU cannot be used: {error.message}"
+            fall_back("device_absent", text)
+            return None
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def pointer_in_arena(self, data: DeviceBytes) -> int | None:
+        """Return the offset of bytes in the arena; None for those that lie elsewhere."""
+        offset = data.pointer - self.own.pointer
+        return offset if offset >= 0 and offset + data.nbytes <= self.own.size else None
+
+    def borrowed(self, ref: Sequence[int], view: memoryview) -> DeviceBytes | None:
+        """Return bytes that are lent to this stub; None if they are in host memory.
+
+        ``view`` keeps their lease.
+        """
+        opened = self.regions.get(ref[0])
+        if opened is None:
+            return None
+        hold = DeviceHold((view, opened), self._over)
+        return DeviceBytes(
+            opened.pointer + ref[1],
+            ref[2],
+            self.ordinal,
+            hold,
+            read_only=opened.client or view.readonly,
+            streams=hold.streams,
+        )
+
+    def allocate_device(self, nbytes: int) -> DeviceBytes:
+        """Return bytes in the arena, contents undefined; waits some time for room.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when there is none.
+        """
+        slot = self._slot(nbytes)
+        hold = DeviceHold(slot, self._over)
+        return DeviceBytes(slot.pointer, nbytes, self.ordinal, hold, streams=hold.streams)
+
+    def _slot(self, nbytes: int) -> DeviceSlot:
+        deadline = 0.0
+        while True:
+            try:
+                return self._arena.allocate(nbytes)
+            except BridgeError as error:
+                if error.code is not ErrorCode.UNAVAILABLE or nbytes > self.own.size:
+                    raise
+                now = time.monotonic()
+                deadline = deadline or now + _PATIENCE
+                if now >= deadline:
+                    raise
+            self.reclaim()
+            self.settle()
+            time.sleep(_LOOK)
+
+    # -- copies --------------------------------------------------------------------------------
+
+    def upload(self, memory: memoryview) -> DeviceBytes:
+        """Begin to copy host memory into the arena; it stays held until that is done."""
+        data = self.allocate_device(memory.nbytes)
+        self.load(memory, data.pointer)
+        self._over.append((memory, set()))
+        data.ready = self.stream
+        return data
+
+    def copy_to_host(self, data: DeviceBytes, target: memoryview) -> None:
+        """Fill a writable buffer of exactly ``data.nbytes``, in order; it is full on return."""
+        self.read(data, target)
+        self.finish()
+
+    def copy_on_device(self, data: DeviceBytes) -> DeviceBytes:
+        """Return a copy in the arena, in order; its `ready` tells when it is made."""
+        copy = self.allocate_device(data.nbytes)
+        self.write(data, copy.pointer)
+        copy.ready = self.stream
+        return copy
+
+    def read(self, data: DeviceBytes, target: memoryview) -> None:
+        """Begin to copy bytes of the device to the host, in order."""
+        data.order_into(self.stream)
+        self.stream.d2h(target, data.pointer, data.nbytes)
+        self._begun()
+
+    def write(self, data: DeviceBytes, pointer: int) -> None:
+        """Begin to copy bytes of the device to another place there, in order."""
+        data.order_into(self.stream)
+        self.stream.d2d(pointer, data.pointer, data.nbytes)
+        self._begun()
+
+    def load(self, memory: memoryview, pointer: int) -> None:
+        """Begin to copy host memory to a place of the device; it must stay until :meth:`finish`."""
+        self.stream.h2d(pointer, memory, memory.nbytes)
+        self._begun()
+
+    def order(self, data: DeviceBytes) -> None:
+        """Let :meth:`finish` wait for all that is written to bytes by now."""
+        data.order_into(self.stream)
+        self._begun()
+
+    def _begun(self) -> None:
+        """Note that the stream has something to do: after it was told, while its memory is held."""
+        with self._counting:
+            self._queued += 1
+
+    def finish(self) -> None:
+        """Wait once for all that was begun; what is over by then goes back.
+
+        Raises
+        ------
+        CudaError
+            Something on the device has failed.
+        """
+        over = self._collect()
+        queued = self._queued
+        self.stream.wait()
+        with self._counting:
+            self._passed = max(self._passed, queued)
+        self._give_back(over)
+        self._sweep()
+        self._publish()
+
+    # -- what is over --------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Give back what is over and no stream uses any more; nothing is waited for."""
+        if self._over:
+            over = self._collect()
+            if over and self._passed == self._queued:
+                self._give_back(over)
+            elif over:
+                self._passing.append((self.stream.mark(), over))
+        self._sweep()
+        self.regions.close_unused()
+        self._publish()
+
+    @property
+    def busy(self) -> bool:
+        """Whether streams may still use what is over."""
+        return bool(self._passing or self._over)
+
+    def check(self) -> None:
+        """Find out whether the device still works here: a model may have failed on it."""
+        try:
+            self.stream.done()
+        except CudaError as error:
+            self.note(error)
+
+    def note(self, error: BaseException) -> None:
+        """Note that the process has to end, if that follows from an error."""
+        if isinstance(error, CudaError) and error.sticky:
+            self.lost = error
+
+    def _collect(self) -> list[object]:
+        """Return what is over, the copy stream being behind the streams that used it."""
+        found: list[object] = []
+        used: set[int] = set()
+        while self._over:
+            kept, streams = self._over.popleft()
+            found.append(kept)
+            used |= streams
+        for stream in used:
+            self._order_after(stream)
+            self._begun()
+        return found
+
+    def _order_after(self, stream: int) -> None:
+        try:
+            self.stream.order_after(stream)
+        except CudaError as error:
+            if error.sticky:
+                raise
+            # The model has destroyed that stream: what it had to do can only be waited for.
+            call("cuCtxSynchronize")
+
+    def _sweep(self) -> None:
+        while self._passing and self._passing[0][0].done():
+            self._give_back(self._passing.popleft()[1])
+
+    def _give_back(self, over: list[object]) -> None:
+        for kept in over:
+            if isinstance(kept, DeviceSlot):
+                self._arena.free(kept)
+        # Leases and regions go with the last reference.
+        over.clear()
+
+    def _publish(self) -> None:
+        """Show the server what was done."""
+        stream, work = self.stream, self._work
+        for index, kind in enumerate(stream.copied):
+            work[index] = stream.copied[kind]
+            work[index + _KINDS] = stream.copies[kind]
+        work[2 * _KINDS] = stream.waits
+
+    def close(self) -> None:
+        """The model is finalized: let go of what the driver would complain of."""
+        self.pinning.close()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,263 @@
+"""Puts a response's tensors in their places where some of them, or the places, are on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpubridge.host_shm import Slot
+from gpubridge.pb_utils import Tensor
+from gpubridge.pb_utils.output_tensor import OutputTensor
+from gpubridge.stub.client_memory import ClientMemory, Target
+from gpubridge.stub.device_memory import StubDevice
+from gpubridge.stub.outputs import OutputMemory
+from gpubridge.tensor.device_bytes import DeviceBytes
+from gpubridge.transport.control import NO_LEASE
+from gpubridge.transport.records import Record
+
+__all__ = ["DevicePlacement"]
+
+_NOWHERE = (0, 0, 0, NO_LEASE)
+
+
+class DevicePlacement:
+    """Places tensors with at most one wait for the device: when all that can be begun has been.
+
+    Parameters
+    ----------
+    outputs : OutputMemory
+        For what goes to host memory; lends what stays on the device, too.
+    device : StubDevice
+    clients : ClientMemory
+        The clients' POSIX regions.
+    """
+
+    __slots__ = ("_clients", "_device", "_outputs")
+
+    def __init__(self, outputs: OutputMemory, device: StubDevice, clients: ClientMemory) -> None:
+        self._outputs = outputs
+        self._device = device
+        self._clients = clients
+
+    def place(
+        self,
+        record: Record,
+        tensors: Sequence[Tensor],
+        targets: Mapping[str, Target],
+        copies: Mapping[str, Target],
+    ) -> list[int]:
+        """Put each tensor in its place; returns the fields of their references.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE where there is no room, INTERNAL when the device fails.
+        """
+        wanted = (record.extras or {}).get("device_outputs")
+        job = _Job(self._outputs, self._device)
+        try:
+            for tensor in tensors:
+                self._begin(job, tensor, targets, copies, wanted)
+            return job.finish()
+        except BaseException as error:
+            self._device.note(error)
+            job.abandon()
+            raise
+
+    def references(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Place the inputs of a call, those excepted that lie in memory that can be handed on."""
+        job = _Job(self._outputs, self._device)
+        try:
+            for tensor in tensors:
+                if tensor._reference is not None:
+                    job.refer(tensor._reference)
+                else:
+                    self._pass_on(job, tensor, on_device=True)
+            return job.finish()
+        except BaseException as error:
+            self._device.note(error)
+            job.abandon()
+            raise
+
+    def _begin(
+        self,
+        job: _Job,
+        tensor: Tensor,
+        targets: Mapping[str, Target],
+        copies: Mapping[str, Target],
+        wanted: Any,
+    ) -> None:
+        name = tensor._name
+        copy = copies.get(name)
+        if copy is not None:
+            self._write(job, tensor, copy)
+        target = targets.get(name)
+        if target is None:
+            self._pass_on(job, tensor, on_device=_wants(wanted, name, self._device.uuid))
+            return
+        self._write(job, tensor, target)
+        job.refer(_NOWHERE)
+
+    def _pass_on(self, job: _Job, tensor: Tensor, *, on_device: bool) -> None:
+        data = tensor._device_bytes
+        if data is not None and data.nbytes:
+            if on_device:
+                job.keep(data)
+            else:
+                job.send_from_device(data)
+            return
+        payload = tensor._payload()
+        if isinstance(tensor, OutputTensor) and isinstance(tensor._final, Slot):
+            ref = self._outputs.send(tensor._final, payload.nbytes)
+            if ref is not None:
+                job.refer(ref)
+                return
+        job.send(payload)
+
+    def _write(self, job: _Job, tensor: Tensor, target: Target) -> None:
+        """Write a tensor to a client's memory, unless the model has made it there."""
+        opened = self._device.regions.get(target.region)
+        data = tensor._device_bytes
+        if isinstance(tensor, OutputTensor) and tensor._final == target:
+            if data is not None:
+                job.order(data)
+            return
+        if data is not None:
+            if opened is not None:
+                job.write(data, opened.pointer + target.offset)
+            elif data.nbytes:
+                job.read(data, self._clients.memory(target)[: data.nbytes])
+            return
+        payload = tensor._payload()
+        if not payload.nbytes:
+            return
+        if opened is not None:
+            memory = np.frombuffer(payload, np.uint8).data
+            job.load(memory, opened.pointer + target.offset)
+        else:
+            self._outputs.copy(self._clients.memory(target), payload)
+
+
+class _Job:
+    """One response on its way: what was begun, and what has to go back if it comes to nothing."""
+
+    __slots__ = (
+        "_begun",
+        "_device",
+        "_held",
+        "_kept",
+        "_leases",
+        "_outputs",
+        "_refs",
+        "_sent",
+        "_slots",
+    )
+
+    def __init__(self, outputs: OutputMemory, device: StubDevice) -> None:
+        self._outputs = outputs
+        self._device = device
+        self._refs: list[Any] = []
+        # By their places in _refs: what is lent when all is done.
+        self._kept: list[tuple[int, object]] = []
+        self._slots: list[Slot] = []
+        self._held: list[object] = []
+        self._leases: list[int] = []
+        self._sent: list[tuple[int, Any]] = []
+        self._begun = False
+
+    def refer(self, ref: Sequence[int]) -> None:
+        """Add a reference that is complete."""
+        self._refs.append(tuple(ref))
+
+    def send(self, payload: Any) -> None:
+        """Send host memory; all of it is placed in one slot in the end."""
+        self._sent.append((len(self._refs), payload))
+        self._refs.append(None)
+
+    def send_from_device(self, data: DeviceBytes) -> None:
+        """Send bytes of the device by way of host memory."""
+        slot = self._outputs.reserve(data.nbytes)
+        self._slots.append(slot)
+        self.read(data, slot.memory[: data.nbytes])
+        self._lend((slot.segment.region, slot.offset, data.nbytes), slot)
+
+    def keep(self, data: DeviceBytes) -> None:
+        """Hand on bytes of the device: as they are in the arena, else as a copy there."""
+        device = self._device
+        offset = device.pointer_in_arena(data)
+        if offset is None and data.nbytes > device.own.size:
+            # It goes by way of the host.
+            self.send_from_device(data)
+            return
+        if offset is None:
+            copy = device.allocate_device(data.nbytes)
+            self.write(data, copy.pointer)
+            data, offset = copy, copy.pointer - device.own.pointer
+        else:
+            self.order(data)
+        self._lend((device.own.region, offset, data.nbytes), data)
+
+    def read(self, data: DeviceBytes, memory: memoryview) -> None:
+        """Copy bytes of the device to the host."""
+        self._device.read(data, memory)
+        self._begun = True
+
+    def write(self, data: DeviceBytes, pointer: int) -> None:
+        """Copy bytes of the device to another place there."""
+        if data.nbytes:
+            self._device.write(data, pointer)
+            self._begun = True
+
+    def load(self, memory: memoryview, pointer: int) -> None:
+        """Copy host memory to the device."""
+        self._held.append(memory)
+        self._device.load(memory, pointer)
+        self._begun = True
+
+    def order(self, data: DeviceBytes) -> None:
+        """Let the response wait for what the model does with bytes of the device."""
+        self._device.order(data)
+        self._begun = True
+
+    def _lend(self, place: tuple[int, int, int], kept: object) -> None:
+        self._kept.append((len(self._refs), kept))
+        self._refs.append(place)
+
+    def finish(self) -> list[int]:
+        """Wait if there is something to wait for, and lend; returns the fields of all references."""
+        if self._begun:
+            self._device.finish()
+            self._begun = False
+        self._leases = self._outputs.lend_all([kept for _, kept in self._kept])
+        self._slots.clear()
+        for (index, _), lease in zip(self._kept, self._leases):
+            self._refs[index] = (*self._refs[index], lease)
+        if self._sent:
+            fields = self._outputs.place([payload for _, payload in self._sent])
+            for number, (index, _) in enumerate(self._sent):
+                self._refs[index] = fields[4 * number : 4 * number + 4]
+        return [field for ref in self._refs for field in ref]
+
+    def abandon(self) -> None:
+        """Give everything back; what was begun may still write to it, and is waited for."""
+        if self._begun:
+            try:
+                self._device.finish()
+            except BaseException as error:
+                # The process will end: its memory must not be used for anything else before.
+                self._device.note(error)
+                return
+        for slot in self._slots:
+            self._outputs.give_back(slot)
+        self._slots.clear()
+        self._outputs.recall(self._leases)
+        self._leases = []
+
+
+def _wants(wanted: Any, name: str, uuid: str) -> bool:
+    """Say whether who gets an output can take it on this device."""
+    if isinstance(wanted, dict):
+        wanted = wanted.get(name)
+    return bool(wanted == uuid)

@@ -1,0 +1,96 @@
+"""Host memory made fit for asynchronous copies: pinned whole, by a thread of its own, and once."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Callable, Protocol
+
+from gpubridge.cuda_ipc import DeviceContext, PinnedMemory
+from gpubridge.errors import BridgeError
+
+__all__ = ["HostPinning"]
+
+
+class PinnableSegment(Protocol):
+    """Mapped host memory."""
+
+    @property
+    def view(self) -> memoryview:
+        """All of it."""
+
+
+class HostPinning:
+    """Pins segments of host memory in the background: that takes about a second per GiB.
+
+    Until it is done, and where it cannot be, copies work all the same, but their caller waits.
+
+    Parameters
+    ----------
+    context : DeviceContext
+        Of the device.
+    fall_back : callable
+        Logs and counts that a segment could not be pinned; called once at the most.
+    """
+
+    def __init__(self, context: DeviceContext, fall_back: Callable[[str, str], None]) -> None:
+        self._pinned = PinnedMemory(context)
+        self._fall_back = fall_back
+        self._lock = threading.Lock()
+        self._wanted: dict[int, PinnableSegment] = {}
+        self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._said = False
+
+    def add(self, region: int, segment: PinnableSegment) -> None:
+        """Pin a segment soon."""
+        with self._lock:
+            self._wanted[region] = segment
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="pinning", daemon=True)
+                self._thread.start()
+        self._queue.put(region)
+
+    def remove(self, region: int) -> None:
+        """A segment is about to be unmapped; no copy of it is under way."""
+        with self._lock:
+            segment = self._wanted.pop(region, None)
+            if segment is not None:
+                self._pinned.unpin(segment.view)
+
+    def close(self) -> None:
+        """Unpin everything."""
+        with self._lock:
+            self._wanted.clear()
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            thread.join()
+        try:
+            self._pinned.close()
+        except BridgeError:
+            # The context is lost, and goes with the process.
+            pass
+
+    def _run(self) -> None:
+        while True:
+            region = self._queue.get()
+            if region is None:
+                return
+            with self._lock:
+                segment = self._wanted.get(region)
+                if segment is not None:
+                    self._pin(segment)
+
+    def _pin(self, segment: PinnableSegment) -> None:
+        try:
+            pinned = self._pinned.pin(segment.view)
+            reason = self._pinned.reason
+        except BridgeError as error:
+            pinned, reason = False, error.message
+        if not pinned and not self._said:
+            self._said = True
+            self._fall_back(
+                "host_memory_not_pinned",
+                f"copies between host and GPU are not asynchronous: {reason}",
+            )

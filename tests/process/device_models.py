@@ -1,0 +1,216 @@
+"""Models for the simulated GPU, and a server with them: kernels are host functions on a stream."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import numpy as np
+
+from tests.process.server import running_server, write_model
+from tests.simcuda.machine import running_machine
+
+__all__ = [
+    "ARENA",
+    "DOUBLE",
+    "LIBRARY",
+    "WHERE",
+    "DeviceServer",
+    "running_device_server",
+    "write_device_model",
+]
+
+# What a model's own library would do: memory of its own, a stream of its own, work on it.
+LIBRARY = """
+import ctypes, os, signal, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from cuda.bindings import driver as d
+
+
+def ok(answer):
+    assert int(answer[0]) == 0, answer[0].name
+    return answer[1] if len(answer) == 2 else answer[1:]
+
+
+class Array:
+    # What a library shows of its memory.
+    def __init__(self, pointer, shape, dtype, stream):
+        self.__cuda_array_interface__ = {
+            "version": 3, "shape": tuple(shape), "typestr": np.dtype(dtype).str,
+            "data": (pointer, False), "strides": None, "stream": stream,
+        }
+
+
+class Library:
+    def __init__(self):
+        self.stream = int(ok(d.cuStreamCreate(1)))
+        self.memory = {}
+        self.launched = []
+
+    def array(self, key, shape, dtype=np.float32):
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if self.memory.get(key, (0, -1))[1] < nbytes:
+            self.memory[key] = int(ok(d.cuMemAlloc(max(nbytes, 1)))), nbytes
+        return Array(self.memory[key][0], shape, dtype, self.stream)
+
+    def pointer(self, tensor):
+        # A consumer takes its stream along, as DLPack wants it.
+        interface = tensor.__cuda_array_interface__
+        if interface["stream"] not in (None, self.stream):
+            event = ok(d.cuEventCreate(2))
+            ok(d.cuEventRecord(event, interface["stream"]))
+            ok(d.cuStreamWaitEvent(self.stream, event, 0))
+        return interface["data"][0]
+
+    def launch(self, work):
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: work())
+        self.launched.append(function)
+        ok(d.cuLaunchHostFunc(self.stream, ctypes.cast(function, ctypes.c_void_p).value, 0))
+
+    def double(self, source, target, count):
+        # A kernel: it sees what is in memory when the stream comes to it. Nobody can see simulated
+        # memory but the driver, so it works on a copy.
+        nbytes = 4 * count
+        key = "kernel", nbytes
+        if key not in self.memory:
+            self.memory[key] = int(ok(d.cuMemHostAlloc(nbytes, 0))), nbytes
+        copy = self.memory[key][0]
+        values = np.frombuffer((ctypes.c_char * nbytes).from_address(copy), np.float32)
+        ok(d.cuMemcpyDtoHAsync(copy, source, nbytes, self.stream))
+        self.launch(lambda: values.__imul__(2))
+        ok(d.cuMemcpyHtoDAsync(target, copy, nbytes, self.stream))
+
+
+def current_device():
+    return int(ok(d.cuCtxGetDevice()))
+"""
+
+# Doubles its input on the GPU, wherever that comes from, in memory of its own library.
+DOUBLE = (
+    LIBRARY
+    + """
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.device = current_device()
+        self.args = args
+        self.library = Library()
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        library = self.library
+        (given,) = [t for t in request.inputs() if t.name() == "IN"]
+        count = int(np.prod(given.shape()))
+        if given.is_cpu():
+            staged = library.array("staged", given.shape())
+            pointer = staged.__cuda_array_interface__["data"][0]
+            values = np.ascontiguousarray(given.as_numpy())
+            ok(d.cuMemcpyHtoD(pointer, values, values.nbytes))
+        else:
+            pointer = library.pointer(given)
+        out = library.array("out", given.shape())
+        library.double(pointer, out.__cuda_array_interface__["data"][0], count)
+        return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", out)])
+"""
+)
+
+# Says where it runs and where its input is.
+WHERE = (
+    LIBRARY
+    + """
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.device = current_device()
+        self.args = args
+
+    def execute(self, requests):
+        time.sleep(0.1)
+        said = [self.args["model_instance_kind"], self.args["model_instance_device_id"],
+                self.args["model_instance_name"], str(self.device)]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(
+            [" ".join([*said, str(r.inputs()[0].is_cpu())]).encode()], np.object_))])
+            for r in requests]
+"""
+)
+
+ARENA = 16 << 20
+"""Bytes of each stub's arena."""
+
+
+def write_device_model(repository, name, source, *, config="", gpus="", **tensors):
+    """Write a model with an instance on each GPU of ``gpus`` (the first, if it is not said)."""
+    group = f"instance_group [{{ kind: KIND_GPU gpus: [{gpus or 0}] }}]"
+    return write_model(repository, name, source, config=f"{group}\n{config}", **tensors)
+
+
+class DeviceServer:
+    """A server on a simulated machine, and what is asked of both."""
+
+    def __init__(self, server, machine):
+        self.server = server
+        self.machine = machine
+
+    def infer(self, model, values, **request):
+        """Send FP32 values as JSON; returns status, and the output or the error."""
+        values = np.asarray(values, np.float32)
+        entry = {
+            "name": "IN",
+            "datatype": "FP32",
+            "shape": list(values.shape),
+            "data": values.ravel().tolist(),
+        }
+        body = json.dumps({"inputs": [entry], **request})
+        status, _, answer = self.server.request("POST", f"/v2/models/{model}/infer", body)
+        answer = json.loads(answer)
+        if status != 200:
+            return status, answer["error"]
+        return status, answer["outputs"][0]["data"]
+
+    def work(self, model):
+        """What was done on GPUs for a model: bytes and copies by kind, and waits."""
+        page = self.server.metrics()
+        labels = f'model="{model}",version="1"'
+        found = {}
+        for kind in ("h2d", "d2h", "d2d"):
+            for what in ("copied_bytes", "copies"):
+                name = f'gpubridge_{what}_total{{kind="{kind}",{labels}}}'
+                found[kind, what] = page.get(name, 0.0)
+        found["waits"] = page.get(f"gpubridge_device_waits_total{{{labels}}}", 0.0)
+        return found
+
+    @contextmanager
+    def doing(self, model, **expected):
+        """Check what the block costs: ``h2d=(bytes, copies)`` and so on, ``waits=1``; else nothing."""
+        before = self.work(model)
+        yield
+        after = self.work(model)
+        done = {
+            kind: (
+                after[kind, "copied_bytes"] - before[kind, "copied_bytes"],
+                after[kind, "copies"] - before[kind, "copies"],
+            )
+            for kind in ("h2d", "d2h", "d2d")
+        }
+        done["waits"] = after["waits"] - before["waits"]
+        nothing = {"h2d": (0, 0), "d2h": (0, 0), "d2d": (0, 0), "waits": 0}
+        assert done == {**nothing, **expected}
+
+
+@contextmanager
+def running_device_server(
+    repository, *flags, seed=1, devices=2, delay_us=200, arena=ARENA, **options
+):
+    """Serve a repository on a simulated machine; at the end, no rule of the driver was broken."""
+    environment = options.pop("environment", {})
+    with running_machine(seed) as machine:
+        machine.set_devices(devices)
+        machine.delay(delay_us)
+        flags = (f"--backend-config=python,device-arena-bytes={arena}", *flags)
+        arguments = {"environment": {**machine.environment(), **environment}, **options}
+        with running_server(repository, *flags, **arguments) as server:
+            yield DeviceServer(server, machine)
+        assert machine.violations() == []
