@@ -17,14 +17,12 @@ from typing import Any, Protocol, TypeVar
 from gpubridge.cuda_ipc import DeviceContext, DeviceInfo, DeviceProbe, DeviceSegment, probe_devices
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.transport.device_regions import reserve_addresses
+from gpubridge.transport.device_regions import arena_region, reserve_addresses
 
 __all__ = ["DeviceMemory", "DeviceRegion"]
 
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_ARENA = 1 << 31
-"""The lower half of an arena's region id: those of output memory begin with 1."""
 
 
 class DeviceRegion:
@@ -78,6 +76,11 @@ class DeviceMemory:
     ----------
     arena_bytes : int
         The size of the arena of a stub.
+
+    Attributes
+    ----------
+    used : bool
+        Whether any tensor may be on a GPU.
     """
 
     def __init__(self, arena_bytes: int) -> None:
@@ -86,6 +89,7 @@ class DeviceMemory:
         self._probe: DeviceProbe | None = None
         self._contexts: dict[str, DeviceContext] = {}
         self._thread: ThreadPoolExecutor | None = None
+        self.used = False
 
     # -- devices -------------------------------------------------------------------------------
 
@@ -134,7 +138,7 @@ class DeviceMemory:
         if settings.device is None:
             return settings.stub
         device = self.device(settings.device)
-        region = link.owner << 32 | _ARENA
+        region = arena_region(link.owner)
         arena = await self.run(lambda: self._allocate(device, region))
         link.give_arena(arena)
         told = {
@@ -164,6 +168,7 @@ class DeviceMemory:
 
         Who is cancelled meanwhile leaves nothing behind: the result is dropped when it is there.
         """
+        self.used = True
         with self._lock:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")

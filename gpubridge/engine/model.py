@@ -104,6 +104,10 @@ class Model(Protocol):
         ``origin`` is where it comes from, should it be traced.
         """
 
+    @property
+    def device(self) -> str | None:
+        """The GPU on which all its instances are; None where they are not on one."""
+
     def tell_log_levels(self) -> None:
         """Have the stubs know which levels are logged now."""
 
@@ -296,6 +300,12 @@ class StubModel(Model):
     def executed_by(self) -> Collection[str]:
         """Itself."""
         return (self.name,)
+
+    @property
+    def device(self) -> str | None:
+        """The GPU on which all its instances are; None where they are not on one."""
+        devices = {instance.device for instance in self._instances}
+        return devices.pop() if len(devices) == 1 else None
 
     # -- work ----------------------------------------------------------------------------------
 
