@@ -14,7 +14,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from gpubridge.cuda_ipc import DeviceContext, DeviceInfo, DeviceProbe, DeviceSegment, probe_devices
+from gpubridge.cuda_ipc import (
+    CopyStream,
+    DeviceContext,
+    DeviceInfo,
+    DeviceProbe,
+    DeviceSegment,
+    probe_devices,
+)
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.transport.device_regions import arena_region, reserve_addresses
@@ -41,9 +48,11 @@ class DeviceRegion:
         The device.
     handle : bytes
         By which other processes open it.
+    pointer : int
+        In the server's own addresses.
     """
 
-    __slots__ = ("_free", "_segment", "handle", "region", "size", "uuid", "view")
+    __slots__ = ("_free", "_segment", "handle", "pointer", "region", "size", "uuid", "view")
 
     def __init__(self, segment: DeviceSegment, free: Callable[[DeviceSegment], None]) -> None:
         self._segment = segment
@@ -52,6 +61,7 @@ class DeviceRegion:
         self.size = segment.size
         self.uuid = segment.uuid
         self.handle = segment.handle
+        self.pointer = segment.pointer
         self.view = reserve_addresses(segment.size)
 
     def __del__(self) -> None:
@@ -88,6 +98,7 @@ class DeviceMemory:
         self._lock = threading.Lock()
         self._probe: DeviceProbe | None = None
         self._contexts: dict[str, DeviceContext] = {}
+        self._streams: dict[str, CopyStream] = {}
         self._thread: ThreadPoolExecutor | None = None
         self.used = False
 
@@ -175,6 +186,14 @@ class DeviceMemory:
             thread = self._thread
         return await asyncio.get_running_loop().run_in_executor(thread, work)
 
+    def stream(self, uuid: str) -> CopyStream:
+        """Return the server's stream on a GPU; on the driver's thread only."""
+        stream = self._streams.get(uuid)
+        if stream is None:
+            (device,) = [each for each in self.probe().devices if each.uuid == uuid]
+            stream = self._streams[uuid] = CopyStream(self.context(device))
+        return stream
+
     def context(self, device: DeviceInfo) -> DeviceContext:
         """Return the server's context on a GPU; on the driver's thread only."""
         context = self._contexts.get(device.uuid)
@@ -192,10 +211,14 @@ class DeviceMemory:
         thread.shutdown()
 
     def _close_contexts(self) -> None:
-        contexts, self._contexts = self._contexts, {}
-        for context in contexts.values():
+        owned: list[CopyStream | DeviceContext] = [
+            *self._streams.values(),
+            *self._contexts.values(),
+        ]
+        self._streams, self._contexts = {}, {}
+        for each in owned:
             try:
-                context.close()
+                each.close()
             except BridgeError as error:
                 _logger.warning("a device is left as it is: %s", error.message)
 

@@ -14,6 +14,7 @@ from gpubridge.engine.backend_environment import environment_parameters
 from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.debugging import debugged
+from gpubridge.engine.device_staging import DeviceStaging
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.first_response import FirstResponse
@@ -157,6 +158,9 @@ class StubModel(Model):
         # While the model completes its configuration, there is nothing to schedule.
         self._dispatcher = self._new_dispatcher(config.unscheduled() if config.draft else config)
         self._instances: list[Instance] = []
+        self._staging = DeviceStaging(
+            context.devices, context.regions.arena, self.statistics.device_work
+        )
         self._stopping = False
         self._drained = asyncio.Event()
         self._deadline: float | None = None
@@ -211,6 +215,7 @@ class StubModel(Model):
         self._stopping = True
         clock = asyncio.get_running_loop().time
         begin = clock()
+        await self._staging.finished()
         drained = self._drained = asyncio.Event()
         self._dispatcher.stop(drained.set)
         if seconds is not None:
@@ -319,6 +324,13 @@ class StubModel(Model):
             self.tracing.tell(request)
         if self.statistics.first_response is not None:
             FirstResponse(self.statistics.first_response, request)
+        if request.ranges is not None and self._staging.needed(request, self.device):
+            self._staging.begin(request, self.device, self._submit)
+        else:
+            self._dispatcher.submit(request)
+
+    def _submit(self, request: InferRequest) -> None:
+        # Its dispatcher may be another by now.
         self._dispatcher.submit(request)
 
     def tell_log_levels(self) -> None:

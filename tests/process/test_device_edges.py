@@ -166,6 +166,17 @@ def test_a_call_of_a_model_on_the_same_gpu(served):
     assert "answer on host" not in served.server.log()
 
 
+@pytest.mark.parametrize("called", ["host", "other"])
+def test_a_call_of_a_model_that_is_not_on_the_gpu_is_brought_to_it_by_the_server(served, called):
+    given = values()
+    own = (NBYTES, 1) if called == "host" else (2 * NBYTES, 2)
+    with (
+        served.doing(f"call_{called}", d2d=(NBYTES, 1), waits=1),
+        served.doing(called, d2h=own, waits=own[1]),
+    ):
+        assert served.infer(f"call_{called}", given) == (200, (2 * given).tolist())
+
+
 def test_a_call_of_a_model_that_answers_from_the_arena(served):
     given = values()
     with (
