@@ -68,6 +68,13 @@ class DeviceRegion:
         self._free(self._segment)
 
 
+class Closable(Protocol):
+    """Device memory of any kind."""
+
+    def close(self) -> None:
+        """Free or close it; raises BridgeError."""
+
+
 class ArenaHolder(Protocol):
     """The link to a stub, as far as it has to do with the stub's arena."""
 
@@ -166,11 +173,15 @@ class DeviceMemory:
         segment = DeviceSegment.allocate(self.context(device), region, self.arena_bytes)
         return DeviceRegion(segment, self.free)
 
-    def free(self, segment: DeviceSegment) -> None:
+    def free(self, segment: Closable) -> None:
         """Free or close memory that nobody uses any more; from any thread."""
         thread = self._thread
         if thread is not None:
-            thread.submit(_close, segment)
+            try:
+                thread.submit(_close, segment)
+            except RuntimeError:
+                # The server ends: the memory goes with it.
+                pass
 
     # -- the driver's thread -------------------------------------------------------------------
 
@@ -223,7 +234,7 @@ class DeviceMemory:
                 _logger.warning("a device is left as it is: %s", error.message)
 
 
-def _close(segment: DeviceSegment) -> None:
+def _close(segment: Closable) -> None:
     try:
         segment.close()
     except BridgeError as error:
