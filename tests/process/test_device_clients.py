@@ -170,7 +170,7 @@ def test_from_and_to_memory_of_a_client(served, client, model):
         client.write("out", np.full(COUNT, np.nan, np.float32))
         with served.doing(model, **COSTS[model]):
             status, answer = infer(served, model, region("in", offset=offset), region("out"))
-        assert status == 200, answer
+            assert status == 200, answer
         assert answer["outputs"][0].get("data") is None
         assert (client.read("out", COUNT) == 2 * given).all()
 
