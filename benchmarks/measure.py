@@ -161,6 +161,7 @@ def _executions(payload: Payload, server: ServerProcess) -> NDArray[np.int64]:
         with urllib.request.urlopen(address, timeout=10) as page:
             figures = json.load(page)["model_stats"][0]
     except OSError as error:
+        server.check_alive()
         message = f"{server.name}: no answer to GET {address}: {error}"
         raise BenchmarkError(message) from error
     return np.array([figures["inference_count"], figures["execution_count"]])
