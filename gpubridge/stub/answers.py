@@ -138,7 +138,8 @@ class AnswerEncoder:
             signature = self._signatures[key] = encode_signature(key)
         parameters = response._parameters
         extras = b"" if parameters == "{}" else f'{{"parameters":{parameters}}}'.encode()
-        if record.extras is None and not self._outputs.shown:
+        asked = record.extras
+        if (asked is None or "client" not in asked) and not self._outputs.shown:
             refs = self._outputs.place([tensor._payload() for tensor in tensors])
         else:
             refs = self.placement.place(record, tensors)

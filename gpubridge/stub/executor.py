@@ -143,14 +143,15 @@ class Executor:
         signature = record.signature
         received = Tensor._received
         handed_on = self._handed_on
-        inputs = [
-            received(spec[0], spec[1], spec[2], view, ref if handed_on else None)
-            for spec, view, ref in zip(signature.tensors, self._views(record.refs), record.refs)
-        ]
         extras = record.extras or _NO_EXTRAS
+        views = self._views(record.refs)
         if "shared" in extras:
             # The model that sent them looks at them, too.
-            inputs = [_read_only(tensor) for tensor in inputs]
+            views = [view.toreadonly() for view in views]
+        inputs = [
+            received(spec[0], spec[1], spec[2], view, ref if handed_on else None)
+            for spec, view, ref in zip(signature.tensors, views, record.refs)
+        ]
         if "client" in extras:
             self._clients.protect(inputs, extras["client"])
         if "controls" in extras:
@@ -317,14 +318,6 @@ async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseExcept
         return await coroutine, None
     except BaseException as error:
         return None, error
-
-
-def _read_only(tensor: Tensor) -> Tensor:
-    source = tensor._source
-    assert source is not None
-    return Tensor._received(
-        tensor._name, tensor._datatype, tensor._shape, source.toreadonly(), tensor._place
-    )
 
 
 def _control(name: str, datatype: str, shape: Sequence[int], value: Any) -> Tensor:
