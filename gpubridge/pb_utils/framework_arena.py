@@ -113,10 +113,14 @@ class _TorchPool:
             native_path(), "gpubridge_arena_malloc", "gpubridge_arena_free"
         )
         self._pool = torch.cuda.MemPool(allocator.allocator())
+        # The pool only points to it, and gives its memory back when it goes: it goes first.
+        self._allocator = allocator
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Have this thread's tensors made in the pool."""
+        # What was refused before was made room for.
+        self._compiled.arena_state()
         try:
             with self._torch.cuda.use_mem_pool(self._pool, device=self.memory.ordinal):
                 yield

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import sys
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +46,13 @@ class OutOfMemoryError(RuntimeError):
     """What PyTorch raises."""
 
 
+class Functions:
+    """An allocator of PyTorch's."""
+
+    def __init__(self, take, give):
+        self.take, self.give = take, give
+
+
 class Torch:
     """PyTorch, as far as it makes memory: its allocator calls two functions of a library."""
 
@@ -62,15 +70,17 @@ class Torch:
             take.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
             give.restype = None
             give.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
-            return SimpleNamespace(allocator=lambda: (take, give))
+            functions = Functions(take, give)
+            return SimpleNamespace(allocator=lambda: functions)
 
         def pool(functions):
             self.pools += 1
-            return functions
+            # As PyTorch's, it does not keep its allocator.
+            return weakref.ref(functions)
 
         @contextlib.contextmanager
         def use_mem_pool(functions, device):
-            self._active.functions, self._active.device = functions, device
+            self._active.functions, self._active.device = functions(), device
             try:
                 yield
             finally:
@@ -87,10 +97,10 @@ class Torch:
         functions = getattr(self._active, "functions", None)
         if functions is None:
             return None
-        pointer = functions[0](nbytes, self._active.device, MODEL_STREAM)
+        pointer = functions.take(nbytes, self._active.device, MODEL_STREAM)
         if not pointer:
             raise OutOfMemoryError("CUDA out of memory")
-        return pointer, lambda: functions[1](pointer, nbytes, 0, MODEL_STREAM)
+        return pointer, lambda: functions.give(pointer, nbytes, 0, MODEL_STREAM)
 
 
 class Cupy:
