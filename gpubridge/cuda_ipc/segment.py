@@ -32,7 +32,7 @@ class DeviceSegment:
     uuid : str
         The device of the context that it was made or opened with.
     handle : bytes
-        64 bytes, for `open` in another process.
+        64 bytes, for `open` in another process; empty for memory that is not shared.
     """
 
     __slots__ = ("_context", "_owned", "handle", "pointer", "region", "size", "uuid")
@@ -56,10 +56,12 @@ class DeviceSegment:
         self.uuid = context.device.uuid
 
     @classmethod
-    def allocate(cls, context: DeviceContext, region: int, size: int) -> DeviceSegment:
+    def allocate(
+        cls, context: DeviceContext, region: int, size: int, *, shared: bool = True
+    ) -> DeviceSegment:
         """Allocate at least ``size`` bytes (contents undefined) that others may open.
 
-        Takes milliseconds, so never for a request.
+        Takes milliseconds, so never for a request. Memory that is not to be ``shared`` has no handle.
 
         Raises
         ------
@@ -70,7 +72,7 @@ class DeviceSegment:
         with context.pushed():
             pointer = int(call("cuMemAlloc", size))
             try:
-                handle = handle_bytes(call("cuIpcGetMemHandle", pointer))
+                handle = handle_bytes(call("cuIpcGetMemHandle", pointer)) if shared else b""
             except CudaError:
                 call("cuMemFree", pointer)
                 raise

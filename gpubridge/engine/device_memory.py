@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from gpubridge.cuda_ipc import (
     CopyStream,
+    CudaError,
     DeviceContext,
     DeviceInfo,
     DeviceProbe,
@@ -30,6 +31,7 @@ __all__ = ["DeviceMemory", "DeviceRegion"]
 
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
+_EXPORT = "cuIpcGetMemHandle"
 
 
 class DeviceRegion:
@@ -157,16 +159,22 @@ class DeviceMemory:
             return settings.stub
         device = self.device(settings.device)
         region = arena_region(link.owner)
-        arena = await self.run(lambda: self._allocate(device, region))
-        link.give_arena(arena)
         told = {
             "ordinal": device.ordinal,
             "uuid": device.uuid,
             "region": region,
-            "size": arena.size,
-            "handle": arena.handle.hex(),
+            "size": self.arena_bytes,
             "server": os.getpid(),
         }
+        try:
+            arena = await self.run(lambda: self._allocate(device, region))
+        except CudaError as error:
+            if error.call != _EXPORT or error.sticky:
+                raise
+            # The stub has to do with memory of its own, which nobody else can open.
+            return {**settings.stub, "device": {**told, "handle": "", "reason": error.message}}
+        link.give_arena(arena)
+        told.update(size=arena.size, handle=arena.handle.hex(), reason="")
         return {**settings.stub, "device": told}
 
     def _allocate(self, device: DeviceInfo, region: int) -> DeviceRegion:

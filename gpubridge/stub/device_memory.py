@@ -112,6 +112,9 @@ class StubDevice:
         self._counting = threading.Lock()
         self.regions = DeviceRegions(self._context, settings, tell_closed)
         self.own = self.regions.own
+        if self.regions.unshared:
+            text = f"tensors leave the GPU by way of host memory: {self.regions.unshared}"
+            fall_back("device_memory_not_shared", text)
         self._arena = DeviceArena(self.own.segment)
         #: Takes back slots that the server is done with; set by who lends them.
         self.reclaim: Callable[[], None] = _nothing

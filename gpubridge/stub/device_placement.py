@@ -208,7 +208,7 @@ class _Job:
         """Hand on bytes of the device: as they are in the arena, else as a copy there."""
         device = self._device
         offset = device.pointer_in_arena(data)
-        if offset is None and data.nbytes > device.own.size:
+        if device.regions.unshared or (offset is None and data.nbytes > device.own.size):
             # It goes by way of the host.
             self.send_from_device(data)
             return

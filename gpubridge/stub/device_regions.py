@@ -7,10 +7,13 @@ import weakref
 from collections import deque
 from typing import Any, Callable
 
-from gpubridge.cuda_ipc import DeviceContext, DeviceSegment
+from gpubridge.cuda_ipc import CudaError, DeviceContext, DeviceSegment
+from gpubridge.errors import ErrorCode
 from gpubridge.transport.device_regions import reserve_addresses
 
 __all__ = ["DeviceRegions", "OpenedRegion"]
+
+_OPEN = "cuIpcOpenMemHandle"
 
 
 class OpenedRegion:
@@ -66,7 +69,7 @@ class DeviceRegions:
         Of the device that they are on.
     arena : dict
         Says which region is the stub's own: ``region``, ``size``, ``handle``, and ``server``, the
-        server's process id.
+        server's process id, and ``reason``, why it cannot be opened.
     tell_closed : callable
         Tells the server that a region was closed, and how many announcements of it had come by then.
 
@@ -74,6 +77,8 @@ class DeviceRegions:
     ----------
     own : OpenedRegion
         The stub's arena.
+    unshared : str
+        Why nobody else can open the arena; empty if others can.
     """
 
     def __init__(
@@ -87,13 +92,26 @@ class DeviceRegions:
         self._closing: deque[tuple[DeviceSegment, int]] = deque()
         self._known: weakref.WeakValueDictionary[int, OpenedRegion] = weakref.WeakValueDictionary()
         region, size = arena["region"], arena["size"]
-        if arena["server"] == os.getpid():
-            # A developer's process is its own server, and cannot open what is its own.
-            segment = DeviceSegment.allocate(context, region, size)
-        else:
-            segment = DeviceSegment.open(context, region, bytes.fromhex(arena["handle"]), size)
+        self.unshared = arena["reason"]
+        segment = None if self.unshared else self._open_shared(arena)
+        if segment is None:
+            segment = DeviceSegment.allocate(context, region, size, shared=False)
         self.own = OpenedRegion(segment, False, self._closing)
         self._known[region] = self.own
+
+    def _open_shared(self, arena: dict[str, Any]) -> DeviceSegment | None:
+        """Open the arena that the server has made; None, and why, where that cannot be."""
+        if arena["server"] == os.getpid():
+            self.unshared = "the server's process cannot open what is its own"
+            return None
+        handle = bytes.fromhex(arena["handle"])
+        try:
+            return DeviceSegment.open(self._context, arena["region"], handle, arena["size"])
+        except CudaError as error:
+            if error.call != _OPEN or error.sticky or error.code == ErrorCode.UNAVAILABLE:
+                raise
+            self.unshared = error.message
+            return None
 
     def announce(self, fields: dict[str, Any]) -> OpenedRegion:
         """Open a region that the server tells of, unless it is open.
