@@ -32,7 +32,7 @@ class DeviceSegment:
     uuid : str
         The device of the context that it was made or opened with.
     handle : bytes
-        64 bytes, for `open` in another process; empty for memory that is not shared.
+        64 bytes, for `open` in another process.
     """
 
     __slots__ = ("_context", "_owned", "handle", "pointer", "region", "size", "uuid")
@@ -56,12 +56,10 @@ class DeviceSegment:
         self.uuid = context.device.uuid
 
     @classmethod
-    def allocate(
-        cls, context: DeviceContext, region: int, size: int, *, shared: bool = True
-    ) -> DeviceSegment:
+    def allocate(cls, context: DeviceContext, region: int, size: int) -> DeviceSegment:
         """Allocate at least ``size`` bytes (contents undefined) that others may open.
 
-        Takes milliseconds, so never for a request. Memory that is not to be ``shared`` has no handle.
+        Takes milliseconds, so never for a request.
 
         Raises
         ------
@@ -72,11 +70,25 @@ class DeviceSegment:
         with context.pushed():
             pointer = int(call("cuMemAlloc", size))
             try:
-                handle = handle_bytes(call("cuIpcGetMemHandle", pointer)) if shared else b""
+                handle = handle_bytes(call("cuIpcGetMemHandle", pointer))
             except CudaError:
                 call("cuMemFree", pointer)
                 raise
         return cls(context, region, pointer, size, handle, owned=True)
+
+    @classmethod
+    def private(cls, context: DeviceContext, region: int, size: int) -> DeviceSegment:
+        """Allocate at least ``size`` bytes (contents undefined) for this process alone.
+
+        Raises
+        ------
+        CudaError
+            UNAVAILABLE when the device has no memory left.
+        """
+        size = -(-max(size, 1) // _GRANULARITY) * _GRANULARITY
+        with context.pushed():
+            pointer = int(call("cuMemAlloc", size))
+        return cls(context, region, pointer, size, b"", owned=True)
 
     @classmethod
     def open(cls, context: DeviceContext, region: int, handle: bytes, size: int) -> DeviceSegment:

@@ -31,7 +31,6 @@ __all__ = ["DeviceMemory", "DeviceRegion"]
 
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_EXPORT = "cuIpcGetMemHandle"
 
 
 class DeviceRegion:
@@ -160,21 +159,24 @@ class DeviceMemory:
         device = self.device(settings.device)
         region = arena_region(link.owner)
         told = {
-            "ordinal": device.ordinal,
             "uuid": device.uuid,
             "region": region,
             "size": self.arena_bytes,
+            "handle": "",
             "server": os.getpid(),
+            "reason": "",
         }
         try:
             arena = await self.run(lambda: self._allocate(device, region))
         except CudaError as error:
-            if error.call != _EXPORT or error.sticky:
+            if error.code is ErrorCode.UNAVAILABLE:
                 raise
-            # The stub has to do with memory of its own, which nobody else can open.
-            return {**settings.stub, "device": {**told, "handle": "", "reason": error.message}}
-        link.give_arena(arena)
-        told.update(size=arena.size, handle=arena.handle.hex(), reason="")
+            # The stub can use its GPU all the same, alone.
+            told["reason"] = error.message
+        else:
+            link.give_arena(arena)
+            told["size"] = arena.size
+            told["handle"] = arena.handle.hex()
         return {**settings.stub, "device": told}
 
     def _allocate(self, device: DeviceInfo, region: int) -> DeviceRegion:

@@ -95,7 +95,7 @@ class DevicePlacement:
                 if tensor._reference is not None:
                     job.refer(tensor._reference)
                 else:
-                    self._pass_on(job, tensor, on_device=True)
+                    self._pass_on(job, tensor, on_device=self._device.shared)
             return job.finish()
         except BaseException as error:
             self._device.note(error)
@@ -208,7 +208,7 @@ class _Job:
         """Hand on bytes of the device: as they are in the arena, else as a copy there."""
         device = self._device
         offset = device.pointer_in_arena(data)
-        if device.regions.unshared or (offset is None and data.nbytes > device.own.size):
+        if offset is None and data.nbytes > device.own.size:
             # It goes by way of the host.
             self.send_from_device(data)
             return

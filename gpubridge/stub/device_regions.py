@@ -13,8 +13,6 @@ from gpubridge.transport.device_regions import reserve_addresses
 
 __all__ = ["DeviceRegions", "OpenedRegion"]
 
-_OPEN = "cuIpcOpenMemHandle"
-
 
 class OpenedRegion:
     """Device memory that this process has open; closed when nobody refers to it any more.
@@ -68,8 +66,8 @@ class DeviceRegions:
     context : DeviceContext
         Of the device that they are on.
     arena : dict
-        Says which region is the stub's own: ``region``, ``size``, ``handle``, and ``server``, the
-        server's process id, and ``reason``, why it cannot be opened.
+        Says which region is the stub's own: ``region``, ``size``, ``handle`` (empty, with a
+        ``reason``, where there is none), and ``server``, the server's process id.
     tell_closed : callable
         Tells the server that a region was closed, and how many announcements of it had come by then.
 
@@ -77,8 +75,8 @@ class DeviceRegions:
     ----------
     own : OpenedRegion
         The stub's arena.
-    unshared : str
-        Why nobody else can open the arena; empty if others can.
+    reason : str
+        Why nobody else can have that open; empty if others can.
     """
 
     def __init__(
@@ -91,27 +89,22 @@ class DeviceRegions:
         self._tell_closed = tell_closed
         self._closing: deque[tuple[DeviceSegment, int]] = deque()
         self._known: weakref.WeakValueDictionary[int, OpenedRegion] = weakref.WeakValueDictionary()
-        region, size = arena["region"], arena["size"]
-        self.unshared = arena["reason"]
-        segment = None if self.unshared else self._open_shared(arena)
-        if segment is None:
-            segment = DeviceSegment.allocate(context, region, size, shared=False)
-        self.own = OpenedRegion(segment, False, self._closing)
-        self._known[region] = self.own
+        self.reason: str = arena["reason"]
+        self.own = OpenedRegion(self._open_own(arena), False, self._closing)
+        self._known[self.own.region] = self.own
 
-    def _open_shared(self, arena: dict[str, Any]) -> DeviceSegment | None:
-        """Open the arena that the server has made; None, and why, where that cannot be."""
+    def _open_own(self, arena: dict[str, Any]) -> DeviceSegment:
+        context, region, size = self._context, arena["region"], arena["size"]
         if arena["server"] == os.getpid():
-            self.unshared = "the server's process cannot open what is its own"
-            return None
-        handle = bytes.fromhex(arena["handle"])
-        try:
-            return DeviceSegment.open(self._context, arena["region"], handle, arena["size"])
-        except CudaError as error:
-            if error.call != _OPEN or error.sticky or error.code == ErrorCode.UNAVAILABLE:
-                raise
-            self.unshared = error.message
-            return None
+            self.reason = "the model runs in its server's process"
+        elif arena["handle"]:
+            try:
+                return DeviceSegment.open(context, region, bytes.fromhex(arena["handle"]), size)
+            except CudaError as error:
+                if error.sticky or error.code is ErrorCode.UNAVAILABLE:
+                    raise
+                self.reason = error.message
+        return DeviceSegment.private(context, region, size)
 
     def announce(self, fields: dict[str, Any]) -> OpenedRegion:
         """Open a region that the server tells of, unless it is open.

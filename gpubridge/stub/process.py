@@ -169,10 +169,9 @@ class Stub:
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        device = self._device
         readiness = answer_readiness(model, self._executor.run_coroutine)
         self._channel.send(
-            control_message(Kind.READY, device=bool(device and not device.regions.unshared)),
+            control_message(Kind.READY, device=self._device is not None and self._device.shared),
             () if readiness is None else (readiness.fileno(),),
         )
         if readiness is not None:
