@@ -61,6 +61,26 @@ class TritonPythonModel:
             model_name="plain", requested_output_names=["OUT"], inputs=request.inputs(),
         ).exec().output_tensors()) for request in requests]
 """
+# One call for all that came together, after a first one that nobody asks for.
+CALL_TOGETHER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.own = None
+
+    def execute(self, requests):
+        place = pb_utils.Tensor("IN", requests[0].inputs()[0].as_numpy()[0])
+        responses = pb_utils.InferenceRequest(
+            model_name="stream", requested_output_names=["OUT"], inputs=[place],
+        ).exec(decoupled=True)
+        if self.own is None:
+            self.own = responses
+        else:
+            list(responses)
+        out = pb_utils.Tensor("OUT", requests[0].inputs()[0].as_numpy())
+        return [pb_utils.InferenceResponse([out]) for _ in requests]
+"""
 STEP = """
 platform: "ensemble"
 input [{ name: "IN" data_type: TYPE_STRING dims: [1] }]
@@ -100,6 +120,11 @@ def server(tmp_path_factory):
     write_model(repository, "plain", PLAIN, **strings)
     write_model(repository, "stream", STREAM, config=decoupled, **strings)
     write_model(repository, "caller", CALL, **strings)
+    together = (
+        "max_batch_size: 2\ninstance_group [{ count: 1 kind: KIND_CPU }]\n"
+        "dynamic_batching { preferred_batch_size: [2] max_queue_delay_microseconds: 60000000 }"
+    )
+    write_model(repository, "caller_of_two", CALL_TOGETHER, config=together, **strings)
     (repository / "ensemble" / "1").mkdir(parents=True)
     (repository / "ensemble" / "config.pbtxt").write_text(STEP)
     # A short time-out has it look at its connections often.
@@ -172,6 +197,34 @@ def test_what_waits_behind_it_is_not_executed(server, tmp_path):
         assert read_answer(sock)[0] == 200
     assert not works[1].began
     assert not works[2].began
+
+
+def test_a_call_goes_on_for_those_who_are_still_there(server, tmp_path):
+    own, shared, other = (Work(tmp_path / name) for name in ("own", "shared", "other"))
+    for work in (own, shared, other):
+        work.place.mkdir()
+
+    def ask_both(place, one, two):
+        tensor = {"name": "IN", "datatype": "BYTES", "shape": [1, 1], "data": [str(place)]}
+        for sock in (one, two):
+            sock.sendall(inference("caller_of_two", json.dumps({"inputs": [tensor]}).encode()))
+
+    with connected(server.http_url) as two:
+        with connected(server.http_url) as one:
+            ask_both(own.place, one, two)
+            assert [read_answer(sock)[0] for sock in (one, two)] == [200, 200]
+            ask_both(shared.place, one, two)
+            wait_until(lambda: shared.began, "the called model to begin", server)
+        # By the time that this one's end is seen, that one's was.
+        with connected(server.http_url) as sock:
+            sock.sendall(ask("plain", other.place))
+            wait_until(lambda: other.began, "the model to begin", server)
+        assert other.seen(server)
+        assert not (shared.place / "seen").exists()
+    assert shared.seen(server)
+    assert not (own.place / "seen").exists()
+    own.end()
+    assert not own.seen(server)
 
 
 @pytest.mark.parametrize("kind", KINDS)
