@@ -107,6 +107,14 @@ def test_what_a_dead_stub_has_handed_on_is_there_until_nobody_needs_it(tmp_path)
             "the arena of the dead stub to be freed",
             served.server,
         )
+        (reader,) = pids_of(served, "slow")
+        order = [
+            (call.pid, call.name)
+            for call in served.machine.calls()
+            if call.name in ("cuMemFree", "cuIpcCloseMemHandle")
+        ]
+        closed = order.index((reader, "cuIpcCloseMemHandle"))
+        assert closed < order.index((served.server.pid, "cuMemFree"))
         assert served.infer("both", given) == (200, (4 * given).tolist())
 
 
