@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gpubridge.tensor import native
 from tests.process.device_models import DOUBLE, LIBRARY, running_device_server, write_device_model
 from tests.process.test_device_edges import ensemble
 
@@ -167,6 +168,14 @@ def served(tmp_path_factory):
     write_device_model(repository, "double", DOUBLE)
     with running_device_server(repository, arena=ARENA) as served:
         yield served
+
+
+@pytest.fixture(autouse=True)
+def _compiled(request):
+    parameters = getattr(request.node, "callspec", None)
+    wanted = parameters is not None and parameters.params.get("model") == "torch"
+    if wanted and native.native() is None:
+        pytest.skip(f"PyTorch's allocator is in the compiled module: {native.absence()}")
 
 
 def values():
