@@ -104,7 +104,7 @@ class Stream:
 
     def take(self):
         """The first element of the next answer or None, and whether it is the last; or its error."""
-        result, error = self.answers.get(timeout=30)
+        result, error = self.answers.get(timeout=150)
         if error is not None:
             return error.message()
         data = result.as_numpy("B")
@@ -174,7 +174,7 @@ def test_a_slow_client_makes_the_first_member_wait(server, sent, model):
         ready = queue.Queue()
 
         def take(result, error):
-            ready.get(timeout=60)
+            ready.get(timeout=150)
             taken.append(error or float(result.as_numpy("B")[0]))
 
         client.start_stream(take)

@@ -62,7 +62,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def client(server):
-    client = triton.InferenceServerClient(server.http_url, network_timeout=30)
+    client = triton.InferenceServerClient(server.http_url, network_timeout=150)
     yield client
     client.close()
 

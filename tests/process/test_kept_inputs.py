@@ -48,7 +48,7 @@ def test_a_model_that_keeps_every_input_gets_copies_in_time(tmp_path):
     ).encode()
     fields = {"Inference-Header-Content-Length": str(len(header))}
     with running_server(tmp_path) as server:
-        connection = http.client.HTTPConnection(server.http_url, timeout=30)
+        connection = http.client.HTTPConnection(server.http_url, timeout=150)
         for i in range(REQUESTS):
             body = header + struct.pack("<2f", i, i)
             connection.request("POST", "/v2/models/keeper/infer", body, fields)
