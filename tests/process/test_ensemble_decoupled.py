@@ -27,7 +27,8 @@ class TritonPythonModel:
                     break
                 value = np.full(WIDTH, i, np.float32)
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]))
-                Path(SENT).write_text(str(i + 1))
+                Path(SENT + ".new").write_text(str(i + 1))
+                Path(SENT + ".new").rename(SENT)
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 ADD = """
