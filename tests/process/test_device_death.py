@@ -137,9 +137,11 @@ def test_kills_at_random_moments(tmp_path):
                 status, answer = served.infer(model, given)
                 statuses.append(status)
                 # Whoever gets an answer gets the right one.
-                if status != 503:
-                    assert status == 200, answer
+                if status == 200:
                     assert answer == (factors[model] * given).tolist()
+                else:
+                    # A caller tells of the death of whom it has called as an error of its own.
+                    assert status == 503 or "is not healthy" in answer, answer
 
         with ThreadPoolExecutor(4) as pool:
             asking = [pool.submit(ask, model) for model in ("both", "call_second") * 2]
