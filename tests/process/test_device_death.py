@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -149,7 +150,8 @@ def test_kills_at_random_moments(tmp_path):
                 for _ in range(12):
                     over.wait(random.uniform(0, 0.3))
                     for pid in pids_of(served, random.choice(["first", "second", "call_second"])):
-                        os.kill(pid, signal.SIGKILL)
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
             finally:
                 over.set()
             for future in asking:
