@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,8 @@ class TritonPythonModel:
 )
 
 HOST = """
+import json
+
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -194,3 +198,25 @@ def test_a_call_of_an_ensemble_leaves_its_answer_on_the_gpu(served):
         served.doing("second", d2d=(NBYTES, 1), waits=1),
     ):
         assert served.infer("call_both", given) == (200, (4 * given).tolist())
+
+
+def test_a_trace_does_not_show_what_is_on_a_gpu(tmp_path):
+    for name in ("first", "second"):
+        write_device_model(tmp_path, name, DOUBLE)
+    ensemble(tmp_path, "both", ["first", "second"])
+    file = tmp_path / "traces.json"
+    flags = (f"triton,file={file}", "level=TIMESTAMPS", "level=TENSORS", "rate=1")
+    with running_device_server(tmp_path, *[f"--trace-config={flag}" for flag in flags]) as served:
+        assert served.infer("both", [1.5, 2.5]) == (200, [6, 10])
+    models = {
+        entry["id"]: entry["model_name"]
+        for entry in json.loads(file.read_text())
+        if "model_name" in entry
+    }
+    outputs = {
+        models[entry["id"]]: entry["tensor"].get("data")
+        for entry in json.loads(file.read_text())
+        if entry.get("activity") == "TENSOR_BACKEND_OUTPUT"
+    }
+    assert outputs["first"] in (None, "")
+    assert "6" in outputs["second"]

@@ -1,0 +1,42 @@
+"""An output on a device reaches only who has asked for it there: nobody else could look at it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from gpubridge.engine.outcome import outcome_of
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.device_regions import arena_region, reserve_addresses
+from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.records import Record, TensorRef
+from gpubridge.transport.signatures import Signature, TensorSpec
+
+REGION = arena_region(3)
+
+
+@pytest.fixture
+def borrowed():
+    memory = BorrowedMemory(memoryview(bytearray(16)))
+    memory.know(SimpleNamespace(region=REGION, view=reserve_addresses(4096)))
+    return memory
+
+
+def record():
+    signature = Signature((TensorSpec("OUT", "FP32", (4,), 16),), ())
+    return Record(0, signature, None, 0, "", [TensorRef(REGION, 256, 16, 5)])
+
+
+def test_it_is_handed_on_to_who_has_asked(borrowed):
+    request = SimpleNamespace(client=None, extras=b'{"device_outputs":"GPU-0"}')
+    response = outcome_of(record(), borrowed, request)
+    assert response.visible() == [None]
+    (part,) = response.ranges()
+    assert (part.segment.region, part.offset, part.nbytes) == (REGION, 256, 16)
+
+
+def test_it_is_refused_for_anybody_else(borrowed):
+    request = SimpleNamespace(client=None, extras=b"")
+    with pytest.raises(MalformedMessage, match="which nobody has asked for"):
+        outcome_of(record(), borrowed, request)
