@@ -139,3 +139,5 @@ class Announcements:
     def close(self) -> None:
         """The stub is gone."""
         self._regions.leave(self._user, self.known)
+        # The user holds this: what a dead stub had mapped shall not wait for the collector.
+        del self._user, self._send

@@ -93,7 +93,7 @@ class StubLink:
         self._outbox = Outbox(self._channel, lambda: self._break("closed its channel"))
         self.busy_poll = BusyPoll(self._loop, 0)
         # Told when nobody waits any more for what the model does, and since when (ns) it does that.
-        self.on_abandoned: Callable[[int], None] = lambda _: None
+        self.on_abandoned: Callable[[int], None] | None = None
         self._alone = False
         self._open = True
         self._trusted = True
@@ -188,7 +188,7 @@ class StubLink:
         model still sends, unless ``still_read``.
         """
         since = self._ledger.cancel(request.ticket, running_only, still_read)
-        if since is not None:
+        if since is not None and self.on_abandoned is not None:
             self.on_abandoned(since)
 
     def passed_on(self, request: InferRequest, responses: int) -> None:

@@ -140,6 +140,8 @@ class StubCalls:
     def close(self) -> None:
         """The stub is gone: what it called for is not needed any more."""
         self._mute()
+        # They hold each other: nothing of a dead stub shall wait for the collector.
+        self._link.on_abandoned = None
         self._questions.close()
         calls, self._calls = self._calls, {}
         for call in calls.values():
