@@ -1,5 +1,35 @@
-"""Device memory between processes. So far: what GPUs this machine has, or why none can be used."""
+"""Device memory between processes: devices, segments and slots of them, copies and their order.
 
-from gpubridge.cuda_ipc.probe import DeviceProbe, probe_devices
+Importing this loads nothing of CUDA; the driver is loaded by the first thing that is asked of it.
+"""
 
-__all__ = ["DeviceProbe", "probe_devices"]
+from gpubridge.cuda_ipc.arena import DeviceArena, DeviceSlot
+from gpubridge.cuda_ipc.context import DeviceContext
+from gpubridge.cuda_ipc.copies import CopyMark, CopyStream
+from gpubridge.cuda_ipc.devices import (
+    DeviceInfo,
+    DeviceProbe,
+    find_device,
+    list_devices,
+    probe_devices,
+)
+from gpubridge.cuda_ipc.driver import CudaError, DriverAbsent
+from gpubridge.cuda_ipc.pinned import PinnedMemory
+from gpubridge.cuda_ipc.segment import DeviceSegment
+
+__all__ = [
+    "CopyMark",
+    "CopyStream",
+    "CudaError",
+    "DeviceArena",
+    "DeviceContext",
+    "DeviceInfo",
+    "DeviceProbe",
+    "DeviceSegment",
+    "DeviceSlot",
+    "DriverAbsent",
+    "PinnedMemory",
+    "find_device",
+    "list_devices",
+    "probe_devices",
+]

@@ -1,0 +1,149 @@
+"""Slots of device memory, cut from one segment without a call of the driver.
+
+A free piece is found by its address, the first that is large enough, and grows together with its free
+neighbours: few slots are out at a time, and a tensor may take most of the arena.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import deque
+
+from gpubridge.cuda_ipc.segment import DeviceSegment
+from gpubridge.errors import BridgeError, ErrorCode, InternalError
+
+__all__ = ["DeviceArena", "DeviceSlot"]
+
+# What DLPack asks of exporters, and what the driver's own allocations have.
+_ALIGNMENT = 256
+
+
+class DeviceSlot:
+    """A piece of an arena, lent to one user at a time; give back with `DeviceArena.free`.
+
+    Attributes
+    ----------
+    segment : DeviceSegment
+        Where it lies.
+    offset, size : int
+        Bytes from the segment's start; bytes.
+    pointer : int
+        Where it begins, in this process's device addresses.
+    """
+
+    __slots__ = ("lent", "offset", "pointer", "segment", "size")
+
+    def __init__(self, segment: DeviceSegment, offset: int, size: int) -> None:
+        self.segment = segment
+        self.offset = offset
+        self.size = size
+        self.pointer = segment.pointer + offset
+        self.lent = True
+
+
+class DeviceArena:
+    """Lends slots of a segment, which it does not own.
+
+    Any thread may allocate, and any thread or finalizer may free.
+
+    Parameters
+    ----------
+    segment : DeviceSegment
+        All of it is lent; it has to outlive the slots.
+
+    Attributes
+    ----------
+    segment : DeviceSegment
+        As given.
+    """
+
+    def __init__(self, segment: DeviceSegment) -> None:
+        self.segment = segment
+        self._lock = threading.Lock()
+        # Free pieces by their offset, none beside another.
+        self._offsets = [0]
+        self._sizes = [segment.size]
+        self._slots = 0
+        self._lent = 0
+        # Taken in by the next allocation: a finalizer may run in the middle of one.
+        self._returned: deque[DeviceSlot] = deque()
+
+    def allocate(self, nbytes: int) -> DeviceSlot:
+        """Lend a slot of at least ``nbytes`` bytes (contents undefined), aligned to 256 bytes.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when no free piece is large enough.
+        """
+        size = max(-(-nbytes // _ALIGNMENT), 1) * _ALIGNMENT
+        with self._lock:
+            self._take_in()
+            for index, free in enumerate(self._sizes):
+                if free >= size:
+                    return self._cut(index, size)
+            largest, lent = max(self._sizes, default=0), self._lent
+        if size > self.segment.size:
+            raise BridgeError(
+                f"device memory arena of {self.segment.size} bytes is too small: {nbytes} bytes "
+                "asked for; raise --backend-config=python,device-arena-bytes=N",
+                ErrorCode.UNAVAILABLE,
+            )
+        raise BridgeError(
+            f"device memory arena is full: {nbytes} bytes asked for, {lent} of "
+            f"{self.segment.size} bytes are in use, the largest free piece has {largest}; send "
+            "fewer or smaller requests at once, or raise "
+            "--backend-config=python,device-arena-bytes=N",
+            ErrorCode.UNAVAILABLE,
+        )
+
+    def free(self, slot: DeviceSlot) -> None:
+        """Take a slot back; its memory may be lent again at once, so no stream may use it any more.
+
+        Raises
+        ------
+        InternalError
+            It is not lent.
+        """
+        if not slot.lent or slot.segment is not self.segment:
+            raise InternalError(
+                f"the slot at {slot.offset} of device region {slot.segment.region} is not lent"
+            )
+        slot.lent = False
+        self._returned.append(slot)
+
+    def lent(self) -> tuple[int, int]:
+        """Number of slots lent now, and their bytes."""
+        with self._lock:
+            self._take_in()
+            return self._slots, self._lent
+
+    def _cut(self, index: int, size: int) -> DeviceSlot:
+        offset = self._offsets[index]
+        if self._sizes[index] == size:
+            del self._offsets[index], self._sizes[index]
+        else:
+            self._offsets[index] += size
+            self._sizes[index] -= size
+        self._slots += 1
+        self._lent += size
+        return DeviceSlot(self.segment, offset, size)
+
+    def _take_in(self) -> None:
+        while self._returned:
+            slot = self._returned.popleft()
+            self._slots -= 1
+            self._lent -= slot.size
+            self._join(slot.offset, slot.size)
+
+    def _join(self, offset: int, size: int) -> None:
+        index = bisect_left(self._offsets, offset)
+        if index < len(self._offsets) and self._offsets[index] == offset + size:
+            size += self._sizes[index]
+            del self._offsets[index], self._sizes[index]
+        if index and self._offsets[index - 1] + self._sizes[index - 1] == offset:
+            self._sizes[index - 1] += size
+            return
+        self._offsets.insert(index, offset)
+        self._sizes.insert(index, size)

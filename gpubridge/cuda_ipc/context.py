@@ -1,0 +1,93 @@
+"""A device's primary context in this process: what frameworks use too, so that pointers are shared."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from gpubridge.cuda_ipc.devices import DeviceInfo
+from gpubridge.cuda_ipc.driver import call
+from gpubridge.errors import InternalError
+
+__all__ = ["DeviceContext"]
+
+
+class DeviceContext:
+    """Retains the primary context of one device; `close` releases it.
+
+    Parameters
+    ----------
+    device : DeviceInfo
+        Of this process (`find_device`).
+
+    Raises
+    ------
+    CudaError
+        The context cannot be made; UNAVAILABLE for want of device memory.
+
+    Attributes
+    ----------
+    device : DeviceInfo
+        Whose context it is.
+    """
+
+    def __init__(self, device: DeviceInfo) -> None:
+        self.device = device
+        self._device = call("cuDeviceGet", device.ordinal)
+        self._context = call("cuDevicePrimaryCtxRetain", self._device)
+
+    @property
+    def raw(self) -> Any:
+        """The driver's ``CUcontext``."""
+        if self._context is None:
+            raise InternalError(f"the context of {self.device.uuid} is closed")
+        return self._context
+
+    def make_current(self) -> None:
+        """Let calls of this thread mean this device from now on."""
+        call("cuCtxSetCurrent", self.raw)
+
+    def pushed(self) -> _Pushed:
+        """Return a context manager inside which calls of this thread mean this device.
+
+        What was current before is current again afterwards: a model may have chosen another device.
+        """
+        return _Pushed(self.raw)
+
+    def close(self) -> None:
+        """Release the context, which lives on while others retain it; idempotent.
+
+        Everything made in it has to be closed before.
+        """
+        context, self._context = self._context, None
+        if context is None:
+            return
+        # A released context must not stay current: each later call of this thread would fail.
+        if call("cuCtxGetCurrent") == context:
+            call("cuCtxSetCurrent", None)
+        call("cuDevicePrimaryCtxRelease", self._device)
+
+
+class _Pushed:
+    """Makes a context current for a while; does nothing where it is current."""
+
+    __slots__ = ("_context", "_pushed")
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._pushed = False
+
+    def __enter__(self) -> None:
+        if call("cuCtxGetCurrent") != self._context:
+            call("cuCtxPushCurrent", self._context)
+            self._pushed = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._pushed:
+            self._pushed = False
+            call("cuCtxPopCurrent")

@@ -1,0 +1,232 @@
+"""Copies on a stream of their own, and the order between it and the streams of others.
+
+Nothing here waits but what is called so, and what waits does so without the interpreter's lock and is
+counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+from gpubridge.cuda_ipc.context import DeviceContext
+from gpubridge.cuda_ipc.driver import NOT_READY, call, status_of
+from gpubridge.errors import InternalError
+
+__all__ = ["CopyMark", "CopyStream"]
+
+_NON_BLOCKING = 1
+_DISABLE_TIMING = 2
+
+
+class CopyStream:
+    """One stream that does not wait for the legacy default stream, nor that for it.
+
+    Any thread may use it, whichever device is current there.
+
+    Parameters
+    ----------
+    context : DeviceContext
+        Of the device whose stream it is; has to outlive it.
+
+    Attributes
+    ----------
+    handle : int
+        The driver's ``CUstream``.
+    copied, copies : dict
+        Bytes and number of the copies so far, by kind: ``h2d``, ``d2h``, ``d2d``.
+    waits : int
+        How often somebody has waited for its work.
+    """
+
+    def __init__(self, context: DeviceContext) -> None:
+        self.copied = {"h2d": 0, "d2h": 0, "d2d": 0}
+        self.copies = dict.fromkeys(self.copied, 0)
+        self.waits = 0
+        self._context = context
+        # Reentrant: a finalizer that runs in between may copy, too.
+        self._counting = threading.RLock()
+        self._events: list[Any] = []
+        self._free_events: deque[Any] = deque()
+        with context.pushed():
+            self._stream = call("cuStreamCreate", _NON_BLOCKING)
+        self.handle = int(self._stream)
+
+    # -- copies: they return before they are done ---------------------------------------------------
+
+    def h2d(self, pointer: int, memory: memoryview, nbytes: int) -> None:
+        """Copy from the host to the device.
+
+        Pinned memory must stay as it is until the copy is done (`mark`, `wait`); of other memory the
+        driver takes a copy first.
+        """
+        _check(memory, nbytes)
+        self._copy("h2d", "cuMemcpyHtoDAsync", (pointer, memory, nbytes), nbytes)
+
+    def d2h(self, memory: memoryview, pointer: int, nbytes: int) -> None:
+        """Copy from the device to the host; into memory that is not pinned it waits.
+
+        The memory has to be there until the copy is done (`mark`, `wait`).
+        """
+        _check(memory, nbytes)
+        if memory.readonly:
+            # The driver would write to it all the same.
+            raise InternalError("expected writable memory for a copy from the device")
+        self._copy("d2h", "cuMemcpyDtoHAsync", (memory, pointer, nbytes), nbytes)
+
+    def d2d(self, to: int, source: int, nbytes: int) -> None:
+        """Copy ``nbytes`` from ``source`` to ``to`` on this device."""
+        self._copy("d2d", "cuMemcpyDtoDAsync", (to, source, nbytes), nbytes)
+
+    # -- order ------------------------------------------------------------------------------------
+
+    def order_after(self, stream: int) -> None:
+        """Let what follows here wait for all that another stream of this device has to do now.
+
+        Parameters
+        ----------
+        stream : int
+            A handle of this process; 0 or 1 the legacy default stream, 2 the per-thread one.
+        """
+        with self._context.pushed():
+            self._hand_over(stream, self._open())
+
+    def order_before(self, stream: int) -> None:
+        """Let what follows on another stream wait for all that this one has to do now."""
+        with self._context.pushed():
+            self._hand_over(self._open(), stream)
+
+    def mark(self) -> CopyMark:
+        """Mark what this stream has to do now, to ask or wait for later."""
+        stream = self._open()
+        with self._context.pushed():
+            event = self._take_event()
+            try:
+                call("cuEventRecord", event, stream)
+            except BaseException:
+                self._free_events.append(event)
+                raise
+        return CopyMark(self, event)
+
+    # -- completion ---------------------------------------------------------------------------------
+
+    def wait(self) -> None:
+        """Wait until all that this stream has to do is done.
+
+        Raises
+        ------
+        CudaError
+            Something on the device has failed; sticky, if it was an illegal access.
+        """
+        stream = self._open()
+        self._count_wait()
+        with self._context.pushed():
+            call("cuStreamSynchronize", stream)
+
+    def done(self) -> bool:
+        """Whether all that this stream has to do is done; raises as `wait`."""
+        with self._context.pushed():
+            return not status_of("cuStreamQuery", self._open(), expected=(NOT_READY,))
+
+    def close(self) -> None:
+        """Wait for what is under way, and give the stream and its events back; idempotent."""
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return
+        with self._context.pushed():
+            try:
+                call("cuStreamSynchronize", stream)
+            finally:
+                events, self._events = self._events, []
+                for event in events:
+                    call("cuEventDestroy", event)
+                call("cuStreamDestroy", stream)
+
+    # -- within this file ---------------------------------------------------------------------------
+
+    def _copy(self, kind: str, name: str, arguments: tuple[Any, ...], nbytes: int) -> None:
+        if not nbytes:
+            return
+        with self._context.pushed():
+            call(name, *arguments, self._open())
+        with self._counting:
+            self.copied[kind] += nbytes
+            self.copies[kind] += 1
+
+    def _open(self) -> Any:
+        if self._stream is None:
+            # None would be the legacy default stream.
+            raise InternalError("this copy stream is closed")
+        return self._stream
+
+    def _count_wait(self) -> None:
+        with self._counting:
+            self.waits += 1
+
+    def _hand_over(self, first: Any, then: Any) -> None:
+        # A wait means what is recorded when it is asked for: the event is free again at once.
+        event = self._take_event()
+        try:
+            call("cuEventRecord", event, first)
+            call("cuStreamWaitEvent", then, event, 0)
+        finally:
+            self._free_events.append(event)
+
+    def _take_event(self) -> Any:
+        try:
+            return self._free_events.pop()
+        except IndexError:
+            event = call("cuEventCreate", _DISABLE_TIMING)
+            self._events.append(event)
+            return event
+
+
+class CopyMark:
+    """A point on a copy stream; made by `CopyStream.mark`, worthless when the stream is closed.
+
+    Its event goes back to the stream with it.
+    """
+
+    __slots__ = ("_event", "_stream")
+
+    def __init__(self, stream: CopyStream, event: Any) -> None:
+        self._stream = stream
+        self._event = event
+
+    def done(self) -> bool:
+        """Whether the stream has passed it; raises as `CopyStream.wait`."""
+        stream = self._stream
+        if stream._stream is None:  # close has waited
+            return True
+        with stream._context.pushed():
+            return not status_of("cuEventQuery", self._event, expected=(NOT_READY,))
+
+    def wait(self) -> None:
+        """Wait until the stream has passed it, counted by the stream; raises as `CopyStream.wait`."""
+        stream = self._stream
+        if stream._stream is None:
+            return
+        stream._count_wait()
+        with stream._context.pushed():
+            call("cuEventSynchronize", self._event)
+
+    def order_before(self, other: int) -> None:
+        """Let what follows on another stream of this process wait until this is passed."""
+        stream = self._stream
+        if stream._stream is None:
+            return
+        with stream._context.pushed():
+            call("cuStreamWaitEvent", other, self._event, 0)
+
+    def __del__(self) -> None:
+        # A finalizer makes no call of the driver.
+        self._stream._free_events.append(self._event)
+
+
+def _check(memory: memoryview, nbytes: int) -> None:
+    # The driver takes no bounds, only an address.
+    if memory.nbytes < nbytes or not memory.c_contiguous:
+        raise InternalError(
+            f"expected at least {nbytes} contiguous bytes of host memory, got {memory.nbytes}"
+        )

@@ -1,0 +1,212 @@
+"""Calls of the CUDA driver: loaded when first asked for, and every failure a typed error.
+
+Nothing of CUDA is in a process until something here is called: importing the package loads nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["CudaError", "DriverAbsent", "call", "handle_bytes", "handle_from", "load", "status_of"]
+
+SUCCESS = 0
+OUT_OF_MEMORY = 2
+NOT_READY = 600
+HANDLE_BYTES = 64
+# What the bindings could not put a name to.
+_UNNAMED = -1
+
+# After these the process's context of that device answers nothing but errors.
+_STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
+
+_FOREIGN = (
+    "the handle is this process's own, or was made in another PID namespace: let client and server "
+    "be different processes that see each other (in containers --pid=host, or one pod with a "
+    "shared process namespace)"
+)
+_NO_IPC = (
+    "this device or platform does not share device memory between processes (WSL2, MIG and some "
+    "sandboxes do not); tensors cross in host memory instead"
+)
+_RESTART = "the device's context in this process is lost: the process has to be started again"
+# What to do, by the driver's code; of one call where that is another thing.
+_ADVICE = {
+    1: "the driver takes no such argument; update gpubridge, cuda-python or the driver",
+    2: "free device memory: fewer model instances on this GPU, less cached by frameworks, or "
+    "smaller arenas (--backend-config=python,device-arena-bytes=N)",
+    34: "a stub library stands before the driver: take the toolkit's stubs folder out of "
+    "LD_LIBRARY_PATH",
+    46: "another process has this GPU for itself: nvidia-smi -c DEFAULT",
+    100: "check CUDA_VISIBLE_DEVICES, and that the container was started with access to GPUs",
+    101: "check CUDA_VISIBLE_DEVICES and the model's `gpus`",
+    201: "a device's context has to be current first",
+    217: "the two GPUs cannot reach each other's memory; tensors cross in host memory instead",
+    304: "the system refused it; in a container or sandbox, allow access to the GPU's devices",
+    709: _RESTART,
+    800: "the sandbox or the driver's settings forbid it",
+    801: "this device or driver cannot do it",
+    802: "start nvidia-fabricmanager, then try again",
+    803: "the driver's library and kernel module differ: restart the machine",
+    804: "the CUDA compatibility library does not fit this GPU: update the NVIDIA driver",
+    999: "look at nvidia-smi and the kernel's log; loading nvidia-uvm again may help",
+}
+_ADVICE_OF_CALL = {
+    ("cuIpcOpenMemHandle", 1): _FOREIGN,
+    ("cuIpcOpenMemHandle", 101): "the memory is on another GPU: name the device it was made on",
+    ("cuIpcOpenMemHandle", 201): _FOREIGN,
+    ("cuIpcOpenMemHandle", 304): _FOREIGN,
+    ("cuIpcOpenMemHandle", 400): _FOREIGN,
+    ("cuIpcOpenMemHandle", 801): _NO_IPC,
+    ("cuIpcGetMemHandle", 1): "only memory of cuMemAlloc (cudaMalloc) can be shared",
+    ("cuIpcGetMemHandle", 801): _NO_IPC,
+    ("cuIpcGetEventHandle", 801): _NO_IPC,
+    ("cuIpcOpenEventHandle", 801): _NO_IPC,
+    ("cuMemHostRegister", 1): "the memory cannot be pinned; copies of it are slower",
+    ("cuMemHostRegister", 2): "raise the limit of locked memory: ulimit -l unlimited",
+    ("cuMemHostRegister", 801): "the memory cannot be pinned here; copies of it are slower",
+}
+
+
+class DriverAbsent(BridgeError):
+    """There is no CUDA driver, or no cuda-python to reach it; the message says which."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ErrorCode.UNAVAILABLE)
+
+
+class CudaError(BridgeError):
+    """A call of the driver failed.
+
+    The code is UNAVAILABLE for want of device memory, INTERNAL otherwise.
+
+    Attributes
+    ----------
+    call : str
+        The driver's function.
+    status : int
+        Its answer, as in the driver's headers; -1 for one that the bindings do not know.
+    name : str
+        What the driver calls that.
+    sticky : bool
+        Whether every further call of this process fails too, so that it has to be started again.
+    """
+
+    def __init__(self, call: str, status: int, name: str) -> None:
+        self.call = call
+        self.status = status
+        self.name = name
+        self.sticky = status in _STICKY
+        advice = _ADVICE_OF_CALL.get((call, status)) or _ADVICE.get(status)
+        if advice is None:
+            advice = _RESTART if self.sticky else "see the CUDA driver's documentation"
+        code = ErrorCode.UNAVAILABLE if status == OUT_OF_MEMORY else ErrorCode.INTERNAL
+        super().__init__(f"{call} failed: {name} ({status}): {advice}", code)
+
+
+_loaded: Any = None
+
+
+def load() -> Any:
+    """Return the module ``cuda.bindings.driver``, after ``cuInit``.
+
+    Raises
+    ------
+    DriverAbsent
+        There is no cuda-python, or no driver.
+    CudaError
+        The driver is there, and does not begin.
+    """
+    global _loaded  # noqa: PLW0603  (once per process, as the driver itself)
+    if _loaded is not None:
+        return _loaded
+    try:
+        from cuda.bindings import driver  # noqa: PLC0415  (loads libcuda: only when asked)
+    except ImportError as error:
+        raise DriverAbsent(
+            f"cuda-python cannot be imported ({error}): pip install 'gpubridge[gpu]'"
+        ) from error
+    try:
+        answer = driver.cuInit(0)
+    except RuntimeError as error:
+        raise DriverAbsent(f"no CUDA driver: {error}") from error
+    except (KeyError, ValueError) as error:
+        raise CudaError("cuInit", _UNNAMED, str(error)) from error
+    if answer[0]:
+        raise _failure("cuInit", answer[0])
+    _loaded = driver
+    return driver
+
+
+def call(name: str, *arguments: object) -> Any:
+    """Call a function of the driver.
+
+    Returns
+    -------
+    object
+        None, the one value it gives, or a tuple of them.
+
+    Raises
+    ------
+    CudaError
+        It failed.
+    """
+    answer = _answer(name, arguments)
+    if answer[0]:
+        raise _failure(name, answer[0])
+    if len(answer) == 2:
+        return answer[1]
+    return answer[1:] or None
+
+
+def status_of(name: str, *arguments: object, expected: tuple[int, ...]) -> int:
+    """Call a function whose answer is its status; return that.
+
+    Raises
+    ------
+    CudaError
+        The status is neither success nor one of ``expected``.
+    """
+    status = _answer(name, arguments)[0]
+    if status and int(status) not in expected:
+        raise _failure(name, status)
+    return int(status)
+
+
+def handle_bytes(handle: Any) -> bytes:
+    """Return the 64 bytes of a handle that crosses processes."""
+    return ctypes.string_at(handle.getPtr(), HANDLE_BYTES)
+
+
+def handle_from(kind: str, raw: bytes) -> Any:
+    """Make a handle of 64 bytes; ``kind`` is the driver's type.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG for another number of bytes.
+    """
+    if len(raw) != HANDLE_BYTES:
+        raise BridgeError(
+            f"expected a CUDA IPC handle of {HANDLE_BYTES} bytes, got {len(raw)}; send the raw "
+            "handle as the driver gives it",
+            ErrorCode.INVALID_ARG,
+        )
+    handle = getattr(load(), kind)()
+    ctypes.memmove(handle.getPtr(), raw, HANDLE_BYTES)
+    return handle
+
+
+def _answer(name: str, arguments: tuple[object, ...]) -> Any:
+    driver = _loaded if _loaded is not None else load()
+    try:
+        return getattr(driver, name)(*arguments)
+    except (RuntimeError, KeyError, ValueError) as error:
+        # The installed driver lacks the function, or answers with a code newer than the bindings.
+        raise CudaError(name, _UNNAMED, f"{error}") from error
+
+
+def _failure(name: str, status: Any) -> CudaError:
+    return CudaError(name, int(status), status.name)
