@@ -4,6 +4,7 @@ Importing this loads nothing of CUDA; the driver is loaded by the first thing th
 """
 
 from gpubridge.cuda_ipc.arena import DeviceArena, DeviceSlot
+from gpubridge.cuda_ipc.client_region import ClientDeviceRegion
 from gpubridge.cuda_ipc.context import DeviceContext
 from gpubridge.cuda_ipc.copies import CopyMark, CopyStream
 from gpubridge.cuda_ipc.devices import (
@@ -14,10 +15,12 @@ from gpubridge.cuda_ipc.devices import (
     probe_devices,
 )
 from gpubridge.cuda_ipc.driver import CudaError, DriverAbsent
+from gpubridge.cuda_ipc.events import EventRing, ImportedEvents
 from gpubridge.cuda_ipc.pinned import PinnedMemory
 from gpubridge.cuda_ipc.segment import DeviceSegment
 
 __all__ = [
+    "ClientDeviceRegion",
     "CopyMark",
     "CopyStream",
     "CudaError",
@@ -28,6 +31,8 @@ __all__ = [
     "DeviceSegment",
     "DeviceSlot",
     "DriverAbsent",
+    "EventRing",
+    "ImportedEvents",
     "PinnedMemory",
     "find_device",
     "list_devices",

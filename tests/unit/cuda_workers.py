@@ -14,6 +14,7 @@ __all__ = ["device_worker"]
 _SETUP = """
 import gc
 from gpubridge.cuda_ipc import *
+from gpubridge.errors import BridgeError
 
 context = DeviceContext(list_devices()[told])
 
@@ -39,6 +40,12 @@ def attributes(function, *arguments):
         function(*arguments)
     except CudaError as error:
         return [error.call, error.status, error.name, error.sticky, error.code.name]
+
+def refusal(function, *arguments):
+    try:
+        function(*arguments)
+    except BridgeError as error:
+        return [type(error).__name__, error.code.name, error.message]
 """
 
 

@@ -1,0 +1,101 @@
+"""Clients' device memory: opened and checked, and what is wrong with it is the client's error."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simcuda.machine import running_machine
+from tests.simcuda.processes import running_worker
+from tests.unit.cuda_workers import device_worker
+
+pytest.importorskip("cuda.bindings")
+
+CLIENT = """
+start(told)
+pointer = ok(d.cuMemAlloc(1000)); fill(pointer, 4, 1000); ok(d.cuCtxSynchronize())
+answer = raw(ok(d.cuIpcGetMemHandle(pointer)))
+"""
+OPEN = """
+handle, size = told
+region = ClientDeviceRegion.open(context, bytes(handle), size)
+answer = [region.size, *seen(region.pointer + 999)]
+"""
+REFUSED = "answer = refusal(ClientDeviceRegion.open, context, bytes(told[0]), told[1])"
+
+
+@pytest.fixture
+def machine():
+    with running_machine() as machine:
+        yield machine
+        assert machine.violations() == []
+
+
+def opened_and_closed(machine):
+    opened = [call for call in machine.calls("cuIpcOpenMemHandle") if call.result == 0]
+    return len(opened), len(machine.calls("cuIpcCloseMemHandle"))
+
+
+def test_a_region_is_opened_and_closed_once(machine):
+    with running_worker(machine) as client, device_worker(machine) as server:
+        handle = client.do(CLIENT, 0)
+        assert server.do(OPEN, [handle, 1000]) == [1000, 4]
+        assert server.do("answer = region.uuid == context.device.uuid") is True
+        server.do("region.close(); region.close()")
+    assert opened_and_closed(machine) == (1, 1)
+
+
+def test_one_memory_may_be_registered_twice(machine):
+    with running_worker(machine) as client, device_worker(machine) as server:
+        handle = client.do(CLIENT, 0)
+        server.do(OPEN + "first = region", [handle, 1000])
+        server.do(OPEN, [handle, 500])
+        assert server.do("first.close(); answer = seen(region.pointer)") == [4]
+        server.do("region.close()")
+    assert opened_and_closed(machine) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (1001, "expected device memory of 1001 bytes, got 1000; register no more bytes"),
+        (0, "expected a size of at least one byte of device memory, got 0"),
+        (-1, "expected a size of at least one byte of device memory, got -1"),
+    ],
+)
+def test_more_than_there_is_is_the_clients_error(machine, size, text):
+    with running_worker(machine) as client, device_worker(machine) as server:
+        kind, code, message = server.do(REFUSED, [client.do(CLIENT, 0), size])
+    assert (kind, code) == ("BridgeError", "INVALID_ARG")
+    assert message.startswith(text)
+    opened, closed = opened_and_closed(machine)
+    assert opened == closed
+
+
+def test_a_handle_that_cannot_be_opened_is_the_clients_error(machine):
+    with device_worker(machine) as server:
+        own = server.do("segment = mine(1000); answer = list(segment.handle)")
+        for handle in ([1] * 64, own):
+            kind, code, message = server.do(REFUSED, [handle, 1000])
+            assert (kind, code) == ("BridgeError", "INVALID_ARG")
+            assert message.startswith("failed to open CUDA IPC handle: cuIpcOpenMemHandle failed: ")
+
+
+@pytest.mark.parametrize("peers", [True, False])
+def test_memory_of_another_device_is_refused_also_where_devices_reach_each_other(machine, peers):
+    if peers:
+        machine.allow_peers()
+    with running_worker(machine) as client, device_worker(machine) as server:
+        handle = client.do(CLIENT, 1)
+        with pytest.raises(RuntimeError, match="memory on device 1" if peers else "another GPU"):
+            server.do(OPEN, [handle, 1000])
+    opened, closed = opened_and_closed(machine)
+    assert opened == closed == peers
+
+
+@pytest.mark.parametrize(("code", "text"), [(2, "OUT_OF_MEMORY"), (700, "ILLEGAL_ADDRESS")])
+def test_the_servers_own_trouble_is_not_the_clients(machine, code, text):
+    with running_worker(machine) as client, device_worker(machine) as server:
+        handle = client.do(CLIENT, 0)
+        machine.fail("cuIpcOpenMemHandle", code)
+        with pytest.raises(RuntimeError, match=f"^CudaError: .*{text}"):
+            server.do(OPEN, [handle, 1000])
