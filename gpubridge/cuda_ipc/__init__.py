@@ -17,9 +17,11 @@ from gpubridge.cuda_ipc.devices import (
 from gpubridge.cuda_ipc.driver import CudaError, DriverAbsent
 from gpubridge.cuda_ipc.events import EventRing, ImportedEvents
 from gpubridge.cuda_ipc.pinned import PinnedMemory
+from gpubridge.cuda_ipc.probe import Ability, IpcProbe, probe_ipc, probe_peers
 from gpubridge.cuda_ipc.segment import DeviceSegment
 
 __all__ = [
+    "Ability",
     "ClientDeviceRegion",
     "CopyMark",
     "CopyStream",
@@ -33,8 +35,11 @@ __all__ = [
     "DriverAbsent",
     "EventRing",
     "ImportedEvents",
+    "IpcProbe",
     "PinnedMemory",
     "find_device",
     "list_devices",
     "probe_devices",
+    "probe_ipc",
+    "probe_peers",
 ]
