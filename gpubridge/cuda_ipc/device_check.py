@@ -1,12 +1,13 @@
-"""The two processes of `probe_ipc`: one exports memory and events, the other opens and uses them.
+"""The two processes of `check_device`: one exports memory and events, the other uses them.
 
-The exporter starts the importer, and they exchange lines of JSON. What they see is random each time,
+The exporter, which also tries to pin memory, starts the importer, and they exchange lines of JSON. What they see is random each time,
 so that nothing left in the memory can be taken for an answer.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from gpubridge.cuda_ipc.context import DeviceContext
 from gpubridge.cuda_ipc.copies import CopyStream
 from gpubridge.cuda_ipc.devices import find_device
 from gpubridge.cuda_ipc.events import EventRing, ImportedEvents
-from gpubridge.cuda_ipc.probe import ipc_check_command
+from gpubridge.cuda_ipc.pinned import PinnedMemory
+from gpubridge.cuda_ipc.probe import check_command
 from gpubridge.cuda_ipc.segment import DeviceSegment
 from gpubridge.errors import BridgeError
 
@@ -32,7 +34,7 @@ _NO_MEMORY = "not tried, since device memory is not shared"
 
 
 def main(arguments: list[str]) -> None:
-    """Run one of the two; the exporter prints what works, as `probe_ipc` reads it."""
+    """Run one of the two; the exporter prints what works, as `check_device` reads it."""
     role, device_uuid = arguments
     if role == "import":
         try:
@@ -45,7 +47,7 @@ def main(arguments: list[str]) -> None:
 
 def _export(device_uuid: str) -> dict[str, str]:
     with subprocess.Popen(
-        ipc_check_command("import", device_uuid),
+        check_command("import", device_uuid),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -56,11 +58,12 @@ def _export(device_uuid: str) -> dict[str, str]:
             exporter = _Exporter(device_uuid, importer.stdin, importer.stdout)
             memory = _reason(exporter.share_memory)
             events = _NO_MEMORY if memory else _reason(exporter.share_events)
+            pinning = _reason(exporter.pin)
         except BridgeError as error:
-            memory, events = error.message, _NO_MEMORY
+            memory, events, pinning = error.message, _NO_MEMORY, error.message
         finally:
             importer.stdin.close()
-    return {"memory": memory, "events": events}
+    return {"memory": memory, "events": events, "pinning": pinning}
 
 
 class _Device:
@@ -125,6 +128,18 @@ class _Exporter(_Device):
         self.tell({"recorded": ring.record(self.copies.handle)})
         if self.hear()["seen"] != pattern.hex():
             raise BridgeError("a stream of the other process did not wait for the event")
+
+    def pin(self) -> None:
+        # As arenas are: whole, and of memory that processes share.
+        with mmap.mmap(-1, _SIZE) as mapped:
+            view = memoryview(mapped)
+            pinned = PinnedMemory(self.context)
+            try:
+                if not pinned.pin(view):
+                    raise BridgeError(pinned.reason)
+            finally:
+                pinned.close()
+                view.release()
 
 
 class _Importer(_Device):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gpubridge.cuda_ipc import probe_ipc
+from gpubridge.cuda_ipc import check_device
 from tests.simcuda.machine import running_machine
 from tests.simcuda.processes import running_worker
 from tests.unit.cuda_workers import device_worker
@@ -17,8 +17,8 @@ pytest.importorskip("cuda.bindings")
 
 PROBE = """
 import json, gpubridge.cuda_ipc as c
-probe = c.probe_ipc(c.list_devices()[{ordinal}].uuid)
-print(json.dumps([probe.memory.works, probe.memory.reason, probe.events.works, probe.events.reason]))
+check = c.check_device(c.list_devices()[{ordinal}].uuid)
+print(json.dumps([check.memory.works, check.memory.reason, check.events.works, check.events.reason]))
 """
 
 
@@ -69,6 +69,19 @@ def test_events_that_do_not_cross_say_why(machine, call):
     assert why_not.startswith(f"{call} failed: CUDA_ERROR_NOT_SUPPORTED (801): ")
 
 
+def test_memory_that_cannot_be_pinned_says_why(machine):
+    machine.fail("cuMemHostRegister", 801)
+    with running_worker(machine) as worker:
+        works, reason = worker.do(
+            "from gpubridge.cuda_ipc import *\n"
+            "check = check_device(list_devices()[0].uuid)\n"
+            "answer = [[check.memory.works, check.events.works, check.pinning.works],\n"
+            "          check.pinning.reason]"
+        )
+    assert works == [True, True, False]
+    assert reason.startswith("cuMemHostRegister failed: ")
+
+
 @pytest.mark.parametrize("nth", [1, 2])
 def test_no_memory_for_a_context_is_a_reason(machine, nth):
     machine.fail("cuDevicePrimaryCtxRetain", 2, nth=nth)
@@ -78,7 +91,7 @@ def test_no_memory_for_a_context_is_a_reason(machine, nth):
 
 
 def test_a_device_that_is_not_there_is_a_reason():
-    found = probe_ipc("GPU-00000000-0000-0000-0000-000000000000")
+    found = check_device("GPU-00000000-0000-0000-0000-000000000000")
     assert not found.memory.works
     assert found.memory.reason
 
@@ -87,8 +100,8 @@ def test_a_check_that_hangs_is_ended(machine):
     with running_worker(machine) as worker:
         assert worker.do(
             "from gpubridge.cuda_ipc import *\n"
-            "probe = probe_ipc(list_devices()[0].uuid, 0.01)\n"
-            "answer = [probe.memory.works, probe.events.works, probe.memory.reason]"
+            "check = check_device(list_devices()[0].uuid, 0.01)\n"
+            "answer = [check.memory.works, check.events.works, check.memory.reason]"
         ) == [False, False, "the check did not end within 0.01 s"]
 
 
