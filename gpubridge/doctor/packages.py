@@ -64,7 +64,12 @@ def _installed(module: str, package: str) -> str | None:
             return None
     except ModuleNotFoundError:  # a parent package is absent
         return None
-    # Distributions are named after the CUDA release they were built for: cupy-cuda13x.
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    # Distributions are named after the CUDA release they were built for: cupy-cuda13x. Finding them
+    # so means reading what every one of them has.
     for name in importlib.metadata.packages_distributions().get(module.partition(".")[0], []):
         if name.lower().replace("_", "-").startswith(package):
             return importlib.metadata.version(name)
