@@ -105,8 +105,13 @@ class Machine:
     # -- what was done on it ---------------------------------------------------------------------
 
     def used(self, device: int) -> int:
-        """Return the bytes that are allocated on a device."""
-        return int(_HEADER.unpack_from(self._page)[7 + device])
+        """Return the bytes that living processes have allocated on a device."""
+        total = 0
+        for file in self._folder.glob(f"memory-*-{device}"):
+            with contextlib.suppress(FileNotFoundError):
+                if Path(f"/proc/{file.name.split('-')[1]}").exists():
+                    total += file.stat().st_size
+        return total
 
     def calls(self, name: str | None = None, pid: int | None = None) -> list[DriverCall]:
         """Return the calls so far, in their order; of one name or process only."""

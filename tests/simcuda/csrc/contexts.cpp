@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "memory.h"
 #include "streams.h"
 #include "world.h"
 
@@ -159,7 +160,13 @@ SIMCUDA_API cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   Call call("cuDevicePrimaryCtxRelease");
   if (const CUresult fault = call.with(device).begin(false)) return call.end(fault);
   if (context_of(device) == nullptr) return call.end(kInvalidDevice);
-  if (context_of(device)->retained.fetch_sub(1) > 0) return call.end(kSuccess);
+  const int before = context_of(device)->retained.fetch_sub(1);
+  if (before == 1) {
+    // With the last one that retained it, all that was made in it goes.
+    synchronize(context_of(device));
+    forget_all(context_of(device));
+  }
+  if (before > 0) return call.end(kSuccess);
   ++context_of(device)->retained;
   violation("cuDevicePrimaryCtxRelease of a context that is not retained");
   return call.end(kInvalidContext);

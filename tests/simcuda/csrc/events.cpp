@@ -23,6 +23,7 @@ struct Progress {
 
 struct Event {
   unsigned flags = 0;
+  CUcontext context = current_context();
   // Set for one that other processes may open, and for one that is opened.
   std::string name;
   bool imported = false;
@@ -109,6 +110,7 @@ SIMCUDA_API cuEventRecord(CUevent handle, CUstream stream_handle) {
   Stream* stream = find_stream(stream_handle);
   if (event == nullptr || stream == nullptr) return call.end(kInvalidHandle);
   auto progress = event->progress;
+  if (event->context != stream->context) return call.end(kInvalidHandle);
   const std::uint64_t number = ++progress->recorded;
   enqueue(stream, [progress, number] {
     std::uint64_t before = progress->completed.load();
