@@ -10,14 +10,16 @@ from gpubridge.cuda_ipc.copies import CopyMark, CopyStream
 from gpubridge.cuda_ipc.devices import (
     DeviceInfo,
     DeviceProbe,
+    driver_release,
     find_device,
+    is_exclusive,
     list_devices,
     probe_devices,
 )
 from gpubridge.cuda_ipc.driver import CudaError, DriverAbsent
 from gpubridge.cuda_ipc.events import EventRing, ImportedEvents
 from gpubridge.cuda_ipc.pinned import PinnedMemory
-from gpubridge.cuda_ipc.probe import Ability, IpcProbe, probe_ipc, probe_peers
+from gpubridge.cuda_ipc.probe import Ability, DeviceCheck, check_device, probe_peers
 from gpubridge.cuda_ipc.segment import DeviceSegment
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "CopyStream",
     "CudaError",
     "DeviceArena",
+    "DeviceCheck",
     "DeviceContext",
     "DeviceInfo",
     "DeviceProbe",
@@ -35,11 +38,12 @@ __all__ = [
     "DriverAbsent",
     "EventRing",
     "ImportedEvents",
-    "IpcProbe",
     "PinnedMemory",
+    "check_device",
+    "driver_release",
     "find_device",
+    "is_exclusive",
     "list_devices",
     "probe_devices",
-    "probe_ipc",
     "probe_peers",
 ]

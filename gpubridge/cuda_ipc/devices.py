@@ -9,10 +9,21 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from gpubridge.cuda_ipc.driver import call
+from gpubridge.cuda_ipc.driver import call, load
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = ["DeviceInfo", "DeviceProbe", "find_device", "list_devices", "probe_devices"]
+__all__ = [
+    "DeviceInfo",
+    "DeviceProbe",
+    "driver_release",
+    "find_device",
+    "is_exclusive",
+    "list_devices",
+    "probe_devices",
+]
+
+# The compute mode in which any number of processes may use a device.
+_SHARED = 0
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,19 @@ def find_device(device_uuid: str) -> DeviceInfo:
         "CUDA_VISIBLE_DEVICES",
         ErrorCode.NOT_FOUND,
     )
+
+
+def driver_release() -> str:
+    """Return the newest CUDA release that the driver knows, as ``12.9``; raises as `list_devices`."""
+    version = int(call("cuDriverGetVersion"))
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def is_exclusive(device: DeviceInfo) -> bool:
+    """Whether the device is set to be used by one process, or none; raises as `list_devices`."""
+    attribute = load().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
+    mode = call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", device.ordinal))
+    return bool(mode != _SHARED)
 
 
 def _look_at(ordinal: int) -> DeviceInfo:

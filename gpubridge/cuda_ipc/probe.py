@@ -1,7 +1,7 @@
-"""What of device memory can cross processes here: tried, and answered as values with reasons.
+"""What processes can do with a device here: tried, and answered as values with reasons.
 
 A process cannot open its own handles, and a failure may cost a process its context. So two processes
-of their own try it (`ipc_check`); the one that asks gets no context by asking.
+of their own try it (`device_check`); the one that asks gets no context by asking.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gpubridge.cuda_ipc.devices import DeviceInfo
 from gpubridge.cuda_ipc.driver import call
 from gpubridge.errors import BridgeError
 
-__all__ = ["Ability", "IpcProbe", "ipc_check_command", "probe_ipc", "probe_peers"]
+__all__ = ["Ability", "DeviceCheck", "check_command", "check_device", "probe_peers"]
 
 # The directory that Python adds by itself is the user's, with modules of any name.
 _PROGRAM = (
     "import sys; sys.path[0] or sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
-    "from gpubridge.cuda_ipc.ipc_check import main; main(sys.argv[1:])"
+    "from gpubridge.cuda_ipc.device_check import main; main(sys.argv[1:])"
 )
 _SHORTEST_REASON = "the check ended without a word"
 
@@ -46,8 +46,8 @@ class Ability:
 
 
 @dataclass(frozen=True)
-class IpcProbe:
-    """What two processes share of a device.
+class DeviceCheck:
+    """What two processes can do with a device.
 
     Attributes
     ----------
@@ -55,14 +55,17 @@ class IpcProbe:
         Whether one reads and writes the other's allocation.
     events : Ability
         Whether one's streams wait for the other's.
+    pinning : Ability
+        Whether shared host memory can be pinned.
     """
 
     memory: Ability
     events: Ability
+    pinning: Ability
 
 
-def probe_ipc(device_uuid: str, timeout_seconds: float = 60.0) -> IpcProbe:
-    """Let two new processes share memory and events of a device.
+def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck:
+    """Let two new processes share memory and events of a device, and pin memory for it.
 
     Takes a second or more, and a context's memory on the device for each process meanwhile.
 
@@ -74,7 +77,7 @@ def probe_ipc(device_uuid: str, timeout_seconds: float = 60.0) -> IpcProbe:
         After which they are ended, and the answer is no.
     """
     process = subprocess.Popen(
-        ipc_check_command("export", device_uuid),
+        check_command("export", device_uuid),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -84,15 +87,15 @@ def probe_ipc(device_uuid: str, timeout_seconds: float = 60.0) -> IpcProbe:
     try:
         out, err = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
-        return _neither(f"the check did not end within {timeout_seconds:g} s")
+        return _nothing(f"the check did not end within {timeout_seconds:g} s")
     finally:
         _end_group(process)
     try:
         found = json.loads(out)
-        return IpcProbe(_ability(found["memory"]), _ability(found["events"]))
+        return DeviceCheck(*(_ability(found[name]) for name in ("memory", "events", "pinning")))
     except (ValueError, KeyError):
         lines = err.strip().splitlines() or [_SHORTEST_REASON]
-        return _neither(f"{lines[-1]} (exit code {process.returncode})")
+        return _nothing(f"{lines[-1]} (exit code {process.returncode})")
 
 
 def probe_peers(device: DeviceInfo, peer: DeviceInfo) -> Ability:
@@ -110,7 +113,7 @@ def probe_peers(device: DeviceInfo, peer: DeviceInfo) -> Ability:
     )
 
 
-def ipc_check_command(role: str, device_uuid: str) -> list[str]:
+def check_command(role: str, device_uuid: str) -> list[str]:
     """Return the command of one of the two processes, which reads nothing of the current folder."""
     home = str(Path(gpubridge.__file__).parent.parent)
     return [sys.executable, "-c", _PROGRAM, home, role, device_uuid]
@@ -129,5 +132,5 @@ def _ability(reason: str) -> Ability:
     return Ability(works=not reason, reason=reason)
 
 
-def _neither(reason: str) -> IpcProbe:
-    return IpcProbe(_ability(reason), _ability(reason))
+def _nothing(reason: str) -> DeviceCheck:
+    return DeviceCheck(_ability(reason), _ability(reason), _ability(reason))

@@ -17,7 +17,7 @@ from tests.simcuda.build import build_driver
 __all__ = ["DriverCall", "Machine", "running_machine"]
 
 # The layout of `Control` in csrc/world.h.
-_HEADER = struct.Struct("=IIIIQQQ")
+_HEADER = struct.Struct("=IIIIIIQQQ")
 _FAULT = struct.Struct("=48sqii")
 _FAULTS = 32
 _MACHINE_BYTES = 1 << 30
@@ -50,7 +50,7 @@ class Machine:
         path.write_bytes(bytes(_HEADER.size + _FAULTS * _FAULT.size))
         with path.open("r+b") as file:
             self._page = mmap.mmap(file.fileno(), 0)
-        _HEADER.pack_into(self._page, 0, 0, seed, 2, 0, _MACHINE_BYTES, 0, 0)
+        _HEADER.pack_into(self._page, 0, 0, seed, 2, 0, 0, 0, _MACHINE_BYTES, 0, 0)
         self._driver = build_driver()
 
     def close(self) -> None:
@@ -78,11 +78,15 @@ class Machine:
 
     def set_memory(self, nbytes: int) -> None:
         """Have so much memory on each device."""
-        struct.pack_into("=Q", self._page, 16, nbytes)
+        struct.pack_into("=Q", self._page, 24, nbytes)
 
     def allow_peers(self) -> None:
         """Let the devices reach each other's memory."""
         struct.pack_into("=I", self._page, 12, 1)
+
+    def make_exclusive(self) -> None:
+        """Let the devices say that they are for one process each."""
+        struct.pack_into("=I", self._page, 16, 3)
 
     def fail(self, call: str, code: int, *, nth: int = -1) -> None:
         """Let a call fail, in whatever process: the n-th from now on, or each one."""
@@ -101,8 +105,13 @@ class Machine:
     # -- what was done on it ---------------------------------------------------------------------
 
     def used(self, device: int) -> int:
-        """Return the bytes that are allocated on a device."""
-        return int(_HEADER.unpack_from(self._page)[5 + device])
+        """Return the bytes that living processes have allocated on a device."""
+        total = 0
+        for file in self._folder.glob(f"memory-*-{device}"):
+            with contextlib.suppress(FileNotFoundError):
+                if Path(f"/proc/{file.name.split('-')[1]}").exists():
+                    total += file.stat().st_size
+        return total
 
     def calls(self, name: str | None = None, pid: int | None = None) -> list[DriverCall]:
         """Return the calls so far, in their order; of one name or process only."""

@@ -113,6 +113,34 @@ def test_memory_comes_to_an_end(machine):
         worker.do("ok(d.cuMemFree(a)); ok(d.cuMemAlloc(6000))")
 
 
+def test_the_memory_of_a_process_that_is_gone_is_free_again(machine):
+    machine.set_memory(10_000)
+    with running_worker(machine) as one, running_worker(machine) as two:
+        one.do("start(); ok(d.cuMemAlloc(6000))")
+        two.do("start(); ok(d.cuMemAlloc(1000))")
+        one.kill()
+        assert machine.used(0) == 1000
+        two.do("ok(d.cuMemAlloc(9000))")
+        with pytest.raises(RuntimeError, match="OUT_OF_MEMORY"):
+            two.do("ok(d.cuMemAlloc(1))")
+
+
+def test_with_its_last_retainer_a_context_goes_and_all_that_it_has(machine):
+    with running_worker(machine) as one, running_worker(machine) as two:
+        handle = one.do(EXPORT)
+        two.do(IMPORT, handle)
+        two.do("ok(d.cuMemAlloc(100)); ok(d.cuDevicePrimaryCtxRetain(0))")
+        two.do("ok(d.cuDevicePrimaryCtxRelease(0)); ok(d.cuMemAlloc(100))")
+        assert machine.used(0) == 4096 + 200
+        two.do("ok(d.cuDevicePrimaryCtxRelease(0))")
+        assert machine.used(0) == 4096
+        with pytest.raises(RuntimeError, match="CONTEXT_IS_DESTROYED"):
+            two.do("ok(d.cuMemAlloc(100))")
+        # Made anew it is empty.
+        two.do("start(); pointer = ok(d.cuIpcOpenMemHandle(handle, 1)); read(pointer, 1)")
+        two.do("ok(d.cuIpcCloseMemHandle(pointer))")
+
+
 # -- order ------------------------------------------------------------------------------------------
 
 # The first stream is held before it writes.
@@ -185,6 +213,39 @@ def test_pinned_memory_is_read_when_the_copy_runs(machine, pinned):
         )
     assert seen == (9 if pinned else 7)
     assert machine.calls("cuMemcpyHtoDAsync")[0].arguments == (64, int(pinned))
+
+
+@pytest.mark.parametrize(
+    ("place", "code"),
+    [
+        ("ok(d.cuMemHostAlloc(64, 0)), 64", "HOST_MEMORY_ALREADY_REGISTERED"),
+        ("at + 4096, 8192", "HOST_MEMORY_ALREADY_REGISTERED"),
+        ("at - 4096, 16384", "HOST_MEMORY_ALREADY_REGISTERED"),
+        ("at, 0", "INVALID_VALUE"),
+        ("4096, 4096", "INVALID_VALUE"),
+    ],
+)
+def test_what_is_pinned_or_not_there_cannot_be_pinned(machine, place, code):
+    with running_worker(machine) as worker:
+        worker.do(
+            "start(); import mmap; m = mmap.mmap(-1, 16384)\n"
+            "at = ctypes.addressof(ctypes.c_char.from_buffer(m)) + 4096\n"
+            "ok(d.cuMemHostRegister(at, 8192, 1))"
+        )
+        with pytest.raises(RuntimeError, match=code):
+            worker.do(f"ok(d.cuMemHostRegister(*({place}), 1))")
+        worker.do("ok(d.cuMemHostUnregister(at)); ok(d.cuMemHostRegister(at - 4096, 16384, 1))")
+
+
+def test_an_event_is_recorded_on_streams_of_its_device_only(machine):
+    with running_worker(machine) as worker:
+        worker.do("start(1); theirs = ok(d.cuStreamCreate(1)); start(0)")
+        worker.do("event = ok(d.cuEventCreate(2)); stream = ok(d.cuStreamCreate(1))")
+        with pytest.raises(RuntimeError, match="INVALID_HANDLE"):
+            worker.do("ok(d.cuEventRecord(event, theirs))")
+        # Others may wait for it.
+        worker.do("ok(d.cuEventRecord(event, stream)); ok(d.cuStreamWaitEvent(theirs, event, 0))")
+        worker.do("ok(d.cuStreamSynchronize(theirs))")
 
 
 # -- between processes --------------------------------------------------------------------------------

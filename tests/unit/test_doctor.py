@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,9 +79,9 @@ def test_a_platform_without_pidfd_is_no_crash(monkeypatch):
 
 
 def test_a_missing_package_of_the_server_is_named_with_its_command(monkeypatch):
-    real = doctor.importlib.util.find_spec
+    real = doctor.packages.importlib.util.find_spec
     monkeypatch.setattr(
-        doctor.importlib.util,
+        doctor.packages.importlib.util,
         "find_spec",
         lambda name: None if name == "httptools" else real(name),
     )
@@ -90,9 +91,9 @@ def test_a_missing_package_of_the_server_is_named_with_its_command(monkeypatch):
 
 
 def test_a_missing_framework_is_no_failure(monkeypatch):
-    real = doctor.importlib.util.find_spec
+    real = doctor.packages.importlib.util.find_spec
     monkeypatch.setattr(
-        doctor.importlib.util,
+        doctor.packages.importlib.util,
         "find_spec",
         lambda name: None if name in ("torch", "cupy") else real(name),
     )
@@ -101,21 +102,42 @@ def test_a_missing_framework_is_no_failure(monkeypatch):
     assert doctor.exit_code(findings) == 0
 
 
+def test_without_gpus_the_probes_reason_is_told(monkeypatch):
+    probe = DeviceProbe(0, "no CUDA driver: it is gone")
+    monkeypatch.setattr(doctor.devices, "probe_devices", lambda: probe)
+    finding = found("GPUs")
+    assert (finding.works, finding.detail) == (False, "no CUDA driver: it is gone")
+    assert "--gpu-fallback=host" in finding.advice
+    assert not finding.needed
+
+
 @pytest.mark.parametrize(
-    ("probe", "works", "detail"),
+    ("installed", "works", "detail"),
     [
-        (DeviceProbe(0, "no CUDA driver: it is gone"), False, "no CUDA driver: it is gone"),
-        (DeviceProbe(2, ""), True, "2 found"),
+        (["NVIDIA_nvJPEG", "nvidia-nvjpeg2k"], True, "nvidia-nvjpeg 13.3"),
+        (["nvidia-nvjpeg-cu12"], True, "nvidia-nvjpeg-cu12 13.3"),
+        (["pillow", "nvidia-nvjpeg2k-cu13"], False, "not installed"),
     ],
 )
-def test_gpus_are_reported_as_the_probe_sees_them(monkeypatch, probe, works, detail):
-    monkeypatch.setattr(doctor, "probe_devices", lambda: probe)
-    finding = found("GPUs")
-    assert (finding.works, finding.detail, finding.needed) == (works, detail, False)
+def test_the_jpeg_library_is_known_by_its_distributions(monkeypatch, installed, works, detail):
+    present = [SimpleNamespace(name=name, version="13.3") for name in installed]
+    monkeypatch.setattr(doctor.packages.importlib.metadata, "distributions", lambda: present)
+    monkeypatch.setattr(doctor.packages, "_installed", lambda *_: None)
+    finding = found("nvidia-nvjpeg")
+    assert (finding.works, finding.detail) == (works, detail)
+
+
+def test_missing_bindings_come_with_a_command(monkeypatch):
+    def absent(name):
+        raise doctor.devices.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.devices.importlib.metadata, "version", absent)
+    monkeypatch.setattr(doctor.packages, "_installed", lambda *_: None)
+    assert found("cuda-python").advice == "for a GPU: pip install 'gpubridge[gpu]'"
 
 
 def test_low_limits_come_with_a_command(monkeypatch):
-    monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (64, 64))
+    monkeypatch.setattr(doctor.host.resource, "getrlimit", lambda which: (64, 64))
     assert found("descriptors").works is False
     assert "ulimit -n" in found("descriptors").advice
     assert "ulimit -l" in found("locked memory").advice

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "memory.h"
 #include "streams.h"
 #include "world.h"
 
@@ -132,8 +133,9 @@ SIMCUDA_API cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
   Call call("cuDeviceGetAttribute");
   if (const CUresult fault = call.with(attribute).with(device).begin(false)) return call.end(fault);
   if (context_of(device) == nullptr) return call.end(kInvalidDevice);
-  // Unified addressing, and compute capability 9.0; nothing else is there.
-  *value = attribute == 41 ? 1 : attribute == 75 ? 9 : 0;
+  // Unified addressing, compute capability 9.0, the compute mode; nothing else is there.
+  const int mode = static_cast<int>(control().compute_mode);
+  *value = attribute == 41 ? 1 : attribute == 75 ? 9 : attribute == 20 ? mode : 0;
   return call.end(kSuccess);
 }
 
@@ -158,7 +160,13 @@ SIMCUDA_API cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   Call call("cuDevicePrimaryCtxRelease");
   if (const CUresult fault = call.with(device).begin(false)) return call.end(fault);
   if (context_of(device) == nullptr) return call.end(kInvalidDevice);
-  if (context_of(device)->retained.fetch_sub(1) > 0) return call.end(kSuccess);
+  const int before = context_of(device)->retained.fetch_sub(1);
+  if (before == 1) {
+    // With the last one that retained it, all that was made in it goes.
+    synchronize(context_of(device));
+    forget_all(context_of(device));
+  }
+  if (before > 0) return call.end(kSuccess);
   ++context_of(device)->retained;
   violation("cuDevicePrimaryCtxRelease of a context that is not retained");
   return call.end(kInvalidContext);

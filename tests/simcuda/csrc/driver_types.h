@@ -34,6 +34,7 @@ enum : CUresult {
   kNotReady = 600,
   kIllegalAddress = 700,
   kPeerAccessAlreadyEnabled = 704,
+  kContextIsDestroyed = 709,
   kHostMemoryAlreadyRegistered = 712,
   kHostMemoryNotRegistered = 713,
   kNotSupported = 801,

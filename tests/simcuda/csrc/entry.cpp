@@ -23,6 +23,7 @@ const std::map<CUresult, const char*>& names() {
       {kNotReady, "CUDA_ERROR_NOT_READY"},
       {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
       {kPeerAccessAlreadyEnabled, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"},
+      {kContextIsDestroyed, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
       {kHostMemoryAlreadyRegistered, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"},
       {kHostMemoryNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"},
       {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},

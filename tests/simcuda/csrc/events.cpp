@@ -23,6 +23,7 @@ struct Progress {
 
 struct Event {
   unsigned flags = 0;
+  CUcontext context = current_context();
   // Set for one that other processes may open, and for one that is opened.
   std::string name;
   bool imported = false;
@@ -115,6 +116,7 @@ SIMCUDA_API cuEventRecord(CUevent handle, CUstream stream_handle) {
     event->progress = std::make_shared<Progress>();
   }
   auto progress = event->progress;
+  if (event->context != stream->context) return call.end(kInvalidHandle);
   const std::uint64_t number = ++progress->recorded;
   enqueue(stream, [progress, number] {
     std::uint64_t before = progress->completed.load();

@@ -1,13 +1,16 @@
 #include "memory.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "contexts.h"
 #include "streams.h"
@@ -27,6 +30,7 @@ struct Allocation {
   // Of an import: who exported it, and how often it is open. 0 for one's own.
   int exporter;
   int opened;
+  CUcontext context;
 };
 
 struct Pinned {
@@ -73,10 +77,57 @@ bool is_gone(const Allocation& allocation) {
          (kill(allocation.exporter, 0) != 0);
 }
 
+// The names of allocations say whose they are and where: `memory-PID-NUMBER-DEVICE`.
+std::string new_name(int physical) {
+  return "memory-" + std::to_string(getpid()) + "-" + std::to_string(++g_count) + "-" +
+         std::to_string(physical);
+}
+
+// Takes back what processes had that are gone, as the real driver does when they end.
+void reap() {
+  DIR* directory = opendir(world_path("").c_str());
+  if (directory == nullptr) return;
+  while (const dirent* entry = readdir(directory)) {
+    int owner = 0;
+    int number = 0;
+    int physical = 0;
+    struct stat status{};
+    const std::string path = world_path(entry->d_name);
+    if (std::sscanf(entry->d_name, "memory-%d-%d-%d", &owner, &number, &physical) == 3 &&
+        kill(owner, 0) != 0 && stat(path.c_str(), &status) == 0 && unlink(path.c_str()) == 0)
+      control().used_bytes[physical] -= static_cast<std::uint64_t>(status.st_size);
+  }
+  closedir(directory);
+}
+
+bool take_room(int physical, std::size_t nbytes) {
+  auto& used = control().used_bytes[physical];
+  for (const bool again : {true, false}) {
+    if (used.fetch_add(nbytes) + nbytes <= control().memory_bytes) return true;
+    used -= nbytes;
+    if (again) reap();
+  }
+  return false;
+}
+
 void forget(std::map<CUdeviceptr, Allocation>::iterator found) {
   munmap(found->second.host, found->second.nbytes);
   close(found->second.descriptor);
   g_allocations.erase(found);
+}
+
+void free_own(std::map<CUdeviceptr, Allocation>::iterator found) {
+  unlink(world_path(found->second.name).c_str());
+  control().used_bytes[found->second.physical] -= found->second.nbytes;
+  forget(found);
+}
+
+// Whether the pages of a range are mapped, so that they can be pinned.
+bool is_mapped(std::uintptr_t at, std::size_t nbytes) {
+  constexpr std::uintptr_t kPage = 4096;
+  const std::uintptr_t first = at / kPage * kPage;
+  std::vector<unsigned char> pages((at + nbytes - first + kPage - 1) / kPage);
+  return mincore(reinterpret_cast<void*>(first), at + nbytes - first, pages.data()) == 0;
 }
 
 }  // namespace
@@ -110,6 +161,15 @@ bool is_pinned(const void* pointer, std::size_t nbytes) {
   return at + nbytes <= after->first + after->second.nbytes;
 }
 
+void forget_all(CUcontext context) {
+  const std::lock_guard lock(g_mutex);
+  for (auto found = g_allocations.begin(); found != g_allocations.end();) {
+    const auto gone = found++;
+    if (gone->second.context != context) continue;
+    gone->second.exporter == 0 ? free_own(gone) : forget(gone);
+  }
+}
+
 CUresult describe(CUdeviceptr pointer, Exported* exported) {
   const std::lock_guard lock(g_mutex);
   const auto found = containing(pointer);
@@ -136,7 +196,8 @@ CUresult open_allocation(const std::string& name, int physical, std::size_t nbyt
     return kOutOfMemory;
   }
   *pointer = new_address(nbytes);
-  g_allocations[*pointer] = {name, descriptor, host, nbytes, physical, exporter, 1};
+  g_allocations[*pointer] = {name,     descriptor, host, nbytes,
+                             physical, exporter,   1,    current_context()};
   return kSuccess;
 }
 
@@ -158,24 +219,20 @@ SIMCUDA_API cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t nbytes) {
   if (const CUresult fault = call.with(nbytes).begin()) return call.end(fault);
   if (nbytes == 0) return call.end(kInvalidValue);
   const int physical = current_context()->physical;
-  auto& used = control().used_bytes[physical];
-  if (used.fetch_add(nbytes) + nbytes > control().memory_bytes) {
-    used -= nbytes;
-    return call.end(kOutOfMemory);
-  }
+  if (!take_room(physical, nbytes)) return call.end(kOutOfMemory);
   const std::lock_guard lock(g_mutex);
-  const std::string name = "memory-" + std::to_string(getpid()) + "-" + std::to_string(++g_count);
+  const std::string name = new_name(physical);
   const int descriptor =
       open(world_path(name).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   char* host = nullptr;
   if (descriptor >= 0 && ftruncate(descriptor, static_cast<off_t>(nbytes)) == 0)
     host = map(descriptor, nbytes);
   if (host == nullptr) {
-    used -= nbytes;
+    control().used_bytes[physical] -= nbytes;
     return call.end(kOutOfMemory);
   }
   *pointer = new_address(nbytes);
-  g_allocations[*pointer] = {name, descriptor, host, nbytes, physical, 0, 0};
+  g_allocations[*pointer] = {name, descriptor, host, nbytes, physical, 0, 0, current_context()};
   return call.end(kSuccess);
 }
 
@@ -190,9 +247,7 @@ SIMCUDA_API cuMemFree_v2(CUdeviceptr pointer) {
     violation("cuMemFree of what is not allocated here");
     return call.end(kInvalidValue);
   }
-  unlink(world_path(found->second.name).c_str());
-  control().used_bytes[found->second.physical] -= found->second.nbytes;
-  forget(found);
+  free_own(found);
   return call.end(kSuccess);
 }
 
@@ -255,9 +310,13 @@ SIMCUDA_API cuPointerGetAttribute(void* data, int attribute, CUdeviceptr pointer
 SIMCUDA_API cuMemHostRegister_v2(void* pointer, std::size_t nbytes, unsigned flags) {
   Call call("cuMemHostRegister");
   if (const CUresult fault = call.with(nbytes).with(flags).begin()) return call.end(fault);
-  if (is_pinned(pointer, 1)) return call.end(kHostMemoryAlreadyRegistered);
+  const auto at = reinterpret_cast<std::uintptr_t>(pointer);
+  if (nbytes == 0 || !is_mapped(at, nbytes)) return call.end(kInvalidValue);
   const std::lock_guard lock(g_mutex);
-  g_pinned[reinterpret_cast<std::uintptr_t>(pointer)] = {nbytes, false};
+  for (const auto& [start, pinned] : g_pinned)
+    if (start < at + nbytes && at < start + pinned.nbytes)
+      return call.end(kHostMemoryAlreadyRegistered);
+  g_pinned[at] = {nbytes, false};
   return call.end(kSuccess);
 }
 

@@ -15,6 +15,8 @@ bool is_pinned(const void* pointer, std::size_t nbytes);
 CUresult open_allocation(const std::string& name, int physical, std::size_t nbytes, int exporter,
                          CUdeviceptr* pointer);
 CUresult close_allocation(CUdeviceptr pointer);
+// Frees and closes all that a context has, which goes.
+void forget_all(CUcontext context);
 // Describes an allocation of this process for others.
 struct Exported {
   std::string name;

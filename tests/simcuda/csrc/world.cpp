@@ -58,6 +58,7 @@ CUresult Call::begin(bool needs_context) {
   if (!initialized()) return kNotInitialized;
   if (!needs_context) return kSuccess;
   if (current_context() == nullptr) return kInvalidContext;
+  if (current_context()->retained.load() == 0) return kContextIsDestroyed;
   return current_context()->sticky.load();
 }
 

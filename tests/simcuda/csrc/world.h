@@ -26,6 +26,9 @@ struct Control {
   std::uint32_t seed;
   std::uint32_t devices;
   std::uint32_t peer_access;
+  // 0: any process may use the devices; 3: one only.
+  std::uint32_t compute_mode;
+  std::uint32_t unused;
   std::uint64_t memory_bytes;
   std::atomic<std::uint64_t> used_bytes[kDevices];
   Fault faults[kFaults];

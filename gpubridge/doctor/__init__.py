@@ -1,0 +1,53 @@
+"""What works on this machine, what does not and why, and what to do about it."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterable
+
+import gpubridge
+from gpubridge.doctor.devices import device_findings
+from gpubridge.doctor.finding import Finding
+from gpubridge.doctor.host import host_findings
+from gpubridge.doctor.packages import package_findings
+
+__all__ = ["Finding", "examine", "exit_code", "report"]
+
+
+def examine() -> list[Finding]:
+    """Look at everything.
+
+    Imports no framework. Where there are GPUs, short-lived processes try each one; this process gets
+    no context.
+    """
+    return [*host_findings(), *device_findings(), *package_findings()]
+
+
+def report(findings: Iterable[Finding]) -> str:
+    """Word the findings, the needed ones first."""
+    findings = list(findings)
+    python = f"Python {platform.python_version()} ({sys.executable})"
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    lines = [f"gpubridge {gpubridge.__version__}, {python}, {system}"]
+    for title, needed in (("needed to serve", True), ("faster, or on a GPU, or for models", False)):
+        lines += ["", title]
+        for finding in findings:
+            if finding.needed == needed:
+                lines += _lines(finding)
+    broken = [finding.subject for finding in findings if finding.needed and not finding.works]
+    lines += ["", f"cannot serve: {', '.join(broken)}" if broken else "models can be served here"]
+    return "\n".join(lines)
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """1 when something is missing that serving needs, else 0."""
+    return int(any(finding.needed and not finding.works for finding in findings))
+
+
+def _lines(finding: Finding) -> list[str]:
+    verdict = "works" if finding.works else "no"
+    lines = [f"  {verdict:5}  {finding.subject}: {finding.detail}"]
+    if finding.advice:
+        lines.append(f"         -> {finding.advice}")
+    return lines

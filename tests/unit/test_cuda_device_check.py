@@ -1,0 +1,138 @@
+"""What can cross processes is tried, and what cannot is a value with its reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gpubridge.cuda_ipc import check_device
+from tests.simcuda.machine import running_machine
+from tests.simcuda.processes import running_worker
+from tests.unit.cuda_workers import device_worker
+
+pytest.importorskip("cuda.bindings")
+
+PROBE = """
+import json, gpubridge.cuda_ipc as c
+check = c.check_device(c.list_devices()[{ordinal}].uuid)
+print(json.dumps([check.memory.works, check.memory.reason, check.events.works, check.events.reason]))
+"""
+
+
+@pytest.fixture
+def machine():
+    with running_machine() as machine:
+        yield machine
+        assert machine.violations() == []
+
+
+def probe(machine, ordinal=0):
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(ordinal=ordinal)],
+        env=machine.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("ordinal", [0, 1])
+def test_memory_and_events_cross_and_are_waited_for(machine, ordinal):
+    machine.delay(2000)
+    assert probe(machine, ordinal) == [True, "", True, ""]
+    # The process that asks gets no context, and each other one only that of the device.
+    retained = machine.calls("cuDevicePrimaryCtxRetain")
+    assert [call.arguments for call in retained] == [(ordinal,)] * 2
+    assert len({call.pid for call in retained}) == 2
+    assert len(machine.calls("cuStreamWaitEvent")) == 1
+
+
+@pytest.mark.parametrize("call", ["cuMemAlloc", "cuIpcGetMemHandle", "cuIpcOpenMemHandle"])
+def test_memory_that_does_not_cross_says_why(machine, call):
+    machine.fail(call, 801)
+    memory, why, events, why_not = probe(machine)
+    assert (memory, events) == (False, False)
+    assert why.startswith(f"{call} failed: CUDA_ERROR_NOT_SUPPORTED (801): ")
+    assert why_not == "not tried, since device memory is not shared"
+
+
+@pytest.mark.parametrize("call", ["cuIpcGetEventHandle", "cuIpcOpenEventHandle"])
+def test_events_that_do_not_cross_say_why(machine, call):
+    machine.fail(call, 801)
+    memory, why, events, why_not = probe(machine)
+    assert (memory, why, events) == (True, "", False)
+    assert why_not.startswith(f"{call} failed: CUDA_ERROR_NOT_SUPPORTED (801): ")
+
+
+def test_memory_that_cannot_be_pinned_says_why(machine):
+    machine.fail("cuMemHostRegister", 801)
+    with running_worker(machine) as worker:
+        works, reason = worker.do(
+            "from gpubridge.cuda_ipc import *\n"
+            "check = check_device(list_devices()[0].uuid)\n"
+            "answer = [[check.memory.works, check.events.works, check.pinning.works],\n"
+            "          check.pinning.reason]"
+        )
+    assert works == [True, True, False]
+    assert reason.startswith("cuMemHostRegister failed: ")
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_no_memory_for_a_context_is_a_reason(machine, nth):
+    machine.fail("cuDevicePrimaryCtxRetain", 2, nth=nth)
+    memory, why, events, _ = probe(machine)
+    assert (memory, events) == (False, False)
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in why
+
+
+def test_a_device_that_is_not_there_is_a_reason():
+    found = check_device("GPU-00000000-0000-0000-0000-000000000000")
+    assert not found.memory.works
+    assert found.memory.reason
+
+
+def test_a_check_that_hangs_is_ended(machine):
+    with running_worker(machine) as worker:
+        assert worker.do(
+            "from gpubridge.cuda_ipc import *\n"
+            "check = check_device(list_devices()[0].uuid, 0.01)\n"
+            "answer = [check.memory.works, check.events.works, check.memory.reason]"
+        ) == [False, False, "the check did not end within 0.01 s"]
+
+
+@pytest.mark.parametrize("peers", [True, False])
+def test_whether_devices_reach_each_other(machine, peers):
+    if peers:
+        machine.allow_peers()
+    with running_worker(machine) as worker:
+        works, reason = worker.do(
+            "from gpubridge.cuda_ipc import *\n"
+            "found = probe_peers(*list_devices()); answer = [found.works, found.reason]"
+        )
+    assert works is peers
+    assert bool(reason) is not peers
+    assert machine.calls("cuDevicePrimaryCtxRetain") == []
+
+
+def test_a_tensor_of_a_reachable_device_is_copied_by_the_consumer_alone(machine):
+    machine.allow_peers()
+    with device_worker(machine) as producer, device_worker(machine, 1) as consumer:
+        handle = producer.do(
+            "segment = mine(4096); put(segment.pointer, bytes([3]) * 4096)\n"
+            "answer = list(segment.handle)"
+        )
+        consumer.do(
+            "theirs = DeviceSegment.open(context, 7, bytes(told), 4096); own = mine(4096, 8)\n"
+            "copies = CopyStream(context); copies.d2d(own.pointer, theirs.pointer, 4096)\n"
+            "copies.wait()",
+            handle,
+        )
+        assert consumer.do("answer = seen(own.pointer + 4095)") == [3]
+        assert consumer.do("answer = copies.copied['d2d']") == 4096
+        states = "answer = [ok(d.cuDevicePrimaryCtxGetState(i))[1] for i in (0, 1)]"
+        assert consumer.do(states) == [0, 1]

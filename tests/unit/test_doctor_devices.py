@@ -1,0 +1,110 @@
+"""gpubridge doctor on a simulated machine: what its GPUs can do, what they cannot, and what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.simcuda.machine import running_machine
+
+pytest.importorskip("cuda.bindings")
+
+EXAMINE = """
+import dataclasses, json
+from gpubridge.doctor.devices import device_findings
+print(json.dumps([dataclasses.asdict(finding) for finding in device_findings()]))
+"""
+GPU_0 = [
+    "GPU 0, tensors between processes",
+    "GPU 0, order between processes",
+    "GPU 0, pinned host memory",
+]
+
+
+@pytest.fixture
+def machine():
+    with running_machine() as machine:
+        yield machine
+        assert machine.violations() == []
+
+
+def findings(machine, **variables):
+    done = subprocess.run(
+        [sys.executable, "-c", EXAMINE],
+        env={**machine.environment(), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = {finding["subject"]: finding for finding in json.loads(done.stdout)}
+    assert all(finding["detail"] for finding in found.values())
+    assert not any(finding["needed"] for finding in found.values())
+    return found
+
+
+def broken(found):
+    return [subject for subject, finding in found.items() if not finding["works"]]
+
+
+def test_everything_works_on_a_sound_machine(machine):
+    machine.allow_peers()
+    found = findings(machine)
+    assert broken(found) == []
+    assert found["GPUs"]["detail"].startswith("2 found (0: Simulated device 0, 1024 MiB, GPU-a0a1")
+    assert "the driver knows CUDA 12.9" in found["cuda-python"]["detail"]
+    assert set(GPU_0) < set(found)
+    assert "GPU 1, order between processes" in found
+
+
+def test_looking_makes_no_context_in_the_process_that_asks(machine):
+    findings(machine, CUDA_VISIBLE_DEVICES="0")
+    asking = machine.calls("cuDeviceGetCount")[0].pid
+    assert machine.calls("cuDevicePrimaryCtxRetain", asking) == []
+    assert len(machine.calls("cuDevicePrimaryCtxRetain")) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "subjects", "text", "advice"),
+    [
+        ("cuIpcOpenMemHandle", 801, GPU_0[:2], "do not", "in host memory"),
+        ("cuIpcOpenMemHandle", 201, GPU_0[:2], "PID namespace", "in host memory"),
+        ("cuIpcOpenEventHandle", 801, GPU_0[1:2], "NOT_SUPPORTED", "nothing to do"),
+        ("cuMemHostRegister", 801, GPU_0[2:], "cannot be pinned", "ulimit -l"),
+        ("cuDevicePrimaryCtxRetain", 2, GPU_0, "OUT_OF_MEMORY", ""),
+    ],
+)
+def test_what_does_not_work_says_why_and_what_to_do(machine, call, code, subjects, text, advice):
+    machine.fail(call, code)
+    found = findings(machine, CUDA_VISIBLE_DEVICES="0")
+    assert broken(found) == subjects
+    assert text in found[subjects[0]]["detail"]
+    assert advice in found[subjects[0]]["advice"]
+
+
+def test_devices_that_do_not_reach_each_other_are_named(machine):
+    found = findings(machine)
+    assert broken(found) == ["GPUs among themselves"]
+    assert found["GPUs among themselves"]["detail"].endswith("0 and 1")
+
+
+def test_one_device_has_no_peers(machine):
+    assert "GPUs among themselves" not in findings(machine, CUDA_VISIBLE_DEVICES="1")
+
+
+def test_exclusive_devices_are_not_tried_but_told(machine):
+    machine.make_exclusive()
+    found = findings(machine, CUDA_VISIBLE_DEVICES="0")
+    assert broken(found) == ["GPU 0, several processes"]
+    assert "-c DEFAULT" in found["GPU 0, several processes"]["advice"]
+    assert machine.calls("cuDevicePrimaryCtxRetain") == []
+
+
+def test_a_driver_that_does_not_begin_says_why(machine):
+    machine.fail("cuInit", 803)
+    found = findings(machine)
+    assert "SYSTEM_DRIVER_MISMATCH" in found["GPUs"]["detail"]
+    assert "restart the machine" in found["GPUs"]["detail"]
