@@ -10,6 +10,7 @@
 #include "place.h"
 #include "records.h"
 #include "request_fields.h"
+#include "result_arena.h"
 
 NB_MODULE(_native, module) {
   // A process that ends with a traceback still holds views: nothing that its log should tell.
@@ -22,6 +23,8 @@ NB_MODULE(_native, module) {
   module.def("capsule_make", &gpubridge::capsule_make);
   gpubridge::bind_lease_book(module);
   gpubridge::bind_records(module);
+  module.def("arena_set", &gpubridge::arena_set);
+  module.def("arena_state", &gpubridge::arena_state);
   module.def("place", &gpubridge::place);
   module.def("read_opening", &gpubridge::read_opening);
   module.def("read_request", &gpubridge::read_request);

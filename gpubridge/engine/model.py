@@ -22,6 +22,8 @@ from gpubridge.engine.instance_placing import InstancePlacing
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.ready_check import ReadyCheck
+from gpubridge.engine.sequence_requests import sequence_stub_settings
+from gpubridge.engine.starting import start_all
 from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.engine.warmup import WarmupSample, warmup_samples
 from gpubridge.errors import BridgeError
@@ -185,15 +187,11 @@ class StubModel(Model):
         ]
         self._dispatcher.instances = self._instances
         try:
-            results = await asyncio.gather(
-                *(instance.start(completion) for instance in self._instances),
-                return_exceptions=True,
-            )
+            failures = await start_all(self._instances, completion)
         except asyncio.CancelledError:
             # Some may be up already; nobody else knows of them.
             await self.unload(0.0)
             raise
-        failures = [result for result in results if isinstance(result, BaseException)]
         if failures:
             await self.unload(0.0)
             raise failures[0]

@@ -21,6 +21,7 @@ from gpubridge.pb_utils.constants import (
     triton_to_numpy_type,
 )
 from gpubridge.pb_utils.exceptions import TritonError, TritonModelException
+from gpubridge.pb_utils.framework_arena import device_arena
 from gpubridge.pb_utils.logger import Logger
 from gpubridge.pb_utils.lookup import (
     get_input_config_by_name,
@@ -56,6 +57,7 @@ __all__ = [
     "TritonError",
     "TritonModelException",
     "deserialize_bytes_tensor",
+    "device_arena",
     "get_input_config_by_name",
     "get_input_tensor_by_name",
     "get_model_dir",

@@ -20,6 +20,9 @@ class Ready(Protocol):
     def order_before(self, stream: int, /) -> None:
         """Let what is submitted to a stream from now on wait until the bytes are complete."""
 
+    def done(self) -> bool:
+        """Tell whether the bytes are complete."""
+
     def wait(self) -> None:
         """Return when the bytes are complete; the GIL is released meanwhile."""
 
@@ -128,7 +131,9 @@ class DeviceBytes:
         """Return when the bytes are complete: what consumers need who do not name a stream."""
         ready = self.ready
         if ready is not None:
-            ready.wait()
+            # Waits are counted, and what is there already needs none.
+            if not ready.done():
+                ready.wait()
             self.ready = None
 
     def order_into(self, stream: DeviceStream) -> None:

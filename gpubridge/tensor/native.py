@@ -23,6 +23,7 @@ __all__ = [
     "NativeRecordReader",
     "absence",
     "native",
+    "native_path",
 ]
 
 #: Environment variable that turns the compiled module off when set to ``1``.
@@ -94,6 +95,12 @@ class NativeModule(Protocol):
     def bytes_decode(self, buffer: Any, items: Any, /) -> None:
         """Fill a C-contiguous object array; ValueError if malformed or of another count."""
 
+    def arena_set(self, pointer: int, nbytes: int, /) -> None:
+        """Lend device memory from which ``gpubridge_arena_malloc`` cuts; see `device_arena`."""
+
+    def arena_state(self) -> tuple[int, int]:
+        """Return bytes in use, and the last size refused since this was asked last, or 0."""
+
     def place(
         self, memory: memoryview, buffers: Sequence[Any], region: int, offset: int, lease: int, /
     ) -> list[int]:
@@ -161,3 +168,8 @@ def absence() -> str | None:
     """Say why the compiled module is absent; None where it is there."""
     found = _load()
     return found.reason if isinstance(found, _Absent) else None
+
+
+def native_path() -> str | None:
+    """Give the file of the compiled module, for those who look for its functions by name."""
+    return getattr(native(), "__file__", None)

@@ -30,6 +30,19 @@ class ApiDifference:
 
 DIFFERENCES = (
     ApiDifference(
+        "`Metric.set` of a counter",
+        "the whole server dies",
+        "the error that is in its text",
+        "a model's mistake is no reason to end others",
+        {
+            "1.11 counter: set": (
+                "200 ['c_python_backend_utils.TritonModelException', \"Failed to set metric value: Failed to "
+                "process the request for model 'api_0', message: TRITONSERVER_METRIC_KIND_COUNTER does not "
+                'support Set"]'
+            )
+        },
+    ),
+    ApiDifference(
         "`Tensor.triton_dtype()`",
         "TypeError",
         "the number of the type",

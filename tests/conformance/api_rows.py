@@ -28,6 +28,9 @@ class Row:
 _PB = "unit/test_pb_utils_"
 _CONFIG = f"{_PB}model_config.py::"
 _BLS = "process/test_bls.py::"
+_READY = "process/test_is_ready.py::"
+_METRICS = "process/test_custom_metrics.py::"
+_CONTROL = "process/test_model_control_from_models.py::"
 _DECOUPLED = "process/test_decoupled.py::"
 _SUPERVISION = "process/test_supervision.py::"
 _BAD = "process/test_bad_models.py::"
@@ -132,6 +135,30 @@ ROWS = (
         ),
     ),
     Row("1.10", "Logger", (f"{_PB}surface.py::test_logs_go_to_the_server_with_the_callers_line",)),
+    Row(
+        "1.11",
+        "MetricFamily",
+        (
+            f"{_METRICS}test_each_kind_is_on_the_page_as_triton_writes_it",
+            f"{_METRICS}test_metrics_go_with_their_family_not_with_the_object",
+        ),
+    ),
+    Row(
+        "1.11", "Metric", (f"{_METRICS}test_models_and_instances_share_a_metric_and_count_exactly",)
+    ),
+    Row("1.11", "counter"),
+    Row("1.11", "gauge"),
+    Row("1.11", "histogram"),
+    Row("1.12", "is_model_ready"),
+    Row(
+        "1.12",
+        "load_model, unload_model",
+        (
+            f"{_CONTROL}test_a_model_is_loaded_from_what_it_is_sent",
+            f"{_CONTROL}test_what_fails_is_told_in_tritons_words",
+            f"{_CONTROL}test_only_in_explicit_mode",
+        ),
+    ),
     Row("1.13", "initialize"),
     Row(
         "1.13",
@@ -157,6 +184,17 @@ ROWS = (
         "finalize",
         (
             "process/test_lifecycle.py::test_a_finalize_that_hangs_or_fails_does_not_keep_the_server",
+        ),
+    ),
+    Row(
+        "1.13",
+        "is_ready",
+        (
+            f"{_READY}test_the_model_is_ready_when_it_says_so",
+            f"{_READY}test_why_it_is_not_is_in_the_log",
+            f"{_READY}test_who_asks_at_the_same_time_gets_one_answer",
+            f"{_READY}test_a_model_that_does_not_answer_is_not_ready",
+            f"{_READY}test_a_process_that_dies_while_it_is_asked",
         ),
     ),
     Row(

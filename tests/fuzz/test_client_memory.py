@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tests.fuzz.budget import fuzzed
-from tests.process.server import running_server, write_model
+from tests.process.server import open_files, running_server, write_model
 
 utils = pytest.importorskip("tritonclient.utils")
 
@@ -184,8 +184,7 @@ class _Rules(RuleBasedStateMachine):
 
 def _open_objects(pid: int) -> int:
     """How many objects of /dev/shm a process has open."""
-    links = Path(f"/proc/{pid}/fd").iterdir()
-    return sum("gpubridge-fuzz" in str(link.readlink()) for link in links)
+    return sum("gpubridge-fuzz" in link for link in open_files(pid))
 
 
 def test_the_rules_hold_whatever_clients_ask(tmp_path):

@@ -21,6 +21,7 @@ __all__ = [
     "alive",
     "children",
     "descendants",
+    "open_files",
     "running_server",
     "state",
     "wait_until",
@@ -202,6 +203,17 @@ def descendants(pid: int) -> list[int]:
     found = children(pid)
     for child in found:
         found += children(child)
+    return found
+
+
+def open_files(pid: int) -> list[str]:
+    """What the descriptors of a process lead to: paths, ``socket:[…]``, ``/memfd:…``, one for each."""
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.append(str(entry.readlink()))
+        except FileNotFoundError:
+            continue  # closed meanwhile
     return found
 
 

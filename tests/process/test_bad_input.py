@@ -1,4 +1,4 @@
-"""Clients that do everything wrong: each is told so, and nobody else notices.
+"""Requests that are wrong: each is told so, and nobody else notices.
 
 After every test the server must answer a good request; at the end it must hold nothing that it did
 not hold before.
@@ -6,145 +6,25 @@ not hold before.
 
 from __future__ import annotations
 
-import gzip
 import json
-import socket
 import struct
-from contextlib import ExitStack
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.process.raw_http import binary_request, connected, inference, read_answer, read_head
-from tests.process.server import running_server, wait_until, write_model
-
-MIB = 1 << 20
-BIG = 4 * MIB
-"""Elements of an output of 16 MiB: far beyond what sockets hold."""
-
-ADD = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            a, b = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in "AB")
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", a + b)]))
-        return responses
-"""
-
-STRINGS = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
-                for r in requests]
-"""
-
-FILL = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            value, count = request.inputs()[0].as_numpy()
-            responses.append(pb_utils.InferenceResponse(
-                [pb_utils.Tensor("OUT", np.full(int(count), value, np.float32))]))
-        return responses
-"""
+from tests.process.raw_http import binary_request, connected, inference, read_head
+from tests.process.tried_server import good, post, tried_server
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
-    pair = (
-        'name: "A" data_type: TYPE_FP32 dims: [-1] }, { name: "B" data_type: TYPE_FP32 dims: [-1]'
-    )
-    string = "data_type: TYPE_STRING dims: [-1]"
-    write_model(repository, "add", ADD, inputs=pair)
-    write_model(
-        repository,
-        "strings",
-        STRINGS,
-        inputs=f'name: "IN" {string}',
-        outputs=f'name: "OUT" {string}',
-    )
-    write_model(repository, "fill", FILL, inputs='name: "IN" data_type: TYPE_INT64 dims: [2]')
-    # So little memory that a leak of a few bodies is the end of it.
-    with running_server(repository, "--request-arena-limit", str(96 * MIB)) as server:
-        warm_up(server)
-        held = holdings(server)
+    with tried_server(tmp_path_factory.mktemp("models")) as server:
         yield server
-        warm_up(server)
-        wait_until(lambda: holdings(server) <= held, f"{holdings(server)} to be {held} again")
-        gauges = server.metrics()
-        pending = [value for name, value in gauges.items() if "pending_request_count" in name]
-        assert pending == [0] * 3
-        assert not any(value for name, value in gauges.items() if "stub_restarts" in name)
-        assert "Traceback" not in server.log()
-        assert server.stop() == 0
 
 
 @pytest.fixture(autouse=True)
 def good_before_and_after(server):
     yield
     good(server)
-
-
-def post(server, model, body, field):
-    return server.request("POST", f"/v2/models/{model}/infer", body, dict([field.split(": ")]))
-
-
-def good(server):
-    """Send a request that must succeed."""
-    array = np.arange(5, dtype=np.float32)
-    field, body = binary_request(
-        [("A", "FP32", [5], array.tobytes()), ("B", "FP32", [5], array.tobytes())]
-    )
-    status, fields, answer = post(server, "add", body, field)
-    assert status == 200, answer
-    binary = answer[
-        int({k.lower(): v for k, v in fields.items()}["inference-header-content-length"]) :
-    ]
-    np.testing.assert_array_equal(np.frombuffer(binary, np.float32), array + array)
-
-
-def warm_up(server):
-    """Use every model and every size, so that what is kept for the next time is there."""
-    good(server)
-    for count in (1, BIG):
-        with connected(server.http_url) as sock:
-            sock.sendall(fill(1, count))
-            assert read_answer(sock)[0] == 200
-    field, body = binary_request([("IN", "BYTES", [1], b"\1\0\0\0a")])
-    status = post(server, "strings", body, field)[0]
-    assert status == 200
-
-
-def holdings(server):
-    """Sockets, pipes and threads of the server and its stubs, without the memory of the arenas."""
-    counts = []
-    for pid in sorted([server.pid, *server.stubs()]):
-        links = []
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                links.append(entry.readlink().name)
-            except FileNotFoundError:
-                continue
-        counts.append(sum("memfd:" not in link for link in links))
-        counts.append(len(list(Path(f"/proc/{pid}/task").iterdir())))
-    return counts
-
-
-def fill(value, count):
-    data = np.array([value, count], np.int64).tobytes()
-    field, body = binary_request([("IN", "INT64", [2], data)])
-    return inference("fill", body, field)
 
 
 def entry(name="A", shape=(2,), datatype="FP32", **members):
@@ -326,75 +206,8 @@ def test_strings_whose_lengths_lie(server, data, count):
     assert "'IN'" in json.loads(answer)["error"]
 
 
-def test_a_body_that_never_comes_whole(server):
-    with connected(server.http_url) as sock:
-        sock.sendall(inference("add", b"{", length=100))
-        sock.shutdown(socket.SHUT_WR)
-        assert sock.recv(1000) == b""
-
-
 def test_bytes_beyond_the_content_length_are_another_request(server):
     body = json.dumps(both(A)).encode()
     with connected(server.http_url) as sock:
         sock.sendall(inference("add", body, length=len(body) - 5))
         assert read_head(sock)[0] == 500
-
-
-def test_a_body_beyond_the_limit_is_refused_while_the_client_still_sends(server):
-    with connected(server.http_url) as sock:
-        sock.sendall(inference("add", b"", length=100 * MIB))
-        sock.sendall(b"x" * (20 * MIB))
-        status, fields, answer = read_answer(sock)
-        assert (status, fields["Connection"]) == (413, "close")
-        assert "--http-max-input-size" in json.loads(answer)["error"]
-
-
-@pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_bombs_do_not_go_off(server, coding):
-    packed = gzip.compress(b"\0" * (65 * MIB), 1)
-    status, _, answer = server.request(
-        "POST", "/v2/models/add/infer", packed, {"Content-Encoding": coding}
-    )
-    assert status == 400
-    assert json.loads(answer)["error"]
-
-
-def test_clients_that_leave_in_the_middle_of_a_body_leave_no_memory_behind(server):
-    # Ten times what the arena has.
-    for _ in range(1000):
-        with connected(server.http_url) as sock:
-            sock.sendall(inference("add", b"{", length=MIB))
-
-
-@pytest.mark.parametrize("read", [0, 1000])
-def test_clients_that_leave_before_their_answer_leave_no_memory_behind(server, read):
-    request = fill(1, MIB)
-    for _ in range(200):
-        with connected(server.http_url, receive_bytes=4096) as sock:
-            sock.sendall(request)
-            sock.recv(read)
-
-
-def test_clients_that_never_read_disturb_nobody_and_get_their_own_bytes(server):
-    with ExitStack() as stack:
-        slow = [stack.enter_context(connected(server.http_url, 4096)) for _ in range(3)]
-        for number, sock in enumerate(slow):
-            sock.sendall(fill(100 + number, BIG))
-        with connected(server.http_url) as sock:
-            for value in range(20):
-                sock.sendall(fill(value, BIG))
-                answer = read_answer(sock)[2]
-                assert answer[-4 * BIG :] == np.full(BIG, value, np.float32).tobytes()
-        # What they are owed was not overwritten by the answers of others meanwhile.
-        for number, sock in enumerate(slow):
-            answer = read_answer(sock)[2]
-            assert answer[-4 * BIG :] == np.full(BIG, 100 + number, np.float32).tobytes()
-
-
-def test_the_server_stops_although_a_client_does_not_read(tmp_path):
-    write_model(tmp_path, "fill", FILL, inputs='name: "IN" data_type: TYPE_INT64 dims: [2]')
-    flags = "--exit-timeout-secs", "1"
-    with running_server(tmp_path, *flags) as server, connected(server.http_url, 4096) as sock:
-        sock.sendall(fill(7, BIG))
-        assert sock.recv(100).startswith(b"HTTP/1.1 200")
-        assert server.stop() == 0

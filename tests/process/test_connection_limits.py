@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -24,7 +23,13 @@ from tests.process.raw_http2 import (
     send_data,
     tapped,
 )
-from tests.process.server import running_server, wait_until, write_code_model, write_model
+from tests.process.server import (
+    open_files,
+    running_server,
+    wait_until,
+    write_code_model,
+    write_model,
+)
 
 grpc = pytest.importorskip("grpc")
 triton = pytest.importorskip("tritonclient.grpc")
@@ -83,11 +88,7 @@ def is_closed(sock) -> bool:
 
 def sockets(server) -> int:
     """How many sockets the server has open."""
-    found = 0
-    for path in Path(f"/proc/{server.pid}/fd").iterdir():
-        with suppress(OSError):
-            found += str(path.readlink()).startswith("socket:")
-    return found
+    return sum(link.startswith("socket:") for link in open_files(server.pid))
 
 
 def large_request() -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import socket
 import subprocess
@@ -9,6 +10,8 @@ import sys
 import threading
 import time
 import venv
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,7 @@ from tests.process.debug_client import DebugClient
 from tests.process.server import running_server, wait_until, write_code_model
 
 WAITS = re.compile(r"\[(\w+)\] waits for a debugger: attach it to (\S+)")
+REFUSED = "cannot listen for a debugger"
 
 
 @pytest.fixture
@@ -26,9 +30,47 @@ def models(tmp_path):
 
 
 def waiting(server, count=1):
-    """Wait until so many processes wait; returns their addresses by instance."""
-    wait_until(lambda: len(WAITS.findall(server.log())) >= count, "a waiting process", server)
+    """Wait until so many processes wait, or one cannot; returns the addresses by instance."""
+
+    def known():
+        log = server.log()
+        return len(WAITS.findall(log)) == count or REFUSED in log
+
+    wait_until(known, "a waiting process", server)
     return dict(WAITS.findall(server.log()))
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A repository with one model of two processes."""
+    pytest.importorskip("debugpy")
+    write_code_model(tmp_path, config="instance_group [{ count: 2 kind: KIND_CPU }]")
+    return tmp_path
+
+
+@contextmanager
+def taken(port):
+    """Somebody listens at this port."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        yield
+
+
+def neighbours(*, second_taken=False):
+    """Try some ports that are free, as the ones after them are; the kernel gives none of them away."""
+    its_own = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    first, last = map(int, its_own)
+    outside = [port for port in range(10_000, 65_000) if port + 1 < first or port > last]
+    for port in random.sample(outside, 20):
+        with suppress(OSError), ExitStack() as second:
+            second.enter_context(taken(port + 1))
+            with taken(port):
+                pass
+            if not second_taken:
+                second.close()
+            yield port
+    pytest.fail("no two ports were free for long enough")
 
 
 def test_a_debugger_stops_a_served_model_for_as_long_as_it_likes(models):
@@ -62,28 +104,45 @@ def test_a_debugger_stops_a_served_model_for_as_long_as_it_likes(models):
         assert "longer than stub-timeout-seconds" not in server.log()
 
 
-def test_each_instance_has_a_port_of_its_own(tmp_path):
-    pytest.importorskip("debugpy")
-    write_code_model(tmp_path, config="instance_group [{ count: 2 kind: KIND_CPU }]")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with running_server(tmp_path, "--debug-model", f"m:{port}", ready=False) as server:
-        addresses = waiting(server, 2)
-        assert addresses == {
-            "m_0_0": f"127.0.0.1:{port}",
-            "m_0_1": f"127.0.0.1:{port + 1}",
-        }
-        # Nobody comes, and the server ends all the same.
-        assert server.stop() == 0
+def test_each_instance_has_a_port_of_its_own(pair):
+    for port in neighbours():
+        flags = ("--debug-model", f"m:{port}", "--exit-on-error=false")
+        with running_server(pair, *flags, ready=False) as server:
+            addresses = waiting(server, 2)
+            if REFUSED in server.log():
+                continue  # Somebody has been faster.
+            assert addresses == {
+                "m_0_0": f"127.0.0.1:{port}",
+                "m_0_1": f"127.0.0.1:{port + 1}",
+            }
+            # Nobody comes, and the server ends all the same.
+            assert server.stop() == 0
+            return
+
+
+def test_why_an_instance_fails_is_told_while_another_one_waits(pair):
+    for port in neighbours(second_taken=True):
+        flags = ("--debug-model", f"m:{port}", "--exit-on-error=false")
+        with running_server(pair, *flags, ready=False) as server:
+            wait_until(lambda: REFUSED in server.log(), "the reason", server)
+            lines = [line for line in server.log().splitlines() if REFUSED in line]
+            if any(f"127.0.0.1:{port}:" in line for line in lines):
+                continue
+            assert len(lines) == 1
+            assert f"127.0.0.1:{port + 1}: " in lines[0]
+            assert "instance 'm_0_1' failed to start" in lines[0]
+            assert "m_0_0" in lines[0], "who is waited for"
+            assert "failed to load" not in server.log(), "it is still waited for"
+            assert server.stop() == 0
+            return
 
 
 def test_a_port_that_is_taken_is_told(models):
     pytest.importorskip("debugpy")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         flags = ("--debug-model", f"m:{port}", "--exit-on-error=false")
         with running_server(models, *flags, ready=False) as server:
             told = f"cannot listen for a debugger at 127.0.0.1:{port}"

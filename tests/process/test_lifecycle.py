@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
+import re
 import signal
 import socket
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +17,7 @@ import pytest
 from tests.process.server import (
     alive,
     descendants,
+    open_files,
     running_server,
     wait_until,
     write_code_model,
@@ -203,6 +208,25 @@ class TritonPythonModel:
 # -- SIGKILL --------------------------------------------------------------------------------------
 
 
+def named_memory(pid):
+    """The objects of /dev/shm that a process has open or mapped."""
+    mapped = re.findall(r"/.*", Path(f"/proc/{pid}/maps").read_text())
+    return {path for path in (*open_files(pid), *mapped) if path.startswith("/dev/shm/")}
+
+
+def test_named_memory_is_found():
+    before = named_memory(os.getpid())
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.truncate(4096)
+        assert named_memory(os.getpid()) - before == {file.name}
+        with Path(file.name).open("rb") as again:
+            mapped = mmap.mmap(again.fileno(), 4096, access=mmap.ACCESS_READ)
+        file.close()
+        assert named_memory(os.getpid()) - before == {f"{file.name} (deleted)"}
+        mapped.close()
+    assert named_memory(os.getpid()) <= before
+
+
 def test_a_killed_server_leaves_no_stub_and_no_shared_memory(threads, tmp_path):
     marks = {
         "idle": "pass",
@@ -212,17 +236,17 @@ def test_a_killed_server_leaves_no_stub_and_no_shared_memory(threads, tmp_path):
     }
     for name in marks:
         write_code_model(tmp_path / "models", name)
-    before = set(Path("/dev/shm").iterdir())
     with running_server(tmp_path / "models") as server:
         pids = descendants(server.pid)
         assert len(pids) == len(marks)
+        # Nothing of theirs has a name there, even while they live: others' things come and go.
+        assert not set().union(*map(named_memory, [server.pid, *pids]))
         for name, code in marks.items():
             threads.submit(server.ask, mark_and(tmp_path / name, code), name)
         wait_until(lambda: all((tmp_path / name).exists() for name in marks), "them", server)
         server.process.kill()
         assert server.process.wait(30) == -signal.SIGKILL
         wait_until(lambda: gone(pids), "the stubs to end")
-    assert set(Path("/dev/shm").iterdir()) <= before
 
 
 # -- what loads -----------------------------------------------------------------------------------

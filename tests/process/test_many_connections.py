@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from benchmarks.many_connections import fast_half, slow_half, write_models
 from tests.process.raw_http import connected, inference
-from tests.process.server import running_server, wait_until
+from tests.process.server import open_files, running_server, wait_until
 
 SECONDS = 4.0
 EACH = 40
@@ -32,11 +30,7 @@ def server(tmp_path_factory):
 
 
 def sockets(server) -> int:
-    found = 0
-    for path in Path(f"/proc/{server.pid}/fd").iterdir():
-        with suppress(OSError):
-            found += str(path.readlink()).startswith("socket:")
-    return found
+    return sum(link.startswith("socket:") for link in open_files(server.pid))
 
 
 def test_half_of_them_slow(server):

@@ -7,11 +7,10 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.process.server import running_server, wait_until, write_code_model
+from tests.process.server import open_files, running_server, wait_until, write_code_model
 
 
 @pytest.fixture
@@ -30,8 +29,7 @@ def logged(server, pattern):
 
 def pipes(server):
     """How many ends of pipes a server has open."""
-    links = [str(path.readlink()) for path in Path(f"/proc/{server.pid}/fd").iterdir()]
-    return sum(link.startswith("pipe:") for link in links)
+    return sum(link.startswith("pipe:") for link in open_files(server.pid))
 
 
 def test_both_streams_have_the_models_name(server):

@@ -30,6 +30,7 @@ class Stream:
         self.handle = handle
         self.asked = []
         self.failure = None
+        self.idle = False
 
     def _note(self, *what):
         if self.failure is not None:
@@ -41,6 +42,10 @@ class Stream:
 
     def order_after(self, stream, /):
         self._note("after", stream)
+
+    def done(self):
+        self._note("done?")
+        return self.idle
 
     def wait(self):
         self._note("wait")

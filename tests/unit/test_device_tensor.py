@@ -246,8 +246,16 @@ def test_a_bare_capsule_is_complete(implementation):
     for _ in range(2):
         assert name_of(tensor.to_dlpack()) == b"dltensor"
     # Once known to be complete, it is asked no more.
-    assert ready.asked == [("wait",)]
+    assert ready.asked == [("done?",), ("wait",)]
     assert tensor._device_bytes.streams == {1}
+
+
+def test_a_bare_capsule_of_what_is_complete_waits_for_nothing(implementation):
+    ready = Stream()
+    ready.idle = True
+    tensor = arrived(np.zeros(2, np.float32), ready=ready)
+    tensor.to_dlpack()
+    assert ready.asked == [("done?",)]
 
 
 def test_to_dlpack_raises_the_reference_count_by_exactly_one(implementation):

@@ -110,12 +110,12 @@ def test_decompression_stops_at_the_limit():
     [
         (b"gzip", b"plain", 400),
         (b"deflate", zlib.compress(b"x" * 100)[2:-4], 400),
-        (b"gzip", gzip.compress(b"x" * 1000)[:-12], 400),
+        (b"gzip", gzip.compress(b"x" * 1000, mtime=0)[:-12], 400),
         (b"br", b"x", 501),
         (b"gzip, deflate", b"x", 501),
         (b"", b"x", 501),
         (b"identity", b"x", 200),
-        (b"GZIP", gzip.compress(b"x"), 200),
+        (b"GZIP", gzip.compress(b"x", mtime=0), 200),
     ],
 )
 def test_content_codings(coding, body, status):

@@ -46,6 +46,8 @@ PB_UTILS = [
     "triton_to_numpy_type",
     "unload_model",
     "using_decoupled_model_transaction_policy",
+    # gpubridge's own.
+    "device_arena",
 ]
 EMBEDDED = [
     "COUNTER",

@@ -22,7 +22,7 @@ from tests.process.client_memory import (
     shared_input,
     shared_output,
 )
-from tests.process.server import running_server, wait_until, write_model
+from tests.process.server import open_files, running_server, wait_until, write_model
 
 # -- what is refused -------------------------------------------------------------------------------
 
@@ -161,17 +161,7 @@ def test_one_mapping_in_the_stub_none_in_the_server_and_none_is_left(server, htt
         infer_plain.set_data_from_numpy(np.ones(1, np.float32))
         http.infer("spare", [infer_plain])
         assert not any(mapped(pid, key) for pid in before)
-        assert not [fd for fd in descriptors(server.pid) if key in fd]
-
-
-def descriptors(pid):
-    found = []
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            found.append(str(fd.readlink()))
-        except OSError:
-            continue
-    return found
+        assert not [fd for fd in open_files(server.pid) if key in fd]
 
 
 def test_a_client_that_shrinks_its_memory_is_refused_or_kills_one_stub_that_comes_back(tmp_path):

@@ -1,0 +1,94 @@
+"""Clients that leave, do not read, or send too much: nobody else notices, and nothing of them is left."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from tests.process.raw_http import connected, inference, read_answer
+from tests.process.server import running_server, write_model
+from tests.process.tried_server import BIG, FILL, MIB, fill, good, tried_server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with tried_server(tmp_path_factory.mktemp("models")) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def good_before_and_after(server):
+    yield
+    good(server)
+
+
+def test_a_body_that_never_comes_whole(server):
+    with connected(server.http_url) as sock:
+        sock.sendall(inference("add", b"{", length=100))
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(1000) == b""
+
+
+def test_a_body_beyond_the_limit_is_refused_while_the_client_still_sends(server):
+    with connected(server.http_url) as sock:
+        sock.sendall(inference("add", b"", length=100 * MIB))
+        sock.sendall(b"x" * (20 * MIB))
+        status, fields, answer = read_answer(sock)
+        assert (status, fields["Connection"]) == (413, "close")
+        assert "--http-max-input-size" in json.loads(answer)["error"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_bombs_do_not_go_off(server, coding):
+    packed = gzip.compress(b"\0" * (65 * MIB), 1)
+    status, _, answer = server.request(
+        "POST", "/v2/models/add/infer", packed, {"Content-Encoding": coding}
+    )
+    assert status == 400
+    assert json.loads(answer)["error"]
+
+
+def test_clients_that_leave_in_the_middle_of_a_body_leave_no_memory_behind(server):
+    # Ten times what the arena has.
+    for _ in range(1000):
+        with connected(server.http_url) as sock:
+            sock.sendall(inference("add", b"{", length=MIB))
+
+
+@pytest.mark.parametrize("read", [0, 1000])
+def test_clients_that_leave_before_their_answer_leave_no_memory_behind(server, read):
+    request = fill(1, MIB)
+    for _ in range(200):
+        with connected(server.http_url, receive_bytes=4096) as sock:
+            sock.sendall(request)
+            sock.recv(read)
+
+
+def test_clients_that_never_read_disturb_nobody_and_get_their_own_bytes(server):
+    with ExitStack() as stack:
+        slow = [stack.enter_context(connected(server.http_url, 4096)) for _ in range(3)]
+        for number, sock in enumerate(slow):
+            sock.sendall(fill(100 + number, BIG))
+        with connected(server.http_url) as sock:
+            for value in range(20):
+                sock.sendall(fill(value, BIG))
+                answer = read_answer(sock)[2]
+                assert answer[-4 * BIG :] == np.full(BIG, value, np.float32).tobytes()
+        # What they are owed was not overwritten by the answers of others meanwhile.
+        for number, sock in enumerate(slow):
+            answer = read_answer(sock)[2]
+            assert answer[-4 * BIG :] == np.full(BIG, 100 + number, np.float32).tobytes()
+
+
+def test_the_server_stops_although_a_client_does_not_read(tmp_path):
+    write_model(tmp_path, "fill", FILL, inputs='name: "IN" data_type: TYPE_INT64 dims: [2]')
+    flags = "--exit-timeout-secs", "1"
+    with running_server(tmp_path, *flags) as server, connected(server.http_url, 4096) as sock:
+        sock.sendall(fill(7, BIG))
+        assert sock.recv(100).startswith(b"HTTP/1.1 200")
+        assert server.stop() == 0

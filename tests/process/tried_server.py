@@ -1,0 +1,142 @@
+"""A server that clients try to harm: it must answer all others, and hold nothing of them in the end."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from tests.process.raw_http import binary_request, connected, inference, read_answer
+from tests.process.server import open_files, running_server, wait_until, write_model
+
+__all__ = ["BIG", "FILL", "MIB", "fill", "good", "post", "tried_server"]
+
+MIB = 1 << 20
+BIG = 4 * MIB
+"""Elements of an output of 16 MiB: far beyond what sockets hold."""
+
+_ADD = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            a, b = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in "AB")
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", a + b)]))
+        return responses
+"""
+
+_STRINGS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
+                for r in requests]
+"""
+
+FILL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            value, count = request.inputs()[0].as_numpy()
+            responses.append(pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUT", np.full(int(count), value, np.float32))]))
+        return responses
+"""
+
+
+@contextmanager
+def tried_server(repository):
+    """Serve "add", "strings" and "fill" with little memory; at the end it holds what it did before."""
+    pair = (
+        'name: "A" data_type: TYPE_FP32 dims: [-1] }, { name: "B" data_type: TYPE_FP32 dims: [-1]'
+    )
+    string = "data_type: TYPE_STRING dims: [-1]"
+    write_model(repository, "add", _ADD, inputs=pair)
+    write_model(
+        repository,
+        "strings",
+        _STRINGS,
+        inputs=f'name: "IN" {string}',
+        outputs=f'name: "OUT" {string}',
+    )
+    write_model(repository, "fill", FILL, inputs='name: "IN" data_type: TYPE_INT64 dims: [2]')
+    # So little memory that a leak of a few bodies is the end of it.
+    with running_server(repository, "--request-arena-limit", str(96 * MIB)) as server:
+        _warm_up(server)
+        held = _holdings(server)
+        yield server
+        _warm_up(server)
+        wait_until(
+            lambda: _no_more(_holdings(server), held), f"{_holdings(server)} to be {held} again"
+        )
+        gauges = server.metrics()
+        pending = [value for name, value in gauges.items() if "pending_request_count" in name]
+        assert pending == [0] * 3
+        assert not any(value for name, value in gauges.items() if "stub_restarts" in name)
+        assert "Traceback" not in server.log()
+        assert server.stop() == 0
+
+
+def post(server, model, body, field):
+    """Send a request of a binary body and its header field; returns status, headers, body."""
+    return server.request("POST", f"/v2/models/{model}/infer", body, dict([field.split(": ")]))
+
+
+def good(server):
+    """Send a request that must succeed."""
+    array = np.arange(5, dtype=np.float32)
+    field, body = binary_request(
+        [("A", "FP32", [5], array.tobytes()), ("B", "FP32", [5], array.tobytes())]
+    )
+    status, fields, answer = post(server, "add", body, field)
+    assert status == 200, answer
+    binary = answer[
+        int({k.lower(): v for k, v in fields.items()}["inference-header-content-length"]) :
+    ]
+    np.testing.assert_array_equal(np.frombuffer(binary, np.float32), array + array)
+
+
+def _warm_up(server):
+    """Use every model and every size, so that what is kept for the next time is there."""
+    good(server)
+    for count in (1, BIG):
+        with connected(server.http_url) as sock:
+            sock.sendall(fill(1, count))
+            assert read_answer(sock)[0] == 200
+    field, body = binary_request([("IN", "BYTES", [1], b"\1\0\0\0a")])
+    status = post(server, "strings", body, field)[0]
+    assert status == 200
+
+
+def _holdings(server):
+    """Sockets, pipes and threads of the server and its stubs, without the memory of the arenas."""
+    return [
+        (
+            sum("memfd:" not in link for link in open_files(pid)),
+            len(list(Path(f"/proc/{pid}/task").iterdir())),
+        )
+        for pid in sorted([server.pid, *server.stubs()])
+    ]
+
+
+def _no_more(now, before):
+    """Whether nothing is held that was not, but for the one thread that a stub may have begun."""
+    return len(now) == len(before) and all(
+        files <= files_before and threads <= threads_before + 1
+        for (files, threads), (files_before, threads_before) in zip(now, before, strict=True)
+    )
+
+
+def fill(value, count):
+    """Make a request that "fill" answers with a value so many times."""
+    data = np.array([value, count], np.int64).tobytes()
+    field, body = binary_request([("IN", "INT64", [2], data)])
+    return inference("fill", body, field)
