@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.host_shm import ClientSegment, Segment, Slot
+from gpubridge.host_shm import Slot
 from gpubridge.telemetry.traces import Trace
+from gpubridge.transport.device_regions import is_arena
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import Batch
 from gpubridge.transport.signatures import Signature
@@ -31,7 +32,7 @@ class MemoryRange(NamedTuple):
 
     Attributes
     ----------
-    segment : Segment, ClientSegment or None
+    segment : Segment, ClientSegment, a region on a device, or None
         Where; None for no bytes.
     offset, nbytes : int
         Bytes from the segment's start; bytes.
@@ -39,7 +40,7 @@ class MemoryRange(NamedTuple):
         As long as this is held, the memory stays what it is.
     """
 
-    segment: Segment | ClientSegment | None
+    segment: Any
     offset: int
     nbytes: int
     keep: object
@@ -57,7 +58,7 @@ class ClientUse(Protocol):
     outputs: frozenset[str]
 
     @property
-    def segments(self) -> list[ClientSegment]:
+    def segments(self) -> list[Any]:
         """Everything of it that the stub needs."""
 
 
@@ -92,6 +93,15 @@ class InferResponse:
             MemoryRange(memory.segment(ref[0]), ref[1], ref[2], buffer)
             if memory is not None and ref[2]
             else NO_BYTES
+            for ref, buffer in zip(self.refs, self.buffers, strict=True)
+        ]
+
+    def visible(self) -> list[memoryview | None]:
+        """Return the buffers of the outputs; None for those that are on a device."""
+        if self.memory is None or not self.memory.arena:
+            return list(self.buffers)
+        return [
+            None if is_arena(ref[0]) else buffer
             for ref, buffer in zip(self.refs, self.buffers, strict=True)
         ]
 

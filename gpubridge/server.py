@@ -73,6 +73,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     repository = build_repository(settings, telemetry)
     regions = ClientRegions(
         repository.regions,
+        repository.devices,
         allowed=settings.allow_client_shm,
         most=settings.client_shm_max_regions,
     )

@@ -6,6 +6,7 @@ Nothing of CUDA is in a process until something here is called: importing the pa
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode
@@ -16,8 +17,9 @@ SUCCESS = 0
 OUT_OF_MEMORY = 2
 NOT_READY = 600
 HANDLE_BYTES = 64
-# What the bindings could not put a name to.
-_UNNAMED = -1
+# No status of the driver's: it did not get as far.
+_NOT_FOUND = -1
+_OLDEST_BINDINGS = (12, 9, 1)
 
 # After these the process's context of that device answers nothing but errors.
 _STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
@@ -34,6 +36,7 @@ _NO_IPC = (
 _RESTART = "the device's context in this process is lost: the process has to be started again"
 # What to do, by the driver's code; of one call where that is another thing.
 _ADVICE = {
+    _NOT_FOUND: "update the NVIDIA driver",
     1: "the driver takes no such argument; update gpubridge, cuda-python or the driver",
     2: "free device memory: fewer model instances on this GPU, less cached by frameworks, or "
     "smaller arenas (--backend-config=python,device-arena-bytes=N)",
@@ -87,7 +90,8 @@ class CudaError(BridgeError):
     call : str
         The driver's function.
     status : int
-        Its answer, as in the driver's headers; -1 for one that the bindings do not know.
+        Its answer, as in the driver's headers; -1 if there was none, as the driver has no such
+        function.
     name : str
         What the driver calls that.
     sticky : bool
@@ -122,18 +126,13 @@ def load() -> Any:
     global _loaded  # noqa: PLW0603  (once per process, as the driver itself)
     if _loaded is not None:
         return _loaded
-    try:
-        from cuda.bindings import driver  # noqa: PLC0415  (loads libcuda: only when asked)
-    except ImportError as error:
-        raise DriverAbsent(
-            f"cuda-python cannot be imported ({error}): pip install 'gpubridge[gpu]'"
-        ) from error
+    driver = _import_bindings()
     try:
         answer = driver.cuInit(0)
     except RuntimeError as error:
         raise DriverAbsent(f"no CUDA driver: {error}") from error
     except (KeyError, ValueError) as error:
-        raise CudaError("cuInit", _UNNAMED, str(error)) from error
+        raise CudaError("cuInit", _NOT_FOUND, str(error)) from error
     if answer[0]:
         raise _failure("cuInit", answer[0])
     _loaded = driver
@@ -199,13 +198,34 @@ def handle_from(kind: str, raw: bytes) -> Any:
     return handle
 
 
+def _import_bindings() -> Any:
+    try:
+        import cuda.bindings as bindings  # noqa: PLC0415
+        from cuda.bindings import driver  # noqa: PLC0415  (loads libcuda: only when asked)
+    except ImportError as error:
+        raise DriverAbsent(
+            f"cuda-python cannot be imported ({error}): pip install 'gpubridge[gpu]'"
+        ) from error
+    version = str(getattr(bindings, "__version__", "0"))
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) < _OLDEST_BINDINGS:
+        raise DriverAbsent(
+            f"cuda-python {version} is too old, as it holds the interpreter's lock while it waits "
+            f"for a GPU; expected {'.'.join(map(str, _OLDEST_BINDINGS))} or newer: "
+            "pip install -U 'gpubridge[gpu]'"
+        )
+    return driver
+
+
 def _answer(name: str, arguments: tuple[object, ...]) -> Any:
     driver = _loaded if _loaded is not None else load()
     try:
         return getattr(driver, name)(*arguments)
-    except (RuntimeError, KeyError, ValueError) as error:
-        # The installed driver lacks the function, or answers with a code newer than the bindings.
-        raise CudaError(name, _UNNAMED, f"{error}") from error
+    except RuntimeError as error:
+        raise CudaError(name, _NOT_FOUND, "the driver has no such function") from error
+    except (KeyError, ValueError) as error:
+        # A code that is newer than the bindings.
+        found = re.match(r"\d+", str(error))
+        raise CudaError(name, int(found[0]) if found else _NOT_FOUND, str(error)) from error
 
 
 def _failure(name: str, status: Any) -> CudaError:

@@ -119,10 +119,16 @@ class Announcements:
         )
         self._send(message, (segment.fd,))
 
-    def tell_all(self, segments: Iterable[ClientSegment | ClientDeviceSegment]) -> None:
-        """Tell the stub of those that are not `known` yet."""
+    def tell_all(
+        self, segments: Iterable[ClientSegment | ClientDeviceSegment], device: str | None
+    ) -> None:
+        """Tell the stub, which is on ``device``, of those that are not `known` yet.
+
+        What lies on another GPU is brought to it in other ways.
+        """
         for segment in segments:
-            if segment.region not in self.known:
+            far = isinstance(segment, ClientDeviceSegment) and segment.uuid != device
+            if segment.region not in self.known and not far:
                 self.tell(segment)
 
     def drop(self, region: int) -> None:

@@ -6,6 +6,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from gpubridge.engine.client_device_region import ClientDeviceSegment
+from gpubridge.engine.client_devices import ClientDevices
+from gpubridge.engine.device_memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import ClientSegment
@@ -13,7 +16,7 @@ from gpubridge.host_shm import ClientSegment
 __all__ = ["ClientPlace", "ClientRegion", "ClientRegions", "RegionUse"]
 
 _SWITCHED_OFF = (
-    "system shared memory is off on this server: start it with --allow-client-shm=true if its clients "
+    "shared memory is off on this server: start it with --allow-client-shm=true if its clients "
     "may have their memory mapped, or send the tensors"
 )
 
@@ -24,19 +27,27 @@ class ClientRegion:
     Attributes
     ----------
     name, key : str
-        The client's name for it; that of the object in /dev/shm.
+        The client's name for it; that of the object in /dev/shm, empty for device memory.
     offset, nbytes : int
         Where in the object it begins; its bytes.
-    segment : ClientSegment
+    segment : ClientSegment or ClientDeviceSegment
         The opened object.
+    device_id : int or None
+        The number of the GPU that it is on.
     uses : int
         Requests in flight that it is used by.
     """
 
-    __slots__ = ("key", "name", "nbytes", "offset", "segment", "uses")
+    __slots__ = ("device_id", "key", "name", "nbytes", "offset", "segment", "uses")
 
     def __init__(
-        self, name: str, key: str, offset: int, nbytes: int, segment: ClientSegment
+        self,
+        name: str,
+        key: str,
+        offset: int,
+        nbytes: int,
+        segment: ClientSegment | ClientDeviceSegment,
+        device_id: int | None = None,
     ) -> None:
         self.name = name
         self.key = key
@@ -44,6 +55,12 @@ class ClientRegion:
         self.nbytes = nbytes
         self.segment = segment
         self.uses = 0
+        self.device_id = device_id
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it is CUDA memory."""
+        return self.device_id is not None
 
 
 class ClientPlace(NamedTuple):
@@ -74,7 +91,7 @@ class RegionUse:
             region.uses += 1
 
     @property
-    def segments(self) -> list[ClientSegment]:
+    def segments(self) -> list[ClientSegment | ClientDeviceSegment]:
         """What the stub has to have mapped."""
         return [region.segment for region in self._regions]
 
@@ -84,7 +101,7 @@ class RegionUse:
 
 
 class ClientRegions:
-    """Registers clients' POSIX shared memory; owns what it has opened.
+    """Registers clients' POSIX and CUDA shared memory; owns what it has opened.
 
     The rules and texts are Triton's, except that one object may be registered under several names,
     and that an offset need not be that of a page.
@@ -93,19 +110,29 @@ class ClientRegions:
     ----------
     regions : Regions
         Told when stubs have to unmap something.
+    devices : DeviceMemory
+        The GPUs.
     allowed : bool
         Whether clients may register memory at all.
     most : int
         How many regions there may be at once; each costs a descriptor here.
     """
 
-    def __init__(self, regions: Regions, *, allowed: bool, most: int) -> None:
+    def __init__(
+        self, regions: Regions, devices: DeviceMemory, *, allowed: bool, most: int
+    ) -> None:
         self._all = regions
         self._allowed = allowed
         self._most = most
         self._owner = regions.new_owner()
         self._numbers = itertools.count(1)
         self._registered: dict[str, ClientRegion] = {}
+        # Names of device memory that is being opened.
+        self._coming: set[str] = set()
+        self._devices = ClientDevices(devices, self._new_region)
+
+    def _new_region(self) -> int:
+        return self._owner << 32 | next(self._numbers)
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
         """Open an object under a name.
@@ -116,24 +143,49 @@ class ClientRegions:
             UNSUPPORTED when that is switched off, ALREADY_EXISTS for a name in use, UNAVAILABLE when
             there are too many, INTERNAL when the object cannot be opened or is too small.
         """
+        self._check_new(name)
+        segment = ClientSegment.open(self._new_region(), key, offset, nbytes)
+        self._registered[name] = ClientRegion(name, key, offset, nbytes, segment)
+
+    async def register_device(self, name: str, handle: bytes, device_id: int, nbytes: int) -> None:
+        """Open CUDA memory under a name.
+
+        Parameters
+        ----------
+        handle : bytes
+            64 bytes, as the client's driver gave them.
+        device_id : int
+            The GPU's number.
+
+        Raises
+        ------
+        BridgeError
+            As :meth:`register` does; INVALID_ARG when it is no such memory of that GPU.
+        """
+        self._check_new(name)
+        self._coming.add(name)
+        try:
+            segment = await self._devices.open(name, handle, device_id, nbytes)
+        finally:
+            self._coming.discard(name)
+        self._registered[name] = ClientRegion(name, "", 0, nbytes, segment, device_id)
+
+    def _check_new(self, name: str) -> None:
         if not self._allowed:
             raise BridgeError(f"cannot register '{name}': {_SWITCHED_OFF}", ErrorCode.UNSUPPORTED)
-        if name in self._registered:
+        if name in self._registered or name in self._coming:
             raise BridgeError(
                 f"shared memory region '{name}' already in manager", ErrorCode.ALREADY_EXISTS
             )
-        if len(self._registered) >= self._most:
+        if len(self._registered) + len(self._coming) >= self._most:
             raise BridgeError(
                 f"cannot register '{name}': expected at most {self._most} regions at once "
                 "(--client-shm-max-regions), got one more; unregister those that are not needed",
                 ErrorCode.UNAVAILABLE,
             )
-        region = self._owner << 32 | next(self._numbers)
-        segment = ClientSegment.open(region, key, offset, nbytes)
-        self._registered[name] = ClientRegion(name, key, offset, nbytes, segment)
 
-    def unregister(self, name: str) -> None:
-        """Forget a region, and have stubs unmap it; nothing happens where there is none.
+    def unregister(self, name: str, *, on_device: bool = False) -> None:
+        """Forget a region, and have stubs unmap it; nothing happens where there is none of the kind.
 
         Raises
         ------
@@ -141,7 +193,7 @@ class ClientRegions:
             INTERNAL while a request uses it.
         """
         region = self._registered.get(name)
-        if region is None:
+        if region is None or region.on_device != on_device:
             return
         if region.uses:
             raise BridgeError(
@@ -150,9 +202,10 @@ class ClientRegions:
             )
         del self._registered[name]
         # The descriptor goes with the last who holds the segment: memory that a model keeps.
-        self._all.drop(region.segment.region)
+        if not any(other.segment is region.segment for other in self._registered.values()):
+            self._all.drop(region.segment.region)
 
-    def unregister_all(self) -> None:
+    def unregister_all(self, *, on_device: bool = False) -> None:
         """Forget every region that no request uses.
 
         Raises
@@ -163,18 +216,19 @@ class ClientRegions:
         used = []
         for name in sorted(self._registered):
             try:
-                self.unregister(name)
+                self.unregister(name, on_device=on_device)
             except BridgeError:
                 used.append(name)
         if used:
             names = "".join(f"{name} ," for name in used)
             raise BridgeError(
-                f"Failed to unregister the following system shared memory regions: {names}",
+                f"Failed to unregister the following {_kind(on_device)} shared memory regions: "
+                f"{names}",
                 ErrorCode.INTERNAL,
             )
 
-    def status(self, name: str = "") -> list[ClientRegion]:
-        """Return the region of a name, or with an empty one all of them, by name.
+    def status(self, name: str = "", *, on_device: bool = False) -> list[ClientRegion]:
+        """Return the region of a name, or with an empty one all of the kind, by name.
 
         Raises
         ------
@@ -182,12 +236,15 @@ class ClientRegions:
             NOT_FOUND for an unknown name.
         """
         if not name:
-            return [self._registered[known] for known in sorted(self._registered)]
-        if name not in self._registered:
+            known = (self._registered[each] for each in sorted(self._registered))
+            return [region for region in known if region.on_device == on_device]
+        region = self._registered.get(name)
+        if region is None or region.on_device != on_device:
             raise BridgeError(
-                f"Unable to find system shared memory region: '{name}'", ErrorCode.NOT_FOUND
+                f"Unable to find {_kind(on_device)} shared memory region: '{name}'",
+                ErrorCode.NOT_FOUND,
             )
-        return [self._registered[name]]
+        return [region]
 
     def place(self, name: str, offset: int, nbytes: int) -> ClientPlace:
         """Return bytes of a region that a request names.
@@ -224,5 +281,10 @@ class ClientRegions:
         """Close every object, whoever uses it."""
         for region in self._registered.values():
             self._all.drop(region.segment.region)
-            region.segment.close()
+            if isinstance(region.segment, ClientSegment):
+                region.segment.close()
         self._registered.clear()
+
+
+def _kind(on_device: bool) -> str:
+    return "cuda" if on_device else "system"

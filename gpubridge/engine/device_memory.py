@@ -14,17 +14,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from gpubridge.cuda_ipc import DeviceContext, DeviceInfo, DeviceProbe, DeviceSegment, probe_devices
+from gpubridge.cuda_ipc import (
+    CopyStream,
+    DeviceContext,
+    DeviceInfo,
+    DeviceProbe,
+    DeviceSegment,
+    probe_devices,
+)
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.transport.device_regions import reserve_addresses
+from gpubridge.transport.device_regions import arena_region, reserve_addresses
 
 __all__ = ["DeviceMemory", "DeviceRegion"]
 
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_ARENA = 1 << 31
-"""The lower half of an arena's region id: those of output memory begin with 1."""
 
 
 class DeviceRegion:
@@ -43,9 +48,11 @@ class DeviceRegion:
         The device.
     handle : bytes
         By which other processes open it.
+    pointer : int
+        In the server's own addresses.
     """
 
-    __slots__ = ("_free", "_segment", "handle", "region", "size", "uuid", "view")
+    __slots__ = ("_free", "_segment", "handle", "pointer", "region", "size", "uuid", "view")
 
     def __init__(self, segment: DeviceSegment, free: Callable[[DeviceSegment], None]) -> None:
         self._segment = segment
@@ -54,10 +61,18 @@ class DeviceRegion:
         self.size = segment.size
         self.uuid = segment.uuid
         self.handle = segment.handle
+        self.pointer = segment.pointer
         self.view = reserve_addresses(segment.size)
 
     def __del__(self) -> None:
         self._free(self._segment)
+
+
+class Closable(Protocol):
+    """Device memory of any kind."""
+
+    def close(self) -> None:
+        """Free or close it; raises BridgeError."""
 
 
 class ArenaHolder(Protocol):
@@ -78,6 +93,11 @@ class DeviceMemory:
     ----------
     arena_bytes : int
         The size of the arena of a stub.
+
+    Attributes
+    ----------
+    used : bool
+        Whether any tensor may be on a GPU.
     """
 
     def __init__(self, arena_bytes: int) -> None:
@@ -85,7 +105,9 @@ class DeviceMemory:
         self._lock = threading.Lock()
         self._probe: DeviceProbe | None = None
         self._contexts: dict[str, DeviceContext] = {}
+        self._streams: dict[str, CopyStream] = {}
         self._thread: ThreadPoolExecutor | None = None
+        self.used = False
 
     # -- devices -------------------------------------------------------------------------------
 
@@ -134,7 +156,7 @@ class DeviceMemory:
         if settings.device is None:
             return settings.stub
         device = self.device(settings.device)
-        region = link.owner << 32 | _ARENA
+        region = arena_region(link.owner)
         arena = await self.run(lambda: self._allocate(device, region))
         link.give_arena(arena)
         told = {
@@ -151,11 +173,15 @@ class DeviceMemory:
         segment = DeviceSegment.allocate(self.context(device), region, self.arena_bytes)
         return DeviceRegion(segment, self.free)
 
-    def free(self, segment: DeviceSegment) -> None:
+    def free(self, segment: Closable) -> None:
         """Free or close memory that nobody uses any more; from any thread."""
         thread = self._thread
         if thread is not None:
-            thread.submit(_close, segment)
+            try:
+                thread.submit(_close, segment)
+            except RuntimeError:
+                # The server ends: the memory goes with it.
+                pass
 
     # -- the driver's thread -------------------------------------------------------------------
 
@@ -164,11 +190,20 @@ class DeviceMemory:
 
         Who is cancelled meanwhile leaves nothing behind: the result is dropped when it is there.
         """
+        self.used = True
         with self._lock:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
             thread = self._thread
         return await asyncio.get_running_loop().run_in_executor(thread, work)
+
+    def stream(self, uuid: str) -> CopyStream:
+        """Return the server's stream on a GPU; on the driver's thread only."""
+        stream = self._streams.get(uuid)
+        if stream is None:
+            (device,) = [each for each in self.probe().devices if each.uuid == uuid]
+            stream = self._streams[uuid] = CopyStream(self.context(device))
+        return stream
 
     def context(self, device: DeviceInfo) -> DeviceContext:
         """Return the server's context on a GPU; on the driver's thread only."""
@@ -187,15 +222,19 @@ class DeviceMemory:
         thread.shutdown()
 
     def _close_contexts(self) -> None:
-        contexts, self._contexts = self._contexts, {}
-        for context in contexts.values():
+        owned: list[CopyStream | DeviceContext] = [
+            *self._streams.values(),
+            *self._contexts.values(),
+        ]
+        self._streams, self._contexts = {}, {}
+        for each in owned:
             try:
-                context.close()
+                each.close()
             except BridgeError as error:
                 _logger.warning("a device is left as it is: %s", error.message)
 
 
-def _close(segment: DeviceSegment) -> None:
+def _close(segment: Closable) -> None:
     try:
         segment.close()
     except BridgeError as error:

@@ -106,13 +106,15 @@ class Instance:
         return self._said.fallbacks
 
     @property
+    def device(self) -> str | None:
+        """The GPU whose memory its stub can be handed."""
+        return None if self._link is None else self._link.device
+
+    @property
     def device_work(self) -> DeviceWork:
         """What its stubs have done on their GPU."""
-        work = DeviceWork()
-        work.include(self._dead_work)
-        if self._link is not None:
-            work.add(self._link.device_work())
-        return work
+        link = self._link
+        return self._dead_work if link is None else self._dead_work.plus(link.device_work())
 
     # -- life ----------------------------------------------------------------------------------
 

@@ -161,7 +161,7 @@ class StubLink:
                     self._announcements.tell(segment)
                 refs += (segment.region, offset, nbytes, source.ticket)
             if request.client is not None:
-                self._announcements.tell_all(request.client.segments)
+                self._announcements.tell_all(request.client.segments, self.device)
         elif slot is not None:
             region = slot.segment.region
             if region not in self._announced:

@@ -14,6 +14,7 @@ from gpubridge.engine.backend_environment import environment_parameters
 from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.debugging import debugged
+from gpubridge.engine.device_staging import DeviceStaging
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.first_response import FirstResponse
@@ -22,7 +23,6 @@ from gpubridge.engine.instance_placing import InstancePlacing
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.ready_check import ReadyCheck
-from gpubridge.engine.sequence_requests import sequence_stub_settings
 from gpubridge.engine.starting import start_all
 from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.engine.warmup import WarmupSample, warmup_samples
@@ -106,6 +106,10 @@ class Model(Protocol):
         ``origin`` is where it comes from, should it be traced.
         """
 
+    @property
+    def device(self) -> str | None:
+        """The GPU on which all its instances are; None where they are not on one."""
+
     def tell_log_levels(self) -> None:
         """Have the stubs know which levels are logged now."""
 
@@ -155,6 +159,9 @@ class StubModel(Model):
         # While the model completes its configuration, there is nothing to schedule.
         self._dispatcher = self._new_dispatcher(config.unscheduled() if config.draft else config)
         self._instances: list[Instance] = []
+        self._staging = DeviceStaging(
+            context.devices, context.regions.arena, self.statistics.device_work
+        )
         self._stopping = False
         self._drained = asyncio.Event()
         self._deadline: float | None = None
@@ -205,6 +212,7 @@ class StubModel(Model):
         self._stopping = True
         clock = asyncio.get_running_loop().time
         begin = clock()
+        await self._staging.finished()
         drained = self._drained = asyncio.Event()
         self._dispatcher.stop(drained.set)
         if seconds is not None:
@@ -295,6 +303,12 @@ class StubModel(Model):
         """Itself."""
         return (self.name,)
 
+    @property
+    def device(self) -> str | None:
+        """The GPU on which all its instances are; None where they are not on one."""
+        devices = {instance.device for instance in self._instances}
+        return devices.pop() if len(devices) == 1 else None
+
     # -- work ----------------------------------------------------------------------------------
 
     def submit(self, request: InferRequest, origin: Origin | None = None) -> None:
@@ -307,6 +321,13 @@ class StubModel(Model):
             self.tracing.tell(request)
         if self.statistics.first_response is not None:
             FirstResponse(self.statistics.first_response, request)
+        if request.ranges is not None and self._staging.needed(request, self.device):
+            self._staging.begin(request, self.device, self._submit)
+        else:
+            self._dispatcher.submit(request)
+
+    def _submit(self, request: InferRequest) -> None:
+        # Its dispatcher may be another by now.
         self._dispatcher.submit(request)
 
     def tell_log_levels(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.device_regions import is_arena
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record
@@ -38,6 +39,10 @@ def outcome_of(record: Record, borrowed: BorrowedMemory, request: InferRequest) 
             raise MalformedMessage(
                 f"output '{spec.name}' of {ref[2]} bytes, its shape needs {spec.nbytes}"
             )
+    if borrowed.arena and b'"device_outputs"' not in request.extras:
+        for ref in record.refs:
+            if is_arena(ref[0]):
+                raise MalformedMessage("an output on a device, which nobody has asked for")
     parameters = extras.get("parameters") if extras else None
     if parameters is not None and not isinstance(parameters, dict):
         raise MalformedMessage(f"response parameters: expected an object, got {parameters!r:.100}")

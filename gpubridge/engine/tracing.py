@@ -180,7 +180,7 @@ class _Followed:
         if outcome is not None and not self._caused:
             trace.stamp("INFER_RESPONSE_COMPLETE")
         if trace.tensors and isinstance(outcome, InferResponse):
-            for spec, buffer in zip(outcome.signature.tensors, outcome.buffers, strict=True):
+            for spec, buffer in zip(outcome.signature.tensors, outcome.visible(), strict=True):
                 _note("TENSOR_BACKEND_OUTPUT", trace, spec, buffer)
         begun = time.monotonic_ns()
         if to is not None:

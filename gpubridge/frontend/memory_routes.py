@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import re
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import orjson
 
 from gpubridge.engine.client_regions import ClientRegion, ClientRegions
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError
 from gpubridge.frontend.http.message import Exchange
-from gpubridge.frontend.shared_memory import CUDA_REFUSAL
+from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.frontend.small_body import SmallBody
 from gpubridge.protocol.fields import JsonObject, internal, invalid, parse_json
 
@@ -32,12 +34,16 @@ class MemoryCall(SmallBody):
         Of `MEMORY_PATH`.
     regions : ClientRegions
         The clients' own memory.
+    tasks : ControlTasks
+        Does what takes longer.
     """
 
-    __slots__ = ("_action", "_cuda", "_name", "_regions")
+    __slots__ = ("_action", "_cuda", "_exchange", "_name", "_regions", "_tasks")
 
-    def __init__(self, path: re.Match[bytes], regions: ClientRegions) -> None:
+    def __init__(self, path: re.Match[bytes], regions: ClientRegions, tasks: ControlTasks) -> None:
         super().__init__()
+        self._tasks = tasks
+        self._exchange: Exchange | None = None
         self._cuda = path["kind"] == b"cuda"
         self._action = path["action"]
         self._name = unquote_to_bytes(path["region"] or b"").decode(errors="replace")
@@ -51,40 +57,62 @@ class MemoryCall(SmallBody):
         BridgeError
             As the registry says.
         """
+        if self._action == b"register" and self._cuda:
+            self._exchange = exchange
+            self._tasks.start(self._regions.register_device(*self._device_memory()), self._done)
+            return
         exchange.respond(200, _JSON, self._answer(), plain=True)
 
+    def abort(self) -> None:
+        """Nobody waits for the answer; what was begun goes on."""
+        self._exchange = None
+
+    def _done(self, error: BridgeError | None) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if error is not None:
+            exchange.fail(error)
+        else:
+            exchange.respond(200, _JSON, b"", plain=True)
+
     def _answer(self) -> bytes:
+        on_device = self._cuda
         if self._action == b"register":
             self._register()
             return b""
-        if self._cuda:
-            return self._cuda_answer()
         if self._action == b"status":
-            return orjson.dumps([_described(r) for r in self._regions.status(self._name)])
+            regions = self._regions.status(self._name, on_device=on_device)
+            return orjson.dumps([_described(region) for region in regions])
         if self._name:
-            self._regions.unregister(self._name)
+            self._regions.unregister(self._name, on_device=on_device)
         else:
-            self._regions.unregister_all()
+            self._regions.unregister_all(on_device=on_device)
         return b""
 
-    def _cuda_answer(self) -> bytes:
-        if self._action != b"status":
-            return b""
-        if self._name:
-            raise BridgeError(
-                f"Unable to find cuda shared memory region: '{self._name}'", ErrorCode.NOT_FOUND
-            )
-        return b"[]"
-
-    def _register(self) -> None:
+    def _document(self) -> Any:
         kind = "cuda" if self._cuda else "system"
         if not self._name:
             raise invalid(f"'region name' is necessary to register {kind} shared memory region")
-        if self._cuda:
-            raise BridgeError(
-                f"cannot register '{self._name}': {CUDA_REFUSAL}", ErrorCode.UNSUPPORTED
-            )
-        document = parse_json(bytes(self._body))
+        return parse_json(bytes(self._body))
+
+    def _device_memory(self) -> tuple[str, bytes, int, int]:
+        """Return what a client registers: name, handle, device and bytes."""
+        document = self._document()
+        raw = _field(document, "raw_handle")
+        encoded = raw.get("b64") if type(raw) is dict else None
+        if type(encoded) is not str:
+            raise invalid("Shared memory register request has no 'b64' field in its 'raw_handle'")
+        try:
+            handle = base64.b64decode(encoded, validate=True)
+        except ValueError as error:
+            raise invalid(f"'raw_handle': expected the base64 of 64 bytes: {error}") from error
+        device_id = _number(_field(document, "device_id"))
+        nbytes = _number(_field(document, "byte_size"))
+        return self._name, handle, device_id, nbytes
+
+    def _register(self) -> None:
+        document = self._document()
         key = _field(document, "key")
         if type(key) is not str:
             raise internal("attempt to access JSON non-string as string")
@@ -106,6 +134,12 @@ def _number(value: object) -> int:
 
 
 def _described(region: ClientRegion) -> JsonObject:
+    if region.on_device:
+        return {
+            "name": region.name,
+            "device_id": region.device_id,
+            "byte_size": region.nbytes,
+        }
     return {
         "name": region.name,
         "key": region.key,

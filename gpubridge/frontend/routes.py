@@ -170,7 +170,7 @@ class V2Router(_Failures):
             return self._repository_route(head, path)
         if head.method != (b"GET" if match["action"] == b"status" else b"POST"):
             raise _MethodNotAllowed
-        return MemoryCall(match, self._memory.regions)
+        return MemoryCall(match, self._memory.regions, self._control)
 
     def failure(self, error: BridgeError, status: int | None) -> tuple[int, bytes]:
         """Return status and JSON body of an error."""

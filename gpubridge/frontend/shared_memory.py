@@ -11,12 +11,7 @@ from gpubridge.protocol.request_form import RequestForm
 from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
 
-__all__ = ["CUDA_REFUSAL", "RequestMemory"]
-
-CUDA_REFUSAL = (
-    "CUDA shared memory is not served yet; register system shared memory or send the tensors"
-)
-"""Why a region of GPU memory is not taken."""
+__all__ = ["RequestMemory"]
 
 
 class RequestMemory:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from gpubridge.pb_utils import InferenceRequest
+from gpubridge.pb_utils.preferred_memory import MemoryType
 from gpubridge.transport.signatures import encode_signature
 
 __all__ = ["CallForms"]
@@ -31,6 +32,7 @@ class CallForms:
             or request._timeout
             or request._trace._identifier
             or request._parameters != "{}"
+            or request._preferred_memory is not None
         )
         if not plain:
             return encode_signature(tensors, requested), _extras(request, decoupled)
@@ -50,6 +52,9 @@ def _extras(request: InferenceRequest, decoupled: bool) -> bytes:
         "version": request._model_version,
         "decoupled": decoupled,
     }
+    preferred = request._preferred_memory
+    if preferred is not None and preferred._memory_type is MemoryType.TRITONSERVER_MEMORY_CPU:
+        extras["host_outputs"] = True
     if request._correlation_id:
         extras["correlation_id"] = request._correlation_id
     if request._flags:

@@ -165,6 +165,10 @@ class StubDevice:
             streams=hold.streams,
         )
 
+    def hold(self, kept: object) -> DeviceHold:
+        """Hold something for tensors, until all streams that used them have passed."""
+        return DeviceHold(kept, self._over)
+
     def allocate_device(self, nbytes: int) -> DeviceBytes:
         """Return bytes in the arena, contents undefined; waits some time for room.
 

@@ -9,6 +9,8 @@ import numpy as np
 
 from gpubridge.host_shm import Slot
 from gpubridge.pb_utils import Tensor
+from gpubridge.pb_utils.device_tensor import DeviceTensor
+from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.output_tensor import OutputTensor
 from gpubridge.stub.client_memory import ClientMemory, Target
 from gpubridge.stub.device_memory import StubDevice
@@ -40,6 +42,25 @@ class DevicePlacement:
         self._outputs = outputs
         self._device = device
         self._clients = clients
+
+    def reaches(self, target: Target) -> bool:
+        """Whether a client's memory is on the GPU."""
+        return self._device.regions.get(target.region) is not None
+
+    def in_client_memory(self, form: OutputForm, target: Target) -> Tensor | None:
+        """Make a tensor in a client's memory; None if that is not on the GPU."""
+        opened = self._device.regions.get(target.region)
+        if opened is None:
+            return None
+        hold = self._device.hold(opened)
+        data = DeviceBytes(
+            opened.pointer + target.offset,
+            form.nbytes,
+            self._device.ordinal,
+            hold,
+            streams=hold.streams,
+        )
+        return DeviceTensor._on_device(form.name, form.datatype, form.shape, data, final=target)
 
     def place(
         self,
@@ -120,7 +141,7 @@ class DevicePlacement:
         """Write a tensor to a client's memory, unless the model has made it there."""
         opened = self._device.regions.get(target.region)
         data = tensor._device_bytes
-        if isinstance(tensor, OutputTensor) and tensor._final == target:
+        if getattr(tensor, "_final", None) == target:
             if data is not None:
                 job.order(data)
             return

@@ -62,20 +62,28 @@ class Placement:
         nbytes = dtype.itemsize * element_count(shape)
         target = targets_of(record).get(name)
         place: object = target
-        if target is not None and 0 < nbytes <= target.nbytes:
+        if target is not None and 0 < nbytes <= target.nbytes and not self._is_on_device(target):
             memory = np.frombuffer(self._clients.memory(target)[:nbytes], np.uint8)
         else:
             place, memory = self._outputs.lend_to_model(nbytes)
         return OutputTensor._placed(name, datatype, memory.view(dtype).reshape(shape), place)
 
-    def allocate_on_device(self, record: Record, form: OutputForm) -> Tensor:  # noqa: ARG002
-        """Make a tensor in the arena of the stub's GPU: a client has no memory there so far.
+    def _is_on_device(self, target: Target) -> bool:
+        return self._device is not None and self._device.reaches(target)
+
+    def allocate_on_device(self, record: Record, form: OutputForm) -> Tensor:
+        """Make a tensor on the stub's GPU: in the client's memory if it is wanted there, or the arena.
 
         Raises
         ------
         TritonModelException
             When the arena is full.
         """
+        target = targets_of(record).get(form.name)
+        if self._device is not None and target is not None and 0 < form.nbytes <= target.nbytes:
+            tensor = self._device.in_client_memory(form, target)
+            if tensor is not None:
+                return tensor
         # Stubs without a device need not load it.
         from gpubridge.pb_utils.device_tensor import DeviceTensor  # noqa: PLC0415
 

@@ -27,6 +27,12 @@ class DeviceWork:
         """Add what was done besides."""
         self._words = [a + b for a, b in zip(self._words, words, strict=True)]
 
+    def plus(self, words: Iterable[int]) -> DeviceWork:
+        """Return this with something added to it."""
+        work = DeviceWork(self._words)
+        work.add(words)
+        return work
+
     def include(self, other: DeviceWork) -> None:
         """Add what another object has."""
         self.add(other._words)

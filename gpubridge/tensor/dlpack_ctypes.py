@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CapsuleEngine", "engine"]
 
+_SOMEWHERE = 64
 _PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"
 _USED = {_PLAIN: b"used_dltensor", _VERSIONED: b"used_dltensor_versioned"}
 
@@ -182,11 +183,12 @@ class _CtypesEngine:
         /,
     ) -> Capsule:
         code, bits = dtype
-        array = np.asarray(_ArrayInterface(owner, address, tuple(shape), bits // 8))
+        # Some releases of NumPy take no array at address 0, which one of no elements may have.
+        array = np.asarray(_ArrayInterface(owner, address or _SOMEWHERE, tuple(shape), bits // 8))
         capsule = self._numpy_capsule(array, versioned)
         name, _, managed = self._managed(capsule)
         managed.dl_tensor.dtype.code = code
-        # NumPy gives an array of no elements an address of the host's.
+        # Also where NumPy has given an array of no elements another address.
         managed.dl_tensor.data = address or None
         managed.dl_tensor.device.device_type, managed.dl_tensor.device.device_id = device
         if name == _VERSIONED:

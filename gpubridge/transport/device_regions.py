@@ -9,10 +9,23 @@ from __future__ import annotations
 
 import mmap
 
-__all__ = ["reserve_addresses"]
+__all__ = ["arena_region", "is_arena", "reserve_addresses"]
+
+_ARENA = 1 << 31
+"""In the lower half of an arena's region id: those of output memory begin with 1."""
 
 _MAP_NORESERVE = 0x4000
 """The module has no name for it before Python 3.13."""
+
+
+def arena_region(owner: int) -> int:
+    """Return the id of the device arena of a maker of regions."""
+    return owner << 32 | _ARENA
+
+
+def is_arena(region: int) -> bool:
+    """Whether a region is a device arena."""
+    return region & _ARENA != 0
 
 
 def reserve_addresses(size: int) -> memoryview:

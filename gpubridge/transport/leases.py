@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from gpubridge.host_shm import Segment, Slot
 from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.device_regions import is_arena
 from gpubridge.transport.lease_book import lease_book
 
 __all__ = ["BorrowedMemory", "LentSlots"]
@@ -149,14 +150,20 @@ class BorrowedMemory:
     ----------
     table : memoryview
         The part of the control page with a byte for each lease.
+
+    Attributes
+    ----------
+    arena : bool
+        Whether device memory may be among it.
     """
 
-    __slots__ = ("_book", "_segments", "_views")
+    __slots__ = ("_book", "_segments", "_views", "arena")
 
     def __init__(self, table: memoryview) -> None:
         self._book = lease_book(table)
         self._views = self._book.views
         self._segments: dict[int, KnownSegment] = {}
+        self.arena = False
 
     @property
     def held(self) -> int:
@@ -188,6 +195,7 @@ class BorrowedMemory:
         """Know a region that is mapped already, or that cannot be: its views only keep leases."""
         self._segments[segment.region] = segment
         self._book.add(segment.region, segment.view)
+        self.arena = self.arena or is_arena(segment.region)
 
     def segment(self, region: int) -> Any:
         """Return a region that is mapped, to hand it on; it lives while somebody holds it."""

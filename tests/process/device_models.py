@@ -197,7 +197,7 @@ class DeviceServer:
         }
         done["waits"] = after["waits"] - before["waits"]
         nothing = {"h2d": (0, 0), "d2h": (0, 0), "d2d": (0, 0), "waits": 0}
-        assert done == {**nothing, **expected}
+        assert done == {**nothing, **expected}, done
 
 
 @contextmanager

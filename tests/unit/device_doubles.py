@@ -110,8 +110,8 @@ class CudaArray:
     array : numpy.ndarray
         Its contents, C-contiguous; BF16 as uint16 with ``code=4``.
     **fields
-        Of the structure that consumers see, where they are to be other than they are: shape,
-        strides, code, bits, lanes, byte_offset, device_type, device_id, flags, data.
+        Of the structure that consumers see, where they are to be other than they are: shape (of as
+        many dims), strides, code, bits, lanes, byte_offset, device_type, device_id, flags, data.
     """
 
     def __init__(self, array, versioned=False, **fields):
@@ -120,7 +120,7 @@ class CudaArray:
         self._dtype = ({"f": 2, "i": 0, "u": 1, "b": 6}[array.dtype.kind], array.itemsize * 8)
         self._versioned = versioned
         self._fields = fields
-        self._keep = []
+        self._strides = None
         self.streams = []
 
     def __dlpack_device__(self):
@@ -147,14 +147,13 @@ class CudaArray:
             setattr(tensor.dtype, name, fields.get(name, getattr(tensor.dtype, name)))
         tensor.data = fields.get("data", tensor.data)
         tensor.byte_offset = fields.get("byte_offset", 0)
-        for name in ("shape", "strides"):
-            if name in fields:
-                dims = fields[name]
-                block = None if dims is None else (ctypes.c_int64 * len(dims))(*dims)
-                self._keep.append(block)
-                setattr(tensor, name, block)
-                if block is not None:
-                    tensor.ndim = len(dims)
+        # In place: NumPy's deleter frees the block of the shape.
+        for axis, dim in enumerate(fields.get("shape", ())):
+            tensor.shape[axis] = dim
+        if "strides" in fields:
+            strides = fields["strides"]
+            self._strides = None if strides is None else (ctypes.c_int64 * len(strides))(*strides)
+            tensor.strides = self._strides
         return capsule
 
 

@@ -70,6 +70,15 @@ def test_no_cuda_python_is_a_value_with_a_reason(monkeypatch):
     assert raised.value.code == ErrorCode.UNAVAILABLE
 
 
+@pytest.mark.parametrize("version", ["12.9.0", "12.6", "9.9.9.post1"])
+def test_bindings_that_hold_the_interpreter_while_they_wait_are_refused(monkeypatch, version):
+    monkeypatch.setattr("cuda.bindings.__version__", version)
+    monkeypatch.setattr("gpubridge.cuda_ipc.driver._loaded", None)
+    reason = probe_devices().reason
+    assert reason.startswith(f"cuda-python {version} is too old")
+    assert "expected 12.9.1 or newer: pip install" in reason
+
+
 @pytest.mark.parametrize(
     ("code", "name", "advice"),
     [
@@ -137,12 +146,15 @@ def test_a_code_that_the_bindings_do_not_know_is_an_error_too(machine):
     with device_worker(machine) as worker:
         machine.fail("cuMemAlloc", 12345)
         name, status, text, sticky, code = worker.do("answer = attributes(mine, 1)")
-    assert (name, status, sticky, code) == ("cuMemAlloc", -1, False, "INTERNAL")
+    assert (name, status, sticky, code) == ("cuMemAlloc", 12345, False, "INTERNAL")
     assert "12345" in text
 
 
-def test_a_function_that_the_driver_lacks_is_an_error(machine):
-    with device_worker(machine) as worker, pytest.raises(RuntimeError, match="cuMemAllocManaged"):
+def test_a_function_that_the_driver_lacks_is_an_error_with_what_to_do(machine):
+    with (
+        device_worker(machine) as worker,
+        pytest.raises(RuntimeError, match=r"cuMemAllocManaged failed: .* update the NVIDIA driver"),
+    ):
         worker.do("from gpubridge.cuda_ipc.driver import call; call('cuMemAllocManaged', 1, 1)")
 
 

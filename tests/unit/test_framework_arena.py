@@ -228,6 +228,25 @@ def test_what_is_given_back_is_whole_again(memory, torch):
         assert compiled.arena_state() == (0, 0)
 
 
+def test_threads_take_and_give_at_once(memory, torch):
+    def use():
+        with pb_utils.device_arena(reserve=MB):
+            for _ in range(3000):
+                made = [torch.empty(700) for _ in range(3)]
+                assert len({pointer for pointer, _ in made}) == 3
+                for _, free in made:
+                    free()
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert native.native().arena_state() == (0, 0)
+    with pb_utils.device_arena():
+        assert torch.empty(MB - 512 - (MB - 512) % 512)
+
+
 def test_memory_of_nobodys_is_not_taken_back(memory, torch):
     with pb_utils.device_arena(reserve=MB):
         pointer, free = torch.empty(1000)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gpubridge.engine.ensemble.graph import Step
-from gpubridge.host_shm import ClientSegment
 from gpubridge.request import ClientUse, InferRequest
 
 __all__ = ["ClientOutputs", "StepOutputs"]
@@ -38,7 +37,7 @@ class ClientOutputs:
     out, also : dict of str to list of int
         By the ensemble's output: region, offset and bytes. Those of the second kind are wanted in
         the response as well.
-    segments : list of ClientSegment
+    segments : list
         The regions; none of them can go while this object lives.
     """
 
@@ -60,7 +59,7 @@ class ClientOutputs:
         return cls(use, out, also) if out or also else None
 
     @property
-    def segments(self) -> list[ClientSegment]:
+    def segments(self) -> list[Any]:
         """The regions."""
         return self._use.segments
 

@@ -11,7 +11,9 @@ from typing import Protocol
 
 from gpubridge.config import ModelConfig
 from gpubridge.engine.context import EngineContext
+from gpubridge.engine.device_segments import OF_CLIENTS
 from gpubridge.engine.ensemble.client_outputs import ClientOutputs
+from gpubridge.engine.ensemble.device_edges import DeviceEdges
 from gpubridge.engine.ensemble.execution import Execution
 from gpubridge.engine.ensemble.graph import Step, draw_graph, refused
 from gpubridge.engine.ensemble.member_requests import MemberRequests
@@ -29,7 +31,6 @@ from gpubridge.engine.model import Model, new_statistics
 from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.host_shm import ClientSegment
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
 
@@ -87,7 +88,9 @@ class EnsembleModel(Model):
         self._graph = draw_graph(config)
         self._wiring = Wiring(frozenset(), (), ROOT)
         self._courses: dict[tuple[str, ...], Course] = {}
-        self._requests = MemberRequests()
+        self._devices = context.devices
+        edges = DeviceEdges(self.member)
+        self._requests = MemberRequests(edges)
         self._signatures = SignatureCache(_FORMS_KEPT)
         self._answers: dict[tuple[TensorSpec, ...], Signature] = {}
         self._running: set[Execution] = set()
@@ -199,6 +202,11 @@ class EnsembleModel(Model):
                 continue
         return names
 
+    @property
+    def device(self) -> str | None:
+        """None: its members have theirs."""
+        return None
+
     # -- work ----------------------------------------------------------------------------------
 
     def submit(self, request: InferRequest, origin: Origin | None = None) -> None:
@@ -219,7 +227,7 @@ class EnsembleModel(Model):
         for name in course.outputs:
             if name not in inputs:
                 continue
-            if isinstance(inputs[name].place.segment, ClientSegment):
+            if isinstance(inputs[name].place.segment, OF_CLIENTS):
                 refusal = self._refused_output(name, "in shared memory: it is there already")
             elif name in wanted:
                 refusal = self._refused_output(name, "that no model could write to shared memory")
@@ -266,6 +274,7 @@ class EnsembleModel(Model):
             member.config,
             execution,
             on_done,
+            devices=self._devices.used,
         )
 
     def response(self, execution: Execution, outputs: dict[str, FlowTensor]) -> InferResponse:

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubridge.config import ModelConfig
+from gpubridge.engine.device_segments import OF_CLIENTS
 from gpubridge.engine.ensemble.client_outputs import ClientOutputs, StepOutputs
+from gpubridge.engine.ensemble.device_edges import DeviceEdges, outputs_wanted
 from gpubridge.engine.ensemble.graph import Step
 from gpubridge.engine.ensemble.tensors import FlowTensor
 from gpubridge.engine.ensemble.wiring import fit_shape
-from gpubridge.host_shm import ClientSegment
 from gpubridge.model_io import check_inputs, model_shape
 from gpubridge.request import InferRequest, MemoryRange, RequestOptions
 from gpubridge.transport.signatures import encode_signature
@@ -48,10 +49,10 @@ class _ClientMemory:
         self.outputs = frozenset(outputs.out)
 
     @property
-    def segments(self) -> list[ClientSegment]:
+    def segments(self) -> list[Any]:
         """What the stub has to have mapped."""
         found = (part.segment for part in self._ranges)
-        read = [segment for segment in found if isinstance(segment, ClientSegment)]
+        read = [segment for segment in found if isinstance(segment, OF_CLIENTS)]
         return read if self._targets is None else [*read, *self._targets.segments]
 
 
@@ -72,11 +73,12 @@ class _Form(NamedTuple):
 class MemberRequests:
     """Makes the requests of one ensemble; remembers their forms, so that each is checked once."""
 
-    __slots__ = ("_extras", "_forms")
+    __slots__ = ("_edges", "_extras", "_forms")
 
-    def __init__(self) -> None:
+    def __init__(self, edges: DeviceEdges) -> None:
+        self._edges = edges
         self._forms: dict[Any, _Form] = {}
-        self._extras: dict[tuple[bytes, bool, tuple[int, ...]], bytes] = {}
+        self._extras: dict[Any, bytes] = {}
 
     def make(
         self,
@@ -85,6 +87,8 @@ class MemberRequests:
         config: ModelConfig,
         execution: Execution,
         on_done: Callable[[Any], None],
+        *,
+        devices: bool,
     ) -> InferRequest:
         """Return the request of a step.
 
@@ -96,6 +100,8 @@ class MemberRequests:
             The member's.
         execution : Execution
             Of the client's request; what that says besides its inputs is passed on.
+        devices : bool
+            Whether tensors may be on GPUs.
 
         Raises
         ------
@@ -130,23 +136,33 @@ class MemberRequests:
             options,
         )
         request.ranges = [tensors[name].place for name in form.names]
-        self._tell(request, step, execution, read_only=read_only)
+        on_device = {}
+        if devices:
+            wanted = outputs_wanted(client.extras)
+            on_device = self._edges.of_step(step, course, wanted)
+        self._tell(request, step, execution, on_device, read_only=read_only)
         return request
 
     def _tell(
-        self, request: InferRequest, step: Step, execution: Execution, *, read_only: bool
+        self,
+        request: InferRequest,
+        step: Step,
+        execution: Execution,
+        on_device: dict[str, str],
+        *,
+        read_only: bool,
     ) -> None:
         """Say what a member has to know besides its inputs: of the client's wishes, and its memory."""
         ranges = request.ranges or ()
         client, targets = execution.request, execution.targets
-        inside = tuple(i for i, p in enumerate(ranges) if isinstance(p.segment, ClientSegment))
+        inside = tuple(i for i, p in enumerate(ranges) if isinstance(p.segment, OF_CLIENTS))
         uses = execution.course.uses
         outputs = _NO_OUTPUTS if targets is None else targets.of_step(step, uses)
         if outputs.out or outputs.also:
             request.client = _ClientMemory(ranges, targets, outputs)
-            request.extras = _extras(client.extras, read_only, inside, outputs)
+            request.extras = _extras(client.extras, read_only, inside, outputs, on_device)
             return
-        request.extras = self._passed_on(client.extras, read_only, inside)
+        request.extras = self._passed_on(client.extras, read_only, inside, on_device)
         if inside:
             request.client = _ClientMemory(ranges, None, outputs)
 
@@ -155,30 +171,40 @@ class MemberRequests:
         """Whether the extras of a request say that its inputs are also somebody else's."""
         return b'"shared"' in extras and "shared" in json.loads(extras)
 
-    def _passed_on(self, extras: bytes, read_only: bool, inside: tuple[int, ...]) -> bytes:
+    def _passed_on(
+        self, extras: bytes, read_only: bool, inside: tuple[int, ...], on_device: dict[str, str]
+    ) -> bytes:
         """Return what a member's stub is told: those of a client's wishes that every member may know.
 
         ``inside`` are the inputs that lie in the client's own memory.
         """
-        if not extras and not read_only and not inside:
+        if not extras and not read_only and not inside and not on_device:
             return b""
-        key = extras, read_only, inside
+        key = extras, read_only, inside, tuple(on_device.items())
         kept = self._extras.get(key)
         if kept is None:
-            kept = _extras(extras, read_only, inside, _NO_OUTPUTS)
+            kept = _extras(extras, read_only, inside, _NO_OUTPUTS, on_device)
             if len(self._extras) >= _FORMS_KEPT:
                 self._extras.clear()
             self._extras[key] = kept
         return kept
 
 
-def _extras(extras: bytes, read_only: bool, inside: tuple[int, ...], outputs: StepOutputs) -> bytes:
+def _extras(
+    extras: bytes,
+    read_only: bool,
+    inside: tuple[int, ...],
+    outputs: StepOutputs,
+    on_device: dict[str, str],
+) -> bytes:
     fields = json.loads(extras) if extras else {}
     wanted = {name: fields[name] for name in _PASSED_ON if name in fields}
     if read_only:
         wanted["shared"] = True
     if inside or outputs.out or outputs.also:
         wanted["client"] = {"in": inside, **outputs._asdict()}
+    if on_device:
+        wanted["device_outputs"] = on_device
     return json.dumps(wanted).encode() if wanted else b""
 
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpubridge.config import ModelConfig
+from gpubridge.engine.device_segments import OF_CLIENTS, ON_DEVICE
 from gpubridge.engine.shared_slot import SharedSlot
-from gpubridge.host_shm import ClientSegment, HostArena
+from gpubridge.host_shm import HostArena
 from gpubridge.model_io import as_configured
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
 from gpubridge.transport.signatures import Signature
@@ -57,7 +58,7 @@ class FlowTensor(NamedTuple):
         if segment is None:
             return memoryview(b"")
         # Such a request has been refused: the server does not look at clients' memory.
-        assert not isinstance(segment, ClientSegment)
+        assert not isinstance(segment, OF_CLIENTS)
         # Of a view of its own: the segment's must be free to go before this one.
         array: Any = np.frombuffer(segment.view[offset : offset + nbytes], np.uint8)
         array = array.view(_HeldArray)
@@ -90,6 +91,13 @@ class EnsembleResponse(InferResponse):
         """Return where the outputs lie."""
         return list(self.parts)
 
+    def visible(self) -> list[memoryview | None]:
+        """Return the buffers of the outputs; None for those that are on a device."""
+        return [
+            None if isinstance(part.segment, ON_DEVICE) else buffer
+            for part, buffer in zip(self.parts, self.buffers, strict=True)
+        ]
+
 
 def request_tensors(
     request: InferRequest, signature: Signature, arena: HostArena, *, shared: bool
@@ -115,7 +123,7 @@ def request_tensors(
         ranges = [
             part
             if part.keep
-            else part._replace(keep=client if isinstance(part.segment, ClientSegment) else held)
+            else part._replace(keep=client if isinstance(part.segment, OF_CLIENTS) else held)
             for part in ranges
         ]
     request.ranges = None

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.engine.client_regions import ClientRegions
-from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.shared_memory import CUDA_REFUSAL
+from gpubridge.errors import BridgeError
+from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.protocol.grpc.messages import message_class, parse_message
 
-__all__ = ["memory_calls"]
+__all__ = ["cuda_register", "memory_calls"]
 
 
 def memory_calls(regions: ClientRegions) -> dict[str, Callable[[bytes], bytes]]:
@@ -33,14 +33,42 @@ def memory_calls(regions: ClientRegions) -> dict[str, Callable[[bytes], bytes]]:
             there.offset = region.offset
             there.byte_size = region.nbytes
 
+    def unregister_cuda(message: ProtoMessage) -> None:
+        if message.name:
+            regions.unregister(message.name, on_device=True)
+        else:
+            regions.unregister_all(on_device=True)
+
+    def cuda_status(message: ProtoMessage, answer: ProtoMessage) -> None:
+        for region in regions.status(message.name, on_device=True):
+            there = answer.regions[region.name]
+            there.name = region.name
+            there.device_id = region.device_id
+            there.byte_size = region.nbytes
+
     return {
         "SystemSharedMemoryRegister": _call("SystemSharedMemoryRegister", register),
         "SystemSharedMemoryUnregister": _call("SystemSharedMemoryUnregister", unregister),
         "SystemSharedMemoryStatus": _call("SystemSharedMemoryStatus", status, answers=True),
-        "CudaSharedMemoryRegister": _call("CudaSharedMemoryRegister", _register_cuda),
-        "CudaSharedMemoryUnregister": _call("CudaSharedMemoryUnregister", lambda _: None),
-        "CudaSharedMemoryStatus": _call("CudaSharedMemoryStatus", _cuda_status),
+        "CudaSharedMemoryUnregister": _call("CudaSharedMemoryUnregister", unregister_cuda),
+        "CudaSharedMemoryStatus": _call("CudaSharedMemoryStatus", cuda_status, answers=True),
     }
+
+
+def cuda_register(
+    regions: ClientRegions, tasks: ControlTasks
+) -> Callable[[bytes, Callable[[bytes | BridgeError], None]], None]:
+    """Return the method by which clients register CUDA memory: it answers when that is opened."""
+
+    def begin(data: bytes, answer: Callable[[bytes | BridgeError], None]) -> None:
+        message = parse_message("CudaSharedMemoryRegisterRequest", data)
+        encoded = message_class("CudaSharedMemoryRegisterResponse")().SerializeToString()
+        work = regions.register_device(
+            message.name, message.raw_handle, message.device_id, message.byte_size
+        )
+        tasks.start(work, lambda error: answer(error or encoded))
+
+    return begin
 
 
 def _call(
@@ -57,14 +85,3 @@ def _call(
         return encoded
 
     return call
-
-
-def _register_cuda(message: ProtoMessage) -> None:
-    raise BridgeError(f"cannot register '{message.name}': {CUDA_REFUSAL}", ErrorCode.UNSUPPORTED)
-
-
-def _cuda_status(message: ProtoMessage) -> None:
-    if message.name:
-        raise BridgeError(
-            f"Unable to find cuda shared memory region: '{message.name}'", ErrorCode.NOT_FOUND
-        )

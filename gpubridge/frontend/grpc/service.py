@@ -12,7 +12,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner, DeferredCall, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall, TracedInferCall
-from gpubridge.frontend.grpc.memory import memory_calls
+from gpubridge.frontend.grpc.memory import cuda_register, memory_calls
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.http2.headers import RequestHeaders
 from gpubridge.frontend.model_readiness import tell_ready
@@ -73,12 +73,13 @@ class GrpcService:
         self._settings = SettingsService(repository)
         unary[_SERVICE + b"LogSettings"] = self._log_settings
         unary[_SERVICE + b"TraceSetting"] = self._trace_setting
+        self._control = ControlTasks()
         self._deferred = {
+            _SERVICE + b"CudaSharedMemoryRegister": cuda_register(regions, self._control),
             _SERVICE + b"ModelReady": self._model_ready,
             _SERVICE + b"RepositoryModelLoad": self._load,
             _SERVICE + b"RepositoryModelUnload": self._unload,
         }
-        self._control = ControlTasks()
         for method, answer in memory_calls(regions).items():
             unary[_SERVICE + method.encode()] = answer
         self._unary = unary

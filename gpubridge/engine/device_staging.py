@@ -1,0 +1,215 @@
+"""Requests whose tensors lie on a GPU that their model is not on: the server copies, and counts it.
+
+Nobody else could: neither who has the tensors knows where the model runs, nor can the model's process
+reach them. The copies are made on the thread that calls the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from gpubridge.engine.client_device_region import ClientDeviceSegment
+from gpubridge.engine.device_memory import DeviceMemory
+from gpubridge.engine.device_segments import ON_DEVICE
+from gpubridge.engine.shared_slot import SharedSlot
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import HostArena, Slot
+from gpubridge.request import InferRequest, InferResponse, MemoryRange
+from gpubridge.telemetry.device_work import DeviceWork
+
+__all__ = ["DeviceStaging"]
+
+_ALIGNMENT = 64
+_NO_BYTES = memoryview(b"")
+
+
+class DeviceStaging:
+    """Brings the tensors of a model's requests to host memory, and its outputs to clients' GPUs.
+
+    Parameters
+    ----------
+    devices : DeviceMemory
+    arena : HostArena
+        Where the inputs are brought to.
+    work : DeviceWork
+        Counts the copies.
+    """
+
+    def __init__(self, devices: DeviceMemory, arena: HostArena, work: DeviceWork) -> None:
+        self._devices = devices
+        self._arena = arena
+        self._work = work
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def pending(self) -> int:
+        """Requests under way."""
+        return len(self._tasks)
+
+    def needed(self, request: InferRequest, device: str | None) -> bool:
+        """Whether a model that is on ``device`` could not reach the tensors of a request."""
+        ranges = request.ranges
+        if ranges is None or not self._devices.used:
+            return False
+        segments = [part.segment for part in ranges]
+        if request.client is not None:
+            segments += request.client.segments
+        return any(isinstance(s, ON_DEVICE) and s.uuid != device for s in segments)
+
+    def begin(
+        self, request: InferRequest, device: str | None, submit: Callable[[InferRequest], None]
+    ) -> None:
+        """Bring a request's inputs to the host, then submit it; it fails if that cannot be."""
+        task = asyncio.get_running_loop().create_task(self._stage(request, device, submit))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def finished(self) -> None:
+        """Wait until nothing is under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _stage(
+        self, request: InferRequest, device: str | None, submit: Callable[[InferRequest], None]
+    ) -> None:
+        try:
+            await self._bring(request, device)
+            self._take_outputs(request, device)
+        except BridgeError as error:
+            if request.slot is not None:
+                self._arena.free(request.slot)
+                request.slot = None
+            request.ranges = request.client = None
+            request.finish(error)
+            return
+        submit(request)
+
+    # -- inputs --------------------------------------------------------------------------------
+
+    async def _bring(self, request: InferRequest, device: str | None) -> None:
+        ranges = list(request.ranges or ())
+        far = [i for i, part in enumerate(ranges) if _is_far(part.segment, device)]
+        if not far:
+            return
+        total = sum(-(-ranges[i].nbytes // _ALIGNMENT) * _ALIGNMENT for i in far)
+        slot = self._arena.allocate(total)
+        held = SharedSlot(self._arena, slot)
+        await self._devices.run(partial(self._read, [ranges[i] for i in far], slot))
+        at = slot.offset
+        for i in far:
+            nbytes = ranges[i].nbytes
+            self._work.copied("d2h", nbytes)
+            ranges[i] = MemoryRange(slot.segment, at, nbytes, held)
+            at += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        request.ranges = ranges
+        if b'"client"' in request.extras:
+            extras = json.loads(request.extras)
+            extras["client"]["in"] = [i for i in extras["client"]["in"] if i not in far]
+            request.extras = json.dumps(extras).encode()
+
+    def _read(self, parts: Sequence[MemoryRange], slot: Slot) -> None:
+        """Copy, on the driver's thread."""
+        at = 0
+        for segment, offset, nbytes, _ in parts:
+            stream = self._devices.stream(segment.uuid)
+            stream.d2h(slot.memory[at : at + nbytes], segment.pointer + offset, nbytes)
+            at += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        for uuid in {part.segment.uuid for part in parts}:
+            self._devices.stream(uuid).wait()
+
+    # -- outputs -------------------------------------------------------------------------------
+
+    def _take_outputs(self, request: InferRequest, device: str | None) -> None:
+        """Have the outputs that a client wants on such a GPU come here first."""
+        client = request.client
+        if client is None or b'"client"' not in request.extras:
+            return
+        far = {s.region: s for s in client.segments if _is_far(s, device)}
+        extras = json.loads(request.extras)
+        places = extras["client"].get("out", {})
+        taken = {name: place for name, place in places.items() if place[0] in far}
+        if not taken:
+            return
+        for name in taken:
+            del places[name]
+        request.extras = json.dumps(extras).encode()
+        delivery = _Delivery(self._devices, self._work, far, taken, client)
+        request.on_done = partial(delivery.pass_on, request.on_done)
+        if request.on_partial is not None:
+            request.on_partial = partial(delivery.pass_on, request.on_partial)
+
+
+class _Delivery:
+    """Writes the outputs of one request to its client's memory, and passes the responses on in order."""
+
+    def __init__(
+        self,
+        devices: DeviceMemory,
+        work: DeviceWork,
+        segments: dict[int, ClientDeviceSegment],
+        places: dict[str, Any],
+        client: object,
+    ) -> None:
+        self._devices = devices
+        self._work = work
+        self._segments = segments
+        self._places = places
+        # As long as this is held, the client cannot unregister the memory.
+        self._client = client
+        self._last: asyncio.Task[None] | None = None
+
+    def pass_on(self, to: Callable[[Any], None] | None, outcome: Any) -> None:
+        """Take a response, an error, or the end."""
+        before = self._last
+        self._last = asyncio.get_running_loop().create_task(self._deliver(before, to, outcome))
+
+    async def _deliver(
+        self,
+        before: asyncio.Task[None] | None,
+        to: Callable[[Any], None] | None,
+        outcome: Any,
+    ) -> None:
+        if isinstance(outcome, InferResponse):
+            try:
+                await self._write(outcome)
+            except BridgeError as error:
+                outcome = error
+        if before is not None:
+            await before
+        if to is not None:
+            to(outcome)
+
+    async def _write(self, response: InferResponse) -> None:
+        copies = []
+        for index, spec in enumerate(response.signature.tensors):
+            if spec.name not in self._places:
+                continue
+            region, offset, room = self._places[spec.name]
+            buffer = response.buffers[index]
+            if len(buffer) > room:
+                raise BridgeError(
+                    f"shared memory size specified with the request for output '{spec.name}' "
+                    f"({room} bytes) should be at least {len(buffer)} bytes to hold the results",
+                    ErrorCode.INTERNAL,
+                )
+            copies.append((self._segments[region], offset, buffer))
+            response.buffers[index] = _NO_BYTES
+        await self._devices.run(partial(self._copy, copies))
+        for _, _, buffer in copies:
+            self._work.copied("h2d", len(buffer))
+
+    def _copy(self, copies: Sequence[tuple[ClientDeviceSegment, int, memoryview]]) -> None:
+        """Copy, on the driver's thread."""
+        for segment, offset, buffer in copies:
+            stream = self._devices.stream(segment.uuid)
+            stream.h2d(segment.pointer + offset, buffer, len(buffer))
+        for uuid in {segment.uuid for segment, _, _ in copies}:
+            self._devices.stream(uuid).wait()
+
+
+def _is_far(segment: object, device: str | None) -> bool:
+    return isinstance(segment, ON_DEVICE) and segment.uuid != device

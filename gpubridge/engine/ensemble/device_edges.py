@@ -1,0 +1,64 @@
+"""Which outputs of an ensemble's steps stay on a GPU, because whoever needs them is on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from gpubridge.engine.ensemble.graph import Step
+from gpubridge.engine.ensemble.run import Course
+from gpubridge.engine.model import Model
+from gpubridge.errors import BridgeError
+
+__all__ = ["DeviceEdges", "outputs_wanted"]
+
+
+def outputs_wanted(extras: bytes) -> str | None:
+    """Return the device on which who has sent a request can take the outputs, if any."""
+    if b'"device_outputs"' not in extras:
+        return None
+    wanted = json.loads(extras).get("device_outputs")
+    return wanted if isinstance(wanted, str) else None
+
+
+class DeviceEdges:
+    """Finds them for one course of an ensemble.
+
+    Parameters
+    ----------
+    member : callable
+        Gives the model of a step; raises BridgeError.
+    """
+
+    __slots__ = ("_member",)
+
+    def __init__(self, member: Callable[[Step], Model]) -> None:
+        self._member = member
+
+    def of_step(self, step: Step, course: Course, wanted: str | None) -> dict[str, str]:
+        """Return the device by the output, for those that all who need them can take there.
+
+        Parameters
+        ----------
+        wanted : str or None
+            Where who has sent the ensemble's request can take outputs.
+        """
+        found = {}
+        for name, tensor in step.outputs.items():
+            devices = {
+                self._device(course.graph.steps[index])
+                for index in course.graph.consumers.get(tensor, ())
+                if index in course.steps
+            }
+            if tensor in course.outputs:
+                devices.add(wanted)
+            device = devices.pop() if len(devices) == 1 else None
+            if device is not None:
+                found[name] = device
+        return found
+
+    def _device(self, step: Step) -> str | None:
+        try:
+            return self._member(step).device
+        except BridgeError:
+            return None

@@ -1,0 +1,290 @@
+"""Clients' CUDA memory: registered over HTTP and gRPC, read and written where it is."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from tests.process.device_models import (
+    DOUBLE,
+    LIBRARY,
+    running_device_server,
+    write_device_model,
+)
+from tests.process.server import wait_until, write_model
+from tests.process.test_device_edges import HOST, ensemble
+from tests.simcuda.processes import running_worker
+
+COUNT = 50_000
+NBYTES = 4 * COUNT
+
+# Doubles its input into the place where the output is wanted.
+IN_PLACE = (
+    DOUBLE.replace(
+        'out = library.array("out", given.shape())',
+        'tensor = request.output("OUT", given.shape(), np.float32, "cuda")\n'
+        "        out = Array(library.pointer(tensor), given.shape(), np.float32, None)",
+    ).replace('[pb_utils.Tensor.from_dlpack("OUT", out)]', "[self.written(tensor)]")
+    + """
+    def written(self, tensor):
+        event = ok(d.cuEventCreate(2))
+        ok(d.cuEventRecord(event, self.library.stream))
+        ok(d.cuStreamWaitEvent(1, event, 0))
+        return tensor
+"""
+)
+
+# Answers with its input, when it is told to.
+SLOW = (
+    LIBRARY
+    + """
+
+class TritonPythonModel:
+    def execute(self, requests):
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        open(os.path.join(folder, "begun"), "w").close()
+        while not os.path.exists(os.path.join(folder, "go")):
+            time.sleep(0.01)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
+                for r in requests]
+"""
+)
+
+
+class Client:
+    """A client with memory on a GPU: what tritonclient would do, by the driver."""
+
+    def __init__(self, worker, url_of):
+        self.worker = worker
+        self.url_of = url_of
+        self.handles = {}
+
+    def allocate(self, name, nbytes, device=0):
+        self.handles[name] = bytes(
+            self.worker.do(
+                "start(told[2]); memory = globals().setdefault('memory', {});"
+                "memory[told[0]] = int(ok(d.cuMemAlloc(told[1])));"
+                "answer = raw(ok(d.cuIpcGetMemHandle(memory[told[0]])))",
+                [name, nbytes, device],
+            )
+        )
+
+    def write(self, name, values, offset=0):
+        self.worker.do(
+            "values = bytes.fromhex(told[1]);"
+            "ok(d.cuMemcpyHtoD(memory[told[0]] + told[2], values, len(values)))",
+            [name, values.tobytes().hex(), offset],
+        )
+
+    def read(self, name, count, offset=0):
+        said = self.worker.do(
+            "answer = read(memory[told[0]] + told[2], told[1]).hex()", [name, 4 * count, offset]
+        )
+        return np.frombuffer(bytes.fromhex(said), np.float32)
+
+    def register(self, name, nbytes, device=0, of=None):
+        handle = base64.b64encode(self.handles[of or name]).decode()
+        body = {"raw_handle": {"b64": handle}, "device_id": device, "byte_size": nbytes}
+        return self.post(f"region/{name}/register", body)
+
+    def post(self, path, body=None):
+        text = json.dumps(body) if body is not None else None
+        status, _, answer = self.url_of.request("POST", f"/v2/cudasharedmemory/{path}", text)
+        return status, answer.decode()
+
+    def status(self, name=""):
+        path = f"region/{name}/status" if name else "status"
+        status, _, answer = self.url_of.request("GET", f"/v2/cudasharedmemory/{path}")
+        return status, json.loads(answer)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def served(folder):
+    write_device_model(folder, "double", DOUBLE)
+    write_device_model(folder, "second", DOUBLE)
+    write_device_model(folder, "in_place", IN_PLACE)
+    write_device_model(folder, "slow", SLOW)
+    write_model(folder, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
+    ensemble(folder, "both", ["double", "second"])
+    with running_device_server(folder, "--allow-client-shm=true") as served:
+        yield served
+
+
+@pytest.fixture
+def client(served):
+    with running_worker(served.machine) as worker:
+        client = Client(worker, served.server)
+        yield client
+        assert client.post("unregister")[0] == 200
+        assert client.status() == (200, [])
+        # Who has it open lets go before the client does.
+        for name in client.handles:
+            worker.do("ok(d.cuMemFree(memory.pop(told)))", name)
+
+
+def region(name, nbytes=NBYTES, offset=0):
+    return {
+        "shared_memory_region": name,
+        "shared_memory_byte_size": nbytes,
+        "shared_memory_offset": offset,
+    }
+
+
+def infer(served, model, source, target=None):
+    entry = {"name": "IN", "datatype": "FP32", "shape": [COUNT], "parameters": source}
+    body = {"inputs": [entry]}
+    if target is not None:
+        body["outputs"] = [{"name": "OUT", "parameters": target}]
+    status, _, answer = served.server.request("POST", f"/v2/models/{model}/infer", json.dumps(body))
+    return status, json.loads(answer)
+
+
+def prepared(client, *names):
+    for name in names:
+        client.allocate(name, NBYTES + 256)
+        assert client.register(name, NBYTES + 256) == (200, "")
+
+
+COSTS = {
+    "double": {"d2d": (NBYTES, 1), "waits": 1},
+    "in_place": {"waits": 1},
+    "host": {"d2h": (NBYTES, 1), "h2d": (NBYTES, 1), "waits": 2},
+}
+
+
+@pytest.mark.parametrize("model", COSTS)
+def test_from_and_to_memory_of_a_client(served, client, model):
+    prepared(client, "in", "out")
+    for offset in (0, 256, 0):
+        given = np.random.default_rng(offset).random(COUNT, np.float32)
+        client.write("in", given, offset)
+        client.write("out", np.full(COUNT, np.nan, np.float32))
+        with served.doing(model, **COSTS[model]):
+            status, answer = infer(served, model, region("in", offset=offset), region("out"))
+            assert status == 200, answer
+        assert answer["outputs"][0].get("data") is None
+        assert (client.read("out", COUNT) == 2 * given).all()
+
+
+def test_an_ensemble_from_and_to_memory_of_a_client(served, client):
+    prepared(client, "in", "out")
+    given = np.random.default_rng(5).random(COUNT, np.float32)
+    client.write("in", given)
+    with (
+        served.doing("double", d2d=(NBYTES, 1), waits=1),
+        served.doing("second", d2d=(NBYTES, 1), waits=1),
+    ):
+        assert infer(served, "both", region("in"), region("out"))[0] == 200
+    assert (client.read("out", COUNT) == 4 * given).all()
+
+
+def test_a_region_is_opened_once_by_each_process(served, client):
+    prepared(client, "in", "out")
+    client.write("in", np.ones(COUNT, np.float32))
+    infer(served, "double", region("in"), region("out"))
+    before = len(served.machine.calls("cuIpcOpenMemHandle"))
+    for _ in range(3):
+        assert infer(served, "double", region("in"), region("out"))[0] == 200
+    assert len(served.machine.calls("cuIpcOpenMemHandle")) == before
+
+
+def test_status_and_unregister(served, client):
+    prepared(client, "b", "a")
+    rows = [{"name": n, "device_id": 0, "byte_size": NBYTES + 256} for n in ("a", "b")]
+    assert client.status() == (200, rows)
+    assert client.status("b") == (200, rows[1:])
+    assert client.post("region/a/unregister") == (200, "")
+    assert client.status() == (200, rows[1:])
+    missing = {"error": "Unable to find cuda shared memory region: 'a'"}
+    assert client.status("a") == (404, missing)
+    # It is no system memory, and system memory's paths leave it alone.
+    assert served.server.request("POST", "/v2/systemsharedmemory/unregister")[0] == 200
+    assert served.server.request("GET", "/v2/systemsharedmemory/region/b/status")[0] == 404
+    assert client.status() == (200, rows[1:])
+
+
+def test_one_handle_under_two_names(served, client):
+    prepared(client, "in")
+    assert client.register("again", NBYTES + 256, of="in") == (200, "")
+    client.write("in", np.ones(COUNT, np.float32))
+    assert infer(served, "double", region("in"), region("again"))[0] == 200
+    assert (client.read("in", COUNT) == 2).all()
+    assert client.post("region/again/unregister") == (200, "")
+    assert infer(served, "double", region("in"))[0] == 200
+
+
+def test_what_is_no_memory_of_a_client_is_refused(served, client):
+    client.allocate("in", NBYTES)
+    client.allocate("elsewhere", NBYTES, device=1)
+    for name, nbytes, device, words in [
+        ("in", NBYTES + (4 << 20), 0, "device memory of"),
+        ("in", 0, 0, "at least one byte"),
+        ("in", NBYTES, 7, "expected the number of a GPU of this machine (0, 1), got 7"),
+        ("elsewhere", NBYTES, 0, "failed to open CUDA IPC handle"),
+    ]:
+        status, answer = client.register(name, nbytes, device)
+        assert status == 400
+        start = f"failed to register CUDA shared memory region '{name}': "
+        error = json.loads(answer)["error"]
+        assert error.startswith(start)
+        assert words in error
+    client.handles["short"] = client.handles["in"][:-1]
+    assert "64 bytes" in client.register("short", NBYTES)[1]
+    client.handles.pop("short")
+    assert client.register("in", NBYTES) == (200, "")
+    assert "already in manager" in client.register("in", NBYTES)[1]
+    assert client.register("elsewhere", NBYTES, 1) == (200, "")
+    status, answer = infer(served, "double", region("in", NBYTES, 4))
+    assert status == 400
+    assert "Invalid offset + byte size" in answer["error"]
+    status, answer = infer(served, "double", region("in"), region("in", NBYTES - 4))
+    assert status == 500
+    assert "should be at least 200000 bytes" in answer["error"]
+
+
+def test_a_region_in_use_cannot_be_unregistered(served, client, folder):
+    prepared(client, "in")
+    client.write("in", np.ones(COUNT, np.float32))
+    marks = folder / "slow"
+    with grpcclient.InferenceServerClient(served.server.grpc_url) as grpc:
+        given = grpcclient.InferInput("IN", [COUNT], "FP32")
+        given.set_shared_memory("in", NBYTES)
+        answers = []
+        grpc.async_infer("slow", [given], lambda result, error: answers.append((result, error)))
+        wait_until((marks / "begun").exists, "the model to begin", served.server)
+        status, answer = client.post("region/in/unregister")
+        assert status == 500
+        assert "currently in use" in answer
+        (marks / "go").touch()
+        wait_until(lambda: answers, "the answer", served.server)
+    ((result, error),) = answers
+    assert error is None
+    assert (result.as_numpy("OUT") == 1).all()
+
+
+def test_over_grpc(served, client):
+    client.allocate("in", NBYTES)
+    client.write("in", np.ones(COUNT, np.float32))
+    with grpcclient.InferenceServerClient(served.server.grpc_url) as grpc:
+        handle = base64.b64encode(client.handles["in"])
+        grpc.register_cuda_shared_memory("in", handle, 0, NBYTES)
+        (found,) = grpc.get_cuda_shared_memory_status().regions.values()
+        assert (found.name, found.device_id, found.byte_size) == ("in", 0, NBYTES)
+        given = grpcclient.InferInput("IN", [COUNT], "FP32")
+        given.set_shared_memory("in", NBYTES)
+        wanted = grpcclient.InferRequestedOutput("OUT")
+        wanted.set_shared_memory("in", NBYTES)
+        with served.doing("double", d2d=(NBYTES, 1), waits=1):
+            grpc.infer("double", [given], outputs=[wanted])
+        assert (client.read("in", COUNT) == 2).all()
+        grpc.unregister_cuda_shared_memory("in")
+        assert not grpc.get_cuda_shared_memory_status().regions

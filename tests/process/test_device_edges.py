@@ -1,0 +1,196 @@
+"""Edges between models on GPUs: what stays there, and what it costs to leave."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.process.device_models import (
+    DOUBLE,
+    LIBRARY,
+    running_device_server,
+    write_device_model,
+)
+from tests.process.server import write_model
+
+COUNT = 50_000
+NBYTES = 4 * COUNT
+
+# Doubles its input on the GPU, into memory of the arena.
+IN_ARENA = (
+    DOUBLE.replace(
+        'out = library.array("out", given.shape())',
+        'tensor = pb_utils.Tensor.empty("OUT", given.shape(), np.float32, "cuda")\n'
+        "        out = Array(library.pointer(tensor), given.shape(), np.float32, None)",
+    ).replace(
+        '[pb_utils.Tensor.from_dlpack("OUT", out)]',
+        "[self.written(tensor)]",
+    )
+    + """
+    def written(self, tensor):
+        # The legacy stream, on which the tensor was handed out, waits for the kernel.
+        event = ok(d.cuEventCreate(2))
+        ok(d.cuEventRecord(event, self.library.stream))
+        ok(d.cuStreamWaitEvent(1, event, 0))
+        return tensor
+"""
+)
+
+# Hands its input to another model, and answers with what that has answered.
+CALLER = (
+    LIBRARY
+    + """
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.library = Library()
+        self.called = args["model_name"].partition("_")[2]
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        given = request.inputs()[0]
+        if given.is_cpu():
+            values = given.as_numpy()
+            own = self.library.array("own", values.shape)
+            pointer = own.__cuda_array_interface__["data"][0]
+            ok(d.cuMemcpyHtoDAsync(pointer, values.tobytes(), values.nbytes, self.library.stream))
+            given = pb_utils.Tensor.from_dlpack("IN", own)
+        answer = pb_utils.InferenceRequest(
+            model_name=self.called, requested_output_names=["OUT"], inputs=[given]).exec()
+        if answer.has_error():
+            raise pb_utils.TritonModelException(answer.error().message())
+        (tensor,) = answer.output_tensors()
+        print("answer on host" if tensor.is_cpu() else "answer on device", flush=True)
+        return pb_utils.InferenceResponse([tensor])
+"""
+)
+
+HOST = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        assert all(t.is_cpu() for r in requests for t in r.inputs())
+        return [pb_utils.InferenceResponse([pb_utils.Tensor(
+            "OUT", 2 * r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+def ensemble(repository, name, members):
+    directory = repository / name
+    (directory / "1").mkdir(parents=True)
+    tensors = ["IN", *[f"between_{i}" for i in range(1, len(members))], "OUT"]
+    steps = ", ".join(
+        f'{{ model_name: "{member}" model_version: -1 input_map {{ key: "IN" value: "{tensors[i]}" }} '
+        f'output_map {{ key: "OUT" value: "{tensors[i + 1]}" }} }}'
+        for i, member in enumerate(members)
+    )
+    (directory / "config.pbtxt").write_text(
+        'platform: "ensemble"\n'
+        'input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]\n'
+        'output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]\n'
+        f"ensemble_scheduling {{ step [{steps}] }}\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    for name in ("first", "second"):
+        write_device_model(repository, name, DOUBLE)
+    write_device_model(repository, "other", DOUBLE, gpus="1")
+    write_device_model(repository, "arena", IN_ARENA)
+    write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
+    for called in ("second", "arena", "host", "other"):
+        write_device_model(repository, f"call_{called}", CALLER)
+    ensemble(repository, "both", ["first", "second"])
+    ensemble(repository, "from_arena", ["arena", "second"])
+    ensemble(repository, "by_host", ["first", "host", "second"])
+    ensemble(repository, "to_other", ["first", "other"])
+    write_device_model(repository, "call_both", CALLER)
+    with running_device_server(repository) as served:
+        yield served
+
+
+def values():
+    return np.random.default_rng().random(COUNT, np.float32)
+
+
+def test_an_ensembles_edge_on_one_gpu_costs_one_copy_of_user_memory(served):
+    for _ in range(3):
+        given = values()
+        with (
+            served.doing("first", d2d=(NBYTES, 1), waits=1),
+            served.doing("second", d2h=(NBYTES, 1), waits=1),
+        ):
+            assert served.infer("both", given) == (200, (4 * given).tolist())
+
+
+def test_an_ensembles_edge_from_the_arena_costs_nothing(served):
+    for _ in range(3):
+        given = values()
+        with served.doing("arena", waits=1), served.doing("second", d2h=(NBYTES, 1), waits=1):
+            assert served.infer("from_arena", given) == (200, (4 * given).tolist())
+
+
+def test_an_edge_to_a_model_on_the_host_and_back(served):
+    given = values()
+    with (
+        served.doing("first", d2h=(NBYTES, 1), waits=1),
+        served.doing("second", d2h=(NBYTES, 1), waits=1),
+    ):
+        assert served.infer("by_host", given) == (200, (8 * given).tolist())
+
+
+def test_an_edge_to_another_gpu_goes_by_way_of_the_host(served):
+    given = values()
+    with (
+        served.doing("first", d2h=(NBYTES, 1), waits=1),
+        served.doing("other", d2h=(NBYTES, 1), waits=1),
+    ):
+        assert served.infer("to_other", given) == (200, (4 * given).tolist())
+
+
+def test_a_call_of_a_model_on_the_same_gpu(served):
+    for _ in range(3):
+        given = values()
+        with (
+            # Its own memory once into the arena; the answer once to the host.
+            served.doing("call_second", d2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=2),
+            served.doing("second", d2d=(NBYTES, 1), waits=1),
+        ):
+            assert served.infer("call_second", given) == (200, (2 * given).tolist())
+    assert "answer on host" not in served.server.log()
+
+
+@pytest.mark.parametrize("called", ["host", "other"])
+def test_a_call_of_a_model_that_is_not_on_the_gpu_is_brought_to_it_by_the_server(served, called):
+    given = values()
+    own = (NBYTES, 1) if called == "host" else (2 * NBYTES, 2)
+    with (
+        served.doing(f"call_{called}", d2d=(NBYTES, 1), waits=1),
+        served.doing(called, d2h=own, waits=own[1]),
+    ):
+        assert served.infer(f"call_{called}", given) == (200, (2 * given).tolist())
+
+
+def test_a_call_of_a_model_that_answers_from_the_arena(served):
+    given = values()
+    with (
+        served.doing("call_arena", d2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=2),
+        served.doing("arena", waits=1),
+    ):
+        assert served.infer("call_arena", given) == (200, (2 * given).tolist())
+
+
+def test_a_call_of_an_ensemble_leaves_its_answer_on_the_gpu(served):
+    given = values()
+    with (
+        served.doing("call_both", d2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=2),
+        served.doing("first", d2d=(NBYTES, 1), waits=1),
+        served.doing("second", d2d=(NBYTES, 1), waits=1),
+    ):
+        assert served.infer("call_both", given) == (200, (4 * given).tolist())
