@@ -228,6 +228,11 @@ class TritonPythonModel:
         stray()
         return self.do_double(request, given)
 
+    def do_hold(self, request, given):
+        count = json.loads(request.parameters())["count"]
+        self.held = [pb_utils.Tensor.empty("HELD", [count], np.float32, "cuda")] if count else []
+        return self.do_double(request, given)
+
     def do_die(self, request, given):
         self.held = [take(given), pb_utils.Tensor.empty("HELD", [1 << 16], np.float32, "cuda")]
         os.kill(os.getpid(), 9)
