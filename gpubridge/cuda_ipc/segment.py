@@ -77,6 +77,20 @@ class DeviceSegment:
         return cls(context, region, pointer, size, handle, owned=True)
 
     @classmethod
+    def private(cls, context: DeviceContext, region: int, size: int) -> DeviceSegment:
+        """Allocate at least ``size`` bytes (contents undefined) for this process alone.
+
+        Raises
+        ------
+        CudaError
+            UNAVAILABLE when the device has no memory left.
+        """
+        size = -(-max(size, 1) // _GRANULARITY) * _GRANULARITY
+        with context.pushed():
+            pointer = int(call("cuMemAlloc", size))
+        return cls(context, region, pointer, size, b"", owned=True)
+
+    @classmethod
     def open(cls, context: DeviceContext, region: int, handle: bytes, size: int) -> DeviceSegment:
         """Open memory that another process owns.
 

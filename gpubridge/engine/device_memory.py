@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from gpubridge.cuda_ipc import (
     CopyStream,
+    CudaError,
     DeviceContext,
     DeviceInfo,
     DeviceProbe,
@@ -157,16 +158,25 @@ class DeviceMemory:
             return settings.stub
         device = self.device(settings.device)
         region = arena_region(link.owner)
-        arena = await self.run(lambda: self._allocate(device, region))
-        link.give_arena(arena)
         told = {
-            "ordinal": device.ordinal,
             "uuid": device.uuid,
             "region": region,
-            "size": arena.size,
-            "handle": arena.handle.hex(),
+            "size": self.arena_bytes,
+            "handle": "",
             "server": os.getpid(),
+            "reason": "",
         }
+        try:
+            arena = await self.run(lambda: self._allocate(device, region))
+        except CudaError as error:
+            if error.code is ErrorCode.UNAVAILABLE:
+                raise
+            # The stub can use its GPU all the same, alone.
+            told["reason"] = error.message
+        else:
+            link.give_arena(arena)
+            told["size"] = arena.size
+            told["handle"] = arena.handle.hex()
         return {**settings.stub, "device": told}
 
     def _allocate(self, device: DeviceInfo, region: int) -> DeviceRegion:

@@ -86,6 +86,8 @@ class StubDevice:
         The arena.
     regions : DeviceRegions
         All memory that is open here.
+    shared : bool
+        Whether others on the device can have the arena open.
     lost : CudaError or None
         Why nothing of the device works any more in this process.
     """
@@ -112,6 +114,10 @@ class StubDevice:
         self._counting = threading.Lock()
         self.regions = DeviceRegions(self._context, settings, tell_closed)
         self.own = self.regions.own
+        self.shared = not self.regions.reason
+        if not self.shared:
+            text = f"tensors leave the GPU between models: {self.regions.reason}"
+            fall_back("device_not_shared", text)
         self._arena = DeviceArena(self.own.segment)
         #: Takes back slots that the server is done with; set by who lends them.
         self.reclaim: Callable[[], None] = _nothing

@@ -95,7 +95,7 @@ class DevicePlacement:
                 if tensor._reference is not None:
                     job.refer(tensor._reference)
                 else:
-                    self._pass_on(job, tensor, on_device=True)
+                    self._pass_on(job, tensor, on_device=self._device.shared)
             return job.finish()
         except BaseException as error:
             self._device.note(error)

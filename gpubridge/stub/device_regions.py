@@ -7,7 +7,8 @@ import weakref
 from collections import deque
 from typing import Any, Callable
 
-from gpubridge.cuda_ipc import DeviceContext, DeviceSegment
+from gpubridge.cuda_ipc import CudaError, DeviceContext, DeviceSegment
+from gpubridge.errors import ErrorCode
 from gpubridge.transport.device_regions import reserve_addresses
 
 __all__ = ["DeviceRegions", "OpenedRegion"]
@@ -65,8 +66,8 @@ class DeviceRegions:
     context : DeviceContext
         Of the device that they are on.
     arena : dict
-        Says which region is the stub's own: ``region``, ``size``, ``handle``, and ``server``, the
-        server's process id.
+        Says which region is the stub's own: ``region``, ``size``, ``handle`` (empty, with a
+        ``reason``, where there is none), and ``server``, the server's process id.
     tell_closed : callable
         Tells the server that a region was closed, and how many announcements of it had come by then.
 
@@ -74,6 +75,8 @@ class DeviceRegions:
     ----------
     own : OpenedRegion
         The stub's arena.
+    reason : str
+        Why nobody else can have that open; empty if others can.
     """
 
     def __init__(
@@ -86,14 +89,22 @@ class DeviceRegions:
         self._tell_closed = tell_closed
         self._closing: deque[tuple[DeviceSegment, int]] = deque()
         self._known: weakref.WeakValueDictionary[int, OpenedRegion] = weakref.WeakValueDictionary()
-        region, size = arena["region"], arena["size"]
+        self.reason: str = arena["reason"]
+        self.own = OpenedRegion(self._open_own(arena), False, self._closing)
+        self._known[self.own.region] = self.own
+
+    def _open_own(self, arena: dict[str, Any]) -> DeviceSegment:
+        context, region, size = self._context, arena["region"], arena["size"]
         if arena["server"] == os.getpid():
-            # A developer's process is its own server, and cannot open what is its own.
-            segment = DeviceSegment.allocate(context, region, size)
-        else:
-            segment = DeviceSegment.open(context, region, bytes.fromhex(arena["handle"]), size)
-        self.own = OpenedRegion(segment, False, self._closing)
-        self._known[region] = self.own
+            self.reason = "the model runs in its server's process"
+        elif arena["handle"]:
+            try:
+                return DeviceSegment.open(context, region, bytes.fromhex(arena["handle"]), size)
+            except CudaError as error:
+                if error.sticky or error.code is ErrorCode.UNAVAILABLE:
+                    raise
+                self.reason = error.message
+        return DeviceSegment.private(context, region, size)
 
     def announce(self, fields: dict[str, Any]) -> OpenedRegion:
         """Open a region that the server tells of, unless it is open.

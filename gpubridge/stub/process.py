@@ -171,7 +171,7 @@ class Stub:
         gc.freeze()
         readiness = answer_readiness(model, self._executor.run_coroutine)
         self._channel.send(
-            control_message(Kind.READY, device=self._device is not None),
+            control_message(Kind.READY, device=self._device is not None and self._device.shared),
             () if readiness is None else (readiness.fileno(),),
         )
         if readiness is not None:

@@ -202,13 +202,15 @@ class DeviceServer:
 
 @contextmanager
 def running_device_server(
-    repository, *flags, seed=1, devices=2, delay_us=200, arena=ARENA, **options
+    repository, *flags, seed=1, devices=2, delay_us=200, arena=ARENA, faults=(), **options
 ):
     """Serve a repository on a simulated machine; at the end, no rule of the driver was broken."""
     environment = options.pop("environment", {})
     with running_machine(seed) as machine:
         machine.set_devices(devices)
         machine.delay(delay_us)
+        for call, code in faults:
+            machine.fail(call, code)
         flags = (f"--backend-config=python,device-arena-bytes={arena}", *flags)
         arguments = {"environment": {**machine.environment(), **environment}, **options}
         with running_server(repository, *flags, **arguments) as server:

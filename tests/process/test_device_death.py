@@ -1,0 +1,259 @@
+"""What goes wrong on a GPU: processes that die, memory that is short, a driver that fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.process.device_models import (
+    ARENA,
+    DOUBLE,
+    LIBRARY,
+    running_device_server,
+    write_device_model,
+)
+from tests.process.server import wait_until, write_model
+from tests.process.test_device_edges import CALLER, HOST, IN_ARENA, ensemble
+from tests.process.test_device_network import pids_of, placement
+
+COUNT = 50_000
+NBYTES = 4 * COUNT
+OUT_OF_MEMORY = 2
+ILLEGAL_ADDRESS = 700
+NOT_SUPPORTED = 801
+
+# Doubles its input, but only when it is told to.
+SLOW = DOUBLE.replace(
+    "    def answer(self, request):",
+    """    def answer(self, request):
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        open(os.path.join(folder, "begun"), "w").close()
+        while not os.path.exists(os.path.join(folder, "go")):
+            time.sleep(0.01)""",
+)
+
+# Keeps a tensor of the arena for each request, until it is asked for nothing.
+KEEPER = (
+    LIBRARY
+    + """
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.kept = []
+
+    def execute(self, requests):
+        for request in requests:
+            size = int(request.inputs()[0].as_numpy()[0])
+            if size:
+                self.kept.append(pb_utils.Tensor.empty("KEPT", [size], np.uint8, "cuda"))
+            else:
+                self.kept.clear()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor(
+            "OUT", np.array([len(self.kept)], np.float32))]) for _ in requests]
+"""
+)
+
+# Takes so much memory of its library's as it is told.
+GREEDY = (
+    LIBRARY
+    + """
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.library = Library()
+
+    def execute(self, requests):
+        for request in requests:
+            self.library.array("more", [int(request.inputs()[0].as_numpy()[0])], np.uint8)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
+                for r in requests]
+"""
+)
+
+
+def values():
+    return np.random.default_rng().random(COUNT, np.float32)
+
+
+def kill(served, model):
+    (pid,) = pids_of(served, model)
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_what_a_dead_stub_has_handed_on_is_there_until_nobody_needs_it(tmp_path):
+    write_device_model(tmp_path, "arena", IN_ARENA)
+    write_device_model(tmp_path, "slow", SLOW)
+    ensemble(tmp_path, "both", ["arena", "slow"])
+    marks = tmp_path / "slow"
+    with running_device_server(tmp_path) as served, ThreadPoolExecutor(1) as pool:
+        given = values()
+        future = pool.submit(served.infer, "both", given)
+        wait_until((marks / "begun").exists, "the second model to begin", served.server)
+        pid = kill(served, "arena")
+        wait_until(lambda: pids_of(served, "arena") not in ([], [pid]), "a new stub", served.server)
+        wait_until(served.server.is_ready, "the server to be ready", served.server)
+        (marks / "go").touch()
+        assert future.result() == (200, (4 * given).tolist())
+        # The dead stub's arena goes when the other has closed it; what the libraries have stays.
+        wait_until(
+            lambda: served.machine.used(0) < 3 * ARENA,
+            "the arena of the dead stub to be freed",
+            served.server,
+        )
+        assert served.infer("both", given) == (200, (4 * given).tolist())
+
+
+def test_kills_at_random_moments(tmp_path):
+    write_device_model(tmp_path, "first", DOUBLE, config=placement("device"))
+    write_device_model(tmp_path, "second", DOUBLE)
+    write_device_model(tmp_path, "call_second", CALLER)
+    ensemble(tmp_path, "both", ["first", "second"])
+    random = np.random.default_rng(7)
+    factors = {"both": 4, "call_second": 2}
+    with running_device_server(tmp_path, delay_us=2000) as served:
+        over = threading.Event()
+        statuses = []
+
+        def ask(model):
+            while not over.is_set():
+                given = values()
+                status, answer = served.infer(model, given)
+                statuses.append(status)
+                # Whoever gets an answer gets the right one.
+                if status != 503:
+                    assert status == 200, answer
+                    assert answer == (factors[model] * given).tolist()
+
+        with ThreadPoolExecutor(4) as pool:
+            asking = [pool.submit(ask, model) for model in ("both", "call_second") * 2]
+            try:
+                for _ in range(12):
+                    over.wait(random.uniform(0, 0.3))
+                    for pid in pids_of(served, random.choice(["first", "second", "call_second"])):
+                        os.kill(pid, signal.SIGKILL)
+            finally:
+                over.set()
+            for future in asking:
+                future.result()
+        wait_until(served.server.is_ready, "the stubs to be back", served.server)
+        assert 200 in statuses
+        for model, factor in factors.items():
+            given = values()
+            assert served.infer(model, given) == (200, (factor * given).tolist())
+        # Three arenas, and what the libraries have: nothing of the dead is left.
+        wait_until(
+            lambda: served.machine.used(0) < 4 * ARENA, "dead arenas to be freed", served.server
+        )
+
+
+def test_a_full_arena_is_waited_for_and_then_told(tmp_path):
+    write_device_model(tmp_path, "keeper", KEEPER)
+    with running_device_server(tmp_path) as served:
+        size = ARENA // 4
+        for kept in range(1, 5):
+            assert served.infer("keeper", [size]) == (200, [kept])
+        status, error = served.infer("keeper", [size])
+        assert status == 500
+        assert "device memory arena is full" in error
+        assert served.infer("keeper", [0]) == (200, [0])
+        assert served.infer("keeper", [size]) == (200, [1])
+
+
+def test_a_tensor_larger_than_the_arena(tmp_path):
+    write_device_model(tmp_path, "first", DOUBLE, config=placement("device"))
+    write_device_model(tmp_path, "second", DOUBLE)
+    ensemble(tmp_path, "both", ["first", "second"])
+    with running_device_server(tmp_path, arena=2 << 20) as served:
+        given = np.ones(600_000, np.float32)
+        with (
+            served.doing("first", d2h=(given.nbytes, 1), waits=1),
+            served.doing("second", d2h=(given.nbytes, 1), waits=1),
+        ):
+            assert served.infer("both", given) == (200, (4 * given).tolist())
+        reasons = {name for name, value in served.server.metrics().items() if "fallbacks" in name}
+        assert any("device_input_on_host" in name for name in reasons)
+
+
+def test_a_model_without_memory_fails_alone(tmp_path):
+    write_device_model(tmp_path, "greedy", GREEDY)
+    with running_device_server(tmp_path) as served:
+        (pid,) = pids_of(served, "greedy")
+        status, error = served.infer("greedy", [float(1 << 31)])
+        assert status == 500
+        assert "CUDA_ERROR_OUT_OF_MEMORY" in error
+        assert served.infer("greedy", [5.0]) == (200, [5.0])
+        assert pids_of(served, "greedy") == [pid]
+
+
+def test_a_model_that_gets_no_arena_does_not_load(tmp_path):
+    write_device_model(tmp_path, "double", DOUBLE)
+    write_model(tmp_path, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
+    with running_device_server(
+        tmp_path, "--exit-on-error=false", arena=2 << 30, ready=False
+    ) as served:
+        wait_until(lambda: served.server.is_ready("host"), "the host's model", served.server)
+        row = served.server.index()["double", 1]
+        assert row["state"] == "UNAVAILABLE"
+        assert "device-arena-bytes=N" in row["reason"]
+        assert served.machine.used(0) == 0
+
+
+def test_an_error_that_stays_ends_the_stub_and_nobody_else(tmp_path):
+    write_device_model(tmp_path, "double", DOUBLE)
+    write_device_model(tmp_path, "other", DOUBLE)
+    with running_device_server(tmp_path) as served:
+        given = values()
+        assert served.infer("double", given)[0] == 200
+        pids = pids_of(served, "double"), pids_of(served, "other")
+        served.machine.fail("cuStreamSynchronize", ILLEGAL_ADDRESS)
+        status, error = served.infer("double", given)
+        assert status == 500
+        assert "CUDA_ERROR_ILLEGAL_ADDRESS" in error
+        served.machine.heal()
+        wait_until(lambda: pids_of(served, "double") != pids[0], "a new stub", served.server)
+        wait_until(served.server.is_ready, "the stub to be back", served.server)
+        assert served.infer("double", given) == (200, (2 * given).tolist())
+        assert served.infer("other", given) == (200, (2 * given).tolist())
+        assert pids_of(served, "other") == pids[1]
+
+
+@pytest.mark.parametrize("call", ["cuIpcGetMemHandle", "cuIpcOpenMemHandle"])
+def test_where_memory_cannot_be_shared_tensors_go_by_way_of_the_host(tmp_path, call):
+    write_device_model(tmp_path, "first", DOUBLE)
+    write_device_model(tmp_path, "second", DOUBLE, config=placement("device"))
+    write_device_model(tmp_path, "call_second", CALLER)
+    ensemble(tmp_path, "both", ["first", "second"])
+    with running_device_server(tmp_path, faults=[(call, NOT_SUPPORTED)]) as served:
+        given = values()
+        with served.doing("first", d2h=(NBYTES, 1), waits=1):
+            assert served.infer("both", given) == (200, (4 * given).tolist())
+        assert served.infer("call_second", given) == (200, (2 * given).tolist())
+        counted = {
+            name: value for name, value in served.server.metrics().items() if "fallbacks" in name
+        }
+        name = 'gpubridge_fallbacks_total{model="first",reason="device_not_shared",version="1"}'
+        assert counted[name] == 1
+        assert "tensors leave the GPU between models" in served.server.log()
+
+
+def test_where_there_is_no_driver_models_that_need_none_are_served(tmp_path):
+    write_model(tmp_path, "host", HOST, config="instance_group [{ kind: KIND_AUTO }]")
+    with running_device_server(tmp_path, devices=0) as served:
+        assert served.infer("host", [1.0]) == (200, [2.0])
+        assert "no GPU is used: " in served.server.log()
+
+
+def test_nothing_is_left_behind(tmp_path):
+    write_device_model(tmp_path, "double", DOUBLE)
+    with running_device_server(tmp_path) as served:
+        assert served.infer("double", values())[0] == 200
+        served.server.stop()
+        assert served.machine.used(0) == 0
+    assert not list(Path("/dev/shm").glob(f"*{served.server.pid}*"))
