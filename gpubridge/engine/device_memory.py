@@ -137,7 +137,8 @@ class DeviceMemory:
         """
         devices = self.probe().devices
         if not 0 <= ordinal < len(devices):
-            known = ", ".join(str(device.ordinal) for device in devices) or "none"
+            known = ", ".join(str(device.ordinal) for device in devices)
+            known = known or f"none: {self.probe().reason}"
             raise BridgeError(
                 f"expected the number of a GPU of this machine ({known}), got {ordinal}",
                 ErrorCode.INVALID_ARG,

@@ -14,7 +14,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena
 from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.control import NO_LEASE, ControlPage
+from gpubridge.transport.control import NO_LEASE, NOBODY_WAITS, STILL_READ, ControlPage
 from gpubridge.transport.leases import BorrowedMemory, LentSlots
 from gpubridge.transport.messages import Batch, ResponseFlag
 from gpubridge.transport.records import Record
@@ -115,6 +115,27 @@ class Ledger:
             request.instance = owner
             flight[ticket] = request
         self._flights[sequence] = flight
+
+    def cancel(self, ticket: int, running_only: bool, still_read: bool) -> int | None:
+        """Note that a request is cancelled, for the stub to see.
+
+        Returns
+        -------
+        int or None
+            When (ns) the model began what it does, if nobody waits for any of that now; 0 where it
+            may have been at any time.
+        """
+        started = ticket != _ANSWERED and self.has_started(ticket)
+        if ticket == _ANSWERED or (running_only and not started):
+            return None
+        told = self._control.cancelled
+        if told[ticket] != NOBODY_WAITS:
+            told[ticket] = STILL_READ if still_read else NOBODY_WAITS
+        executing = self._flights.get(self._control.started, {})
+        members = (*self._open.values(), *executing.values())
+        if not started or not all(told[each.ticket] for each in members if each.ticket >= 0):
+            return None
+        return 0 if self._open else self._control.started_at
 
     # -- answers -------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpubridge.engine.announcements import Announcements, OpenDeviceRegions
@@ -26,7 +26,7 @@ from gpubridge.engine.stub_memory import StubMemory
 from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, MemoryRange
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
-from gpubridge.transport.control import NO_LEASE, NOBODY_WAITS, STILL_READ, ControlPage
+from gpubridge.transport.control import NO_LEASE, ControlPage
 from gpubridge.transport.messages import (
     Kind,
     control_message,
@@ -91,6 +91,8 @@ class StubLink:
         self._flush_due = False
         self._outbox = Outbox(self._channel, lambda: self._break("closed its channel"))
         self.busy_poll = BusyPoll(self._loop, 0)
+        # Told when nobody waits any more for what the model does, and since when (ns) it does that.
+        self.on_abandoned: Callable[[int], None] = lambda _: None
         self._alone = False
         self._open = True
         self._trusted = True
@@ -184,11 +186,9 @@ class StubLink:
         With ``running_only`` a request that has not started is left alone. Nobody waits for what the
         model still sends, unless ``still_read``.
         """
-        answered = request.ticket < 0
-        if not answered and (not running_only or self._ledger.has_started(request.ticket)):
-            told = self._control.cancelled
-            if told[request.ticket] != NOBODY_WAITS:
-                told[request.ticket] = STILL_READ if still_read else NOBODY_WAITS
+        since = self._ledger.cancel(request.ticket, running_only, still_read)
+        if since is not None:
+            self.on_abandoned(since)
 
     def passed_on(self, request: InferRequest, responses: int) -> None:
         """Tell the stub that responses of a request have left."""

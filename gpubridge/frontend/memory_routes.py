@@ -22,6 +22,7 @@ MEMORY_PATH = re.compile(
     rb"/v2/(?P<kind>system|cuda)sharedmemory(?:/region/(?P<region>[^/]+))?"
     rb"/(?P<action>status|register|unregister)"
 )
+_HANDLE_BYTES = 64
 _JSON = b"Content-Type: application/json\r\n"
 
 
@@ -100,13 +101,13 @@ class MemoryCall(SmallBody):
         """Return what a client registers: name, handle, device and bytes."""
         document = self._document()
         raw = _field(document, "raw_handle")
-        encoded = raw.get("b64") if type(raw) is dict else None
-        if type(encoded) is not str:
-            raise invalid("Shared memory register request has no 'b64' field in its 'raw_handle'")
+        encoded = _field(raw, "b64")
         try:
-            handle = base64.b64decode(encoded, validate=True)
-        except ValueError as error:
-            raise invalid(f"'raw_handle': expected the base64 of 64 bytes: {error}") from error
+            handle = base64.b64decode(encoded if type(encoded) is str else "", validate=True)
+        except ValueError:
+            handle = b""
+        if len(handle) != _HANDLE_BYTES:
+            raise invalid("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
         device_id = _number(_field(document, "device_id"))
         nbytes = _number(_field(document, "byte_size"))
         return self._name, handle, device_id, nbytes

@@ -112,6 +112,8 @@ class StubDevice:
         self.lost: CudaError | None = None
         self._queued = self._passed = 0
         self._counting = threading.Lock()
+        # Any thread may settle; finalizers only add to what is over.
+        self._settling = threading.Lock()
         self.regions = DeviceRegions(self._context, settings, tell_closed)
         self.own = self.regions.own
         self.shared = not self.regions.reason
@@ -260,28 +262,29 @@ class StubDevice:
         CudaError
             Something on the device has failed.
         """
-        over = self._collect()
-        queued = self._queued
+        with self._settling:
+            over = self._collect()
+            queued = self._queued
         self.stream.wait()
-        with self._counting:
+        with self._settling:
             self._passed = max(self._passed, queued)
-        self._give_back(over)
-        self._sweep()
-        self._publish()
+            self._give_back(over)
+            self._sweep()
+            self._publish()
 
     # -- what is over --------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Give back what is over and no stream uses any more; nothing is waited for."""
-        if self._over:
+        with self._settling:
             over = self._collect()
             if over and self._passed == self._queued:
                 self._give_back(over)
             elif over:
                 self._passing.append((self.stream.mark(), over))
-        self._sweep()
-        self.regions.close_unused()
-        self._publish()
+            self._sweep()
+            self.regions.close_unused()
+            self._publish()
 
     @property
     def busy(self) -> bool:

@@ -35,6 +35,11 @@ class Placement:
         For what is.
     device : DevicePlacement or None
         For tensors and places on the stub's GPU, if it has one.
+
+    Attributes
+    ----------
+    on_device : bool
+        Whether outputs may be on a GPU.
     """
 
     def __init__(
@@ -43,11 +48,7 @@ class Placement:
         self._outputs = outputs
         self._clients = clients
         self._device = device
-
-    @property
-    def on_device(self) -> bool:
-        """Whether outputs may be on a GPU."""
-        return self._device is not None
+        self.on_device = device is not None
 
     def allocate(
         self, record: Record, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]

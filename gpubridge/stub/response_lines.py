@@ -207,9 +207,7 @@ class _Line:
         Looked at again and again: this is a cell in shared memory, and a client that makes a model
         wait is rare.
         """
-        tensors = response._tensors
-        # Asking a tensor on a GPU for its payload would copy it.
-        size = sum([(tensor._device_bytes or tensor._payload()).nbytes for tensor in tensors])
+        size = sum([(t._device_bytes or t._payload()).nbytes for t in response._tensors])
         pause = _FIRST_LOOK
         while not (self._closed or self._has_room(size) or self._abandoned()):
             time.sleep(pause)

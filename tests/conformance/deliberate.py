@@ -22,7 +22,7 @@ class Difference:
     triton, here
         What each of the two does in it.
     why
-        The reason; empty for what is still to come.
+        The reason.
     chance
         Whether the two may also happen to agree.
     """
@@ -269,15 +269,10 @@ GENERATE_COUNT = Difference(
     "clients look at the status",
 )
 
-# -- what is still to come -------------------------------------------------------------------------------
 
-CUDA_MEMORY = Difference("`/v2/cudasharedmemory/region/NAME/register`", "served", "501: not yet")
-
-
-def _documented() -> tuple[list[Difference], list[Difference]]:
-    """The differences that stay, and those that are still to come, in the order written here."""
-    every = [value for value in globals().values() if isinstance(value, Difference)]
-    return [d for d in every if d.why], [d for d in every if not d.why]
+def _documented() -> list[Difference]:
+    """The differences, in the order written here."""
+    return [value for value in globals().values() if isinstance(value, Difference)]
 
 
 _TOP = """\
@@ -302,21 +297,13 @@ a newer Triton than 2.51.
 | situation | Triton 2.51 | gpubridge | why |
 |---|---|---|---|
 """
-_MIDDLE = """
-## Still to come
-
-| situation | Triton | gpubridge |
-|---|---|---|
-"""
 
 
 def document() -> str:
     """The text of docs/differences.md."""
-    stay, come = _documented()
-    rows = [f"| {d.what} | {d.triton} | {d.here} | {d.why} |" for d in stay]
-    later = [f"| {d.what} | {d.triton} | {d.here} |" for d in come]
+    rows = [f"| {d.what} | {d.triton} | {d.here} | {d.why} |" for d in _documented()]
     api = [f"| {d.what} | {d.triton} | {d.here} | {d.why} |" for d in DIFFERENCES]
-    parts = [(_TOP, rows), (_API, api), (_MIDDLE, later)]
+    parts = [(_TOP, rows), (_API, api)]
     return "".join(head + "\n".join(lines) + "\n" for head, lines in parts)
 
 

@@ -8,6 +8,7 @@ from hpack import Decoder, Encoder
 
 from gpubridge.config import GrpcConnections
 from gpubridge.engine.client_regions import ClientRegions
+from gpubridge.engine.device_memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
@@ -93,7 +94,9 @@ class GrpcDoor:
     def __init__(self, *, deferred: bool = False) -> None:
         regions = Regions(8 << 20)
         self.arena = regions.arena
-        self._memory = RequestMemory(self.arena, ClientRegions(regions, allowed=True, most=4))
+        self._memory = RequestMemory(
+            self.arena, ClientRegions(regions, DeviceMemory(0), allowed=True, most=4)
+        )
         self.deferred = deferred
         self.submitted = 0
         self.cancelled: list = []

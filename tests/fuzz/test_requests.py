@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 
 from gpubridge.engine.client_regions import ClientRegions
+from gpubridge.engine.device_memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.http.message import RequestHead
@@ -170,7 +171,7 @@ def memory():
     Path("/dev/shm", key).write_bytes(bytes(4096))
     try:
         every = Regions(1 << 24)
-        registry = ClientRegions(every, allowed=True, most=4)
+        registry = ClientRegions(every, DeviceMemory(0), allowed=True, most=4)
         registry.register("x", key, 0, 4096)
         yield RequestMemory(every.arena, registry)
         registry.close()

@@ -29,8 +29,8 @@ __all__ = [
     "write_model",
 ]
 
-_START_SECONDS = 60
-_STOP_SECONDS = 40
+_START_SECONDS = 120
+_STOP_SECONDS = 60
 
 
 class Server:

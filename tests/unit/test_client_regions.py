@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpubridge.engine.client_regions import ClientRegions, RegionUse
+from gpubridge.engine.device_memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import ClientMapping, ClientSegment
@@ -47,7 +48,7 @@ def all_regions():
 
 @pytest.fixture
 def registry(all_regions):
-    registry = ClientRegions(all_regions, allowed=True, most=4)
+    registry = ClientRegions(all_regions, DeviceMemory(0), allowed=True, most=4)
     yield registry
     registry.close()
 
@@ -65,7 +66,7 @@ def open_files():
 
 
 def test_it_is_off_unless_allowed(all_regions, key):
-    registry = ClientRegions(all_regions, allowed=False, most=4)
+    registry = ClientRegions(all_regions, DeviceMemory(0), allowed=False, most=4)
     text = refused(ErrorCode.UNSUPPORTED, registry.register, "r", key, 0, SIZE)
     assert "--allow-client-shm=true" in text
     assert registry.status() == []

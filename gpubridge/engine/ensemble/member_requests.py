@@ -109,16 +109,7 @@ class MemberRequests:
             INVALID_ARG when these are not the inputs that the member wants.
         """
         client, course = execution.request, execution.course
-        key = (
-            step.index,
-            *((name, t.datatype, t.shape, t.place.nbytes) for name, t in tensors.items()),
-        )
-        form = self._forms.get(key)
-        if form is None or form.config is not config:
-            form = _form(step, tensors, config, client.identifier)
-            if len(self._forms) >= _FORMS_KEPT:
-                self._forms.clear()
-            self._forms[key] = form
+        form = self._form(step, tensors, config, client.identifier)
         options = _options(form, client.options)
         read_only = any(tensor.shared for tensor in tensors.values()) or any(
             tensor in course.shared for tensor in step.inputs.values()
@@ -142,6 +133,25 @@ class MemberRequests:
             on_device = self._edges.of_step(step, course, wanted)
         self._tell(request, step, execution, on_device, read_only=read_only)
         return request
+
+    def _form(
+        self,
+        step: Step,
+        tensors: Mapping[str, FlowTensor],
+        config: ModelConfig,
+        identifier: str,
+    ) -> _Form:
+        key = (
+            step.index,
+            *((name, t.datatype, t.shape, t.place.nbytes) for name, t in tensors.items()),
+        )
+        form = self._forms.get(key)
+        if form is None or form.config is not config:
+            form = _form(step, tensors, config, identifier)
+            if len(self._forms) >= _FORMS_KEPT:
+                self._forms.clear()
+            self._forms[key] = form
+        return form
 
     def _tell(
         self,

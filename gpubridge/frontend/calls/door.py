@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -91,11 +92,12 @@ class ModelCallServer:
 class _Call:
     """One call on its way."""
 
-    __slots__ = ("number", "of_sequence", "request", "waits_for")
+    __slots__ = ("began", "number", "of_sequence", "request", "waits_for")
 
     def __init__(
         self, number: int, waits_for: Collection[str], request: InferRequest, of_sequence: bool
     ) -> None:
+        self.began = time.monotonic_ns()
         self.number = number
         self.waits_for = waits_for
         self.request = request
@@ -133,6 +135,7 @@ class StubCalls:
         self._questions = server.questions(caller, self._outbox.send, self._catch_up)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock.fileno(), self._on_readable)
+        link.on_abandoned = self._give_up
 
     def close(self) -> None:
         """The stub is gone: what it called for is not needed any more."""
@@ -286,6 +289,11 @@ class StubCalls:
         else:
             # A sequence goes on with every request of it that its model has not seen.
             request.instance.cancel(request, call.of_sequence, still_read)
+
+    def _give_up(self, since: int) -> None:
+        """Nobody waits for what the caller works on, since then: nor for what it has called for."""
+        for call in [call for call in self._calls.values() if call.began >= since]:
+            self._cancel(call, still_read=True)
 
     # -- answers ---------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.http.head import MessageHead
 from gpubridge.frontend.http.message import (
+    STATUS_LINE_BEGIN,
     RequestHandler,
     Router,
     compress,
@@ -158,6 +159,35 @@ class Answer:
         self.unfinished = False
         self._add(b"0\r\n\r\n" if self._chunked and not self._bodiless else b"")
 
+    def foretell(self) -> bytes:
+        """Return how the bytes that are not there yet begin, whatever they will be.
+
+        They are the caller's to send, at once, and will not be in :attr:`parts`.
+        """
+        if self.parts is not None:
+            return b""
+        if not self.unfinished:
+            ahead, repeated = STATUS_LINE_BEGIN, len(STATUS_LINE_BEGIN)
+        elif self._chunked and not self._bodiless:
+            # The length of a chunk may begin with zeros, the last one's too.
+            ahead, repeated = b"0", 0
+        else:
+            return b""
+        on_ready = self._on_ready
+
+        def go_on() -> None:
+            self._on_ready = on_ready
+            if repeated and self.parts:
+                self.parts[0] = self.parts[0][repeated:]
+            on_ready()
+
+        self._on_ready = go_on
+        return ahead
+
+    def foretold(self, on_ready: Callable[[], None]) -> bool:
+        """Whether that was done already, where ``on_ready`` is what it was made with."""
+        return self._on_ready is not on_ready
+
     def take_parts(self) -> list[bytes | memoryview]:
         """Return the bytes that are there; those that follow are others."""
         parts = self.parts
@@ -253,6 +283,12 @@ class AnswerQueue:
         answers = self._answers
         if answers and answers[0].on_sent is not None and answers[0].parts is None:
             answers[0].on_sent()
+
+    def foretell(self) -> bytes:
+        """Return how the next bytes begin, if that is known and they were not foretold yet."""
+        if not self._answers or self._answers[0].foretold(self._on_ready):
+            return b""
+        return self._answers[0].foretell()
 
     def drop_last(self) -> None:
         """Give the last place up: its request will never be whole."""

@@ -6,6 +6,7 @@ import asyncio
 
 from gpubridge.frontend.http.answer import AnswerQueue
 from gpubridge.frontend.http.message import HttpSettings, Router
+from gpubridge.frontend.http.presence import Presence, presence
 from gpubridge.frontend.http.reading import RequestReader
 from gpubridge.frontend.http.watch import NO_PROGRESS, Late, Stage, Watch
 
@@ -132,6 +133,19 @@ class HttpConnection(asyncio.BufferedProtocol):
                 )
             elif late is Late.IDLE:
                 self._close()
+            if self._answers and (self._paused or reader.deaf):
+                self._look_for_client()
+
+    def _look_for_client(self) -> None:
+        """See whether a client whose end we do not see, or have seen, waits for its answers."""
+        seen = presence(self._transport)
+        if seen is Presence.GONE:
+            self.abort()
+        elif seen is Presence.SILENT and not self.unsent:
+            # If it has closed the connection, its kernel answers this by a reset.
+            ahead = self._answers.foretell()
+            if ahead:
+                self._transport.write(ahead)
 
     # -- what the reader asks --------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from gpubridge.config import HttpConnections
 from gpubridge.errors import BridgeError, ErrorCode
 
 __all__ = [
+    "STATUS_LINE_BEGIN",
     "Exchange",
     "HttpSettings",
     "RequestHandler",
@@ -22,6 +23,9 @@ __all__ = [
     "open_head",
     "response_head",
 ]
+
+STATUS_LINE_BEGIN = b"HTTP/1.1 "
+"""What every answer begins with."""
 
 _REASONS = {
     100: b"Continue",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import threading
 from pathlib import Path
@@ -131,10 +132,10 @@ def test_it_is_off_by_default(tmp_path):
                     infer(library, client, "echo", 4, "0", None)
 
 
-def test_cuda_memory_is_refused_in_so_many_words(server, api):
+def test_cuda_memory_is_refused_where_there_is_no_gpu(server, api):
     _, client = api
-    with pytest.raises(InferenceServerException, match="CUDA shared memory is not served yet"):
-        client.register_cuda_shared_memory("c", b"A" * 64, 0, 64)
+    with pytest.raises(InferenceServerException, match=r"a GPU of this machine .*, got 77"):
+        client.register_cuda_shared_memory("c", base64.b64encode(bytes(64)), 77, 64)
     client.unregister_cuda_shared_memory()
     client.get_cuda_shared_memory_status()
     with pytest.raises(InferenceServerException, match="Unable to find cuda shared memory region"):

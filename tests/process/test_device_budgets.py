@@ -1,0 +1,136 @@
+"""The copy budgets of design.md, section 5, on a GPU: by the counters, and by the driver's own log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.process.device_models import DOUBLE, running_device_server, write_device_model
+from tests.process.test_device_clients import IN_PLACE, Client, infer, prepared, region
+from tests.process.test_device_edges import CALLER, IN_ARENA, ensemble
+from tests.process.test_device_network import placement
+from tests.simcuda.processes import running_worker
+
+COUNT = 50_000
+NBYTES = 4 * COUNT
+TIMES = 4
+
+
+class Row(NamedTuple):
+    """A path: how it is asked for, and what each model's stub may do for one request."""
+
+    model: str
+    client: bool
+    costs: dict[str, dict]
+
+
+ONE = (NBYTES, 1)
+# A caller copies the client's memory before it hands it on, and the answer to where it is wanted.
+TWO = (2 * NBYTES, 2)
+ROWS = {
+    "network to model on GPU, and back": Row(
+        "uploaded", False, {"uploaded": {"h2d": ONE, "d2h": ONE, "waits": 1}}
+    ),
+    "model on GPU to network": Row("double", False, {"double": {"d2h": ONE, "waits": 1}}),
+    "CUDA shm to model to CUDA shm": Row("double", True, {"double": {"d2d": ONE, "waits": 1}}),
+    "CUDA shm to model to CUDA shm, with request.output": Row(
+        "in_place", True, {"in_place": {"waits": 1}}
+    ),
+    "ensemble edge from user memory": Row(
+        "by_user", False, {"double": {"d2d": ONE, "waits": 1}, "last": {"d2h": ONE, "waits": 1}}
+    ),
+    "ensemble edge from the arena": Row(
+        "by_arena", False, {"arena": {"waits": 1}, "last": {"d2h": ONE, "waits": 1}}
+    ),
+    "ensemble between regions of a client": Row(
+        "by_arena", True, {"arena": {"waits": 1}, "last": {"d2d": ONE, "waits": 1}}
+    ),
+    "BLS edge from user memory": Row(
+        "call_double",
+        True,
+        {"call_double": {"d2d": TWO, "waits": 2}, "double": {"d2d": ONE, "waits": 1}},
+    ),
+    "BLS edge from the arena": Row(
+        "call_arena",
+        True,
+        {"call_arena": {"d2d": TWO, "waits": 2}, "arena": {"waits": 1}},
+    ),
+}
+
+# What a request may ask of the driver, the models' own kernels included.
+ALLOWED = {
+    "cuCtxGetCurrent",
+    "cuCtxPushCurrent",
+    "cuCtxPopCurrent",
+    "cuEventCreate",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuLaunchHostFunc",
+    "cuMemcpyHtoD",
+    "cuMemcpyDtoDAsync",
+    "cuMemcpyDtoHAsync",
+    "cuMemcpyHtoDAsync",
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    write_device_model(folder, "uploaded", DOUBLE, config=placement("device"))
+    write_device_model(folder, "double", DOUBLE)
+    write_device_model(folder, "last", DOUBLE)
+    write_device_model(folder, "in_place", IN_PLACE)
+    write_device_model(folder, "arena", IN_ARENA)
+    write_device_model(folder, "call_double", CALLER)
+    write_device_model(folder, "call_arena", CALLER)
+    ensemble(folder, "by_user", ["double", "last"])
+    ensemble(folder, "by_arena", ["arena", "last"])
+    with running_device_server(folder, "--allow-client-shm=true") as served:
+        yield served
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_budget(served, name):
+    row = ROWS[name]
+    with running_worker(served.machine) as worker:
+        client = Client(worker, served.server)
+        if row.client:
+            prepared(client, "in", "out")
+            client.write("in", np.ones(COUNT, np.float32))
+
+        def ask():
+            if row.client:
+                return infer(served, row.model, region("in"), region("out"))[0]
+            return served.infer(row.model, np.ones(COUNT, np.float32))[0]
+
+        for _ in range(3):
+            assert ask() == 200
+        server_calls = len(served.machine.calls(pid=served.server.pid))
+        before = len(served.machine.calls())
+        with ExitStack() as stack:
+            for model, cost in row.costs.items():
+                total = {
+                    kind: (TIMES * each[0], TIMES * each[1]) if kind != "waits" else TIMES * each
+                    for kind, each in cost.items()
+                }
+                stack.enter_context(served.doing(model, **total))
+            for _ in range(TIMES):
+                assert ask() == 200
+        calls = [call for call in served.machine.calls()[before:] if call.pid != worker.pid]
+        counted = Counter(call.name for call in calls)
+        assert counted.keys() <= ALLOWED
+        waits = sum(cost["waits"] for cost in row.costs.values())
+        assert counted["cuStreamSynchronize"] == TIMES * waits
+        # Copies of host memory that is not pinned make their caller wait.
+        copies = [call for call in calls if call.name in ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync")]
+        assert all(call.arguments[1] == 1 for call in copies)
+        # The server has no part in it.
+        assert len(served.machine.calls(pid=served.server.pid)) == server_calls
+        client.post("unregister")
