@@ -142,6 +142,19 @@ def test_an_ensemble_between_regions_of_a_client(served, client, protocol, rng):
         assert np.array_equal(client.read(target), 4 * values)
 
 
+@pytest.mark.parametrize("does", ["passed", "double", "final"])
+def test_regions_are_free_again_with_the_answer(served, client, protocol, rng, does):
+    """Nothing else need come for the streams to be looked at that may have used them."""
+    library, door = protocol
+    for _ in range(12):
+        with registered(client, door, NBYTES, NBYTES) as (source, target):
+            client.write(source, rng.random(COUNT, np.float32))
+            inputs, outputs = wanted(library, source, target)
+            inputs[0]._name, outputs[0]._name = "A", "B"
+            for _ in range(3):
+                door.infer("driver_driver", inputs, outputs=outputs, parameters={"do": does})
+
+
 def test_a_member_on_the_host_gets_its_tensors_there(served, protocol, rng):
     values = rng.random(COUNT, np.float32)
     with served.costing("lab_driver", h2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=(1, 1)):
