@@ -21,6 +21,7 @@ class GpuResult:
     ours: dict[int, float] = field(default_factory=dict)
     theirs: dict[int, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def ratio(self, nbytes: int) -> float | None:
         """How many times faster than Triton gpubridge is at a size."""
@@ -81,6 +82,7 @@ class GpuReport:
                     "ratios": {nbytes: result.ratio(nbytes) for nbytes in result.ours},
                     "spread": result.spread,
                     "complaints": result.complaints,
+                    "notes": result.notes,
                 }
                 for result in self.results
             ],
@@ -113,7 +115,9 @@ def markdown_page(report: GpuReport) -> str:
     lines += ["", headings, "|---|---:|---:|---:|---:|---:|---:|"]
     for result in report.results:
         lines += [_line(report, result, nbytes) for nbytes in result.row.sizes]
-    notes = [f"`{r.row.name}`: {text}" for r in report.results for text in r.complaints]
+    notes = [
+        f"`{r.row.name}`: {text}" for r in report.results for text in (*r.complaints, *r.notes)
+    ]
     notes += [
         f"`{r.row.name}`: slowest over fastest size from {_size(FLAT_FROM)} on: {r.spread:.2f}"
         for r in report.results

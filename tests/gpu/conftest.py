@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubridge.cuda_ipc import probe_devices
+from gpubridge.cuda_ipc import check_device, probe_devices
 from tests.gpu.clients import running_client
 from tests.gpu.lane import SIMULATED, running_lane_machine
 
@@ -26,6 +26,22 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=f"no GPU can be used: {reason}"))
         elif SIMULATED and item.get_closest_marker("real_gpu"):
             item.add_marker(pytest.mark.skip(reason="needs what only a real GPU has"))
+
+
+def pytest_report_header():
+    """Say what two processes can do with each GPU: what fails for want of it is no fault of the house."""
+    if SIMULATED:
+        return ["GPUs: simulated"]
+    return [
+        f"{device.name} ({device.uuid}): {', '.join(_abilities(device))}"
+        for device in probe_devices().devices
+    ]
+
+
+def _abilities(device):
+    check = check_device(device.uuid)
+    found = {"memory": check.memory, "events": check.events, "pinning": check.pinning}
+    return [f"{name} {'works' if a.works else a.reason}" for name, a in found.items()]
 
 
 @pytest.fixture(scope="module")

@@ -208,7 +208,7 @@ class TritonPythonModel:
         return pb_utils.Tensor("OUT", 2 * given.as_numpy())
 
     def do_born(self, request, given):
-        with pb_utils.device_arena():
+        with pb_utils.device_arena(reserve=8 << 20):
             out = double(take(given))
         return give("OUT", out)
 

@@ -1,6 +1,6 @@
 """Calls another model with 48 tensors on the GPU, and tells how many came back there."""
 
-import importlib.util
+import importlib
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -9,25 +9,31 @@ COUNT = 48
 ELEMENTS = 16384
 
 
-def arrays(library):
+def arrays():
     """Make the tensors in a framework's memory, as models have them."""
-    if library is None:
-        # Only gpubridge has memory of its own to give.
-        names = [f"IN{i}" for i in range(COUNT)]
-        return [pb_utils.Tensor.empty(n, [ELEMENTS], np.float32, device="cuda") for n in names]
-    return [library.asarray(np.full(ELEMENTS, i, np.float32)) for i in range(COUNT)]
+    values = [np.full(ELEMENTS, i, np.float32) for i in range(COUNT)]
+    cupy = framework("cupy")
+    if cupy is not None:
+        return [cupy.asarray(array) for array in values]
+    torch = framework("torch")
+    if torch is not None and torch.cuda.is_available():
+        return [torch.as_tensor(array, device="cuda") for array in values]
+    # Only gpubridge has memory of its own to give.
+    names = [f"IN{i}" for i in range(COUNT)]
+    return [pb_utils.Tensor.empty(n, [ELEMENTS], np.float32, device="cuda") for n in names]
 
 
-def framework():
-    """Return CuPy, if it is installed: its arrays are on the GPU."""
-    if importlib.util.find_spec("cupy") is None:
+def framework(name):
+    """Import a framework; None where it is not, or does not work with what else is there."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
         return None
-    return importlib.import_module("cupy")
 
 
 class TritonPythonModel:
     def initialize(self, _):
-        self.arrays = arrays(framework())
+        self.arrays = arrays()
 
     def execute(self, requests):
         return [self.answer() for _ in requests]
