@@ -19,34 +19,24 @@ class ClientDeviceRegion:
 
     Attributes
     ----------
-    region : int
-        The region id by which every process knows this memory.
     pointer : int
         Where it begins, in this process's device addresses.
     size : int
         Bytes that may be used.
-    handle : bytes
-        The client's 64 bytes.
     uuid : str
         The device it lies on.
     """
 
-    __slots__ = ("_context", "handle", "pointer", "region", "size", "uuid")
+    __slots__ = ("_context", "pointer", "size", "uuid")
 
-    def __init__(
-        self, context: DeviceContext, region: int, pointer: int, size: int, handle: bytes
-    ) -> None:
+    def __init__(self, context: DeviceContext, pointer: int, size: int) -> None:
         self._context: DeviceContext | None = context
-        self.region = region
-        self.handle = handle
         self.pointer = pointer
         self.size = size
         self.uuid = context.device.uuid
 
     @classmethod
-    def open(
-        cls, context: DeviceContext, handle: bytes, size: int, *, region: int = 0
-    ) -> ClientDeviceRegion:
+    def open(cls, context: DeviceContext, handle: bytes, size: int) -> ClientDeviceRegion:
         """Open what a client has registered.
 
         Takes up to milliseconds, so never for a request.
@@ -59,8 +49,6 @@ class ClientDeviceRegion:
             The client's 64 bytes.
         size : int
             Bytes that the client says it has.
-        region : int, optional
-            The region id that it gets.
 
         Raises
         ------
@@ -78,7 +66,7 @@ class ClientDeviceRegion:
             raise BridgeError(
                 f"failed to open CUDA IPC handle: {error.message}", ErrorCode.INVALID_ARG
             ) from error
-        opened = cls(context, region, pointer, size, handle)
+        opened = cls(context, pointer, size)
         try:
             opened._check_device(context)
         except BridgeError:

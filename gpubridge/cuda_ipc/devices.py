@@ -123,8 +123,14 @@ def is_exclusive(device: DeviceInfo) -> bool:
 def _look_at(ordinal: int) -> DeviceInfo:
     device = call("cuDeviceGet", ordinal)
     name = call("cuDeviceGetName", 256, device).split(b"\0", 1)[0].decode(errors="replace")
-    raw = bytes(call("cuDeviceGetUuid", device).bytes)
+    raw = bytes(call(_uuid_function(), device).bytes)
     return DeviceInfo(ordinal, _uuid_text(name, raw), name, int(call("cuDeviceTotalMem", device)))
+
+
+def _uuid_function() -> str:
+    # The first form gives a part of a GPU the UUID of the whole; newer bindings have the second only.
+    newer = "cuDeviceGetUuid_v2"
+    return newer if hasattr(load(), newer) else "cuDeviceGetUuid"
 
 
 def _uuid_text(name: str, raw: bytes) -> str:

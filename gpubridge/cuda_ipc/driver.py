@@ -40,6 +40,8 @@ _ADVICE = {
     1: "the driver takes no such argument; update gpubridge, cuda-python or the driver",
     2: "free device memory: fewer model instances on this GPU, less cached by frameworks, or "
     "smaller arenas (--backend-config=python,device-arena-bytes=N)",
+    3: "CUDA does not outlive fork: start the process anew (multiprocessing's `spawn`)",
+    4: "the process is about to end",
     34: "a stub library stands before the driver: take the toolkit's stubs folder out of "
     "LD_LIBRARY_PATH",
     46: "another process has this GPU for itself: nvidia-smi -c DEFAULT",

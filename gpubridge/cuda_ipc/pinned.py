@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+import ctypes
 
 from gpubridge.cuda_ipc.context import DeviceContext
 from gpubridge.cuda_ipc.driver import CudaError, call
@@ -86,7 +86,7 @@ class PinnedMemory:
 
 
 def _address(memory: memoryview) -> int:
-    # Holds no view of it: whoever owns the memory may release its own at any time.
-    if not memory.nbytes:
-        raise InternalError("expected a segment of at least one byte to pin")
-    return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
+    if not memory.nbytes or memory.readonly:
+        raise InternalError("expected a segment of at least one byte, and a writable one, to pin")
+    # Nothing of it is kept: whoever owns the memory may release its view at any time.
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

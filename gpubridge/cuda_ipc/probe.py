@@ -87,9 +87,11 @@ def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck
     try:
         out, err = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
-        return _nothing(f"the check did not end within {timeout_seconds:g} s")
-    finally:
         _end_group(process)
+        return _nothing(f"the check did not end within {timeout_seconds:g} s")
+    except BaseException:
+        _end_group(process)
+        raise
     try:
         found = json.loads(out)
         return DeviceCheck(*(_ability(found[name]) for name in ("memory", "events", "pinning")))
@@ -120,11 +122,9 @@ def check_command(role: str, device_uuid: str) -> list[str]:
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
-    # Both processes are in it, and either may hang in the driver.
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    # Both processes are in it, and either may hang in the driver. The first has not been waited for
+    # yet, so that its id is nobody else's.
+    os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 

@@ -27,6 +27,7 @@ from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, MemoryRange
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import NO_LEASE, ControlPage
+from gpubridge.transport.device_regions import arena_region
 from gpubridge.transport.messages import (
     Kind,
     control_message,
@@ -355,13 +356,19 @@ class StubLink:
         if kind == Kind.COMPLETED:
             self._events.on_completed(completed_text(decode_control(message)))
         elif kind == Kind.READY:
-            if not decode_control(message).get("device"):
-                self.device = None
+            if self.device is not None and not decode_control(message).get("device"):
+                self._take_back_arena()
             self._events.on_ready(fds.pop() if fds else None)
         elif kind == Kind.FAILED:
             self._events.on_failed(str(decode_control(message).get("error")))
         elif kind != Kind.FINALIZED:
             raise MalformedMessage(f"unknown kind {kind}")
+
+    def _take_back_arena(self) -> None:
+        """The stub has no device after all, or cannot open what others have there."""
+        self.device = None
+        self.open_devices.close()
+        self._outputs.borrowed.drop(arena_region(self.owner))
 
     # -- the end -------------------------------------------------------------------------------
 

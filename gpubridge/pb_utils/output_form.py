@@ -108,8 +108,10 @@ def wants_device(device: Any) -> bool:
     TritonModelException
         If the instance has no GPU, or another one.
     """
+    if device is None:
+        return False
     wanted = f"cuda:{device}" if isinstance(device, int) else str(device)
-    if device is None or wanted == "cpu":
+    if wanted == "cpu":
         return False
     here = f"cuda:{device_memory().ordinal}"
     if wanted not in ("cuda", here):

@@ -21,6 +21,7 @@ from typing import Any
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
 from gpubridge.stub.call_forms import CallForms
+from gpubridge.stub.call_regions import REGION_KINDS, take_region
 from gpubridge.stub.device_inputs import received_on_device
 from gpubridge.stub.device_memory import StubDevice
 from gpubridge.stub.device_placement import DevicePlacement
@@ -310,14 +311,22 @@ class CallDesk:
             self._loops = {each for each in self._loops if not each.is_closed()} | {loop}
             loop.add_reader(self._channel.fileno(), self._pump)
 
-    def _pump(self) -> None:
-        if self._reading.acquire(blocking=False):
-            try:
-                self._receive()
-            finally:
-                self._reading.release()
-                # It may have found nobody to read for it but this loop, which may end.
-                self._wake_one()
+    def catch_up(self) -> None:
+        """Take what has come while nobody waits: memory that goes."""
+        while self._readable.poll(0) and self._pump():
+            pass
+
+    def _pump(self) -> bool:
+        """Take one message; returns False where another thread reads."""
+        if not self._reading.acquire(blocking=False):
+            return False
+        try:
+            self._receive()
+        finally:
+            self._reading.release()
+            # It may have found nobody to read for it but this loop, which may end.
+            self._wake_one()
+        return True
 
     def _wake_one(self) -> None:
         for waiting in list(self._waiting)[:1]:
@@ -334,13 +343,8 @@ class CallDesk:
         if kind == CallKind.CALL_RESPONSES:
             for record in decode_records(message, self._reader, named=False):
                 self._deliver(record)
-        elif kind == CallKind.REGION:
-            fields = decode_control(message)
-            self._borrowed.announce(fields["region"], fds.pop(), fields["size"])
-        elif kind == CallKind.DEVICE_REGION and self._device is not None:
-            self._borrowed.know(self._device.regions.announce(decode_control(message)))
-        elif kind == CallKind.DROP_REGION:
-            self._borrowed.drop(decode_control(message)["region"])
+        elif kind in REGION_KINDS:
+            take_region(kind, decode_control(message), fds, self._borrowed, self._device)
         elif kind == CallKind.ANSWER:
             fields = decode_control(message)
             question = self._questions.get(fields["question"])
@@ -367,7 +371,10 @@ class CallDesk:
         if record.word & ResponseFlag.ERROR:
             error = TritonError(extras["error"], _code(extras["code"]))
             return InferenceResponse([], error)
-        views = self._borrowed.views(record.refs)
+        try:
+            views = self._borrowed.views(record.refs)
+        except MalformedMessage as error:
+            return InferenceResponse([], TritonError(error.message))
         received = Tensor._received
         tensors = [
             received(spec.name, spec.datatype, spec.shape, view, ref)

@@ -77,12 +77,27 @@ class DeviceInputs:
         """
         tensors = received_on_device(self.device, inputs, refs)
         if self._placement == "host":
-            return [_on_host(tensor) for tensor in tensors]
+            return self._on_host(tensors)
         if private:
             tensors = [self._private(tensor) for tensor in tensors]
         if self._placement == "device":
             tensors = [self._uploaded(tensor) for tensor in tensors]
         return tensors
+
+    def _on_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return tensors whose data is in host memory; however many there are, one wait."""
+        brought = []
+        for tensor in tensors:
+            data = tensor._device_bytes
+            if data is None:
+                brought.append(tensor)
+                continue
+            memory = np.empty(data.nbytes, np.uint8).data
+            self.device.read(data, memory)
+            brought.append(Tensor._received(tensor._name, tensor._datatype, tensor._shape, memory))
+        if any(tensor._device_bytes is not None for tensor in tensors):
+            self.device.finish()
+        return brought
 
     def _private(self, tensor: Tensor) -> Tensor:
         data = tensor._device_bytes
@@ -113,10 +128,3 @@ class DeviceInputs:
 
 def _moved(tensor: Tensor, data: DeviceBytes) -> Tensor:
     return DeviceTensor._on_device(tensor._name, tensor._datatype, tensor._shape, data)
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    if tensor._device_bytes is None:
-        return tensor
-    memory = np.frombuffer(tensor._payload(), np.uint8).data
-    return Tensor._received(tensor._name, tensor._datatype, tensor._shape, memory)

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 import types
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode
@@ -44,7 +45,8 @@ def load_model(path: str, package: str) -> Any:
         parent.__path__ = [folder]
         sys.modules[package] = parent
         name = f"{package}.{name}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = _FreshLoader(name, path) if package and path.endswith(".py") else None
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None or spec.loader is None:
         raise ImportError(f"Python model file '{path}' has no name that Python can import")
     module = importlib.util.module_from_spec(spec)
@@ -52,6 +54,20 @@ def load_model(path: str, package: str) -> Any:
     spec.loader.exec_module(module)
     model: Any = module.TritonPythonModel
     return model
+
+
+class _FreshLoader(SourceFileLoader):
+    """Compiles a file each time.
+
+    Cached bytecode is taken for that of any source of the same size and second: a model that is
+    written twice in a second, and loaded each time, would be what it was before.
+    """
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        """Return the code of the file as it is."""
+        path = self.get_filename(fullname)
+        code: types.CodeType = self.source_to_code(self.get_data(path), path)
+        return code
 
 
 def model_error_text(error: BaseException) -> str:

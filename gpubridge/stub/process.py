@@ -258,6 +258,7 @@ class Stub:
                 self._drop(decode_control(message)["region"], clients)
             elif kind == Kind.TRIM:
                 self._outputs.trim(decode_control(message)["idle_seconds"])
+                self._calls.catch_up()
                 clients.settle()
             elif kind == Kind.FINALIZE:
                 return self._finalize()

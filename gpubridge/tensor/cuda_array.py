@@ -95,7 +95,7 @@ def _read(interface: dict[str, Any]) -> tuple[int, bool, str, tuple[int, ...], i
             f"{interface!r} ({type(error).__name__}: {error})",
             ErrorCode.INVALID_ARG,
         ) from None
-    if stream is not None and (not isinstance(stream, int) or stream < 1):
+    if stream is not None and (not isinstance(stream, int) or stream < 0):
         raise BridgeError(
             "expected the stream of a __cuda_array_interface__ to be None, 1, 2 or a CUDA "
             f"stream's handle, got {stream!r}",
@@ -115,7 +115,8 @@ def _read(interface: dict[str, Any]) -> tuple[int, bool, str, tuple[int, ...], i
             ErrorCode.UNSUPPORTED,
         )
     dlpack.check_contiguous(shape, strides)
-    return address, bool(read_only), datatype, shape, stream
+    # 0 is forbidden there, for it may mean two streams; the legacy stream is ordered with both.
+    return address, bool(read_only), datatype, shape, LEGACY_STREAM if stream == 0 else stream
 
 
 def _in_elements(strides: Any, itemsize: int) -> list[int] | None:

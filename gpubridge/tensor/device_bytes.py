@@ -111,11 +111,12 @@ class DeviceBytes:
         Raises
         ------
         ValueError
-            For 0, which means nothing, and other negative numbers.
+            For other negative numbers.
         """
-        if stream is None:
-            stream = LEGACY_STREAM
-        if stream == 0 or stream < -1:
+        # DLPack forbids 0, as the default stream of some and of each thread of others; the legacy
+        # stream is ordered with both.
+        stream = stream or LEGACY_STREAM
+        if stream < -1:
             raise ValueError(
                 "expected stream to be None, -1, 1 (legacy default), 2 (per-thread default) or a "
                 f"CUDA stream's handle, got {stream}"

@@ -50,6 +50,8 @@ _DEVICE = (CUDA, CUDA_MANAGED)
 
 _READ_ONLY, _COPIED = 1, 2
 _BFLOAT = 4
+#: What is addressed on any machine of today; NumPy counts no further.
+_ADDRESSES = 1 << 63
 _PROTOCOL = (1, 0)
 
 #: KServe datatype -> (``DLDataTypeCode``, bits)
@@ -276,7 +278,7 @@ def _imported(
     datatype = _checked_datatype(fields)
     check_contiguous(fields.shape, fields.strides)
     nbytes = element_count(fields.shape) * cast("int", item_size(datatype))
-    check_address(fields.address, nbytes)
+    check_address(fields.address, nbytes, fields.byte_offset)
     on_device = fields.device_type in _DEVICE
     if on_device and nbytes and stream is not None and unordered_on is not None:
         if fields.device_id != unordered_on:
@@ -355,10 +357,11 @@ def check_contiguous(shape: Sequence[int], strides: Sequence[int] | None) -> Non
         expected *= dim
 
 
-def check_address(address: int, nbytes: int) -> None:
-    """Raise INVALID_ARG for bytes at no address."""
-    if nbytes and not address:
+def check_address(address: int, nbytes: int, offset: int = 0) -> None:
+    """Raise INVALID_ARG for bytes that cannot be at an address."""
+    if nbytes and (not address or address + offset + nbytes > _ADDRESSES):
+        place = f"{address:#x} + {offset}" if address else "none"
         raise BridgeError(
-            f"expected a tensor of {nbytes} bytes to have an address, got none",
+            f"expected a tensor of {nbytes} bytes to have an address, got {place}",
             ErrorCode.INVALID_ARG,
         )

@@ -25,6 +25,10 @@ class Row:
     tests: tuple[str, ...] = ()
 
 
+def _row(part: str, name: str, *tests: str) -> Row:
+    return Row(part, name, tests)
+
+
 _PB = "unit/test_pb_utils_"
 _CONFIG = f"{_PB}model_config.py::"
 _BLS = "process/test_bls.py::"
@@ -36,171 +40,143 @@ _SUPERVISION = "process/test_supervision.py::"
 _BAD = "process/test_bad_models.py::"
 
 ROWS = (
-    Row("1.0", "names", (f"{_PB}surface.py::test_every_name_is_there_and_listed",)),
-    Row(
-        "1.0",
-        "outside of a server",
-        (f"{_PB}surface.py::test_a_model_is_testable_without_a_server",),
+    _row("1.0", "names", f"{_PB}surface.py::test_every_name_is_there_and_listed"),
+    _row(
+        "1.0", "outside of a server", f"{_PB}surface.py::test_a_model_is_testable_without_a_server"
     ),
-    Row("1.1", "TRITON_STRING_TO_NUMPY"),
-    Row("1.1", "flags"),
-    Row("1.1", "serialize_byte_tensor", (f"{_PB}surface.py::test_string_serialisation_functions",)),
-    Row("1.1", "deserialize_bytes_tensor"),
-    Row("1.1", "get_…_by_name", (f"{_PB}surface.py::test_configuration_lookup",)),
-    Row("1.1", "transaction policy", (f"{_PB}surface.py::test_configuration_lookup",)),
-    Row("1.1", "numbered types", (f"{_PB}surface.py::test_datatype_functions",)),
-    Row("1.2", "set_max_batch_size", (f"{_CONFIG}test_max_batch_size_only_grows",)),
-    Row(
+    _row("1.1", "TRITON_STRING_TO_NUMPY"),
+    _row("1.1", "flags"),
+    _row("1.1", "serialize_byte_tensor", f"{_PB}surface.py::test_string_serialisation_functions"),
+    _row("1.1", "deserialize_bytes_tensor"),
+    _row("1.1", "get_…_by_name", f"{_PB}surface.py::test_configuration_lookup"),
+    _row("1.1", "transaction policy", f"{_PB}surface.py::test_configuration_lookup"),
+    _row("1.1", "numbered types", f"{_PB}surface.py::test_datatype_functions"),
+    _row("1.2", "set_max_batch_size", f"{_CONFIG}test_max_batch_size_only_grows"),
+    _row(
         "1.2",
         "set_dynamic_batching",
-        (
-            f"{_CONFIG}test_dynamic_batching",
-            f"{_CONFIG}test_dynamic_batching_against_another_scheduler",
-        ),
+        f"{_CONFIG}test_dynamic_batching",
+        f"{_CONFIG}test_dynamic_batching_against_another_scheduler",
     ),
-    Row("1.2", "add_input, add_output: keys", (f"{_CONFIG}test_malformed_entries",)),
-    Row("1.2", "add_input, add_output: data type", (f"{_CONFIG}test_contradicted_data_type",)),
-    Row("1.2", "add_input, add_output: dims", (f"{_CONFIG}test_contradicted_dims",)),
-    Row("1.2", "add_input: optional", (f"{_CONFIG}test_optional",)),
-    Row(
+    _row("1.2", "add_input, add_output: keys", f"{_CONFIG}test_malformed_entries"),
+    _row("1.2", "add_input, add_output: data type", f"{_CONFIG}test_contradicted_data_type"),
+    _row("1.2", "add_input, add_output: dims", f"{_CONFIG}test_contradicted_dims"),
+    _row("1.2", "add_input: optional", f"{_CONFIG}test_optional"),
+    _row(
         "1.2",
         "auto_complete_config: what it returns, errors",
-        ("process/test_auto_complete.py::test_a_completion_that_fails_is_told_and_leaves_nothing",),
+        "process/test_auto_complete.py::test_a_completion_that_fails_is_told_and_leaves_nothing",
     ),
-    Row("1.2", "set_model_transaction_policy", (f"{_CONFIG}test_transaction_policy",)),
-    Row("1.3", "TritonError", (f"{_PB}request_response.py::test_error_codes",)),
-    Row("1.3", "code at the client", (f"{_BAD}test_errors_of_their_own",)),
-    Row(
+    _row("1.2", "set_model_transaction_policy", f"{_CONFIG}test_transaction_policy"),
+    _row("1.3", "TritonError", f"{_PB}request_response.py::test_error_codes"),
+    _row("1.3", "code at the client", f"{_BAD}test_errors_of_their_own"),
+    _row(
         "1.3",
         "code over gRPC",
-        ("process/test_api_conformance.py::test_each_code_of_a_model_has_its_grpc_status",),
+        "process/test_api_conformance.py::test_each_code_of_a_model_has_its_grpc_status",
     ),
-    Row("1.3", "TritonModelException"),
-    Row("1.4", "Tensor", (f"{_PB}tensor.py::test_unsupported_dtypes",)),
-    Row(
+    _row("1.3", "TritonModelException"),
+    _row("1.4", "Tensor", f"{_PB}tensor.py::test_unsupported_dtypes"),
+    _row(
         "1.4",
         "DLPack",
-        (
-            "unit/test_tensor_dlpack.py::test_what_cannot_be_taken_is_refused_and_not_consumed",
-            f"{_PB}tensor.py::test_to_dlpack_raises_the_reference_count_by_exactly_one",
-        ),
+        "unit/test_tensor_dlpack.py::test_what_cannot_be_taken_is_refused_and_not_consumed",
+        f"{_PB}tensor.py::test_to_dlpack_raises_the_reference_count_by_exactly_one",
     ),
-    Row("1.4", "BF16", (f"{_PB}tensor.py::test_bf16_needs_ml_dtypes",)),
-    Row(
-        "1.4",
-        "malformed BYTES",
-        (f"{_PB}tensor.py::test_malformed_strings_are_the_models_exception",),
+    _row("1.4", "BF16", f"{_PB}tensor.py::test_bf16_needs_ml_dtypes"),
+    _row(
+        "1.4", "malformed BYTES", f"{_PB}tensor.py::test_malformed_strings_are_the_models_exception"
     ),
-    Row("1.5", "PreferredMemory", (f"{_PB}request_response.py::test_preferred_memory",)),
-    Row("1.5", "InferenceTrace"),
-    Row("1.6", "arguments", (f"{_PB}request_response.py::test_values_that_have_no_counterpart",)),
-    Row("1.6", "accessors", (f"{_PB}request_response.py::test_defaults_of_a_request",)),
-    Row("1.6", "what the called model sees", (f"{_BLS}test_what_else_a_call_says_arrives",)),
-    Row(
-        "1.6",
-        "set_release_flags",
-        ("process/test_rescheduling.py::test_only_iterative_models_may",),
+    _row("1.5", "PreferredMemory", f"{_PB}request_response.py::test_preferred_memory"),
+    _row("1.5", "InferenceTrace"),
+    _row("1.6", "arguments", f"{_PB}request_response.py::test_values_that_have_no_counterpart"),
+    _row("1.6", "accessors", f"{_PB}request_response.py::test_defaults_of_a_request"),
+    _row("1.6", "what the called model sees", f"{_BLS}test_what_else_a_call_says_arrives"),
+    _row(
+        "1.6", "set_release_flags", "process/test_rescheduling.py::test_only_iterative_models_may"
     ),
-    Row(
+    _row(
         "1.6",
         "exec",
-        (
-            f"{_BLS}test_a_call_and_its_answer",
-            f"{_BLS}test_calls_are_refused_before_and_after_execute",
-        ),
+        f"{_BLS}test_a_call_and_its_answer",
+        f"{_BLS}test_calls_are_refused_before_and_after_execute",
     ),
-    Row("1.6", "async_exec", (f"{_BLS}test_coroutines_call_at_once",)),
-    Row("1.7", "InferenceResponse", (f"{_PB}request_response.py::test_response_parameters",)),
-    Row("1.7", "outputs asked for", (f"{_BAD}test_what_triton_lets_pass_passes",)),
-    Row(
+    _row("1.6", "async_exec", f"{_BLS}test_coroutines_call_at_once"),
+    _row("1.7", "InferenceResponse", f"{_PB}request_response.py::test_response_parameters"),
+    _row("1.7", "outputs asked for", f"{_BAD}test_what_triton_lets_pass_passes"),
+    _row(
         "1.8",
         "send",
-        (
-            f"{_DECOUPLED}test_wrong_use_of_a_sender",
-            f"{_DECOUPLED}test_execute_that_raises_ends_its_requests_and_closes_their_senders",
-        ),
+        f"{_DECOUPLED}test_wrong_use_of_a_sender",
+        f"{_DECOUPLED}test_execute_that_raises_ends_its_requests_and_closes_their_senders",
     ),
-    Row(
+    _row(
         "1.8",
         "of a model that is not decoupled",
-        (f"{_DECOUPLED}test_other_models_may_send_their_one_response",),
+        f"{_DECOUPLED}test_other_models_may_send_their_one_response",
     ),
-    Row(
+    _row(
         "1.9",
         "ResponseIterator",
-        (
-            f"{_BLS}test_an_iterator_begins_again_and_says_when_it_is_done",
-            f"{_BLS}test_what_a_called_model_says_to_its_cancellation_is_read",
-            f"{_BLS}test_an_iterator_that_is_dropped_ends_the_call",
-        ),
+        f"{_BLS}test_an_iterator_begins_again_and_says_when_it_is_done",
+        f"{_BLS}test_what_a_called_model_says_to_its_cancellation_is_read",
+        f"{_BLS}test_an_iterator_that_is_dropped_ends_the_call",
     ),
-    Row("1.10", "Logger", (f"{_PB}surface.py::test_logs_go_to_the_server_with_the_callers_line",)),
-    Row(
+    _row("1.10", "Logger", f"{_PB}surface.py::test_logs_go_to_the_server_with_the_callers_line"),
+    _row(
         "1.11",
         "MetricFamily",
-        (
-            f"{_METRICS}test_each_kind_is_on_the_page_as_triton_writes_it",
-            f"{_METRICS}test_metrics_go_with_their_family_not_with_the_object",
-        ),
+        f"{_METRICS}test_each_kind_is_on_the_page_as_triton_writes_it",
+        f"{_METRICS}test_metrics_go_with_their_family_not_with_the_object",
     ),
-    Row(
-        "1.11", "Metric", (f"{_METRICS}test_models_and_instances_share_a_metric_and_count_exactly",)
-    ),
-    Row("1.11", "counter"),
-    Row("1.11", "gauge"),
-    Row("1.11", "histogram"),
-    Row("1.12", "is_model_ready"),
-    Row(
+    _row("1.11", "Metric", f"{_METRICS}test_models_and_instances_share_a_metric_and_count_exactly"),
+    _row("1.11", "counter"),
+    _row("1.11", "gauge"),
+    _row("1.11", "histogram"),
+    _row("1.12", "is_model_ready"),
+    _row(
         "1.12",
         "load_model, unload_model",
-        (
-            f"{_CONTROL}test_a_model_is_loaded_from_what_it_is_sent",
-            f"{_CONTROL}test_what_fails_is_told_in_tritons_words",
-            f"{_CONTROL}test_only_in_explicit_mode",
-        ),
+        f"{_CONTROL}test_a_model_is_loaded_from_what_it_is_sent",
+        f"{_CONTROL}test_what_fails_is_told_in_tritons_words",
+        f"{_CONTROL}test_only_in_explicit_mode",
     ),
-    Row("1.13", "initialize"),
-    Row(
+    _row("1.13", "initialize"),
+    _row(
         "1.13",
         "execute of other models",
-        (
-            f"{_BAD}test_what_models_do_wrong_is_told_to_their_client",
-            "process/test_rescheduling.py::test_a_rescheduled_request_has_no_response",
-        ),
+        f"{_BAD}test_what_models_do_wrong_is_told_to_their_client",
+        "process/test_rescheduling.py::test_a_rescheduled_request_has_no_response",
     ),
-    Row(
+    _row(
         "1.13",
         "execute of a decoupled model",
-        (f"{_DECOUPLED}test_a_decoupled_model_must_return_none",),
+        f"{_DECOUPLED}test_a_decoupled_model_must_return_none",
     ),
-    Row(
+    _row(
         "1.13",
         "async def execute",
-        (f"{_DECOUPLED}test_coroutines_of_a_decoupled_model_run_beside_each_other",),
+        f"{_DECOUPLED}test_coroutines_of_a_decoupled_model_run_beside_each_other",
     ),
-    Row("1.13", "inputs may be edited"),
-    Row(
+    _row("1.13", "inputs may be edited"),
+    _row(
         "1.13",
         "finalize",
-        (
-            "process/test_lifecycle.py::test_a_finalize_that_hangs_or_fails_does_not_keep_the_server",
-        ),
+        "process/test_lifecycle.py::test_a_finalize_that_hangs_or_fails_does_not_keep_the_server",
     ),
-    Row(
+    _row(
         "1.13",
         "is_ready",
-        (
-            f"{_READY}test_the_model_is_ready_when_it_says_so",
-            f"{_READY}test_why_it_is_not_is_in_the_log",
-            f"{_READY}test_who_asks_at_the_same_time_gets_one_answer",
-            f"{_READY}test_a_model_that_does_not_answer_is_not_ready",
-            f"{_READY}test_a_process_that_dies_while_it_is_asked",
-        ),
+        f"{_READY}test_the_model_is_ready_when_it_says_so",
+        f"{_READY}test_why_it_is_not_is_in_the_log",
+        f"{_READY}test_who_asks_at_the_same_time_gets_one_answer",
+        f"{_READY}test_a_model_that_does_not_answer_is_not_ready",
+        f"{_READY}test_a_process_that_dies_while_it_is_asked",
     ),
-    Row(
+    _row(
         "1.13",
         "dead stub",
-        (f"{_SUPERVISION}test_a_death_fails_its_request_with_the_reason_and_is_repaired",),
+        f"{_SUPERVISION}test_a_death_fails_its_request_with_the_reason_and_is_repaired",
     ),
 )
 

@@ -108,7 +108,7 @@ def _throw(url: str, right: list[bytes], seed: int, rounds: int) -> None:
     host, port = url.split(":")
     for _ in range(rounds):
         how = rng.randrange(3)
-        with socket.create_connection((host, int(port)), timeout=30) as sock:
+        with socket.create_connection((host, int(port)), timeout=150) as sock:
             try:
                 data = _broken(rng, right)
                 cut = rng.randrange(len(data) + 1)
@@ -142,7 +142,7 @@ def _attack(server, seed: int, rounds: int) -> None:
     over = threading.Event()
 
     def be_well() -> None:
-        client = triton.InferenceServerClient(server.http_url, connection_timeout=60)
+        client = triton.InferenceServerClient(server.http_url, connection_timeout=150)
         number = 0
         while not over.is_set():
             number += 1

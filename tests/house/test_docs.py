@@ -48,7 +48,7 @@ def curl(command, server):
     assert url.startswith("http://127.0.0.1:8000/")
     assert words[:2] == ["curl", "-d"]
     assert len(words) == 3
-    connection = http.client.HTTPConnection(server.http_url, timeout=30)
+    connection = http.client.HTTPConnection(server.http_url, timeout=150)
     try:
         connection.request("POST", url.removeprefix("http://127.0.0.1:8000"), words[2])
         answer = connection.getresponse()
@@ -76,7 +76,7 @@ def test_the_quickstart_does_what_it_says(tmp_path):
         client = tmp_path / "client.py"
         client.write_text(client.read_text().replace("127.0.0.1:8000", server.http_url))
         finished = subprocess.run(
-            [sys.executable, client], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, client], capture_output=True, text=True, timeout=150, check=False
         )
         assert finished.returncode == 0, finished.stderr
         assert finished.stdout in blocks(quickstart, "")
@@ -95,7 +95,7 @@ def test_the_guide_to_models_does_what_it_says(tmp_path):
     for words in commands:
         done = subprocess.run(
             [sys.executable, "-m", *words],
-            capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+            capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         if len(words) == len(commands[0]):
@@ -103,13 +103,13 @@ def test_the_guide_to_models_does_what_it_says(tmp_path):
     assert (tmp_path / "probabilities.npy").exists()
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_softmax.py"],
-        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+        capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert "2 passed" in tests.stdout, tests.stdout
     model = ["--cache-dir", str(tmp_path / "cache"), "models/softmax/1/model.py"]
     types = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", *model],
-        capture_output=True, text=True, timeout=110, check=False, cwd=tmp_path,
+        capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert types.returncode == 0, types.stdout
     with running_server(tmp_path / "models") as server:

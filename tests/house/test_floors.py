@@ -28,7 +28,7 @@ def lint(folder):
         env={"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=150,
         check=False,
     )
     return finished.returncode, finished.stdout + finished.stderr

@@ -27,7 +27,7 @@ def loaded_by(statement):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=True,
     )
     modules, _, maps = finished.stdout.partition("\n")

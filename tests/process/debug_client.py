@@ -14,7 +14,7 @@ class DebugClient:
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=60)
+        self._socket = socket.create_connection((host, int(port)), timeout=150)
         self._stream = self._socket.makefile("rwb")
         self._numbers = itertools.count(1)
         self._seen: list[dict] = []

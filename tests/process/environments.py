@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import shutil
@@ -17,6 +18,7 @@ __all__ = [
     "make_environment",
     "other_minors",
     "pack",
+    "shared_environment",
 ]
 
 
@@ -41,6 +43,26 @@ def other_minors():
     return [minor for minor in range(9, 20) if minor != sys.version_info.minor]
 
 
+def shared_environment(factory, minor):
+    """The environment of another Python with NumPy, made once for all tests: nobody changes it.
+
+    None where that Python is not on PATH.
+    """
+    python = interpreter(minor)
+    if python is None:
+        return None
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    folder, made = root / f"python3.{minor}", root / f"python3.{minor}.made"
+    with (root / "environments.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            make_environment(python, folder, "numpy")
+            made.touch()
+    return folder
+
+
 def make_environment(python, folder, *packages):
     """Make a virtual environment with some packages; returns its directory."""
     # With a pip of its own: the newest pip no longer serves the oldest Pythons.
@@ -48,7 +70,9 @@ def make_environment(python, folder, *packages):
     subprocess.run([python, "-m", "venv", *options, str(folder)], check=True)
     if packages:
         pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "--quiet", "--only-binary=:all:", *packages], check=True)
+        # Little of it is ever imported.
+        options = ["--quiet", "--no-compile", "--only-binary=:all:"]
+        subprocess.run([*pip, "install", *options, *packages], check=True)
     return folder
 
 

@@ -51,7 +51,7 @@ def run(*command, **environment) -> str:
     finished = subprocess.run(
         [str(word) for word in command],
         capture_output=True,
-        timeout=100,
+        timeout=150,
         check=False,
         env={**os.environ, **environment},
     )

@@ -16,7 +16,7 @@ def connected(url: str, receive_bytes: int | None = None):
     with socket.socket() as sock:
         if receive_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        sock.settimeout(30)
+        sock.settimeout(150)
         sock.connect((host, int(port)))
         yield sock
 

@@ -56,7 +56,7 @@ class Server:
         self, method: str, path: str, body: bytes | str | None = None, headers: dict | None = None
     ) -> tuple[int, dict, bytes]:
         """Send one HTTP request on a connection of its own; returns status, headers, body."""
-        connection = http.client.HTTPConnection(self.http_url, timeout=30)
+        connection = http.client.HTTPConnection(self.http_url, timeout=150)
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
@@ -87,7 +87,7 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """The metrics page: value by ``name{labels}``."""
-        connection = http.client.HTTPConnection(self.metrics_url, timeout=30)
+        connection = http.client.HTTPConnection(self.metrics_url, timeout=150)
         try:
             connection.request("GET", "/metrics")
             page = connection.getresponse().read().decode()

@@ -110,7 +110,7 @@ class Stream:
 
     def take(self):
         """The next answer: its id, its text or None, and whether it is the last."""
-        result, error = self.answers.get(timeout=20)
+        result, error = self.answers.get(timeout=150)
         if error is not None:
             return error.message()
         message = result.get_response()

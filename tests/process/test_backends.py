@@ -151,7 +151,7 @@ def test_a_backend_brings_its_environment(tmp_path):
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", backend / "venv"],
         check=True,
-        timeout=60,
+        timeout=150,
     )
     # The tests' own environment is no system's: it is named.
     site = next((backend / "venv" / "lib").glob("python3*/site-packages"))
@@ -172,7 +172,7 @@ def test_no_backend_directory_is_refused_at_the_start(tmp_path):
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert finished.returncode == 1
@@ -223,7 +223,7 @@ def write_negate(repository: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", source, directory / "model.pt"],
         check=True,
-        timeout=100,
+        timeout=150,
         capture_output=True,
     )
     (directory.parent / "config.pbtxt").write_text(

@@ -108,7 +108,7 @@ def threads():
 def ask(server, model, value, size=1, **options):
     tensor = triton.InferInput("IN", [size, 1], "FP32")
     tensor.set_data_from_numpy(np.full((size, 1), value, np.float32))
-    with triton.InferenceServerClient(server.http_url, network_timeout=30) as client:
+    with triton.InferenceServerClient(server.http_url, network_timeout=150) as client:
         result = client.infer(model, [tensor], **options)
     return [result.as_numpy(name) for name in ("OUT", "SIZE")]
 

@@ -106,7 +106,7 @@ def test_a_stream_that_is_not_read(server):
 
     def requests():
         yield message("endless")
-        closing.wait(60)
+        closing.wait(150)
 
     with grpc.insecure_channel(server.grpc_url) as channel:
         call = channel.stream_stream(
@@ -117,7 +117,7 @@ def test_a_stream_that_is_not_read(server):
         assert not next(call).error_message
         ended = threading.Event()
         call.add_callback(ended.set)
-        assert ended.wait(60)
+        assert ended.wait(150)
         closing.set()
         assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert answered(server)

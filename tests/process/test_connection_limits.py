@@ -286,7 +286,7 @@ def test_streams_of_compressed_answers(attentive):
         client.start_stream(answered)
         for _ in range(3):
             client.async_stream_infer("echo", [tensor])
-        assert done.wait(30)
+        assert done.wait(150)
         client.stop_stream()
     for answer in answers:
         np.testing.assert_array_equal(answer, data)
@@ -345,7 +345,7 @@ def test_health_is_watched(tmp_path):
         running_server(tmp_path / "models", ready=False) as server,
         grpc.insecure_channel(server.grpc_url) as channel,
     ):
-        watch = health(channel, "Watch")(b"", timeout=60)
+        watch = health(channel, "Watch")(b"", timeout=150)
         assert next(watch) == b"\x08\x02"
         unknown = health(channel, "Watch")(b"\x0a\x05nobod")
         assert next(unknown) == b"\x08\x03"

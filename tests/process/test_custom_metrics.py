@@ -41,7 +41,7 @@ def told(server, code, model="m"):
 
 def page(server, begin):
     """The lines of the metrics page that begin so, comments included."""
-    connection = http.client.HTTPConnection(server.metrics_url, timeout=30)
+    connection = http.client.HTTPConnection(server.metrics_url, timeout=150)
     try:
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()

@@ -265,7 +265,7 @@ def test_a_stop_waits_for_the_responses_that_are_still_to_come(tmp_path):
         time.sleep(0.2)
         gate.touch()
         assert stream.take() == ("", "2", True)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(150) == 0
 
 
 def test_statistics_count_a_request_when_it_is_over(tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from tests.process.device_models import (
 )
 from tests.process.server import wait_until, write_model
 from tests.process.test_device_edges import HOST, ensemble
+from tests.process.test_device_network import pids_of, placement
 from tests.simcuda.processes import running_worker
 
 COUNT = 50_000
@@ -51,6 +54,23 @@ class TritonPythonModel:
             time.sleep(0.01)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
                 for r in requests]
+"""
+)
+
+
+# Keeps its first input, and answers with what it has kept.
+KEEPER = (
+    LIBRARY
+    + """
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.kept = None
+
+    def execute(self, requests):
+        given = requests[0].inputs()[0]
+        self.kept = self.kept or given
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", self.kept.as_numpy())])]
 """
 )
 
@@ -113,6 +133,10 @@ def served(folder):
     write_device_model(folder, "second", DOUBLE)
     write_device_model(folder, "in_place", IN_PLACE)
     write_device_model(folder, "slow", SLOW)
+    write_device_model(folder, "copies", DOUBLE, config=placement("copy", "INPUT_SHARING"))
+    forced = placement("yes", "FORCE_CPU_ONLY_INPUT_TENSORS")
+    write_device_model(folder, "forced", DOUBLE, config=forced)
+    write_device_model(folder, "keeper", KEEPER)
     write_model(folder, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
     ensemble(folder, "both", ["double", "second"])
     with running_device_server(folder, "--allow-client-shm=true") as served:
@@ -158,6 +182,8 @@ COSTS = {
     "double": {"d2d": (NBYTES, 1), "waits": 1},
     "in_place": {"waits": 1},
     "host": {"d2h": (NBYTES, 1), "h2d": (NBYTES, 1), "waits": 2},
+    "copies": {"d2d": (2 * NBYTES, 2), "waits": 1},
+    "forced": {"d2h": (NBYTES, 1), "d2d": (NBYTES, 1), "waits": 2},
 }
 
 
@@ -195,6 +221,21 @@ def test_a_region_is_opened_once_by_each_process(served, client):
     for _ in range(3):
         assert infer(served, "double", region("in"), region("out"))[0] == 200
     assert len(served.machine.calls("cuIpcOpenMemHandle")) == before
+
+
+def test_a_model_that_keeps_what_is_the_clients_gets_copies_from_then_on(served, client):
+    prepared(client, "in")
+    client.write("in", np.ones(COUNT, np.float32))
+    assert infer(served, "keeper", region("in"))[1]["outputs"][0]["data"] == [1] * COUNT
+    with served.doing("keeper", d2d=(NBYTES, 1)):
+        infer(served, "keeper", region("in"))
+    name = 'gpubridge_fallbacks_total{model="keeper",reason="client_inputs_kept",version="1"}'
+    assert served.server.metrics()[name] == 1
+    # The model still has it open: it goes with its process.
+    assert client.post("region/in/unregister") == (200, "")
+    for pid in pids_of(served, "keeper"):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: served.server.is_ready("keeper"), "the model to be back", served.server)
 
 
 def test_status_and_unregister(served, client):
@@ -238,7 +279,8 @@ def test_what_is_no_memory_of_a_client_is_refused(served, client):
         assert error.startswith(start)
         assert words in error
     client.handles["short"] = client.handles["in"][:-1]
-    assert "64 bytes" in client.register("short", NBYTES)[1]
+    answer = client.register("short", NBYTES)[1]
+    assert "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t" in answer
     client.handles.pop("short")
     assert client.register("in", NBYTES) == (200, "")
     assert "already in manager" in client.register("in", NBYTES)[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -19,8 +20,10 @@ from tests.process.device_models import (
     write_device_model,
 )
 from tests.process.server import wait_until, write_model
+from tests.process.test_device_clients import Client, infer, prepared, region
 from tests.process.test_device_edges import CALLER, HOST, IN_ARENA, ensemble
 from tests.process.test_device_network import pids_of, placement
+from tests.simcuda.processes import running_worker
 
 COUNT = 50_000
 NBYTES = 4 * COUNT
@@ -107,6 +110,14 @@ def test_what_a_dead_stub_has_handed_on_is_there_until_nobody_needs_it(tmp_path)
             "the arena of the dead stub to be freed",
             served.server,
         )
+        (reader,) = pids_of(served, "slow")
+        order = [
+            (call.pid, call.name)
+            for call in served.machine.calls()
+            if call.name in ("cuMemFree", "cuIpcCloseMemHandle")
+        ]
+        closed = order.index((reader, "cuIpcCloseMemHandle"))
+        assert closed < order.index((served.server.pid, "cuMemFree"))
         assert served.infer("both", given) == (200, (4 * given).tolist())
 
 
@@ -127,9 +138,11 @@ def test_kills_at_random_moments(tmp_path):
                 status, answer = served.infer(model, given)
                 statuses.append(status)
                 # Whoever gets an answer gets the right one.
-                if status != 503:
-                    assert status == 200, answer
+                if status == 200:
                     assert answer == (factors[model] * given).tolist()
+                else:
+                    # A caller tells of the death of whom it has called as an error of its own.
+                    assert status == 503 or "is not healthy" in answer, answer
 
         with ThreadPoolExecutor(4) as pool:
             asking = [pool.submit(ask, model) for model in ("both", "call_second") * 2]
@@ -137,7 +150,8 @@ def test_kills_at_random_moments(tmp_path):
                 for _ in range(12):
                     over.wait(random.uniform(0, 0.3))
                     for pid in pids_of(served, random.choice(["first", "second", "call_second"])):
-                        os.kill(pid, signal.SIGKILL)
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
             finally:
                 over.set()
             for future in asking:
@@ -257,3 +271,27 @@ def test_nothing_is_left_behind(tmp_path):
         served.server.stop()
         assert served.machine.used(0) == 0
     assert not list(Path("/dev/shm").glob(f"*{served.server.pid}*"))
+
+
+def test_a_client_that_dies_takes_nobody_with_it(tmp_path):
+    for name in ("double", "other"):
+        write_device_model(tmp_path, name, DOUBLE)
+    write_model(tmp_path, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
+    with running_device_server(
+        tmp_path, "--allow-client-shm=true", tolerated="whose exporter has freed it, or is gone"
+    ) as served:
+        (other,) = pids_of(served, "other")
+        with running_worker(served.machine) as worker:
+            client = Client(worker, served.server)
+            prepared(client, "dead")
+            client.write("dead", np.ones(COUNT, np.float32))
+            assert infer(served, "double", region("dead"))[0] == 200
+            worker.kill()
+            for model in ("double", "host"):
+                # Its memory is gone: who looks at it fails, and nobody else.
+                assert infer(served, model, region("dead"))[0] in (500, 503)
+            wait_until(served.server.is_ready, "all models to be ready", served.server)
+            assert client.post("region/dead/unregister") == (200, "")
+        for model in ("double", "other", "host"):
+            assert served.infer(model, np.ones(COUNT, np.float32)) == (200, [2.0] * COUNT)
+        assert pids_of(served, "other") == [other]

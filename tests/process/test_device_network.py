@@ -95,7 +95,10 @@ def test_a_request_calls_the_driver_for_its_copies_only(served):
 
 def pids_of(served, model):
     def runs(pid):
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        except FileNotFoundError:  # it has ended meanwhile
+            return False
         return any(word.startswith(f"{model}_") for word in words)
 
     return [pid for pid in served.server.stubs() if runs(pid)]

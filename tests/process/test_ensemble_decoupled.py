@@ -27,7 +27,8 @@ class TritonPythonModel:
                     break
                 value = np.full(WIDTH, i, np.float32)
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]))
-                Path(SENT).write_text(str(i + 1))
+                Path(SENT + ".new").write_text(str(i + 1))
+                Path(SENT + ".new").rename(SENT)
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 ADD = """
@@ -104,7 +105,7 @@ class Stream:
 
     def take(self):
         """The first element of the next answer or None, and whether it is the last; or its error."""
-        result, error = self.answers.get(timeout=30)
+        result, error = self.answers.get(timeout=150)
         if error is not None:
             return error.message()
         data = result.as_numpy("B")
@@ -174,7 +175,7 @@ def test_a_slow_client_makes_the_first_member_wait(server, sent, model):
         ready = queue.Queue()
 
         def take(result, error):
-            ready.get(timeout=60)
+            ready.get(timeout=150)
             taken.append(error or float(result.as_numpy("B")[0]))
 
         client.start_stream(take)

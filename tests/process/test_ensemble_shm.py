@@ -170,7 +170,7 @@ def test_each_response_of_a_decoupled_ensemble_is_written_there(server, region):
         output = tritonclient.grpc.InferRequestedOutput("B")
         output.set_shared_memory("region", 4 * COUNT)
         client.async_stream_infer("counted", [tensor], outputs=[output])
-        assert [seen.get(timeout=30)[1] for _ in range(3)] == [None] * 3
+        assert [seen.get(timeout=150)[1] for _ in range(3)] == [None] * 3
         client.stop_stream()
         assert np.all(values == 3)
         client.unregister_system_shared_memory("region")

@@ -16,6 +16,7 @@ from tests.process.environments import (
     interpreter,
     make_environment,
     other_minors,
+    shared_environment,
 )
 from tests.process.server import running_server, state, wait_until, write_code_model
 
@@ -42,10 +43,8 @@ def environments(tmp_path_factory):
     found = {}
     for order in (other_minors(), reversed(other_minors())):
         for minor in order:
-            if python := interpreter(minor):
-                if (3, minor) not in found:
-                    folder = tmp_path_factory.mktemp("environments") / f"python3.{minor}"
-                    found[3, minor] = make_environment(python, folder, "numpy")
+            if folder := shared_environment(tmp_path_factory, minor):
+                found[3, minor] = folder
                 break
     if not found:
         pytest.skip("no other Python from 3.9 on is on PATH")

@@ -66,7 +66,7 @@ def stream(client, module):
     answers = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
     client.async_stream_infer("echo", inputs(module))
-    result, error = answers.get(timeout=20)
+    result, error = answers.get(timeout=150)
     client.stop_stream()
     return error is None and is_echo(result)
 
@@ -74,7 +74,7 @@ def stream(client, module):
 def called_back(client, module):
     answers = queue.Queue()
     client.async_infer("echo", inputs(module), lambda result, error: answers.put((result, error)))
-    result, error = answers.get(timeout=20)
+    result, error = answers.get(timeout=150)
     return error is None and is_echo(result)
 
 

@@ -42,7 +42,7 @@ def test_an_example_answers_what_its_readme_shows(name):
                 capture_output=True,
                 text=True,
                 cwd=ROOT,
-                timeout=60,
+                timeout=150,
                 check=False,
             )
             assert (finished.returncode, finished.stderr) == (0, ""), server.log()

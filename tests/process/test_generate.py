@@ -105,7 +105,7 @@ def test_generate_over_http_1_0_ends_with_the_connection(server):
         {"CODE": "s = request.get_response_sender()\ns.send(answer(1), FINAL)"}
     ).encode()
     host, _, port = server.http_url.partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as sock:
+    with socket.create_connection((host, int(port)), timeout=150) as sock:
         head = f"POST /v2/models/m/generate_stream HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
         sock.sendall(head.encode() + body)
         received = b"".join(iter(lambda: sock.recv(65536), b""))
@@ -115,7 +115,7 @@ def test_generate_over_http_1_0_ends_with_the_connection(server):
 
 
 def test_keep_alive_goes_on_after_a_stream(server):
-    connection = http.client.HTTPConnection(server.http_url, timeout=20)
+    connection = http.client.HTTPConnection(server.http_url, timeout=150)
     for _ in range(3):
         body = json.dumps({"CODE": "request.get_response_sender().send(answer(1), FINAL)"})
         connection.request("POST", "/v2/models/m/generate_stream", body)
@@ -162,7 +162,7 @@ def test_a_client_that_does_not_read_makes_its_model_wait(server, stream, tmp_pa
     host, _, port = server.http_url.partition(":")
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.settimeout(30)
+        sock.settimeout(150)
         sock.connect((host, int(port)))
         head = "POST /v2/models/m/generate_stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
         sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -180,7 +180,7 @@ def test_a_client_that_does_not_read_makes_its_model_wait(server, stream, tmp_pa
 def test_a_client_that_leaves_is_told_to_the_model(server, tmp_path):
     path = tmp_path / "sent"
     body = json.dumps({"CODE": FLOOD.format(most=10**9, size=10, path=str(path))})
-    connection = http.client.HTTPConnection(server.http_url, timeout=20)
+    connection = http.client.HTTPConnection(server.http_url, timeout=150)
     connection.request("POST", "/v2/models/m/generate_stream", body)
     connection.getresponse().read(100)
     connection.close()

@@ -170,8 +170,8 @@ def test_a_cancelled_call_is_not_executed(server, client):
     )
     wait_until(lambda: pending(server) == 2, "both requests to have come", server)
     call.cancel()
-    assert "Locally cancelled" in str(done.get(timeout=30))
-    assert done.get(timeout=30) is None
+    assert "Locally cancelled" in str(done.get(timeout=150))
+    assert done.get(timeout=150) is None
     wait_until(lambda: cancelled() == before + 1, "the request to be counted as cancelled", server)
     del blocker
 
@@ -186,7 +186,7 @@ def test_many_calls_at_once_get_their_own_answers(client):
             request_id=str(number),
         )
     for _ in range(300):
-        result, error = results.get(timeout=30)
+        result, error = results.get(timeout=150)
         assert error is None
         assert result.as_numpy("OUT").tolist() == [100.0 + int(result.get_response().id)] * 3
 
@@ -200,7 +200,7 @@ def test_a_stream_answers_in_order_and_survives_errors(client):
             "echo", [tensor(np.full(1, value, np.float32))], request_id=str(number)
         )
     for number, value in enumerate(values):
-        result, error = results.get(timeout=60)
+        result, error = results.get(timeout=150)
         if value == 13:
             assert "thirteen" in error.message()
         else:
@@ -216,7 +216,7 @@ def test_a_stream_keeps_its_order_where_a_later_request_is_done_first(client):
     values = [-0.5, 1, 2, 3]
     for value in values:
         client.async_stream_infer("pair", [tensor(np.full(1, value, np.float32))])
-    answers = [results.get(timeout=30)[0].as_numpy("OUT").item() for _ in values]
+    answers = [results.get(timeout=150)[0].as_numpy("OUT").item() for _ in values]
     assert answers == values
     client.stop_stream()
 
@@ -235,7 +235,7 @@ def test_a_stream_whose_client_does_not_read_slows_only_itself(server):
         for _ in range(requests):
             sent += 1
             yield message
-        closing.wait(60)
+        closing.wait(150)
 
     with grpc.insecure_channel(server.grpc_url) as channel:
         stub = channel.stream_stream(

@@ -62,7 +62,7 @@ class Client:
 
     def __init__(self, address):
         host, port = address.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout=30)
+        self.socket = socket.create_connection((host, int(port)), timeout=150)
         self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
         self.h2.max_outbound_frame_size = FRAME
         self.h2.initiate_connection()

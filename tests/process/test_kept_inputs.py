@@ -1,9 +1,13 @@
-"""A model may keep its inputs for ever: they stay what they were, and the server stays whole."""
+"""A model may keep its inputs for ever, or edit them: they stay what they were, and the server whole."""
 
 import http.client
 import json
 import struct
 
+import numpy as np
+import pytest
+
+from tests.process.raw_http import binary_request, connected, inference, read_answer
 from tests.process.server import running_server, write_code_model, write_model
 
 KEEPER = """
@@ -44,7 +48,7 @@ def test_a_model_that_keeps_every_input_gets_copies_in_time(tmp_path):
     ).encode()
     fields = {"Inference-Header-Content-Length": str(len(header))}
     with running_server(tmp_path) as server:
-        connection = http.client.HTTPConnection(server.http_url, timeout=30)
+        connection = http.client.HTTPConnection(server.http_url, timeout=150)
         for i in range(REQUESTS):
             body = header + struct.pack("<2f", i, i)
             connection.request("POST", "/v2/models/keeper/infer", body, fields)
@@ -63,3 +67,89 @@ def test_a_kept_request_is_over(tmp_path):
         status, error = server.ask("self.kept.output('OUT', (1,), np.float32)")
         assert status == 500
         assert "expected a request that is not answered yet" in error
+
+
+VIEWER = """
+import gc
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.kept = []
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = request.inputs()[0].as_numpy()
+            if len(self.kept) < 5:
+                # A view of a view: the tensor and its array are gone, the memory must not be.
+                self.kept.append((int(x[0]), x.reshape(-1, 2)[:, 1]))
+            whole = [bool((view == first).all()) for first, view in self.kept]
+            responses.append(pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUT", np.array([len(whole), sum(whole)], dtype=np.int64))]))
+        gc.collect()
+        return responses
+"""
+
+EDITOR = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = request.inputs()[0].as_numpy()
+            x *= 2
+            x[0] = -1
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", x)]))
+        return responses
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    write_model(
+        repository,
+        "viewer",
+        VIEWER,
+        inputs='name: "IN" data_type: TYPE_INT64 dims: [-1]',
+        outputs='name: "OUT" data_type: TYPE_INT64 dims: [-1]',
+    )
+    write_model(repository, "editor", EDITOR)
+    with running_server(repository) as server:
+        yield server
+
+
+@pytest.mark.parametrize("size", [1 << 10, 1 << 15])
+def test_inputs_that_a_model_keeps_stay_whole(server, size):
+    with connected(server.http_url) as sock:
+        for number in range(40):
+            field, body = binary_request(
+                [("IN", "INT64", [size], np.full(size, number, np.int64).tobytes())]
+            )
+            sock.sendall(inference("viewer", body, field))
+            status, fields, answer = read_answer(sock)
+            assert status == 200
+            kept, whole = np.frombuffer(
+                answer[int(fields["Inference-Header-Content-Length"]) :], np.int64
+            )
+            assert kept == whole
+
+
+def test_an_input_may_be_edited_in_place(server):
+    for size in (4, 100_000):
+        array = np.arange(1, size + 1, dtype=np.float32)
+        expected = 2 * array
+        expected[0] = -1
+        field, body = binary_request([("IN", "FP32", [size], array.tobytes())])
+        with connected(server.http_url) as sock:
+            for _ in range(3):
+                sock.sendall(inference("editor", body, field))
+                status, fields, answer = read_answer(sock)
+                assert status == 200
+                got = np.frombuffer(
+                    answer[int(fields["Inference-Header-Content-Length"]) :], np.float32
+                )
+                np.testing.assert_array_equal(got, expected)

@@ -70,7 +70,7 @@ def test_a_stop_answers_what_was_asked_refuses_what_is_new_and_finalizes(threads
         gate.touch()
         assert slow.result() == (200, "1")
         assert [answer.result() for answer in queued] == [(200, str(i)) for i in range(3)]
-        assert server.process.wait(30) == 0
+        assert server.process.wait(150) == 0
         assert gone(pids)
         assert server.log().count("Finalize\n") == 1
         assert "Traceback" not in server.log()
@@ -202,7 +202,7 @@ class TritonPythonModel:
         header, _, data = answer.partition(b"\r\n\r\n")
         assert header.startswith(b"HTTP/1.1 200")
         assert len(data) > 16 << 20
-        assert server.process.wait(30) == 0
+        assert server.process.wait(150) == 0
 
 
 # -- SIGKILL --------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_a_killed_server_leaves_no_stub_and_no_shared_memory(threads, tmp_path):
             threads.submit(server.ask, mark_and(tmp_path / name, code), name)
         wait_until(lambda: all((tmp_path / name).exists() for name in marks), "them", server)
         server.process.kill()
-        assert server.process.wait(30) == -signal.SIGKILL
+        assert server.process.wait(150) == -signal.SIGKILL
         wait_until(lambda: gone(pids), "the stubs to end")
 
 
@@ -322,7 +322,7 @@ def test_without_strict_readiness_a_server_with_a_failed_model_is_ready(half_bro
 def test_by_default_a_model_that_does_not_load_ends_the_server(half_broken):
     with running_server(half_broken, ready=False) as server:
         pids = descendants(server.pid)
-        assert server.process.wait(30) == 1
+        assert server.process.wait(150) == 1
         assert gone(pids)
         for text in ("ValueError: no weights", "exited with code 4", "failed to load all models"):
             assert text in server.log()

@@ -10,10 +10,9 @@ import tritonclient.grpc as over_grpc
 import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException
 
-from tests.process.server import running_server, write_model
+from tests.process.server import running_server, wait_until, write_model
 
 SLEEP = 0.02
-PAUSE = 0.3
 PLAIN = f"""
 import time
 import triton_python_backend_utils as pb_utils
@@ -28,8 +27,9 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)], error))
         return responses
 """
-SEVERAL = f"""
-import time
+# Sends its second response when it may.
+SEVERAL = """
+import os, time
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -37,9 +37,10 @@ class TritonPythonModel:
         for request in requests:
             data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
             sender = request.get_response_sender()
-            for _ in range(2):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]))
-                time.sleep({PAUSE})
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]))
+            while not os.path.exists(GATE):
+                time.sleep(0.01)
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 BUCKETS = """
@@ -48,6 +49,9 @@ model_metrics { metric_control {
   histogram_options { buckets: [ 0.001, 250, 100000 ] } } }
 metric_tags { key: "team" value: "vision" }
 """
+LABELS = '{_team="vision",model="several",version="1"}'
+COUNT = f"nv_inference_count{LABELS}"
+FIRST = f"nv_inference_first_response_histogram_ms_count{LABELS}"
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
@@ -55,7 +59,9 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 def found(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "plain", PLAIN)
-    write_model(repository, "several", SEVERAL, config=DECOUPLED + BUCKETS)
+    gate = tmp_path_factory.mktemp("gate") / "open"
+    several = SEVERAL.replace("GATE", repr(str(gate)))
+    write_model(repository, "several", several, config=DECOUPLED + BUCKETS)
     flags = ("summary_latencies=true", "histogram_latencies=true", "counter_latencies=false")
     config = [word for flag in flags for word in ("--metrics-config", flag)]
     quantiles = ("--metrics-config", "summary_quantiles=0.5:0.05,1:0")
@@ -70,8 +76,13 @@ def found(tmp_path_factory):
             client.start_stream(lambda result, error: answers.put(error))
             tensors = [given(over_grpc, 1)]
             client.async_stream_infer("several", tensors, enable_empty_final_response=True)
-            assert [answers.get(timeout=20) for _ in range(3)] == [None] * 3
+            assert answers.get(timeout=150) is None
+            wait_until(lambda: server.metrics()[FIRST] == 1, "the first response to count", server)
+            gate.touch()
+            assert [answers.get(timeout=150) for _ in range(2)] == [None] * 2
             client.stop_stream()
+        # The client may have its answers a moment before the server counts them.
+        wait_until(lambda: server.metrics()[COUNT] == 1, "the request to count", server)
         yield server.metrics()
 
 
@@ -104,11 +115,13 @@ def test_a_histogram_counts_the_first_response_only(found):
         ]
 
     assert buckets("plain", ("100", "500", "2000", "5000", "+Inf"))[-1] == 4
-    # Its last response comes long after the first, and beyond the second bound.
-    assert buckets("several", ("0.001", "250", "100000", "+Inf"), '_team="vision",') == [0, 1, 1, 1]
+    # It counted before there was a second one; and that one does not.
+    several = buckets("several", ("0.001", "250", "100000", "+Inf"), '_team="vision",')
+    assert several in ([0, 1, 1, 1], [0, 0, 1, 1])
+    assert found[FIRST] == 1
 
 
 def test_counters_that_are_not_wanted_are_not_there(found):
     assert not any(name.startswith("nv_inference_request_duration_us") for name in found)
     assert found['nv_inference_count{model="plain",version="1"}'] == 4
-    assert found['nv_inference_count{_team="vision",model="several",version="1"}'] == 1
+    assert found[COUNT] == 1

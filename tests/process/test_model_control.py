@@ -162,7 +162,7 @@ class _Late:
 
     def __init__(self, server, body):
         host, port = server.http_url.rsplit(":", 1)
-        self._socket = socket.create_connection((host, int(port)), timeout=30)
+        self._socket = socket.create_connection((host, int(port)), timeout=150)
         head = f"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: {len(body)}\r\n"
         head += "Connection: close\r\n\r\n"
         self._socket.sendall(head.encode() + body[:-1])

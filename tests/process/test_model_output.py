@@ -105,7 +105,7 @@ def test_it_goes_where_the_log_goes(tmp_path):
     command += [f"--allow-{door}=false" for door in ("http", "grpc", "metrics")]
     flags = [f"--log-file={file}", "--log-format=json", "--log-warning=false"]
     done = subprocess.run(
-        [*command, *flags], capture_output=True, text=True, timeout=60, check=False
+        [*command, *flags], capture_output=True, text=True, timeout=150, check=False
     )
     assert (done.returncode, done.stdout) == (1, "")
     lines = [json.loads(line) for line in file.read_text().splitlines()]

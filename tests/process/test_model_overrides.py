@@ -24,7 +24,7 @@ def test_clients_load_models_of_their_own(tmp_path):
     write(repository)
     with running_server(repository, *EXPLICIT, environment=environment) as server:
         clients = (
-            tritonclient.http.InferenceServerClient(server.http_url, network_timeout=60.0),
+            tritonclient.http.InferenceServerClient(server.http_url, network_timeout=150),
             tritonclient.grpc.InferenceServerClient(server.grpc_url),
         )
         for client in clients:

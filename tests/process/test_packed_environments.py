@@ -14,10 +14,9 @@ import pytest
 from tests.process.environments import (
     borrowing_environment,
     environment_parameter,
-    interpreter,
-    make_environment,
     other_minors,
     pack,
+    shared_environment,
 )
 from tests.process.server import (
     alive,
@@ -56,11 +55,11 @@ def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_packed_environment_of_another_python_runs_the_model(place):
-    python = next(filter(None, map(interpreter, other_minors())), None)
-    if python is None:
+def test_a_packed_environment_of_another_python_runs_the_model(place, tmp_path_factory):
+    folders = (shared_environment(tmp_path_factory, minor) for minor in other_minors())
+    folder = next(filter(None, folders), None)
+    if folder is None:
         pytest.skip("no other Python from 3.9 on is on PATH")
-    folder = make_environment(python, place.folder / "environment", "numpy")
     config = environment_parameter("$$TRITON_MODEL_DIRECTORY/environment.tar.gz")
     model = write_code_model(place.models, config=config)
     archive = pack(model / "environment.tar.gz", folder)

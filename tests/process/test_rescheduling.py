@@ -160,7 +160,7 @@ def stream(server, model, value):
         client.async_stream_infer(model, [tensor])
         values = []
         while True:
-            result, error = answers.get(timeout=30)
+            result, error = answers.get(timeout=150)
             if error is not None:
                 return [*values, str(error)]
             values.append(result.as_numpy("OUT").item())

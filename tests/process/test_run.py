@@ -90,7 +90,7 @@ def run(directory, *flags, stdin="", cwd=None):
     """Run a model; returns what came of it."""
     command = [sys.executable, "-m", "gpubridge", "run", str(directory), *flags]
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=60, check=False, cwd=cwd
+        command, input=stdin, capture_output=True, text=True, timeout=150, check=False, cwd=cwd
     )
 
 
@@ -316,7 +316,7 @@ def test_it_can_be_interrupted(tmp_path, name, ended):
     try:
         assert "asleep" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=40)
+        said, _ = process.communicate(timeout=150)
     finally:
         process.kill()
     assert process.returncode == 130

@@ -227,7 +227,7 @@ def test_every_response_of_a_decoupled_request(traced):
             given.set_data_from_numpy(np.array([5, 6, 7], np.float32))
             client.async_stream_infer("several", [given])
             for _ in range(3):
-                assert answers.get(timeout=20)[1] is None
+                assert answers.get(timeout=150)[1] is None
             client.stop_stream()
         (trace,) = complete(traced.file, 1).values()
     outputs = [t["data"] for activity, t in trace["tensors"] if activity == "TENSOR_BACKEND_OUTPUT"]

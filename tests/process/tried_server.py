@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def tried_server(repository):
     # So little memory that a leak of a few bodies is the end of it.
     with running_server(repository, "--request-arena-limit", str(96 * MIB)) as server:
         _warm_up(server)
-        held = _holdings(server)
+        held = _settled_holdings(server)
         yield server
         _warm_up(server)
         wait_until(
@@ -125,6 +126,15 @@ def _holdings(server):
         )
         for pid in sorted([server.pid, *server.stubs()])
     ]
+
+
+def _settled_holdings(server):
+    """The same when the server has seen that the connections of a moment ago are closed."""
+    before = None
+    while (now := _holdings(server)) != before:
+        before = now
+        time.sleep(0.5)
+    return now
 
 
 def _no_more(now, before):

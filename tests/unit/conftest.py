@@ -8,7 +8,7 @@ import pytest
 
 from gpubridge.frontend.http2 import whole_calls
 from gpubridge.protocol.grpc import fields
-from gpubridge.tensor import native
+from gpubridge.tensor import dlpack, native
 
 
 @pytest.fixture(params=["native", "python"], scope="module")
@@ -21,3 +21,13 @@ def compiled_or_not(request: pytest.FixtureRequest) -> Iterator[str]:
             for room in (whole_calls, fields):
                 patch.setattr(room, "native", lambda: None)
         yield request.param
+
+
+@pytest.fixture(params=["native", "python"])
+def dlpack_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test of DLPack twice: with the compiled module, and as if there were none."""
+    if request.param == "python":
+        monkeypatch.setattr(dlpack, "native", lambda: None)
+    elif native.native() is None:
+        pytest.skip(f"no compiled module: {native.absence()}")
+    return request.param

@@ -40,6 +40,7 @@ def test_what_is_described_is_taken():
         ({}, [("after", MODEL_STREAM)]),
         ({"stream": 1}, [("after", 1)]),
         ({"stream": 2}, [("after", 2)]),
+        ({"stream": 0}, [("after", 1)]),
         ({"stream": None}, []),
         # Before version 3 there is no such field, and what is there means nothing.
         ({"version": 2}, [("after", 1)]),
@@ -87,7 +88,7 @@ def test_read_only_memory():
         ({"strides": (-4,)}, ErrorCode.UNSUPPORTED, "not contiguous"),
         ({"mask": object()}, ErrorCode.UNSUPPORTED, "without a mask"),
         ({"data": (0, False)}, ErrorCode.INVALID_ARG, "to have an address"),
-        ({"stream": 0}, ErrorCode.INVALID_ARG, "handle, got 0$"),
+        ({"stream": -1}, ErrorCode.INVALID_ARG, "handle, got -1$"),
         ({"stream": "s"}, ErrorCode.INVALID_ARG, "handle, got 's'$"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +104,17 @@ def test_a_check_that_hangs_is_ended(machine):
             "check = check_device(list_devices()[0].uuid, 0.01)\n"
             "answer = [check.memory.works, check.events.works, check.memory.reason]"
         ) == [False, False, "the check did not end within 0.01 s"]
+
+
+@pytest.mark.parametrize("call", ["cuMemcpyHtoDAsync", "cuStreamSynchronize"])
+def test_a_check_leaves_no_process(machine, call):
+    # Whatever goes wrong in it.
+    machine.fail(call, 719)
+    with running_worker(machine) as worker:
+        worker.do("from gpubridge.cuda_ipc import *\ncheck = check_device(list_devices()[0].uuid)")
+        pids = {call.pid for call in machine.calls()} - {worker.pid}
+        assert len(pids) == 2
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 @pytest.mark.parametrize("peers", [True, False])

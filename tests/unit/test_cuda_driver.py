@@ -84,6 +84,7 @@ def test_bindings_that_hold_the_interpreter_while_they_wait_are_refused(monkeypa
     [
         (100, "NO_DEVICE", "CUDA_VISIBLE_DEVICES"),
         (34, "STUB_LIBRARY", "LD_LIBRARY_PATH"),
+        (3, "NOT_INITIALIZED", "fork"),
         (803, "SYSTEM_DRIVER_MISMATCH", "restart the machine"),
         (999, "UNKNOWN", "nvidia-uvm"),
     ],

@@ -77,8 +77,9 @@ def test_what_others_have_pinned_is_left_to_them(machine, worker):
 
 
 def test_no_memory_and_half_of_a_segment_are_misuse(worker):
-    with pytest.raises(RuntimeError, match="at least one byte"):
-        worker.do("memory.pin(host.view[:0])")
+    for misuse in ("host.view[:0]", "host.view.toreadonly()"):
+        with pytest.raises(RuntimeError, match="at least one byte, and a writable one"):
+            worker.do(f"memory.pin({misuse})")
     worker.do("memory.pin(host.view)")
     with pytest.raises(RuntimeError, match="8192 bytes are pinned where 100"):
         worker.do("memory.pin(host.view[:100])")

@@ -107,6 +107,16 @@ def test_errors_at_import_name_the_file_alone(loading):
     )
 
 
+def test_a_file_of_the_same_size_and_second_is_what_it_is_now(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(importlib.sys.path))
+    monkeypatch.setattr("sys.modules", dict(importlib.sys.modules))
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    for number in (1, 2):
+        path = write(tmp_path, f"class TritonPythonModel: number = {number}")
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        assert load_model(path, "1").number == number
+
+
 def test_a_file_that_is_not_there_is_told_apart_from_one_that_a_model_misses(tmp_path):
     with pytest.raises(BridgeError, match="Python model file not found in '") as caught:
         load_model(os.fspath(tmp_path / "model.py"), "1")

@@ -15,8 +15,6 @@ States::
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import httptools
 
 from gpubridge.errors import BridgeError, ErrorCode
@@ -29,26 +27,14 @@ from gpubridge.frontend.http.message import (
     Router,
     decompress,
 )
+from gpubridge.frontend.http.reader_owner import ReaderOwner
 from gpubridge.frontend.http.watch import NO_PROGRESS, Stage
 
-__all__ = ["ReaderOwner", "RequestReader"]
+__all__ = ["RequestReader"]
 
 _HEAD_LIMIT = 64 * 1024
 _HEAVY = 64 * 1024
 """Smaller bodies are not weighed: a connection has few of them."""
-
-
-class ReaderOwner(Protocol):
-    """The connection, as far as its reader has to know it."""
-
-    def tell(self, interim: bytes) -> None:
-        """Send an interim answer."""
-
-    def update_reading(self) -> None:
-        """Read on, or not: the number or the weight of open answers has changed."""
-
-    def close_when_done(self) -> None:
-        """Close if this reader reads no more and nothing is left to be answered."""
 
 
 class RequestReader:

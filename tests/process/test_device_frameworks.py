@@ -1,0 +1,230 @@
+"""Models whose libraries speak DLPack with streams, or make their results in the instance's arena.
+
+The libraries are stand-ins: they ask for memory as PyTorch and CuPy do, and their kernels are host
+functions on a stream.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpubridge.tensor import native
+from tests.process.device_models import DOUBLE, LIBRARY, running_device_server, write_device_model
+from tests.process.test_device_edges import ensemble
+
+COUNT = 50_000
+NBYTES = 4 * COUNT
+ARENA = 8 << 20
+PLACED = 'parameters { key: "INPUT_PLACEMENT" value { string_value: "device" } }'
+
+SPEAKING = """
+import contextlib, sys, types
+from gpubridge.tensor import dlpack, dlpack_abi
+
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi))
+
+
+class Tensor:
+    # A tensor of a library that knows DLPack, in memory that `owner` keeps.
+    def __init__(self, pointer, shape, stream, owner=None):
+        self.pointer, self.shape, self.stream, self.owner = pointer, tuple(shape), stream, owner
+
+    def __dlpack_device__(self):
+        return 2, current_device()
+
+    def __dlpack__(self, stream=None, max_version=None):
+        event = ok(d.cuEventCreate(2))
+        ok(d.cuEventRecord(event, self.stream))
+        ok(d.cuStreamWaitEvent(1 if stream is None else stream, event, 0))
+        return dlpack.make_capsule(self, self.pointer, "FP32", self.shape,
+                                   self.__dlpack_device__(), max_version,
+                                   read_only=False, copied=False)
+
+
+def pointer_in(capsule):
+    managed = dlpack_abi.DLManagedTensor.from_address(_pointer(capsule, b"dltensor"))
+    assert managed.dl_tensor.device.device_type == 2
+    assert managed.dl_tensor.byte_offset == 0
+    return managed.dl_tensor.data
+
+
+class Cupy:
+    def __init__(self, stream):
+        self.function = None
+        self.cuda = types.SimpleNamespace(
+            using_allocator=self.using, Device=lambda: types.SimpleNamespace(id=current_device()),
+            get_current_stream=lambda: types.SimpleNamespace(ptr=stream),
+            UnownedMemory=lambda *fields: fields, MemoryPointer=lambda memory, offset: memory)
+
+    @contextlib.contextmanager
+    def using(self, function):
+        self.function = function
+        yield
+        self.function = None
+
+    def empty(self, nbytes):
+        pointer, _, owner, _ = self.function(nbytes)
+        return pointer, owner
+
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+
+class Torch:
+    __version__ = "2.9.0"
+
+    def __init__(self, stream):
+        self.functions = None
+        self.stream = stream
+        self.cuda = types.SimpleNamespace(
+            is_available=lambda: True, memory=types.SimpleNamespace(
+                CUDAPluggableAllocator=self.allocator),
+            MemPool=lambda functions: functions, use_mem_pool=self.used)
+
+    def allocator(self, path, malloc, free):
+        library = ctypes.CDLL(path)
+        take, give = getattr(library, malloc), getattr(library, free)
+        take.restype = ctypes.c_void_p
+        take.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+        give.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+        return types.SimpleNamespace(allocator=lambda: (take, give))
+
+    @contextlib.contextmanager
+    def used(self, functions, device):
+        self.functions = functions
+        yield
+        self.functions = None
+
+    def empty(self, nbytes):
+        take, give = self.functions
+        pointer = take(nbytes, current_device(), self.stream)
+        if not pointer:
+            raise OutOfMemoryError("CUDA out of memory")
+        return pointer, Block(pointer, nbytes, give)
+
+
+class Block:
+    def __init__(self, pointer, nbytes, give):
+        self.pointer, self.nbytes, self.give = pointer, nbytes, give
+
+    def __del__(self):
+        self.give(self.pointer, self.nbytes, 0, None)
+"""
+
+# A model takes its input, makes memory for its output, and gives that away.
+TAKEN = {"stream": "given.__dlpack__(stream=library.stream)", "complete": "given.to_dlpack()"}
+MADE = {
+    "own": 'pointer = library.array("out", shape).__cuda_array_interface__["data"][0]\n'
+    "        owner = None",
+    "arena": "with pb_utils.device_arena(reserve=2 << 20):\n"
+    "            pointer, owner = self.framework.empty(4 * int(np.prod(shape)))",
+}
+GIVEN = {"object": "result", "capsule": "result.__dlpack__()"}
+#: Model -> what it does of each, and the library that it has.
+MODELS = {
+    "object": ("stream", "own", "object", ""),
+    "capsule": ("complete", "own", "capsule", ""),
+    "cupy": ("stream", "arena", "object", "Cupy"),
+    "torch": ("stream", "arena", "object", "Torch"),
+}
+
+
+def source_of(model):
+    taken, made, given, library = MODELS[model]
+    setup = f'sys.modules["{model}"] = {library}(self.library.stream)' if library else "None"
+    return f"""
+{LIBRARY}
+{SPEAKING}
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.library = Library()
+        self.framework = {setup}
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        library = self.library
+        given = request.inputs()[0]
+        assert not given.is_cpu()
+        capsule, shape = {TAKEN[taken]}, given.shape()
+        {MADE[made]}
+        library.double(pointer_in(capsule), pointer, int(np.prod(shape)))
+        result = Tensor(pointer, shape, library.stream, owner)
+        return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", {GIVEN[given]})])
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    for name in MODELS:
+        write_device_model(repository, name, source_of(name), config=PLACED)
+        ensemble(repository, f"{name}_then_double", [name, "double"])
+    write_device_model(repository, "double", DOUBLE)
+    with running_device_server(repository, arena=ARENA) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def _compiled(request):
+    parameters = getattr(request.node, "callspec", None)
+    wanted = parameters is not None and parameters.params.get("model") == "torch"
+    if wanted and native.native() is None:
+        pytest.skip(f"PyTorch's allocator is in the compiled module: {native.absence()}")
+
+
+def values():
+    return np.random.default_rng().random(COUNT, np.float32)
+
+
+@pytest.mark.parametrize("model", ["object", "cupy", "torch"])
+def test_to_the_network(served, model):
+    for _ in range(5):
+        given = values()
+        with served.doing(model, h2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=1):
+            assert served.infer(model, given) == (200, (2 * given).tolist())
+
+
+def test_without_streams(served):
+    for _ in range(5):
+        given = values()
+        before = served.work("capsule")["waits"]
+        assert served.infer("capsule", given) == (200, (2 * given).tolist())
+        # The second is for the input, unless that has arrived by then.
+        assert served.work("capsule")["waits"] - before in (1, 2)
+
+
+@pytest.mark.parametrize("model", ["object", "cupy", "torch"])
+def test_to_another_model(served, model):
+    copies = {} if MODELS[model][1] == "arena" else {"d2d": (NBYTES, 1)}
+    for _ in range(5):
+        given = values()
+        with (
+            served.doing(model, h2d=(NBYTES, 1), waits=1, **copies),
+            served.doing("double", d2h=(NBYTES, 1), waits=1),
+        ):
+            assert served.infer(f"{model}_then_double", given) == (200, (4 * given).tolist())
+
+
+@pytest.mark.parametrize("model", ["cupy", "torch"])
+def test_what_is_made_in_the_arena_goes_back_there(served, model):
+    given = values()
+    for _ in range(ARENA // NBYTES + 1):
+        assert served.infer(model, given) == (200, (2 * given).tolist())
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [("cupy", "device memory arena is full"), ("torch", "PyTorch asked for 4800000 bytes more")],
+)
+def test_more_than_the_arena_has(served, model, text):
+    status, error = served.infer(model, np.ones(1_200_000))
+    assert status == 500
+    assert text in error
+    given = values()
+    assert served.infer(model, given) == (200, (2 * given).tolist())

@@ -1,0 +1,102 @@
+"""What a stub has been told of device memory, and when it may be freed."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from gpubridge.engine.announcements import Announcements, OpenDeviceRegions
+from gpubridge.engine.device_memory import DeviceRegion
+from gpubridge.engine.regions import Regions
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.messages import Kind, decode_control
+
+REGION = 5 << 32 | 1 << 31
+
+
+class Segment:
+    """A segment of device memory that says when it is given back."""
+
+    region, size, uuid, handle, pointer = REGION, 4096, "GPU-0", bytes(64), 0
+
+
+class Link:
+    """A link to a stub that unmaps what it is told to."""
+
+    def drop_region(self, region):
+        self.announcements.drop(region)
+
+
+@pytest.fixture
+def freed():
+    return []
+
+
+@pytest.fixture
+def arena(freed):
+    return DeviceRegion(Segment(), freed.append)
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def opened():
+    return OpenDeviceRegions()
+
+
+@pytest.fixture
+def announcements(opened, told):
+    link = Link()
+    regions = Regions(1 << 20)
+    regions._living.add(5)
+    link.announcements = Announcements(
+        Kind, regions, link, opened, lambda message, fds=(): told.append((message, fds))
+    )
+    return link.announcements
+
+
+def test_a_region_is_told_by_its_handle_and_without_a_descriptor(announcements, arena, told):
+    announcements.tell(arena)
+    ((message, fds),) = told
+    assert message[0] == Kind.DEVICE_REGION
+    assert fds == ()
+    assert decode_control(message) == {
+        "region": REGION,
+        "size": 4096,
+        "handle": "00" * 64,
+        "uuid": "GPU-0",
+        "client": False,
+    }
+
+
+def test_what_a_stub_has_open_is_not_freed_before_it_is_closed(announcements, opened, arena, freed):
+    announcements.tell(arena)
+    announcements.drop(REGION)
+    # It is told again, while what the stub says of the first time is on its way.
+    announcements.tell(arena)
+    opened.closed(REGION, 1)
+    assert opened._held[REGION] == (arena, 1)
+    opened.closed(REGION, 1)
+    assert not opened._held
+    assert freed == []
+
+
+def test_a_region_that_nobody_refers_to_is_freed(freed):
+    opened = OpenDeviceRegions()
+    opened.told(DeviceRegion(Segment(), freed.append))
+    gc.collect()
+    assert freed == []
+    opened.close()
+    gc.collect()
+    assert len(freed) == 1
+
+
+@pytest.mark.parametrize(("region", "announcements"), [(REGION, 2), (REGION + 1, 1)])
+def test_a_stub_closes_only_what_it_was_told_of(opened, arena, region, announcements):
+    opened.told(arena)
+    with pytest.raises(MalformedMessage, match=rf"region {region:#x} closed after"):
+        opened.closed(region, announcements)

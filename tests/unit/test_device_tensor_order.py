@@ -1,0 +1,195 @@
+"""Tensors on the simulated GPU: without one wait, whoever reads gets what was there before.
+
+Each way in which a tensor changes hands is tried with its wait, and with that wait taken out.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simcuda.machine import running_machine
+from tests.unit.cuda_workers import device_worker
+
+pytest.importorskip("cuda.bindings")
+
+# `theirs` is the stream of a framework, `copies` the bridge's; `given` is 4096 bytes of a framework's
+# memory, `taken` others; all are zero.
+START = """
+import threading
+import numpy as np
+from gpubridge.pb_utils import Tensor, host
+from gpubridge.pb_utils.device_tensor import DeviceTensor
+from gpubridge.tensor import dlpack
+from gpubridge.tensor.device_bytes import DeviceBytes
+
+context.make_current()
+copies = CopyStream(context)
+segment = mine(16384)
+given, taken = segment.pointer, segment.pointer + 4096
+put(segment.pointer, bytes(16384))
+theirs = int(ok(d.cuStreamCreate(1)))
+staged = pinned(4096)
+
+class Memory:
+    ordinal, stream = 0, copies
+
+    def allocate_device(self, nbytes):
+        return DeviceBytes(segment.pointer + 8192, nbytes, 0)
+
+    def copy_to_host(self, data, target):
+        data.order_into(copies)
+        copies.d2h(staged, data.pointer, data.nbytes)
+        copies.wait()
+        target[:] = staged[:data.nbytes]
+
+    def copy_on_device(self, data):
+        copy = self.allocate_device(data.nbytes)
+        data.order_into(copies)
+        copies.d2d(copy.pointer, data.pointer, data.nbytes)
+        copy.ready = copies
+        return copy
+
+host.attach(host.Host("", print, device=Memory()))
+
+class Nothing:
+    # What a bridge would wait with that forgets to.
+    handle = copies.handle
+    def order_before(self, stream): pass
+    def order_after(self, stream): pass
+    def done(self): return True
+    def wait(self): pass
+
+def wait_on(waiting, stream):
+    event = ok(d.cuEventCreate(2))
+    ok(d.cuEventRecord(event, stream))
+    ok(d.cuStreamWaitEvent(waiting, event, 0))
+
+class Framework:
+    # A tensor of a framework whose kernel is still to write it.
+    def __init__(self, stream, value):
+        hold(stream)
+        fill(given, value, 4096, stream)
+        self.stream = stream
+    def __dlpack_device__(self):
+        return 2, 0
+    def __dlpack__(self, stream=None, max_version=None):
+        if stream is not None and stream != -1:
+            wait_on(stream, self.stream)
+        return dlpack.make_capsule(self, given, "UINT8", (4096,), (2, 0), max_version,
+                                   read_only=False, copied=False)
+
+class Described:
+    def __init__(self, stream, value):
+        hold(stream)
+        fill(given, value, 4096, stream)
+        self.__cuda_array_interface__ = {"version": 3, "shape": (4096,), "typestr": "|u1",
+                                         "data": (given, False), "stream": stream}
+
+def arrived(value):
+    # A tensor whose copy to the device is still to be made.
+    hold(copies.handle)
+    staged[:] = bytes([value]) * 4096
+    copies.h2d(given, staged, 4096)
+    return DeviceTensor._on_device("IN", "UINT8", (4096,), DeviceBytes(given, 4096, 0, None, copies))
+
+def later():
+    threading.Timer(0.2, released.set).start()
+
+def copied_by(stream, pointer):
+    # What a kernel on a stream sees that is launched now.
+    ok(d.cuMemcpyDtoDAsync(taken, pointer, 4096, stream))
+    later()
+    ok(d.cuCtxSynchronize())
+    return seen(taken)[0]
+
+def in_numpy(tensor):
+    later()
+    found = int(tensor.as_numpy()[4095])
+    released.wait()
+    ok(d.cuCtxSynchronize())
+    return found
+"""
+
+#: Name -> what is done, and what takes its wait out before (`tensor` is what changes hands).
+EDGES = {
+    "a framework's tensor in": (
+        "tensor = Tensor.from_dlpack('OUT', Framework(theirs, 7))\nanswer = in_numpy(tensor)",
+        "wait_on = lambda waiting, stream: None",
+    ),
+    "a capsule in": (
+        (
+            "capsule = Framework(1, 7).__dlpack__()\n"
+            "tensor = Tensor.from_dlpack('OUT', capsule)\nanswer = in_numpy(tensor)"
+        ),
+        "copies.order_after = Nothing().order_after",
+    ),
+    "a described tensor in": (
+        "tensor = Tensor.from_dlpack('OUT', Described(theirs, 7))\nanswer = in_numpy(tensor)",
+        "copies.order_after = Nothing().order_after",
+    ),
+    "to a stream": (
+        (
+            "tensor = arrived(7)\ncapsule = tensor.__dlpack__(stream=theirs)\n"
+            "answer = copied_by(theirs, given)"
+        ),
+        "copies.order_before = Nothing().order_before",
+    ),
+    "to the default stream": (
+        "tensor = arrived(7)\ncapsule = tensor.__dlpack__()\nanswer = copied_by(1, given)",
+        "copies.order_before = Nothing().order_before",
+    ),
+    "to a stream of one that describes": (
+        (
+            "tensor = arrived(7)\nwait_on(theirs, tensor.__cuda_array_interface__['stream'])\n"
+            "answer = copied_by(theirs, given)"
+        ),
+        "copies.order_before = Nothing().order_before",
+    ),
+    "a bare capsule to a side stream": (
+        (
+            "tensor = arrived(7)\nlater()\ncapsule = tensor.to_dlpack()\n"
+            "answer = copied_by(theirs, given)"
+        ),
+        "copies.done = Nothing().done",
+    ),
+    "a copy to a stream": (
+        (
+            "tensor = arrived(7)\ncapsule = tensor.__dlpack__(stream=theirs, copy=True)\n"
+            "answer = copied_by(theirs, segment.pointer + 8192)"
+        ),
+        "copies.order_before = Nothing().order_before",
+    ),
+    "back from a stream": (
+        (
+            "tensor = Tensor.empty('OUT', (4096,), 'UINT8', 'cuda')\n"
+            "capsule = tensor.__dlpack__(stream=theirs)\n"
+            "hold(theirs); fill(segment.pointer + 8192, 7, 4096, theirs)\nanswer = in_numpy(tensor)"
+        ),
+        "copies.order_after = Nothing().order_after",
+    ),
+    "back from the default stream": (
+        (
+            "tensor = Tensor.empty('OUT', (4096,), 'UINT8', 'cuda')\ncapsule = tensor.to_dlpack()\n"
+            "hold(1); fill(segment.pointer + 8192, 7, 4096, 1)\nanswer = in_numpy(tensor)"
+        ),
+        "copies.order_after = Nothing().order_after",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def machine():
+    with running_machine() as machine:
+        yield machine
+        assert machine.violations() == []
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("waits", [True, False], ids=["with the wait", "without it"])
+def test_order(machine, edge, waits):
+    pass_on, sabotage = EDGES[edge]
+    with device_worker(machine) as worker:
+        worker.do(START)
+        if not waits:
+            worker.do(sabotage)
+        assert worker.do(pass_on) == (7 if waits else 0)

@@ -1,0 +1,98 @@
+"""A stub's device memory: what is over goes back when every stream that used it has passed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simcuda.machine import running_machine
+from tests.simcuda.processes import running_worker
+
+START = """
+from gpubridge.cuda_ipc import find_device, list_devices
+from gpubridge.stub.device_memory import StubDevice
+from gpubridge.errors import BridgeError
+import gpubridge.stub.device_memory as room, os
+room._PATIENCE = 0.05
+work = memoryview(bytearray(56)).cast("Q")
+closed, said = [], []
+ok(d.cuInit(0))
+device = StubDevice(
+    {"uuid": list_devices()[0].uuid, "region": 1 << 31, "size": 2 << 20, "handle": "",
+     "server": os.getpid(), "reason": ""},
+    work, lambda *what: closed.append(what), lambda *what: said.append(what))
+stream = int(ok(d.cuStreamCreate(1)))
+whole = device.own.size
+
+def room_for(nbytes):
+    try:
+        device.allocate_device(nbytes)
+        return True
+    except BridgeError:
+        return False
+"""
+
+
+INVALID_HANDLE = 400
+
+
+@pytest.fixture
+def machine():
+    with running_machine() as machine:
+        yield machine
+        assert machine.violations() == []
+
+
+@pytest.fixture
+def worker(machine):
+    with running_worker(machine) as worker:
+        worker.do(START)
+        yield worker
+
+
+def test_a_slot_returns_when_the_streams_that_used_it_have_passed(worker):
+    assert worker.do(
+        "data = device.allocate_device(whole); data.hand_out(stream); hold(stream); del data;"
+        "device.settle(); answer = [room_for(whole), device.busy]"
+    ) == [False, True]
+    assert worker.do("released.set(); ok(d.cuStreamSynchronize(stream)); answer = room_for(whole)")
+
+
+def test_a_lease_lasts_until_the_streams_that_used_it_have_passed(worker):
+    said = worker.do(
+        "view = memoryview(bytearray(8)); import weakref, numpy as np;"
+        "array = np.zeros(8, np.uint8); watch = weakref.ref(array);"
+        "data = device.borrowed((1 << 31, 256, 8, 0), memoryview(array)); del array;"
+        "answer = [data.pointer - device.own.pointer];"
+        "data.hand_out(stream); hold(stream); del data; device.settle();"
+        "answer.append(watch() is None)"
+    )
+    assert said == [256, False]
+    assert worker.do(
+        "released.set(); ok(d.cuStreamSynchronize(stream)); device.finish();"
+        "answer = watch() is None"
+    )
+
+
+def test_memory_that_nobody_gave_to_a_stream_returns_at_once_without_the_driver(worker):
+    worker.do("calls = device.allocate_device(whole); del calls; device.settle()")
+    assert worker.do("answer = room_for(whole)")
+
+
+def test_an_upload_holds_its_source_until_it_is_done(worker):
+    assert worker.do(
+        "import weakref, numpy as np; source = np.ones(64, np.uint8); watch = weakref.ref(source);"
+        "data = device.upload(memoryview(source)); del source;"
+        "answer = [watch() is not None]; device.finish(); answer.append(watch() is None)"
+    ) == [True, True]
+    assert worker.do("answer = list(work)") == [64, 0, 0, 1, 0, 0, 1]
+
+
+def test_a_stream_that_cannot_be_asked_any_more_is_waited_for_with_all_others(machine, worker):
+    worker.do("data = device.allocate_device(whole); data.hand_out(stream); del data")
+    machine.fail("cuEventRecord", INVALID_HANDLE, nth=1)
+    assert worker.do("device.settle(); answer = room_for(whole)")
+    assert machine.calls("cuCtxSynchronize", worker.pid)
+
+
+def test_where_an_arena_is_not_shared_that_is_said(worker):
+    assert worker.do("answer = [device.shared, said[0][0]]") == [False, "device_not_shared"]
