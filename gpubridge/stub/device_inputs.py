@@ -105,8 +105,11 @@ class DeviceInputs:
 
     def _uploaded(self, tensor: Tensor) -> Tensor:
         memory = tensor._source
-        if memory is None or not memory.nbytes or tensor._datatype == "BYTES":
+        if memory is None or tensor._datatype == "BYTES":
             return tensor
+        if not memory.nbytes:
+            # On the device like others: frameworks do not mix tensors of two.
+            return _moved(tensor, DeviceBytes(0, 0, self.device.ordinal))
         if memory.nbytes > self.device.own.size:
             self._say_too_large(tensor, memory.nbytes)
             return tensor

@@ -34,6 +34,7 @@ __all__ = ["DeviceHold", "StubDevice"]
 _PATIENCE = 2.0
 """Seconds that an output waits for room in the arena."""
 _LOOK = 0.001
+_LOOKS = 50
 _KINDS = 3
 
 
@@ -282,6 +283,7 @@ class StubDevice:
                 self._give_back(over)
             elif over:
                 self._passing.append((self.stream.mark(), over))
+                self._linger(over)
             self._sweep()
             self.regions.close_unused()
             self._publish()
@@ -311,6 +313,8 @@ class StubDevice:
             kept, streams = self._over.popleft()
             found.append(kept)
             used |= streams
+        # What was done there is in order already.
+        used.discard(self.stream.handle)
         for stream in used:
             self._order_after(stream)
             self._begun()
@@ -324,6 +328,14 @@ class StubDevice:
                 raise
             # The model has destroyed that stream: what it had to do can only be waited for.
             call("cuCtxSynchronize")
+
+    def _linger(self, over: list[object]) -> None:
+        """Look some times whether streams have passed: a client may unregister its memory at once."""
+        if not any(type(kept) is tuple and kept[1].client for kept in over):
+            return
+        for _ in range(_LOOKS):
+            if self._passing[-1][0].done():
+                return
 
     def _sweep(self) -> None:
         while self._passing and self._passing[0][0].done():

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
 from gpubridge.pb_utils.trace import InferenceTrace
 from gpubridge.stub.answers import AnswerEncoder, ContractError, ModelIdentity, error_extras
@@ -99,7 +100,7 @@ class Executor:
             # The frame of this call would hold the requests, and so their memory.
             del requests
         except BaseException as error:
-            refusal = error_extras(self._identity.failure(error))
+            refusal = self._refusal(error)
             if clients.used:
                 clients.note_error(error)
             # The frames of a traceback hold the requests, and so their memory.
@@ -127,6 +128,11 @@ class Executor:
         return encode_result_batch(
             batch.sequence, (started, called, self.ended_at), copied, answers
         )
+
+    def _refusal(self, error: BaseException) -> bytes:
+        """Word what ended a batch: the bridge's own error is one of placing inputs, as without room."""
+        ours = error if isinstance(error, BridgeError) else self._identity.failure(error)
+        return error_extras(ours)
 
     def _choose_views(self) -> None:
         """Decide whether the inputs of the next batch are views of lent memory, or copies."""

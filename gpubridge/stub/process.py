@@ -25,6 +25,7 @@ from gpubridge.stub.debugger import wait_for_debugger
 from gpubridge.stub.device_inputs import DeviceInputs
 from gpubridge.stub.device_memory import StubDevice
 from gpubridge.stub.device_placement import DevicePlacement
+from gpubridge.stub.device_rest import settle_until_message
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.host_pinning import HostPinning
 from gpubridge.stub.loader import load_model, model_error_text
@@ -243,6 +244,8 @@ class Stub:
         while True:
             if soon:
                 channel.poll(self._awake_ns, self._waits)
+            if clients.device is not None and clients.device.busy:
+                settle_until_message(clients.device, channel)
             message, fds = channel.receive()
             kind = message[0]
             if kind == Kind.EXECUTE:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 import struct
 import time
@@ -141,6 +142,12 @@ class Channel:
                 return
             else:
                 return
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until `receive` would not wait, for so long at most; tell whether that is so."""
+        looked = select.poll()
+        looked.register(self.socket, select.POLLIN)
+        return bool(looked.poll(seconds * 1000))
 
     def close(self) -> None:
         """Close the socket; idempotent."""

@@ -1,0 +1,126 @@
+"""The benchmark's own memory on the GPU, and the limits of this machine's copies."""
+
+from __future__ import annotations
+
+import mmap
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+
+import numpy as np
+
+from benchmarks.failure import BenchmarkError
+from gpubridge.cuda_ipc import (
+    CopyStream,
+    DeviceContext,
+    DeviceInfo,
+    DeviceSegment,
+    PinnedMemory,
+    driver_release,
+    probe_devices,
+)
+
+__all__ = ["ClientMemory", "first_device", "measure_limits"]
+
+_ROUNDS = 5
+_LEAST_SECONDS = 0.02
+_POISON = 0xA5
+
+Limits = dict[str, dict[int, float]]
+"""Microseconds of a copy by its kind and size."""
+
+
+def first_device() -> tuple[DeviceInfo, str]:
+    """Return the device that is measured and the driver's CUDA release.
+
+    Raises
+    ------
+    BenchmarkError
+        There is none.
+    """
+    probe = probe_devices()
+    if not probe.count:
+        message = f"no GPU can be used: {probe.reason}"
+        raise BenchmarkError(message)
+    return probe.devices[0], driver_release()
+
+
+class ClientMemory:
+    """Two regions of one size on the device, for an input and an output; a context manager."""
+
+    def __init__(self, device: DeviceInfo, nbytes: int) -> None:
+        self._context = DeviceContext(device)
+        self._stream = CopyStream(self._context)
+        self.nbytes = nbytes
+        self.source = DeviceSegment.allocate(self._context, 0, nbytes)
+        self.target = DeviceSegment.allocate(self._context, 0, nbytes)
+
+    def __enter__(self) -> ClientMemory:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.source.close()
+        self.target.close()
+        self._stream.close()
+        self._context.close()
+
+    def prepare(self, nbytes: int) -> bytes:
+        """Write random bytes into the source, poison into the target; return the former."""
+        sent = np.random.default_rng().bytes(nbytes)
+        self._stream.h2d(self.source.pointer, memoryview(sent), nbytes)
+        self._stream.h2d(self.target.pointer, memoryview(bytes([_POISON]) * nbytes), nbytes)
+        self._stream.wait()
+        return sent
+
+    def received(self, nbytes: int) -> bytes:
+        """Return what is in the target."""
+        data = bytearray(nbytes)
+        self._stream.d2h(memoryview(data), self.target.pointer, nbytes)
+        self._stream.wait()
+        return bytes(data)
+
+
+def measure_limits(device: DeviceInfo, sizes: tuple[int, ...], seconds: float) -> Limits:
+    """Return what copies take that nobody can do without, with nothing around them."""
+    limits: Limits = {"d2d": {}, "h2d": {}, "d2h": {}}
+    largest = max(sizes)
+    with ClientMemory(device, largest) as memory, mmap.mmap(-1, largest) as mapped:
+        stream, host = memory._stream, memoryview(mapped)
+        pinned = PinnedMemory(memory._context)
+        try:
+            # Without pinning the figures are still those that the bridge could reach here.
+            pinned.pin(host)
+            source, target = memory.source.pointer, memory.target.pointer
+            for nbytes in sizes:
+                copies = {
+                    "d2d": partial(stream.d2d, target, source, nbytes),
+                    "h2d": partial(stream.h2d, target, host, nbytes),
+                    "d2h": partial(stream.d2h, host, source, nbytes),
+                }
+                for kind, copy in copies.items():
+                    limits[kind][nbytes] = _timed(copy, stream.wait, seconds)
+        finally:
+            pinned.close()
+            host.release()
+    return limits
+
+
+def _timed(copy: Callable[[], None], wait: Callable[[], None], seconds: float) -> float:
+    """Return the median of microseconds of a copy and the wait for it: what one request cannot save."""
+    copy()
+    wait()
+    samples: list[float] = []
+    began = time.perf_counter()
+    while len(samples) < _ROUNDS or time.perf_counter() - began < min(seconds, _LEAST_SECONDS * 5):
+        start = time.perf_counter()
+        copy()
+        wait()
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples) * 1e6

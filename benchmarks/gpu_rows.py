@@ -1,0 +1,105 @@
+"""What the GPU benchmark measures, each row at several sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["FLAT", "FLAT_FROM", "ROWS", "SMALL", "GpuRow", "Way"]
+
+_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+
+FLAT = 1.2
+"""How much longer the slowest size of a flat row may take than the fastest."""
+FLAT_FROM = _MIB
+"""Smaller tensors have no say in whether a row is flat."""
+SMALL = _MIB
+"""The largest size of a smoke run."""
+
+
+class Way(str, Enum):
+    """Where a request's tensors are."""
+
+    REGIONS = "in and out in CUDA shared memory"
+    NETWORK = "in and out over HTTP"
+    WITHIN = "between models"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """One kind of work.
+
+    Attributes
+    ----------
+    model : str
+        Of benchmarks/models/gpu.
+    sizes : tuple of int
+        Bytes of a tensor.
+    copied : int
+        How often the bridge copies the tensor's bytes on the device: the limit is so many copies.
+    compared : bool
+        Whether Triton can do the same with the same model.
+    checked : bool
+        Whether the answer is the input.
+    flat : bool
+        Whether the time should not depend on the size.
+    floor : tuple of (int, float), optional
+        A size, and how many times faster than Triton gpubridge is to be there.
+    """
+
+    name: str
+    title: str
+    model: str
+    way: Way
+    sizes: tuple[int, ...]
+    copied: int = 0
+    compared: bool = True
+    checked: bool = True
+    flat: bool = False
+    floor: tuple[int, float] | None = None
+
+
+ROWS = (
+    GpuRow(
+        "cuda_shm_identity",
+        "CUDA shared memory in and out, the model's own tensor",
+        "gpu_identity",
+        Way.REGIONS,
+        (64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB, _GIB),
+        copied=1,
+        floor=(64 * _MIB, 3.0),
+    ),
+    GpuRow(
+        "cuda_shm_place",
+        "CUDA shared memory in and out, request.output, the bridge alone",
+        "gpu_place",
+        Way.REGIONS,
+        (64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB, _GIB),
+        compared=False,
+        checked=False,
+        flat=True,
+    ),
+    GpuRow(
+        "network",
+        "HTTP in and out, the model's tensors on the GPU",
+        "gpu_upload",
+        Way.NETWORK,
+        (_MIB, 64 * _MIB),
+        compared=False,
+    ),
+    GpuRow(
+        "ensemble",
+        "ensemble of two models on the GPU, CUDA shared memory in and out",
+        "gpu_chain",
+        Way.REGIONS,
+        (_MIB, 64 * _MIB),
+        copied=2,
+    ),
+    GpuRow(
+        "call_48",
+        "call of another model with 48 tensors on the GPU, 64 KiB each, and back",
+        "gpu_call_48",
+        Way.WITHIN,
+        (64 * _KIB,),
+    ),
+)

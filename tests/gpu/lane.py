@@ -1,0 +1,117 @@
+"""The lane's machine and servers: a real GPU, or the simulated driver with GPUBRIDGE_TEST_SIMCUDA=1.
+
+Whatever needs the driver alone runs on both, so that the tests themselves are tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from tests.process.device_models import ARENA, DeviceServer
+from tests.process.server import running_server
+
+__all__ = [
+    "LIBRARIES",
+    "SIMULATED",
+    "LaneServer",
+    "needs_library",
+    "running_lane_machine",
+    "running_lane_server",
+]
+
+SIMULATED = os.environ.get("GPUBRIDGE_TEST_SIMCUDA") == "1"
+
+# What says whether a library can use the GPU here, in a process that then ends.
+_LOOK = {
+    "driver": "pass",
+    "torch": "import torch; assert torch.cuda.is_available(), 'PyTorch sees no GPU'",
+    "cupy": "import cupy; assert cupy.cuda.runtime.getDeviceCount(), 'CuPy sees no GPU'",
+    "cuda_shared_memory": "import tritonclient.utils.cuda_shared_memory as m; "
+    "m.create_shared_memory_region('probe', 1 << 20, 0)",
+}
+LIBRARIES = ("driver", "torch", "cupy")
+
+
+class _ThisMachine:
+    """The GPUs of this machine, as they are."""
+
+    def environment(self):
+        return dict(os.environ)
+
+
+@contextmanager
+def running_lane_machine():
+    """Give where servers and clients run."""
+    if not SIMULATED:
+        yield _ThisMachine()
+        return
+    from tests.simcuda.machine import running_machine
+
+    with running_machine() as machine:
+        machine.delay(200)
+        yield machine
+        assert machine.violations() == []
+
+
+@functools.cache
+def _absence(library):
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOK[library]],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+
+
+def needs_library(library):
+    """Skip the test where a library cannot be used, and say why.
+
+    A simulated driver is no GPU to a library that brings CUDA's runtime along.
+    """
+    if library == "driver":
+        return
+    if SIMULATED:
+        pytest.skip(f"{library} needs a real GPU")
+    reason = _absence(library)
+    if reason:
+        pytest.skip(f"{library}: {reason}")
+
+
+class LaneServer(DeviceServer):
+    """A server on the lane's machine, and what its models cost."""
+
+    @contextmanager
+    def costing(self, model, *, waits=(0, 0), **expected):
+        """Check copies exactly, ``h2d=(bytes, copies)`` and so on, and waits between two bounds."""
+        before = self.work(model)
+        yield
+        after = self.work(model)
+        spent = {key: after[key] - before[key] for key in after}
+        done = {
+            kind: (spent[kind, "copied_bytes"], spent[kind, "copies"])
+            for kind in ("h2d", "d2h", "d2d")
+        }
+        wanted = {"h2d": (0, 0), "d2h": (0, 0), "d2d": (0, 0), **expected}
+        assert done == wanted, f"copies: expected {wanted}, got {done}"
+        assert waits[0] <= spent["waits"] <= waits[1], f"{spent['waits']} waits"
+
+
+@contextmanager
+def running_lane_server(machine, repository, *flags, arena=ARENA):
+    """Serve a repository on the lane's machine."""
+    flags = (
+        f"--backend-config=python,device-arena-bytes={arena}",
+        "--allow-client-shm=true",
+        *flags,
+    )
+    environment = dict(machine.environment())
+    with running_server(repository, *flags, environment=environment) as server:
+        yield LaneServer(server, machine)
