@@ -30,7 +30,6 @@ from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
 from gpubridge.frontend.http2.limits import Http2Limits
-from gpubridge.frontend.local_clients import send_unpaced
 from gpubridge.frontend.routes import MetricsRouter, V2Router
 from gpubridge.frontend.sweep import Sweeper
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
@@ -216,7 +215,6 @@ async def _open_door(name: str, address: str, port: int, protocol: _MakeProtocol
             "another port",
             ErrorCode.UNAVAILABLE,
         ) from error
-    send_unpaced(server.sockets)
     host, bound = server.sockets[0].getsockname()[:2]
     _logger.info("Started %s at %s:%d", name, host, bound)
     return _Door(name, f"{host}:{bound}", server, connections)
