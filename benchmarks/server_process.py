@@ -78,7 +78,8 @@ class ServerProcess:
             self._started = time.monotonic()
             self._process = subprocess.Popen(
                 list(self._launch.command),
-                env=dict(self._launch.environment),
+                # As installed: modules are compiled once, not at each start.
+                env=dict(self._launch.environment) | {"PYTHONDONTWRITEBYTECODE": ""},
                 cwd=self._launch.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

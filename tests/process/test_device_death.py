@@ -27,6 +27,8 @@ from tests.simcuda.processes import running_worker
 
 COUNT = 50_000
 NBYTES = 4 * COUNT
+# As many as one has the time for: 1,000 take some minutes (and --timeout).
+KILLS = int(os.environ.get("GPUBRIDGE_TEST_KILLS", "12"))
 OUT_OF_MEMORY = 2
 ILLEGAL_ADDRESS = 700
 NOT_SUPPORTED = 801
@@ -147,11 +149,13 @@ def test_kills_at_random_moments(tmp_path):
         with ThreadPoolExecutor(4) as pool:
             asking = [pool.submit(ask, model) for model in ("both", "call_second") * 2]
             try:
-                for _ in range(12):
+                killed = set()
+                while len(killed) < KILLS:
                     over.wait(random.uniform(0, 0.3))
                     for pid in pids_of(served, random.choice(["first", "second", "call_second"])):
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)
+                            killed.add(pid)
             finally:
                 over.set()
             for future in asking:
