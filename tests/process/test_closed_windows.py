@@ -33,7 +33,7 @@ class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             sender = request.get_response_sender()
-            for _ in range(40):
+            for _ in range(int(request.inputs()[0].as_numpy()[0])):
                 out = pb_utils.Tensor("OUT", np.ones(1 << 15, np.float32))
                 sender.send(pb_utils.InferenceResponse([out]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -59,9 +59,9 @@ def server(tmp_path_factory):
         yield server
 
 
-def message(model):
+def message(model, value=1):
     tensor = triton.InferInput("IN", [1], "FP32")
-    tensor.set_data_from_numpy(np.ones(1, np.float32))
+    tensor.set_data_from_numpy(np.full(1, value, np.float32))
     return triton._utils._get_inference_request(
         model, [tensor], "", "", None, 0, False, False, 0, None, None
     )
@@ -105,7 +105,8 @@ def test_a_stream_that_is_not_read(server):
     closing = threading.Event()
 
     def requests():
-        yield message("endless")
+        # More than the client's windows let through, which it widens by itself: 500 MB.
+        yield message("endless", 4000)
         closing.wait(150)
 
     with grpc.insecure_channel(server.grpc_url) as channel:
@@ -129,7 +130,7 @@ def test_a_stream_that_waits_for_its_model_is_not_meant(server):
         answers = []
         client.start_stream(lambda result, error: answers.append((result, error)))
         tensor = triton.InferInput("IN", [1], "FP32")
-        tensor.set_data_from_numpy(np.ones(1, np.float32))
+        tensor.set_data_from_numpy(np.full(1, 40, np.float32))
         client.async_stream_infer("endless", [tensor], enable_empty_final_response=True)
         wait_until(lambda: len(answers) == 41, "all answers")
         assert [error for _, error in answers] == [None] * 41
