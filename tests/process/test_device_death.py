@@ -27,7 +27,7 @@ from tests.simcuda.processes import running_worker
 
 COUNT = 50_000
 NBYTES = 4 * COUNT
-# As many as one has the time for: 1,000 take some minutes (and --timeout).
+# As many as one has the time for: 1,000 take more than seven minutes, and a --timeout to match.
 KILLS = int(os.environ.get("GPUBRIDGE_TEST_KILLS", "12"))
 OUT_OF_MEMORY = 2
 ILLEGAL_ADDRESS = 700
