@@ -96,3 +96,28 @@ def test_a_stream_that_cannot_be_asked_any_more_is_waited_for_with_all_others(ma
 
 def test_where_an_arena_is_not_shared_that_is_said(worker):
     assert worker.do("answer = [device.shared, said[0][0]]") == [False, "device_not_shared"]
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        (
+            "target = memoryview(bytearray(64)); device.read(data, target); device.finish();"
+            "answer = bytes(target) == bytes([7]) * 64"
+        ),
+        (
+            "copy = device.copy_on_device(data); device.finish();"
+            "answer = read(copy.pointer, 64) == bytes([7]) * 64"
+        ),
+        "device.order(data); device.finish(); answer = read(data.pointer, 64) == bytes([7]) * 64",
+    ],
+    ids=["read", "write", "order"],
+)
+def test_what_a_model_writes_on_a_stream_that_it_named_is_waited_for(worker, begin):
+    worker.do(
+        "data = device.allocate_device(64); data.hand_out(stream);"
+        "fill(data.pointer, 0, 64, stream); ok(d.cuStreamSynchronize(stream));"
+        "hold(stream); fill(data.pointer, 7, 64, stream);"
+        "threading.Timer(0.2, released.set).start()"
+    )
+    assert worker.do(begin)
