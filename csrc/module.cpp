@@ -5,6 +5,7 @@
 
 #include "bytes_codec.h"
 #include "dlpack_capsule.h"
+#include "frame_vectors.h"
 #include "http2_calls.h"
 #include "lease_book.h"
 #include "place.h"
@@ -29,4 +30,6 @@ NB_MODULE(_native, module) {
   module.def("read_opening", &gpubridge::read_opening);
   module.def("read_request", &gpubridge::read_request);
   module.def("scan_calls", &gpubridge::scan_calls);
+  module.def("read_vector", &gpubridge::read_vector);
+  module.def("write_parts", &gpubridge::write_parts);
 }

@@ -121,6 +121,12 @@ class NativeModule(Protocol):
     ) -> tuple[list[tuple[int, Any, int, int, int, int, int]], int, int, int]:
         """Look for whole calls; see `gpubridge.frontend.http2.whole_calls`."""
 
+    def read_vector(self, descriptor: int, vector: tuple[Any, memoryview, int, int], /) -> int:
+        """Receive frames; see `gpubridge.frontend.grpc.vectored_io`."""
+
+    def write_parts(self, descriptor: int, parts: list[Any], /) -> int:
+        """Send frames; see `gpubridge.frontend.grpc.vectored_io`."""
+
     def capsule_read(self, capsule: Capsule, /) -> tuple[Any, ...]:
         """Read the fields of an unconsumed capsule, in the order of `CapsuleFields`."""
 

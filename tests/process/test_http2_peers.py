@@ -10,6 +10,7 @@ import grpc
 import pytest
 import uvloop
 
+from gpubridge.frontend.grpc.vectored_io import pieces_of
 from gpubridge.frontend.http2.compression import encode_headers
 from gpubridge.frontend.http2.connection import Http2Connection
 from gpubridge.frontend.http2.limits import Http2Limits
@@ -57,7 +58,7 @@ class Echo(asyncio.BufferedProtocol):
 
     def flush(self):
         while not self.paused and (parts := self.connection.take_output()):
-            self.transport.writelines(parts)
+            self.transport.writelines(pieces_of(parts))
         if self.connection.closed and not self.paused:
             self.transport.close()
 

@@ -96,9 +96,9 @@ class Server:
 
     def scatter(self, data, chunk):
         """Receive as many bytes as the connection wants scattered, and return the others."""
-        while data and (places := self.connection.scatter()):
+        while data and (vector := self.connection.scatter()):
             size = 0
-            for place in places:
+            for place in vector.pieces():
                 taken = min(len(place), len(data), chunk - size)
                 place[:taken] = data[:taken]
                 data = data[taken:]

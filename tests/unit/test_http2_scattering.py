@@ -174,3 +174,48 @@ def test_it_is_the_same_as_frame_by_frame(sizes, between, chunk):
         seen.append((bytes(place), server.recorder.events, sorted(server.frames())))
     assert seen[0] == seen[1]
     assert seen[0][0] == body
+
+
+@pytest.mark.parametrize("chunk", [24_576, 1 << 30])
+def test_frames_behind_the_end_of_their_stream_are_refused_wherever_they_came(chunk):
+    place = bytearray(len(BODY))
+    sent = [*framed(1, BODY[: 2 * FRAME]), *framed(1, BODY[2 * FRAME :])]
+    server = receive(b"".join(sent), {1: place}, chunk)
+    assert server.recorder.ended == {1}
+    assert server.recorder.fault is not None or (3, 1) in [
+        (kind, stream_id) for kind, _, stream_id, _ in server.frames()
+    ]
+    place.clear()  # refused while a view of it is held
+
+
+def test_a_large_unknown_frame_between_is_not_taken_for_the_body():
+    place = bytearray(len(BODY))
+    sent = framed(1, BODY)
+    sent.insert(20, frame(0x55, 0, 1, bytes(60_000)))
+    for chunk in (24_576, 100_000, 1 << 30):
+        place[:] = bytes(len(BODY))
+        server = receive(b"".join(sent), {1: place}, chunk)
+        assert place == BODY
+        assert server.recorder.ended == {1}
+
+
+def test_no_credit_is_sent_for_a_body_that_the_window_lets_through():
+    place = bytearray(len(BODY))
+    server = receive(b"".join(framed(1, BODY)), {1: place})
+    assert len(BODY) > (1 << 20) // 2  # half of the window is used up
+    assert (frames.WINDOW_UPDATE, 1) not in [
+        (kind, stream_id) for kind, _, stream_id, _ in server.frames()
+    ]
+
+
+@pytest.mark.parametrize("size", [FRAME, 1 << 17])
+def test_a_stream_that_goes_on_behind_a_full_target_gets_its_credit(size):
+    server = Reader()
+    server.open(1)
+    for _ in range(5):  # more than any window lets through by itself
+        place = bytearray(len(BODY))
+        server.connection.receive_into(1, memoryview(place))
+        server.feed(b"".join(framed(1, BODY, size, end=False)))
+        assert place == BODY
+    assert server.recorder.fault is None
+    assert server.recorder.events[1:] == [("filled", 1, False)] * 5

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import time
 from dataclasses import dataclass
 
@@ -13,9 +11,11 @@ from gpubridge.frontend.grpc.call import Call, read_timeout
 from gpubridge.frontend.grpc.packing import accepted_packing
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.grpc.status import CallFailed, Status, failure
+from gpubridge.frontend.grpc.vectored_io import read_vector, unsent, write_parts
 from gpubridge.frontend.grpc.watch import Finding, Watch
 from gpubridge.frontend.http2.connection import Http2Connection
 from gpubridge.frontend.http2.faults import Http2ErrorCode
+from gpubridge.frontend.http2.frame_vector import FrameVector
 from gpubridge.frontend.http2.headers import Fields, RequestHeaders
 from gpubridge.frontend.http2.limits import Http2Limits
 
@@ -146,15 +146,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _read_scattered(self) -> None:
         """Receive what else there is of a body in many frames, with few reads."""
         for _ in range(_SCATTERED_READS):
-            memory = [] if self._paused else self.http2.scatter()
-            if not memory:
+            vector = None if self._paused else self.http2.scatter()
+            if vector is None:
                 return
-            # The transport would fill one piece of memory at a time.
-            nbytes = 0
-            with contextlib.suppress(OSError):  # nothing there, or an error that it will see too
-                nbytes = os.readv(self._descriptor, memory)
+            nbytes = read_vector(self._descriptor, vector)
             self.http2.scattered(nbytes)
-            if nbytes < sum(map(len, memory)):
+            if nbytes < vector.nbytes:
                 return
 
     def eof_received(self) -> bool:
@@ -259,14 +256,22 @@ class GrpcConnection(asyncio.BufferedProtocol):
             if self._transport.is_closing():
                 # The socket has failed; connection_lost comes, and drops all.
                 return
-            if len(parts) == 1:
+            if len(parts) == 1 and isinstance(parts[0], bytes):
                 self._transport.write(parts[0])
             else:
-                self._transport.writelines(parts)
+                self._write(parts)
         # Who sends no more widens no window: what is held back now never goes.
         over = http2.closed or (self._hung_up and not self._paused and http2.held_back)
         if over and not self._transport.is_closing():
             self._transport.close()
+
+    def _write(self, parts: list[bytes | memoryview | FrameVector]) -> None:
+        """Send parts at once, as far as the socket takes them, the rest in their time."""
+        transport = self._transport
+        sent = 0 if transport.get_write_buffer_size() else write_parts(self._descriptor, parts)
+        left = unsent(parts, sent)
+        if left:
+            transport.writelines(left)
 
     # -- what HTTP/2 tells -----------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gpubridge.frontend.http2.control import ControlFrames
 from gpubridge.frontend.http2.faults import ConnectionFault, Http2ErrorCode, StreamFault
+from gpubridge.frontend.http2.frame_vector import FrameVector
 from gpubridge.frontend.http2.frames import MAX_STREAM_ID, PING, frame, goaway_frame
 from gpubridge.frontend.http2.handler import StreamHandler
 from gpubridge.frontend.http2.limits import Http2Limits
@@ -87,8 +88,8 @@ class Http2Connection:
             self.close(fault.code, fault.text)
         receiver.settle()
 
-    def scatter(self) -> list[memoryview]:
-        """Return memory for several frames, to be received into at once, in its order; may be empty.
+    def scatter(self) -> FrameVector | None:
+        """Return memory for several frames, to be received into at once, in its order; None if not.
 
         Ask after `received`. If there is any, `scattered` must follow before `memory` is asked.
         """
@@ -108,7 +109,7 @@ class Http2Connection:
             self.received(size)
             rest = rest[size:]
 
-    def take_output(self) -> list[bytes | memoryview]:
+    def take_output(self) -> list[bytes | memoryview | FrameVector]:
         """Return what is to be sent now, in order; empty when nothing is, or may be, sent.
 
         Memory of callers in it is theirs again once the socket has sent it. About

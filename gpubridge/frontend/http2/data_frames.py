@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from gpubridge.frontend.http2.frame_vector import FrameVector
 from gpubridge.frontend.http2.frames import END_STREAM, pack_header
 from gpubridge.frontend.http2.streams import Stream
 
 __all__ = ["frame_data"]
 
 
-def frame_data(out: list[bytes | memoryview], stream: Stream, size: int, most: int) -> int:
+def frame_data(
+    out: list[bytes | memoryview | FrameVector], stream: Stream, size: int, most: int
+) -> int:
     """Append DATA frames with the first ``size`` bytes of a stream's queue.
 
     Parameters
     ----------
-    out : list of bytes or memoryview
+    out : list of bytes, memoryview or FrameVector
         Gets the frames.
     stream : Stream
         Has at least as much queued; what is framed is queued no more.
@@ -39,24 +42,25 @@ def frame_data(out: list[bytes | memoryview], stream: Stream, size: int, most: i
     return frames
 
 
-def _equal_frames(out: list[bytes | memoryview], stream: Stream, size: int, most: int) -> int:
+def _equal_frames(
+    out: list[bytes | memoryview | FrameVector], stream: Stream, size: int, most: int
+) -> int:
     """Frame what lies in one buffer, with something left behind it; return the number of frames."""
     queue = stream.queue
     assert queue is not None
     view = queue[0]
     count = (min(size, len(view)) - 1) // most
-    header = pack_header(most << 8, 0, stream.stream_id)
-    end = 0
-    for _ in range(count):
-        out.append(header)
-        out.append(view[end : end + most])
-        end += most
+    if not count:
+        return 0
+    end = count * most
+    headers = pack_header(most << 8, 0, stream.stream_id) * count
+    out.append(FrameVector(headers, view[:end], most))
     queue[0] = view[end:]
     stream.queued -= end
     return count
 
 
-def _frame(out: list[bytes | memoryview], stream: Stream, size: int) -> None:
+def _frame(out: list[bytes | memoryview | FrameVector], stream: Stream, size: int) -> None:
     """Make one frame, of as many buffers as it takes."""
     queue = stream.queue
     assert queue is not None

@@ -111,7 +111,9 @@ class PayloadReceiver:
         if ends:
             stream.ended = True
             stream.plain = False
-        self._replenish(stream)
+        # Not if the windows let all of a target come: to its peer an update is a packet to be read.
+        if stream.target is None or len(stream.target) > stream.window + size:
+            self._replenish(stream)
         self._stream = stream
         self._ends = ends
         self._size = length
@@ -166,9 +168,13 @@ class PayloadReceiver:
             self._stream = None
             self._finished = stream
 
-    def finished(self) -> tuple[Stream | None, int]:
-        """Return whose target took the end of the last frame, and how long that frame was."""
-        return self._finished, self._size
+    def recent(self) -> tuple[Stream | None, int]:
+        """Return whose target takes this frame, or took the end of the last, and that frame's length."""
+        if not (self.left or self.padding):
+            return self._finished, self._size
+        if self.padding or self._ends:
+            return None, 0
+        return self._stream, self._size
 
     @property
     def awaits_large(self) -> bool:
@@ -194,8 +200,9 @@ class PayloadReceiver:
         stream.window -= count * size
         if stream.expected is not None:
             stream.expected -= count * size
-        self._replenish(stream)
         self._fill(stream, count * size)
+        if stream.target is None or len(stream.target) > stream.window:
+            self._replenish(stream)
         self._finished = stream
 
     def receive_into(self, stream: Stream, target: memoryview) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpubridge.frontend.http2.faults import ConnectionFault, Http2ErrorCode
+from gpubridge.frontend.http2.frame_vector import FrameVector
 from gpubridge.frontend.http2.frames import (
     ACK,
     CONTINUATION,
@@ -119,9 +120,9 @@ class Receiver:
         self._end += nbytes
         self._parse()
 
-    def scatter(self) -> list[memoryview]:
-        """Return where several frames can be received at once, instead of `memory`; empty if not."""
-        return [] if self._end or self._state.closed else self._scattered.memory()
+    def scatter(self) -> FrameVector | None:
+        """Return where several frames can be received at once, instead of `memory`; None if not."""
+        return None if self._end or self._state.closed else self._scattered.memory()
 
     def scattered(self, nbytes: int) -> memoryview:
         """Take bytes that were received where `scatter` said; return a copy of those to receive again.

@@ -5,9 +5,9 @@ turn of the loop per frame; reading many at once into a buffer costs a copy. So 
 comes next is foretold from the frame before, and the socket's owner reads into all of it at once
 (``readv``)::
 
-    socket:   [ header | payload | header | payload | header | rest ...
-                   │        │        │        │
-    memory:   headers[0]  target  headers[1]  target+L ...
+    socket:   [ lead | header | payload | header | payload | header | rest ...
+                 │        │        │        │
+    memory:   target  headers[0] +lead   headers[1] +lead+size ...
 
 If the headers turn out to be the foretold ones, the payload lies where it belongs. What begins with
 any other header has to go the usual way, and is copied.
@@ -15,6 +15,7 @@ any other header has to go the usual way, and is copied.
 
 from __future__ import annotations
 
+from gpubridge.frontend.http2.frame_vector import FrameVector
 from gpubridge.frontend.http2.frames import (
     DATA,
     END_STREAM,
@@ -50,43 +51,37 @@ class ScatteredFrames:
         self._payload = payload
         self._largest = largest
         self._headers = bytearray(HEADER_BYTES * (_MOST_FRAMES + 1))
-        view = memoryview(self._headers)
-        self._header_views = [
-            view[start : start + HEADER_BYTES] for start in range(0, len(view), HEADER_BYTES)
-        ]
+        self._header_view = memoryview(self._headers)
         # Grows while the foretold comes true: where streams take turns it never does.
         self._frames = _FIRST_FRAMES
         self._stream: Stream | None = None
-        self._size = 0
-        self._memory: list[memoryview] = []
+        self._vector: FrameVector | None = None
 
-    def memory(self) -> list[memoryview]:
-        """Return where the next bytes of the socket are to be received; empty if nowhere special.
+    def memory(self) -> FrameVector | None:
+        """Return where the next bytes of the socket are to be received; None if nowhere special.
 
-        Something special is there right after a frame was received into its target, and if more of
-        the same size fit. `received` must follow before anything else is received.
+        Something special is there within a frame that is received into its target, and right after
+        one, if more of the same size fit. `received` must follow before anything else is received.
         """
         payload = self._payload
-        stream, size = payload.finished()
+        stream, size = payload.recent()
         if stream is None or not _WORTHWHILE_BYTES <= size < LARGE_FRAME_BYTES:
-            return []
+            return None
         target = stream.target
-        if target is None or stream.holding:
-            return []
-        self._stream, self._size = stream, size
-        whole = min(len(target) // size, self._frames, payload.room(stream) // size)
-        headers = self._header_views
-        memory: list[memoryview] = []
-        end = 0
-        for index in range(whole):
-            end += size
-            memory.append(headers[index])
-            memory.append(target[end - size : end])
-        rest = target[end : end + size]
-        if whole < self._frames and len(rest) >= _WORTHWHILE_BYTES:
-            memory += headers[whole], rest
-        self._memory = memory
-        return memory
+        lead = payload.left
+        if target is None or stream.holding or lead >= len(target):
+            return None
+        room = len(target) - lead
+        whole = min(room // size, self._frames, payload.room(stream) // size)
+        end = lead + whole * size
+        rest = min(size, len(target) - end)
+        if whole < self._frames and rest >= _WORTHWHILE_BYTES:
+            end += rest
+        if end == lead:
+            return None
+        self._stream = stream
+        self._vector = FrameVector(self._header_view, target[:end], size, lead)
+        return self._vector
 
     def received(self, nbytes: int) -> memoryview:
         """Take bytes that were received where `memory` said.
@@ -96,9 +91,15 @@ class ScatteredFrames:
         memoryview
             A copy of those that are to be received in the usual way.
         """
-        stream, size, memory = self._stream, self._size, self._memory
-        self._stream, self._memory = None, []
+        stream, vector = self._stream, self._vector
+        self._stream = self._vector = None
         assert stream is not None
+        assert vector is not None
+        _, place, size, lead = vector
+        if lead:
+            taken = min(lead, nbytes)
+            self._payload.received(taken)
+            nbytes -= taken
         step = HEADER_BYTES + size
         wanted = pack_header(size << 8 | DATA, 0, stream.stream_id)
         came = nbytes // step
@@ -111,12 +112,21 @@ class ScatteredFrames:
         if right:
             self._payload.frames(stream, right, size)
         begun = left - HEADER_BYTES
-        place = memory[2 * right + 1 :][:1]
-        if place and 0 < begun <= len(place[0]) and self._begins(stream, right, begun):
+        if 0 < begun <= min(size, len(place) - lead - right * size) and self._begins(
+            stream, right, begun
+        ):
             self._payload.received(begun)
             return _NOTHING
+        if not left:
+            return _NOTHING
         stream.copied += left
-        return memoryview(b"".join(memory[2 * right :]))[:left] if left else _NOTHING
+        return self._rest(vector, right, left)
+
+    def _rest(self, vector: FrameVector, frames: int, nbytes: int) -> memoryview:
+        """Return a copy of what came behind so many frames, as it was on the wire."""
+        headers, payload, size, lead = vector
+        rest = FrameVector(headers[frames * HEADER_BYTES :], payload[lead + frames * size :], size)
+        return memoryview(bytes(rest))[:nbytes]
 
     def _count(self, wanted: bytes, came: int) -> int:
         """Return how many of the frames that came have the wanted header, up to the first other one."""

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 from gpubridge.errors import InternalError
 from gpubridge.frontend.http2.compression import EMPTY_TABLE, encode_headers
 from gpubridge.frontend.http2.data_frames import frame_data
 from gpubridge.frontend.http2.faults import ConnectionFault, Http2ErrorCode, StreamFault
 from gpubridge.frontend.http2.flow import DEFAULT_WINDOW, MAX_WINDOW
+from gpubridge.frontend.http2.frame_vector import FrameVector
 from gpubridge.frontend.http2.frames import (
     CONTINUATION,
     DATA,
@@ -56,7 +58,7 @@ class Sender:
         self._state = state
         self._streams = state.streams
         self._on_idle = on_idle
-        self._out: list[bytes | memoryview] = []
+        self._out: list[bytes | memoryview | FrameVector] = []
         # Something in _out is too large to be joined.
         self._large = False
         self._window = DEFAULT_WINDOW
@@ -279,7 +281,7 @@ class Sender:
 
     # -- output ---------------------------------------------------------------------------------
 
-    def take(self) -> list[bytes | memoryview]:
+    def take(self) -> list[bytes | memoryview | FrameVector]:
         """Return what is to be sent now; nothing when nothing is, or may be, sent."""
         if self._round:
             self._share()
@@ -289,12 +291,12 @@ class Sender:
         self._out = []
         self._control = 0
         if not self._large:
-            return [b"".join(out)]
+            return [b"".join(cast("list[bytes | memoryview]", out))]
         self._large = False
-        parts: list[bytes | memoryview] = []
+        parts: list[bytes | memoryview | FrameVector] = []
         small: list[bytes | memoryview] = []
         for piece in out:
-            if len(piece) <= _JOINED:
+            if not isinstance(piece, FrameVector) and len(piece) <= _JOINED:
                 small.append(piece)
                 continue
             if small:
