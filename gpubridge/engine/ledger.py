@@ -170,7 +170,7 @@ class Ledger:
                 self._come_back(request, ticket)
                 failures = {**failures, request: COMES_BACK}
                 continue
-            outcome = outcome_of(record, self._borrowed, request)
+            outcome = outcome_of(record, self._borrowed, request, self.lent_range)
             if record.word:
                 failures = {**failures, request: failure_reason(record)}
             self._leave(request, ticket)
@@ -214,7 +214,7 @@ class Ledger:
         if request is None or request.ticket != ticket:
             raise MalformedMessage(f"a response for ticket {ticket}, which is not running")
         empty = record.word & ResponseFlag.EMPTY
-        outcome = None if empty else outcome_of(record, self._borrowed, request)
+        outcome = None if empty else outcome_of(record, self._borrowed, request, self.lent_range)
         if record.word & ResponseFlag.OPEN:
             if outcome is not None:
                 request.respond(outcome)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from gpubridge.engine.placed_response import PlacedResponse, held_bytes
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.request import InferRequest, InferResponse, Outcome
+from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange, Outcome
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.device_regions import is_arena
 from gpubridge.transport.leases import BorrowedMemory
@@ -14,11 +16,25 @@ from gpubridge.transport.records import Record
 
 __all__ = ["failure_reason", "outcome_of"]
 
+_SERVER = 0
+Ref = tuple[int, int, int, int]
 
-def outcome_of(record: Record, borrowed: BorrowedMemory, request: InferRequest) -> Outcome:
-    """Return the response or the error that a record is; its buffers are views of borrowed memory.
 
-    Those of outputs in the client's own memory have no bytes.
+def outcome_of(
+    record: Record,
+    borrowed: BorrowedMemory,
+    request: InferRequest,
+    lent: Callable[[Ref], MemoryRange],
+) -> Outcome:
+    """Return the response or the error that a record is; its buffers are views of memory as it is.
+
+    Parameters
+    ----------
+    borrowed : BorrowedMemory
+        The stub's output memory, in which outputs lie. Those in the client's own memory have no
+        bytes.
+    lent : callable
+        Finds memory that was lent to the stub: an output may lie in its request's own.
 
     Raises
     ------
@@ -31,6 +47,18 @@ def outcome_of(record: Record, borrowed: BorrowedMemory, request: InferRequest) 
         return BridgeError("the request was cancelled", ErrorCode.CANCELLED)
     if flags & ResponseFlag.ERROR:
         return _error(extras or {})
+    _check(record, request, borrowed.arena)
+    parameters = extras.get("parameters") if extras else None
+    if parameters is not None and not isinstance(parameters, dict):
+        raise MalformedMessage(f"response parameters: expected an object, got {parameters!r:.100}")
+    if extras and "passed" in extras:
+        return _passed_on(record, borrowed, parameters, lent)
+    buffers = borrowed.views(record.refs)
+    return InferResponse(record.signature, buffers, parameters, borrowed, record.refs)
+
+
+def _check(record: Record, request: InferRequest, arena: bool) -> None:
+    """Raise `MalformedMessage` for an output of another size than its shape, or where nobody can read."""
     for spec, ref in zip(record.signature.tensors, record.refs, strict=True):
         if spec.nbytes is not None and spec.nbytes != ref[2]:
             client = request.client
@@ -39,15 +67,30 @@ def outcome_of(record: Record, borrowed: BorrowedMemory, request: InferRequest) 
             raise MalformedMessage(
                 f"output '{spec.name}' of {ref[2]} bytes, its shape needs {spec.nbytes}"
             )
-    if borrowed.arena and b'"device_outputs"' not in request.extras:
+    if arena and b'"device_outputs"' not in request.extras:
         for ref in record.refs:
             if is_arena(ref[0]):
                 raise MalformedMessage("an output on a device, which nobody has asked for")
-    parameters = extras.get("parameters") if extras else None
-    if parameters is not None and not isinstance(parameters, dict):
-        raise MalformedMessage(f"response parameters: expected an object, got {parameters!r:.100}")
-    buffers = borrowed.views(record.refs)
-    return InferResponse(record.signature, buffers, parameters, borrowed, record.refs)
+
+
+def _passed_on(
+    record: Record,
+    borrowed: BorrowedMemory,
+    parameters: dict[str, object] | None,
+    lent: Callable[[Ref], MemoryRange],
+) -> InferResponse:
+    """Return a response of which some outputs lie in the memory of its request."""
+    parts = []
+    for ref in record.refs:
+        if ref[3] == record.ticket and ref[0] >> 32 == _SERVER:
+            parts.append(lent(ref))
+        elif ref[2]:
+            (view,) = borrowed.views([ref])
+            parts.append(MemoryRange(borrowed.segment(ref[0]), ref[1], ref[2], view))
+        else:
+            parts.append(NO_BYTES)
+    buffers = [held_bytes(part) for part in parts]
+    return PlacedResponse(record.signature, buffers, parameters, parts=parts)
 
 
 def failure_reason(record: Record) -> str:

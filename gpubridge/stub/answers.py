@@ -10,8 +10,10 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceResponse, Logger, Tensor
 from gpubridge.stub.loader import model_error_text
 from gpubridge.stub.outputs import OutputMemory
+from gpubridge.stub.passing_on import PassingOn, is_worthwhile
 from gpubridge.stub.placement import Placement
 from gpubridge.stub.states import SequenceStates
+from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record, record_encoder
 from gpubridge.transport.signatures import encode_signature
@@ -87,6 +89,10 @@ class AnswerEncoder:
         Where they go instead, if their clients or models have a say in that.
     states : SequenceStates or None
         Where those go that the next request of the sequence gets.
+    borrowed : BorrowedMemory
+        What the server lends.
+    lent : memoryview
+        The bytes that say which of its leases last.
     """
 
     def __init__(
@@ -95,23 +101,49 @@ class AnswerEncoder:
         outputs: OutputMemory,
         placement: Placement,
         states: SequenceStates | None,
+        borrowed: BorrowedMemory,
+        lent: memoryview,
     ) -> None:
         self._identity = identity
+        self._lent = lent
+        self._passing_on = PassingOn(outputs, borrowed)
         self._outputs = outputs
         self.placement = placement
         self._states = states
         self._encode_record = record_encoder()
         self._signatures: dict[Any, bytes] = {}
 
+    def returned(self, record: Record, responses: list[Any], index: int) -> bytes:
+        """Encode a response that ``execute`` returned, as `answer` does, and take it off the list.
+
+        Memory of the request that only its response still looked at goes back with that, or stays
+        where it is as an output.
+        """
+        response = responses[index]
+        responses[index] = None
+        if type(response) is bytes or not is_worthwhile(record) or not self._plain(record):
+            return self.answer(record, response)
+        try:
+            tensors, signature, extras = self._form(record, response)
+            passed = self._passing_on.place(record, tensors)
+            if passed is not None:
+                response = None
+                del tensors
+                fields, free = passed.settle(self._lent)
+                if free:
+                    extras = b'{"passed":true,' + extras[1:] if extras else b'{"passed":true}'
+                return self._encode_record(record.ticket, signature, fields, 0, extras=extras)
+        except Exception as error:
+            response = self._error(error)
+        return self.answer(record, response)
+
     def answer(self, record: Record, response: Any, flags: int = 0) -> bytes:
         """Encode a response, or encoded error extras; an error instead of it if need be."""
         if type(response) is not bytes:
             try:
                 return self._response(record, response, flags)
-            except BridgeError as error:
-                response = error_extras(error)
             except Exception as error:
-                response = error_extras(self._identity.failure(error))
+                response = self._error(error)
         return self._encode_record(
             record.ticket, _NOTHING, (), ResponseFlag.ERROR | flags, extras=response
         )
@@ -120,7 +152,37 @@ class AnswerEncoder:
         """Encode a record that holds no response."""
         return self._encode_record(ticket, _NOTHING, (), flags)
 
+    def _error(self, error: Exception) -> bytes:
+        known = error if isinstance(error, BridgeError) else self._identity.failure(error)
+        return error_extras(known)
+
     def _response(self, record: Record, response: InferenceResponse, flags: int) -> bytes:
+        tensors, signature, extras = self._form(record, response)
+        if self._plain(record):
+            refs = self._outputs.place([tensor._payload() for tensor in tensors])
+        else:
+            refs = self.placement.place(record, tensors)
+        return self._encode_record(record.ticket, signature, refs, flags, extras=extras)
+
+    def _plain(self, record: Record) -> bool:
+        """Say whether outputs simply go to the output memory."""
+        asked = record.extras
+        return (
+            (asked is None or "client" not in asked)
+            and not self._outputs.shown
+            and not self.placement.on_device
+        )
+
+    def _form(
+        self, record: Record, response: InferenceResponse
+    ) -> tuple[Sequence[Tensor], bytes, bytes]:
+        """Return the tensors of a response that are wanted, their signature, and its extras.
+
+        Raises
+        ------
+        BridgeError
+            What the response is, if it is an error.
+        """
         error = response._error
         if error is not None:
             raise BridgeError(error.message(), ErrorCode(int(error.code())))
@@ -138,10 +200,4 @@ class AnswerEncoder:
             signature = self._signatures[key] = encode_signature(key)
         parameters = response._parameters
         extras = b"" if parameters == "{}" else f'{{"parameters":{parameters}}}'.encode()
-        asked = record.extras
-        plain = asked is None or "client" not in asked
-        if plain and not self._outputs.shown and not self.placement.on_device:
-            refs = self._outputs.place([tensor._payload() for tensor in tensors])
-        else:
-            refs = self.placement.place(record, tensors)
-        return self._encode_record(record.ticket, signature, refs, flags, extras=extras)
+        return tensors, signature, extras

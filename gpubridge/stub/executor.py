@@ -66,7 +66,12 @@ class Executor:
         self._clients = clients
         self._states = states
         self._answers = AnswerEncoder(
-            identity, outputs, Placement(outputs, clients, placement), states
+            identity,
+            outputs,
+            Placement(outputs, clients, placement),
+            states,
+            borrowed,
+            control.lent,
         )
         self._desk = ResponseDesk(control, outputs, results, self._answers, identity)
         self._origin = DecoupledOrigin if identity.decoupled else RequestOrigin
@@ -108,16 +113,13 @@ class Executor:
             responses = [self._close_sender(origin, refusal) for origin in origins]
         self.ended_at = time.monotonic_ns()
         for i, record in enumerate(live):
-            response = responses[i]
-            if response is None:
+            if responses[i] is None:
                 flags = _COMES_BACK if origins[i].comes_back() else _GOES_ON
                 answers.append(self._answers.nothing(record.ticket, flags))
                 continue
-            answers.append(self._answers.answer(record, response))
+            answers.append(self._answers.returned(record, responses, i))
             # The ticket will be another request's; the model may have kept this one.
             origins[i].over = cancelled[record.ticket] != 0
-            # Memory of the request that only its response still looked at goes back here.
-            responses[i] = response = None
             if clients.used:
                 clients.note_kept(record)
         if len(waiting) != len(batch.records):

@@ -113,8 +113,8 @@ def test_large_tensors_are_not_copied_on_their_way_in(server, client):
     data = np.ones(4_000_000, np.float32)
     before = copied()
     client.infer("echo", [tensor(data)])
-    # Once from the model into output memory, and what came together with something else.
-    assert data.nbytes <= copied() - before <= 1.01 * data.nbytes + (1 << 16)
+    # What came together with something else; the model lets its input through.
+    assert copied() - before <= 0.01 * data.nbytes + (1 << 16)
 
 
 ERRORS = {

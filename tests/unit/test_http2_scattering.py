@@ -219,3 +219,15 @@ def test_a_stream_that_goes_on_behind_a_full_target_gets_its_credit(size):
         assert place == BODY
     assert server.recorder.fault is None
     assert server.recorder.events[1:] == [("filled", 1, False)] * 5
+
+
+@pytest.mark.parametrize("size", [FRAME, 1 << 17])
+def test_what_follows_a_target_that_used_up_the_window_gets_its_credit(size):
+    server = Server()
+    server.open(1)
+    server.frames()
+    place = bytearray((1 << 20) - 5)
+    server.connection.receive_into(1, memoryview(place))
+    server.feed(b"".join(framed(1, bytes(len(place)), size, end=False)))
+    assert server.recorder.events[1:] == [("filled", 1, False)]
+    assert (frames.WINDOW_UPDATE, 1) in [(kind, of) for kind, _, of, _ in server.frames()]

@@ -30,7 +30,7 @@ def record():
 
 def test_it_is_handed_on_to_who_has_asked(borrowed):
     request = SimpleNamespace(client=None, extras=b'{"device_outputs":"GPU-0"}')
-    response = outcome_of(record(), borrowed, request)
+    response = outcome_of(record(), borrowed, request, lambda ref: None)
     assert response.visible() == [None]
     (part,) = response.ranges()
     assert (part.segment.region, part.offset, part.nbytes) == (REGION, 256, 16)
@@ -39,4 +39,4 @@ def test_it_is_handed_on_to_who_has_asked(borrowed):
 def test_it_is_refused_for_anybody_else(borrowed):
     request = SimpleNamespace(client=None, extras=b"")
     with pytest.raises(MalformedMessage, match="which nobody has asked for"):
-        outcome_of(record(), borrowed, request)
+        outcome_of(record(), borrowed, request, lambda ref: None)

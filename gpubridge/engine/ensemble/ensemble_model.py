@@ -20,7 +20,6 @@ from gpubridge.engine.ensemble.member_requests import MemberRequests
 from gpubridge.engine.ensemble.missing import ModelRow, explain_missing
 from gpubridge.engine.ensemble.run import Call, Course, plan_course
 from gpubridge.engine.ensemble.tensors import (
-    EnsembleResponse,
     FlowTensor,
     request_tensors,
 )
@@ -28,6 +27,7 @@ from gpubridge.engine.ensemble.wiring import ROOT, Wiring, fit_shape, wire
 from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.model import Model, new_statistics
+from gpubridge.engine.placed_response import PlacedResponse
 from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
@@ -304,7 +304,7 @@ class EnsembleModel(Model):
         parameters: dict[str, object] = {}
         for tensor in tensors:
             parameters.update(tensor.parameters or {})
-        return EnsembleResponse(
+        return PlacedResponse(
             signature,
             [tensor.bytes_held() for tensor in tensors],
             parameters or None,

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from gpubridge.config import ModelConfig
-from gpubridge.engine.device_segments import OF_CLIENTS, ON_DEVICE
+from gpubridge.engine.device_segments import OF_CLIENTS
+from gpubridge.engine.placed_response import PlacedResponse, held_bytes
 from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.host_shm import HostArena
 from gpubridge.model_io import as_configured
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
 from gpubridge.transport.signatures import Signature
 
-__all__ = ["EnsembleResponse", "FlowTensor", "request_tensors", "response_tensors"]
+__all__ = ["FlowTensor", "request_tensors", "response_tensors"]
 
 
 _NO_VIEW = memoryview(b"")
@@ -54,49 +51,7 @@ class FlowTensor(NamedTuple):
         """Return its bytes; the memory stays what it is as long as a view of them exists."""
         if self.buffer is not None:
             return self.buffer
-        segment, offset, nbytes, keep = self.place
-        if segment is None:
-            return memoryview(b"")
-        # Such a request has been refused: the server does not look at clients' memory.
-        assert not isinstance(segment, OF_CLIENTS)
-        # Of a view of its own: the segment's must be free to go before this one.
-        array: Any = np.frombuffer(segment.view[offset : offset + nbytes], np.uint8)
-        array = array.view(_HeldArray)
-        array.keep = keep
-        return memoryview(array)
-
-
-class _HeldArray(np.ndarray[Any, Any]):
-    """Bytes that own what keeps them in place: views of them refer to this object."""
-
-    keep: object
-
-
-@dataclass(slots=True)
-class EnsembleResponse(InferResponse):
-    """An answer whose outputs lie in the memory of several stubs.
-
-    Attributes
-    ----------
-    parts : sequence of MemoryRange
-        Where each output lies.
-    shared : set of str
-        The outputs that others may still look at.
-    """
-
-    parts: Sequence[MemoryRange] = ()
-    shared: frozenset[str] = frozenset()
-
-    def ranges(self) -> list[MemoryRange]:
-        """Return where the outputs lie."""
-        return list(self.parts)
-
-    def visible(self) -> list[memoryview | None]:
-        """Return the buffers of the outputs; None for those that are on a device."""
-        return [
-            None if isinstance(part.segment, ON_DEVICE) else buffer
-            for part, buffer in zip(self.parts, self.buffers, strict=True)
-        ]
+        return held_bytes(self.place)
 
 
 def request_tensors(
@@ -136,7 +91,7 @@ def request_tensors(
 def response_tensors(response: InferResponse, config: ModelConfig) -> dict[str, FlowTensor]:
     """Return the outputs of a member, by its names; asked when the response arrives."""
     tensors = {}
-    shared = response.shared if isinstance(response, EnsembleResponse) else ()
+    shared = response.shared if isinstance(response, PlacedResponse) else ()
     parts = zip(response.signature.tensors, response.ranges(), response.buffers, strict=True)
     for spec, place, buffer in parts:
         shape = as_configured(spec, config).shape

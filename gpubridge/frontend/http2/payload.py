@@ -200,9 +200,9 @@ class PayloadReceiver:
         stream.window -= count * size
         if stream.expected is not None:
             stream.expected -= count * size
-        self._fill(stream, count * size)
-        if stream.target is None or len(stream.target) > stream.window:
+        if stream.target is None or len(stream.target) > stream.window + count * size:
             self._replenish(stream)
+        self._fill(stream, count * size)
         self._finished = stream
 
     def receive_into(self, stream: Stream, target: memoryview) -> None:
@@ -225,6 +225,7 @@ class PayloadReceiver:
         if size == len(target):
             stream.target = None
             stream.plain = not (stream.ended or stream.holding or stream.expected is not None)
+            self._replenish(stream)
             self._handler.on_filled(stream.stream_id, ends)
         elif ends:
             self._end_empty(stream)

@@ -1,0 +1,155 @@
+"""Outputs that lie in their request's own input: the server is told so, instead of getting a copy.
+
+Models that let a tensor through, or look at it, rename it and cut a piece of it, cost nothing that
+grows with its size. It is safe exactly when nobody in this process can write to that memory any more:
+when, the response forgotten, the lease of the request's memory has ended. What a model has kept, were
+it a view in another thread, is copied as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpubridge.pb_utils import Tensor
+from gpubridge.stub.outputs import OutputMemory
+from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.records import Record
+
+__all__ = ["PassedOn", "PassingOn", "is_worthwhile"]
+
+_WORTHWHILE_BYTES = 1 << 16
+_SERVER = 0
+
+
+def is_worthwhile(record: Record) -> bool:
+    """Say whether a request has an input that is large enough, in memory that can be passed on.
+
+    That of clients cannot: it is not the bridge's. Nor what others may still look at, as who gets an
+    output may write to it.
+    """
+    for ref in record.refs:
+        if ref[2] >= _WORTHWHILE_BYTES and ref[0] >> 32 == _SERVER:
+            extras = record.extras
+            return not extras or not ("shared" in extras or "client" in extras)
+    return False
+
+
+class PassedOn:
+    """The outputs of one response, some of which are to stay where they are.
+
+    Parameters
+    ----------
+    outputs : OutputMemory
+        Where the others are, and these if need be.
+    borrowed : BorrowedMemory
+        The server's memory.
+    places : sequence of (int, int, int, int) or None
+        Where each output lies in the request's memory, if it does.
+    fields : sequence of int
+        The references' fields of all others, one after another.
+    """
+
+    __slots__ = ("_borrowed", "_fields", "_outputs", "_places")
+
+    def __init__(
+        self,
+        outputs: OutputMemory,
+        borrowed: BorrowedMemory,
+        places: Sequence[Any],
+        fields: Sequence[int],
+    ) -> None:
+        self._outputs = outputs
+        self._borrowed = borrowed
+        self._places = places
+        self._fields = fields
+
+    def settle(self, lent: memoryview) -> tuple[list[int], bool]:
+        """Return the fields of all references, and whether any is of the request's memory.
+
+        To be asked when no reference of ours to the response is left.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when copies are needed and the output memory is full.
+        """
+        places = [place for place in self._places if place is not None]
+        free = not lent[places[0][3]]
+        # Who looks at it still may write to it, and keeps it where it is meanwhile.
+        passed = [field for place in places for field in place] if free else self._copied(places)
+        fields: list[int] = []
+        at = there = 0
+        for place in self._places:
+            if place is None:
+                fields += self._fields[at : at + 4]
+                at += 4
+            else:
+                fields += passed[there : there + 4]
+                there += 4
+        return fields, free
+
+    def _copied(self, places: Sequence[Any]) -> list[int]:
+        segment = self._borrowed.segment
+        return self._outputs.place(
+            [segment(region).view[at : at + nbytes] for region, at, nbytes, _ in places]
+        )
+
+
+class PassingOn:
+    """Finds such outputs.
+
+    Parameters
+    ----------
+    outputs : OutputMemory
+        Where all others go.
+    borrowed : BorrowedMemory
+        The server's memory.
+    """
+
+    def __init__(self, outputs: OutputMemory, borrowed: BorrowedMemory) -> None:
+        self._outputs = outputs
+        self._borrowed = borrowed
+
+    def place(self, record: Record, tensors: Sequence[Tensor]) -> PassedOn | None:
+        """Place the tensors of a response that are not passed on; None if none of them is.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when the output memory is full.
+        """
+        places = [self._place(record, tensor) for tensor in tensors]
+        found = [place for place in places if place is not None]
+        # Of two that overlap, who gets the one may write to the other.
+        found.sort()
+        overlap = any(a[1] + a[2] > b[1] and a[0] == b[0] for a, b in zip(found, found[1:]))
+        if not found or overlap:
+            return None
+        others = [tensor._payload() for tensor, place in zip(tensors, places) if place is None]
+        return PassedOn(self._outputs, self._borrowed, places, self._outputs.place(others))
+
+    def _place(self, record: Record, tensor: Tensor) -> tuple[int, int, int, int] | None:
+        """Return where in its request's memory a large tensor lies."""
+        if tensor._datatype == "BYTES" or tensor._device_bytes is not None:
+            return None
+        payload = tensor._payload()
+        nbytes = payload.nbytes
+        if nbytes < _WORTHWHILE_BYTES:
+            return None
+        address = _address(payload)
+        for region, offset, size, lease in record.refs:
+            if size < nbytes or region >> 32 != _SERVER or lease != record.ticket:
+                continue
+            base = _address(self._borrowed.segment(region).view)
+            if base + offset <= address and address + nbytes <= base + offset + size:
+                return region, address - base, nbytes, lease
+        return None
+
+
+def _address(buffer: Any) -> int:
+    array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
+    address: int = array.__array_interface__["data"][0]
+    return address
