@@ -88,7 +88,7 @@ class Instance:
         self._keeper: asyncio.Task[None] | None = None
         self._stopping = False
         self._feed = FeedWindow()
-        self._backoff = RestartBackoff()
+        self._backoff = RestartBackoff(context.limits.restart_backoff_limit)
         self._dead_work = DeviceWork()
         self._last_error = ""
 
