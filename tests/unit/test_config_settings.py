@@ -195,6 +195,7 @@ class TestPythonBackend:
                 (
                     "unknown key 'zzz' in --backend-config=python,zzz=...; known keys are "
                     "stub-timeout-seconds, input-placement, busy-poll-us, device-arena-bytes, "
+                    "restart-backoff-limit-seconds, "
                     "environment-cache, environment-limit-bytes, "
                     "shm-default-byte-size, shm-growth-byte-size, shm-region-prefix-name, "
                     "shm_message_queue_size, thread-pool-size, default-max-batch-size"
