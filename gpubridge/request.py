@@ -24,6 +24,7 @@ __all__ = [
     "MemoryRange",
     "Outcome",
     "RequestOptions",
+    "range_of",
 ]
 
 
@@ -33,7 +34,7 @@ class MemoryRange(NamedTuple):
     Attributes
     ----------
     segment : Segment, ClientSegment, a region on a device, or None
-        Where; None for no bytes.
+        Where; None for no bytes, those on a device excepted.
     offset, nbytes : int
         Bytes from the segment's start; bytes.
     keep : object
@@ -90,9 +91,7 @@ class InferResponse:
         """Return where the outputs lie, to hand them on to a stub; asked when the response arrives."""
         memory = self.memory
         return [
-            MemoryRange(memory.segment(ref[0]), ref[1], ref[2], buffer)
-            if memory is not None and ref[2]
-            else NO_BYTES
+            NO_BYTES if memory is None else range_of(memory, ref, buffer)
             for ref, buffer in zip(self.refs, self.buffers, strict=True)
         ]
 
@@ -107,6 +106,21 @@ class InferResponse:
 
 
 NO_BYTES = MemoryRange(None, 0, 0, None)
+
+
+def range_of(
+    memory: BorrowedMemory, ref: tuple[int, int, int, int], view: memoryview
+) -> MemoryRange:
+    """Return where a stub's tensor lies; ``view`` keeps its lease.
+
+    Of a tensor without elements the reference only says on which device it is, if on one.
+    """
+    if ref[2]:
+        return MemoryRange(memory.segment(ref[0]), ref[1], ref[2], view)
+    if is_arena(ref[0]) and memory.knows(ref[0]):
+        return MemoryRange(memory.segment(ref[0]), 0, 0, None)
+    return NO_BYTES
+
 
 Outcome = InferResponse | BridgeError
 

@@ -137,6 +137,7 @@ def build_repository(
         settings.output_arena_limit,
         backend.stub_timeout_seconds,
         backend.busy_poll_us,
+        backend.restart_backoff_limit_seconds,
         backend.input_placement,
         settings.debug_ports,
     )

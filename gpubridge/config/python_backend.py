@@ -21,6 +21,7 @@ _LONGEST_BUSY_POLL = 10_000
 _LEAST_SHM_BYTES = 1024 * 1024
 _ENVIRONMENT_BYTES = 64 * 1024**3
 _DEVICE_ARENA_BYTES = 256 * 1024**2
+_RESTART_BACKOFF_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class PythonBackendSettings:
         the other; 0 for never.
     device_arena_bytes : int
         Device memory that each stub with a GPU gets for its outputs.
+    restart_backoff_limit_seconds : float
+        The longest wait before a stub that keeps dying is started again.
     environment_cache : Path or None
         Where unpacked environments of models are kept; None for the user's cache directory.
     environment_limit_bytes : int
@@ -50,6 +53,7 @@ class PythonBackendSettings:
     input_placement: InputPlacement | None = None
     busy_poll_us: int = _BUSY_POLL_US
     device_arena_bytes: int = _DEVICE_ARENA_BYTES
+    restart_backoff_limit_seconds: float = _RESTART_BACKOFF_SECONDS
     environment_cache: Path | None = None
     environment_limit_bytes: int = _ENVIRONMENT_BYTES
     notices: tuple[str, ...] = ()
@@ -162,6 +166,7 @@ _OWN: Mapping[str, Callable[[str, str], object]] = {
     "input-placement": _placement,
     "busy-poll-us": _microseconds,
     "device-arena-bytes": _positive,
+    "restart-backoff-limit-seconds": _timeout,
     "environment-cache": _directory,
     "environment-limit-bytes": _positive,
 }

@@ -31,6 +31,8 @@ class EngineLimits:
         Seconds that one ``execute`` may take; None for ever.
     busy_poll_us : int
         Microseconds that server and stub stay awake for each other; 0 for never.
+    restart_backoff_limit : float
+        Seconds that an instance waits at the most before it starts another stub.
     input_placement : {"source", "device", "host"} or None
         Where models get their inputs, if they do not say.
     debug_ports : mapping of str to int
@@ -40,6 +42,7 @@ class EngineLimits:
     output_limit: int
     stub_timeout: float | None
     busy_poll_us: int
+    restart_backoff_limit: float
     input_placement: str | None = None
     debug_ports: Mapping[str, int] = field(default_factory=dict)
 

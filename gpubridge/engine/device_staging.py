@@ -18,7 +18,7 @@ from gpubridge.engine.device_segments import ON_DEVICE
 from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena, Slot
-from gpubridge.request import InferRequest, InferResponse, MemoryRange
+from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
 from gpubridge.telemetry.device_work import DeviceWork
 
 __all__ = ["DeviceStaging"]
@@ -93,6 +93,11 @@ class DeviceStaging:
     async def _bring(self, request: InferRequest, device: str | None) -> None:
         ranges = list(request.ranges or ())
         far = [i for i, part in enumerate(ranges) if _is_far(part.segment, device)]
+        for i in far:
+            if not ranges[i].nbytes:
+                ranges[i] = NO_BYTES
+        request.ranges = ranges
+        far = [i for i in far if ranges[i].nbytes]
         if not far:
             return
         total = sum(-(-ranges[i].nbytes // _ALIGNMENT) * _ALIGNMENT for i in far)

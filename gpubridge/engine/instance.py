@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -23,28 +22,23 @@ from collections.abc import Sequence
 from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.feed_window import FeedWindow
-from gpubridge.engine.instance_owner import CallDoor, InstanceListener
+from gpubridge.engine.instance_owner import InstanceListener
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.ledger import Closed, Landed
-from gpubridge.engine.link import StubLink
-from gpubridge.engine.link_events import LinkEvents
 from gpubridge.engine.ready_check import ReadyCheck
+from gpubridge.engine.restart_backoff import RestartBackoff
 from gpubridge.engine.stub_log import StubLog
-from gpubridge.engine.stub_process import RunningStub, cannot_start
+from gpubridge.engine.stub_run import StubRun
 from gpubridge.engine.warmup import warm_up
-from gpubridge.errors import BridgeError, ErrorCode, StubDied
+from gpubridge.errors import BridgeError, StubDied
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.device_work import DeviceWork
-from gpubridge.transport.channel import pair
 
 __all__ = ["Instance"]
 
 _logger = logging.getLogger(__name__)
 
-_BACKOFF_FIRST = 0.1
-_BACKOFF_LIMIT = 30.0
-_HEALTHY_AFTER = 10.0
 _REAP_SECONDS = 5.0
 _IDLE_SECONDS = 30.0
 
@@ -88,15 +82,13 @@ class Instance:
         self._log = context.telemetry.log
         self._said = StubLog(settings.stub["name"], settings.name)
         self._loop = asyncio.get_running_loop()
-        self._link: StubLink | None = None
-        self._call_door: CallDoor | None = None
+        self._run: StubRun | None = None
         self.waits_for: dict[str, int] = {}
         self.ready_check = ReadyCheck(self.name)
-        self._process: RunningStub | None = None
-        self._started: asyncio.Future[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._stopping = False
         self._feed = FeedWindow()
+        self._backoff = RestartBackoff(context.limits.restart_backoff_limit)
         self._dead_work = DeviceWork()
         self._last_error = ""
 
@@ -108,13 +100,13 @@ class Instance:
     @property
     def device(self) -> str | None:
         """The GPU whose memory its stub can be handed."""
-        return None if self._link is None else self._link.device
+        return None if self._run is None else self._run.link.device
 
     @property
     def device_work(self) -> DeviceWork:
         """What its stubs have done on their GPU."""
-        link = self._link
-        return self._dead_work if link is None else self._dead_work.plus(link.device_work())
+        run = self._run
+        return self._dead_work if run is None else self._dead_work.plus(run.link.device_work())
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -158,48 +150,29 @@ class Instance:
 
     async def _finalize(self, seconds: float) -> None:
         """Have the stub end by itself within ``seconds``, else kill it."""
-        process, link = self._process, self._link
-        if process is None or link is None or process.exited.done():
-            return
-        link.finalize()
-        _, pending = await asyncio.wait([process.exited], timeout=seconds)
-        if pending:
+        if self._run is not None and not await self._run.finalized(seconds):
             how = f"was killed: it had not ended {seconds:g} s after it was told to finalize"
-            _logger.warning("%s", self._unhealthy(how))
-            process.kill(how)
+            _logger.warning("%s", self._run.unhealthy(how))
+            self._run.kill(how)
 
     async def _launch(self, completion: Completion | None = None) -> None:
         """Start one stub process; returns when it is ready, raises when it is not going to be."""
-        self._link, theirs = self._connect(completion)
-        ours, calls = pair()
-        self._started = self._loop.create_future()
+        run = self._run = StubRun(
+            self,
+            self._context,
+            completion,
+            on_landed=self._on_landed,
+            on_responses=self._on_responses,
+            on_log=self._said.take,
+        )
+        self.tell_log_levels()
         try:
-            settings = await self._context.devices.equip(self.settings, self._link)
-            start = self._context.start_stub
-            model = self.settings.stub["name"]
-            self._process = start(self.settings.environment, model, self.name, theirs)
-        except (BridgeError, asyncio.CancelledError):
-            self._link.close()
-            self._link = None
-            for sock in (ours, calls, theirs):
-                sock.close()
-            raise
-        self._call_door = self._context.calls.open(ours, self._link, self)
-        self._process.exited.add_done_callback(self._on_exit)
-        with calls:
-            self._link.initialize(settings, calls.fileno())
-        try:
-            if completion is not None:
-                await completion.settled(self.index == 0, self._started)
-                self._link.configure(self.settings.stub)
-            await self._started
-            await warm_up(
-                self.settings.warmup, self._context.regions.arena, self.submit, self._expect
-            )
+            await run.start()
+            arena = self._context.regions.arena
+            await warm_up(self.settings.warmup, arena, self.submit, run.expect)
         except (BridgeError, asyncio.CancelledError):
             # What the model raised is known, or nobody wants this stub any more.
-            self._process.kill()
-            await self._process.exited
+            await run.end()
             _, unstarted = self._collect()
             for request in unstarted:
                 if request.slot is not None:
@@ -207,59 +180,27 @@ class Instance:
             raise
         self._feed.forget()
 
-    def _expect(self) -> asyncio.Future[None]:
-        """Return a future for what the starting stub does next; it fails when the stub dies."""
-        self._started = self._loop.create_future()
-        assert self._process is not None
-        if self._process.exited.done():
-            self._on_exit(self._process.exited)
-        return self._started
-
-    def _connect(self, completion: Completion | None) -> tuple[StubLink, socket.socket]:
-        """Make the link to a new stub; returns it and the stub's end of the channel."""
-        try:
-            ours, theirs = pair()
-        except OSError as error:
-            raise cannot_start(self.name, error) from error
-        events = LinkEvents(
-            on_completed=lambda text: completion.returned(text) if completion is not None else None,
-            on_ready=self._on_ready,
-            on_failed=self._on_failed,
-            on_broken=self._on_broken,
-            on_landed=self._on_landed,
-            on_responses=self._on_responses,
-            on_log=self._said.take,
-        )
-        try:
-            link = StubLink(ours, self._context.regions, self.settings.output_limit, events)
-        except BridgeError:
-            ours.close()
-            theirs.close()
-            raise
-        link.tell_log_levels(self._log.stub_levels)
-        return link, theirs
-
     async def _keep_running(self) -> None:
         """Wait for the stub's death, settle its debts, start the next; until told to stop."""
         backoff = 0.0
         while True:
-            process = self._process
-            assert process is not None
+            assert self._run is not None
+            exited = self._run.exited
             self.state = InstanceState.READY
             self.window = 1
             since = time.monotonic()
             # They may have changed while the model was loaded.
             self.tell_log_levels()
             self._listener.on_up(self)
-            how = await asyncio.shield(process.exited)
+            how = await asyncio.shield(exited)
             self._bury(how)
             if self._stopping:
                 return
-            if time.monotonic() - since > _HEALTHY_AFTER:
+            if self._backoff.was_healthy(time.monotonic() - since):
                 backoff = 0.0
             if not await self._restart(backoff):
                 return
-            backoff = min(max(2 * backoff, _BACKOFF_FIRST), _BACKOFF_LIMIT)
+            backoff = self._backoff.after(backoff)
 
     async def _restart(self, backoff: float) -> bool:
         """Start a new stub until one is ready; returns False when told to stop meanwhile."""
@@ -277,7 +218,7 @@ class Instance:
                 self._last_error = error.message
                 text = f"instance '{self.name}' failed to start: {error.message}"
                 _logger.error("%s", text)  # noqa: TRY400  (the model's own traceback is in it)
-                backoff = min(max(2 * backoff, _BACKOFF_FIRST), _BACKOFF_LIMIT)
+                backoff = self._backoff.after(backoff)
                 continue
             _logger.info("instance '%s' runs again", self.name)
             return True
@@ -285,7 +226,8 @@ class Instance:
 
     def _bury(self, how: str) -> None:
         """Settle what a dead stub leaves: started requests fail, the others are orphans."""
-        text = self._unhealthy(how)
+        assert self._run is not None
+        text = self._run.unhealthy(how)
         self._last_error = text
         if not self._stopping:
             _logger.error("%s", text)
@@ -294,23 +236,15 @@ class Instance:
         self._listener.on_death(self, lost, unstarted, StubDied(text))
 
     def _collect(self) -> tuple[list[InferRequest], list[InferRequest]]:
-        """Close the link of a dead stub; returns the requests that it had started, and had not."""
-        link, self._link = self._link, None
-        self._process = None
-        door, self._call_door = self._call_door, None
-        if door is not None:
-            door.close()
+        """Let go of a dead stub; returns the requests that it had started, and had not."""
+        run, self._run = self._run, None
         self.waits_for.clear()
         self.ready_check.close()
-        if link is None:
-            return [], []
-        self._dead_work.add(link.device_work())
-        lost, unstarted = link.close()
+        assert run is not None
+        self._dead_work.add(run.link.device_work())
+        left = run.close()
         self.in_flight = self.window = 0
-        return lost, unstarted
-
-    def _unhealthy(self, how: str) -> str:
-        return f"Stub process '{self.name}' is not healthy. It {how}."
+        return left
 
     # -- work ----------------------------------------------------------------------------------
 
@@ -327,74 +261,49 @@ class Instance:
     @property
     def open_requests(self) -> int:
         """Requests that the model still answers although their batch has ended."""
-        return 0 if self._link is None else self._link.open_requests
+        return 0 if self._run is None else self._run.link.open_requests
 
     def submit(self, requests: Sequence[InferRequest]) -> None:
         """Send one batch to the stub; only while fewer than ``window`` requests are in flight."""
-        assert self._link is not None
+        assert self._run is not None
         self.in_flight += len(requests)
-        self._link.submit(requests)
+        self._run.link.submit(requests)
 
     def cancel(self, request: InferRequest, *, running_only: bool = False) -> None:
         """Spare the stub a request that it has not started; tell its model of one that it has."""
-        if self._link is not None and request.instance is self._link:
-            self._link.cancel(request, running_only)
+        if self._run is not None and request.instance is self._run.link:
+            self._run.link.cancel(request, running_only)
 
     def tell_log_levels(self) -> None:
         """Have the stub know which levels are logged now."""
-        if self._link is not None:
-            self._link.tell_log_levels(self._log.stub_levels)
+        if self._run is not None:
+            self._run.link.tell_log_levels(self._log.stub_levels)
 
     def housekeep(self) -> None:
         """Called now and then: settle kept memory, and end an execute that takes too long."""
-        if self._link is None or self.state is not InstanceState.READY:
+        if self._run is None or self.state is not InstanceState.READY:
             return
-        self._link.housekeep(_IDLE_SECONDS)
+        self._run.link.housekeep(_IDLE_SECONDS)
 
     def check_time_limit(self) -> None:
         """Kill the stub when its ``execute`` has run longer than allowed, or does not begin."""
         timeout = self.settings.timeout
-        if timeout is None or self._link is None or self._process is None:
+        if timeout is None or self._run is None:
             return
-        what = self._link.overdue(timeout)
+        what = self._run.link.overdue(timeout)
         if what is not None:
-            self._process.kill(f"was killed: {what} longer than stub-timeout-seconds={timeout:g}")
+            self._run.kill(f"was killed: {what} longer than stub-timeout-seconds={timeout:g}")
 
-    # -- what the link and the process tell ------------------------------------------------------
-
-    def _on_ready(self, fd: int | None) -> None:
-        if fd is not None:
-            self.ready_check.connect(fd)
-        if self._started is not None and not self._started.done():
-            self._started.set_result(None)
-
-    def _on_failed(self, text: str) -> None:
-        if self._started is not None and not self._started.done():
-            self._started.set_exception(BridgeError(text, ErrorCode.INTERNAL))
-
-    def _on_broken(self, what: str) -> None:
-        # A dying process closes its channel a moment before it is gone: let it tell its own end.
-        process = self._process
-        if process is not None:
-            self._loop.call_later(
-                0.5 if what.startswith("closed") else 0.0, process.kill, f"{what} and was killed"
-            )
-
-    def _on_exit(self, future: asyncio.Future[str]) -> None:
-        if self._link is not None:
-            # Its end may be known before what it said last: why its model does not load.
-            self._link.hear_out()
-        if self._started is not None and not self._started.done():
-            self._started.set_exception(StubDied(self._unhealthy(future.result())))
+    # -- what the link tells ---------------------------------------------------------------------
 
     def _on_responses(self, closed: list[Closed], now: int, copied: int) -> None:
-        if closed and self._link is not None and self.state is InstanceState.READY:
+        if closed and self._run is not None and self.state is InstanceState.READY:
             # There may have been no ticket left.
-            self.window = max(self.window, min(1, self._link.free_tickets))
+            self.window = max(self.window, min(1, self._run.link.free_tickets))
         self._listener.on_responses(closed, now, copied)
 
     def _on_landed(self, landed: list[Landed], now: int) -> None:
         self.in_flight -= self._feed.observe(landed)
-        if self._link is not None and self.state is InstanceState.READY:
-            self.window = min(self._feed.size, self.in_flight + self._link.free_tickets)
+        if self._run is not None and self.state is InstanceState.READY:
+            self.window = min(self._feed.size, self.in_flight + self._run.link.free_tickets)
         self._listener.on_landed(landed, now)

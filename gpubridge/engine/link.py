@@ -162,7 +162,7 @@ class StubLink:
                     continue
                 if segment.region not in self._announced:
                     self._announcements.tell(segment)
-                refs += (segment.region, offset, nbytes, source.ticket)
+                refs += (segment.region, offset, nbytes, source.ticket if nbytes else NO_LEASE)
             if request.client is not None:
                 self._announcements.tell_all(request.client.segments, self.device)
         elif slot is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpubridge.errors import BridgeError
-from gpubridge.request import MemoryRange
+from gpubridge.request import MemoryRange, range_of
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.leases import BorrowedMemory
 
@@ -78,7 +78,7 @@ class StubMemory:
             When there is no such place.
         """
         (view,) = self.borrowed.views([ref])
-        return MemoryRange(self.borrowed.segment(ref[0]), ref[1], ref[2], view)
+        return range_of(self.borrowed, ref, view)
 
     def regions(self) -> list[int]:
         """The regions that are mapped."""

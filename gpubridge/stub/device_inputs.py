@@ -87,6 +87,7 @@ class DeviceInputs:
     def _on_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return tensors whose data is in host memory; however many there are, one wait."""
         brought = []
+        begun = False
         for tensor in tensors:
             data = tensor._device_bytes
             if data is None:
@@ -94,14 +95,17 @@ class DeviceInputs:
                 continue
             memory = np.empty(data.nbytes, np.uint8).data
             self.device.read(data, memory)
+            begun = begun or data.nbytes > 0
             brought.append(Tensor._received(tensor._name, tensor._datatype, tensor._shape, memory))
-        if any(tensor._device_bytes is not None for tensor in tensors):
+        if begun:
             self.device.finish()
         return brought
 
     def _private(self, tensor: Tensor) -> Tensor:
         data = tensor._device_bytes
-        return tensor if data is None else _moved(tensor, self.device.copy_on_device(data))
+        if data is None or not data.nbytes:
+            return tensor
+        return _moved(tensor, self.device.copy_on_device(data))
 
     def _uploaded(self, tensor: Tensor) -> Tensor:
         memory = tensor._source

@@ -164,6 +164,9 @@ class StubDevice:
         opened = self.regions.get(ref[0])
         if opened is None:
             return None
+        if not ref[2]:
+            # It says no more than on which device the tensor is.
+            return DeviceBytes(0, 0, self.ordinal)
         hold = DeviceHold((view, opened), self._over)
         return DeviceBytes(
             opened.pointer + ref[1],

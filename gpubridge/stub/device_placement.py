@@ -92,7 +92,7 @@ class DevicePlacement:
         job = _Job(self._outputs, self._device)
         try:
             for tensor in tensors:
-                if tensor._reference is not None:
+                if tensor._reference is not None and tensor._reference[2]:
                     job.refer(tensor._reference)
                 else:
                     self._pass_on(job, tensor, on_device=self._device.shared)
@@ -123,7 +123,7 @@ class DevicePlacement:
 
     def _pass_on(self, job: _Job, tensor: Tensor, *, on_device: bool) -> None:
         data = tensor._device_bytes
-        if data is not None and data.nbytes:
+        if data is not None and (data.nbytes or on_device):
             if on_device:
                 job.keep(data)
             else:
@@ -207,6 +207,10 @@ class _Job:
     def keep(self, data: DeviceBytes) -> None:
         """Hand on bytes of the device: as they are in the arena, else as a copy there."""
         device = self._device
+        if not data.nbytes:
+            # There is nothing to lend: the reference only says where the tensor is.
+            self.refer((device.own.region, 0, 0, NO_LEASE))
+            return
         offset = device.pointer_in_arena(data)
         if offset is None and data.nbytes > device.own.size:
             # It goes by way of the host.

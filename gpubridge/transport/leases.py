@@ -197,6 +197,10 @@ class BorrowedMemory:
         self._book.add(segment.region, segment.view)
         self.arena = self.arena or is_arena(segment.region)
 
+    def knows(self, region: int) -> bool:
+        """Whether a region is mapped, or known without that."""
+        return region in self._segments
+
     def segment(self, region: int) -> Any:
         """Return a region that is mapped, to hand it on; it lives while somebody holds it."""
         return self._segments[region]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,8 +25,6 @@ from tests.simcuda.processes import running_worker
 
 COUNT = 50_000
 NBYTES = 4 * COUNT
-# As many as one has the time for: 1,000 take more than seven minutes, and a --timeout to match.
-KILLS = int(os.environ.get("GPUBRIDGE_TEST_KILLS", "12"))
 OUT_OF_MEMORY = 2
 ILLEGAL_ADDRESS = 700
 NOT_SUPPORTED = 801
@@ -121,54 +117,6 @@ def test_what_a_dead_stub_has_handed_on_is_there_until_nobody_needs_it(tmp_path)
         closed = order.index((reader, "cuIpcCloseMemHandle"))
         assert closed < order.index((served.server.pid, "cuMemFree"))
         assert served.infer("both", given) == (200, (4 * given).tolist())
-
-
-def test_kills_at_random_moments(tmp_path):
-    write_device_model(tmp_path, "first", DOUBLE, config=placement("device"))
-    write_device_model(tmp_path, "second", DOUBLE)
-    write_device_model(tmp_path, "call_second", CALLER)
-    ensemble(tmp_path, "both", ["first", "second"])
-    random = np.random.default_rng(7)
-    factors = {"both": 4, "call_second": 2}
-    with running_device_server(tmp_path, delay_us=2000) as served:
-        over = threading.Event()
-        statuses = []
-
-        def ask(model):
-            while not over.is_set():
-                given = values()
-                status, answer = served.infer(model, given)
-                statuses.append(status)
-                # Whoever gets an answer gets the right one.
-                if status == 200:
-                    assert answer == (factors[model] * given).tolist()
-                else:
-                    # A caller tells of the death of whom it has called as an error of its own.
-                    assert status == 503 or "is not healthy" in answer, answer
-
-        with ThreadPoolExecutor(4) as pool:
-            asking = [pool.submit(ask, model) for model in ("both", "call_second") * 2]
-            try:
-                killed = set()
-                while len(killed) < KILLS:
-                    over.wait(random.uniform(0, 0.3))
-                    for pid in pids_of(served, random.choice(["first", "second", "call_second"])):
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGKILL)
-                            killed.add(pid)
-            finally:
-                over.set()
-            for future in asking:
-                future.result()
-        wait_until(served.server.is_ready, "the stubs to be back", served.server)
-        assert 200 in statuses
-        for model, factor in factors.items():
-            given = values()
-            assert served.infer(model, given) == (200, (factor * given).tolist())
-        # Three arenas, and what the libraries have: nothing of the dead is left.
-        wait_until(
-            lambda: served.machine.used(0) < 4 * ARENA, "dead arenas to be freed", served.server
-        )
 
 
 def test_a_full_arena_is_waited_for_and_then_told(tmp_path):

@@ -105,6 +105,7 @@ class TestPythonBackend:
                 "input-placement": "host",
                 "environment-cache": "/var/environments",
                 "environment-limit-bytes": "1000",
+                "restart-backoff-limit-seconds": "0.5",
             }
         )
         assert settings == PythonBackendSettings(
@@ -112,6 +113,7 @@ class TestPythonBackend:
             "host",
             environment_cache=Path("/var/environments"),
             environment_limit_bytes=1000,
+            restart_backoff_limit_seconds=0.5,
         )
 
     def test_tritons_keys_are_taken_and_said_to_do_nothing(self) -> None:
@@ -193,6 +195,7 @@ class TestPythonBackend:
                 (
                     "unknown key 'zzz' in --backend-config=python,zzz=...; known keys are "
                     "stub-timeout-seconds, input-placement, busy-poll-us, device-arena-bytes, "
+                    "restart-backoff-limit-seconds, "
                     "environment-cache, environment-limit-bytes, "
                     "shm-default-byte-size, shm-growth-byte-size, shm-region-prefix-name, "
                     "shm_message_queue_size, thread-pool-size, default-max-batch-size"

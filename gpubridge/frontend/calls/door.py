@@ -362,7 +362,7 @@ class StubCalls:
                 continue
             if segment.region not in self._announcements.known:
                 self._announcements.tell(segment)
-            refs += (segment.region, offset, nbytes, ticket)
+            refs += (segment.region, offset, nbytes, ticket if nbytes else NO_LEASE)
         return refs
 
 

@@ -1,0 +1,196 @@
+"""One stub of an instance, from its start to its end: the process, and what connects it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gpubridge.engine.completion import Completion
+from gpubridge.engine.context import EngineContext
+from gpubridge.engine.instance_owner import CallDoor
+from gpubridge.engine.ledger import Closed, Landed
+from gpubridge.engine.link import StubLink
+from gpubridge.engine.link_events import LinkEvents
+from gpubridge.engine.stub_process import RunningStub, cannot_start
+from gpubridge.errors import BridgeError, ErrorCode, StubDied
+from gpubridge.request import InferRequest
+from gpubridge.transport.channel import pair
+
+if TYPE_CHECKING:
+    from gpubridge.engine.instance import Instance
+
+__all__ = ["StubRun"]
+
+_LAST_WORDS_SECONDS = 0.5
+
+
+class StubRun:
+    """A stub of an instance; owns its process, the link to it, and the door that its calls come through.
+
+    Parameters
+    ----------
+    instance : Instance
+        Whose stub it is; its settings may change while the model completes its configuration.
+    context : EngineContext
+        What all instances share.
+    completion : Completion or None
+        What completes the model's configuration, if that is not done yet.
+    on_landed, on_responses, on_log : callable
+        As those of `LinkEvents`.
+
+    Raises
+    ------
+    BridgeError
+        UNAVAILABLE when there are no descriptors or no memory for it.
+
+    Attributes
+    ----------
+    link : StubLink
+        Speaks with the stub.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        context: EngineContext,
+        completion: Completion | None,
+        *,
+        on_landed: Callable[[list[Landed], int], None],
+        on_responses: Callable[[list[Closed], int, int], None],
+        on_log: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._instance = instance
+        self._context = context
+        self._completion = completion
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        self._process: RunningStub | None = None
+        self._call_door: CallDoor | None = None
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        events = LinkEvents(
+            on_completed=lambda text: completion.returned(text) if completion is not None else None,
+            on_ready=self._on_ready,
+            on_failed=self._on_failed,
+            on_broken=self._on_broken,
+            on_landed=on_landed,
+            on_responses=on_responses,
+            on_log=on_log,
+        )
+        try:
+            ours, self._theirs = pair()
+        except OSError as error:
+            raise cannot_start(instance.name, error) from error
+        try:
+            self.link = StubLink(ours, context.regions, instance.settings.output_limit, events)
+        except BridgeError:
+            ours.close()
+            self._theirs.close()
+            raise
+
+    @property
+    def exited(self) -> asyncio.Future[str]:
+        """Resolves to how the process ended; only once it was started."""
+        assert self._process is not None
+        return self._process.exited
+
+    # -- start ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the process; returns when its model is initialized.
+
+        Raises
+        ------
+        BridgeError
+            Why it is not going to be. The run has to be ended and closed in any case.
+        """
+        try:
+            ours, calls = pair()
+        except OSError as error:
+            raise cannot_start(self._instance.name, error) from error
+        instance = self._instance
+        with calls:
+            try:
+                settings = await self._context.devices.equip(instance.settings, self.link)
+                environment, model = instance.settings.environment, instance.settings.stub["name"]
+                start = self._context.start_stub
+                self._process = start(environment, model, instance.name, self._theirs)
+            except (BridgeError, asyncio.CancelledError):
+                ours.close()
+                raise
+            self._call_door = self._context.calls.open(ours, self.link, instance)
+            self._process.exited.add_done_callback(self._on_exit)
+            self.link.initialize(settings, calls.fileno())
+        if self._completion is not None:
+            await self._completion.settled(instance.index == 0, self._started)
+            self.link.configure(instance.settings.stub)
+        await self._started
+
+    def expect(self) -> asyncio.Future[None]:
+        """Return a future for what the starting stub does next; it fails when the stub dies."""
+        self._started = self._loop.create_future()
+        if self.exited.done():
+            self._on_exit(self.exited)
+        return self._started
+
+    # -- end -----------------------------------------------------------------------------------
+
+    async def finalized(self, seconds: float) -> bool:
+        """Have it finalize its model and end by itself; returns whether it had within ``seconds``."""
+        if not self.exited.done():
+            self.link.finalize()
+            await asyncio.wait([self.exited], timeout=seconds)
+        return self.exited.done()
+
+    def kill(self, why: str | None = None) -> None:
+        """End the process at once; ``why`` is told of its end."""
+        if self._process is not None:
+            self._process.kill(why)
+
+    async def end(self) -> None:
+        """Kill the process, if there is one, and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            await self._process.exited
+
+    def close(self) -> tuple[list[InferRequest], list[InferRequest]]:
+        """Close what led to a dead stub; returns the requests that it had started, and had not."""
+        # The process's, if there ever was one.
+        self._theirs.close()
+        door, self._call_door = self._call_door, None
+        if door is not None:
+            door.close()
+        left = self.link.close()
+        self._open = False
+        # It holds this run: what a dead stub had open shall not wait for the collector.
+        del self.link
+        return left
+
+    def unhealthy(self, how: str) -> str:
+        """Say how it ended, as requests are told."""
+        return f"Stub process '{self._instance.name}' is not healthy. It {how}."
+
+    # -- what the link and the process tell ------------------------------------------------------
+
+    def _on_ready(self, fd: int | None) -> None:
+        if fd is not None:
+            self._instance.ready_check.connect(fd)
+        if not self._started.done():
+            self._started.set_result(None)
+
+    def _on_failed(self, text: str) -> None:
+        if not self._started.done():
+            self._started.set_exception(BridgeError(text, ErrorCode.INTERNAL))
+
+    def _on_broken(self, what: str) -> None:
+        # A dying process closes its channel a moment before it is gone: let it tell its own end.
+        if self._process is not None:
+            seconds = _LAST_WORDS_SECONDS if what.startswith("closed") else 0.0
+            self._loop.call_later(seconds, self._process.kill, f"{what} and was killed")
+
+    def _on_exit(self, future: asyncio.Future[str]) -> None:
+        if self._open:
+            # Its end may be known before what it said last: why its model does not load.
+            self.link.hear_out()
+        if not self._started.done():
+            self._started.set_exception(StubDied(self.unhealthy(future.result())))

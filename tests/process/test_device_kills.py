@@ -1,0 +1,142 @@
+"""Stubs killed at random moments while GPUs are busy: in the middle of copies and kernels, and as they start.
+
+``GPUBRIDGE_TEST_KILLS`` says how many are killed; 1,000 take some five minutes on two cores, and a
+``--timeout`` to match.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from tests.process.device_models import DOUBLE, running_device_server, write_device_model
+from tests.process.server import wait_until
+from tests.process.test_device_edges import CALLER, IN_ARENA, ensemble
+from tests.process.test_device_network import pids_of, placement
+
+KILLS = int(os.environ.get("GPUBRIDGE_TEST_KILLS", "12"))
+# More of them, so that the others work while some are dead.
+INSTANCES = 2 if KILLS < 100 else 3
+VICTIMS = ("first", "second", "call_second")
+COUNT = 50_000
+ARENA = 4 << 20
+LONGEST_PAUSE_SECONDS = 0.2
+# Little more than the last request needs: a slot lost now and then would leave it no room.
+REQUEST_ARENA = 6 << 20
+
+
+def write_models(repository):
+    """Three models that are killed, one that never is and lends its memory to them, and their edges."""
+    many = f"gpus: [0] count: {INSTANCES}"
+    for name, source, config in (
+        ("first", DOUBLE, placement("device")),
+        ("second", DOUBLE, ""),
+        ("call_second", CALLER, ""),
+    ):
+        directory = write_device_model(repository, name, source, config=config)
+        text = (directory / "config.pbtxt").read_text()
+        (directory / "config.pbtxt").write_text(text.replace("gpus: [0]", many))
+    write_device_model(repository, "steady", IN_ARENA, config=placement("device"))
+    ensemble(repository, "both", ["first", "second"])
+    ensemble(repository, "from_steady", ["steady", "second"])
+    return {"both": 4, "call_second": 2, "from_steady": 4}
+
+
+class Load:
+    """Clients that ask without end, and check each answer."""
+
+    def __init__(self, served, factors):
+        self.statuses = Counter()
+        self._served = served
+        self._factors = factors
+        self._over = threading.Event()
+
+    def ask(self, model):
+        while not self._over.is_set():
+            given = np.random.default_rng().random(COUNT, np.float32)
+            status, answer = self._served.infer(model, given)
+            self.statuses[status] += 1
+            # Whoever gets an answer gets the right one.
+            if status == 200:
+                assert answer == (self._factors[model] * given).tolist()
+            else:
+                # A caller tells of the death of whom it has called as an error of its own.
+                assert status == 503 or "is not healthy" in answer, answer
+
+    def stop(self):
+        self._over.set()
+
+
+def kill_at_random(served, load, random, asking, pause):
+    """Kill stubs until so many are dead, and as many requests were answered; returns their ids."""
+    killed = set()
+    while min(len(killed), load.statuses[200]) < KILLS and not any(f.done() for f in asking):
+        pause.wait(random.uniform(0, LONGEST_PAUSE_SECONDS))
+        pids = [pid for model in VICTIMS for pid in pids_of(served, model) if pid not in killed]
+        if pids:
+            pid = int(random.choice(pids))
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:  # it was given up by the server in this moment
+                continue
+            killed.add(pid)
+    return killed
+
+
+def test_kills_at_random_moments(tmp_path):
+    factors = write_models(tmp_path)
+    flags = (
+        "--backend-config=python,restart-backoff-limit-seconds=0.1",
+        f"--request-arena-limit={REQUEST_ARENA}",
+    )
+    with running_device_server(tmp_path, *flags, delay_us=2000, arena=ARENA) as served:
+        load = Load(served, factors)
+        steady = pids_of(served, "steady")
+        with ThreadPoolExecutor(2 * len(factors)) as pool:
+            asking = [pool.submit(load.ask, model) for model in [*factors] * 2]
+            try:
+                killed = kill_at_random(
+                    served, load, np.random.default_rng(7), asking, threading.Event()
+                )
+            finally:
+                load.stop()
+            for future in asking:
+                future.result()
+        assert len(killed) >= KILLS
+        starting = served.server.log().count("failed to start: Stub process")
+        print(f"{len(killed)} kills, {starting} of them of starting stubs; {dict(load.statuses)}")
+        check_nothing_is_lost(served, factors)
+        assert pids_of(served, "steady") == steady
+
+
+def check_nothing_is_lost(served, factors):
+    """All instances are up, all memory is free, and what is answered is right."""
+    stubs = INSTANCES * len(VICTIMS) + 1
+    wait_until(
+        lambda: (
+            all(len(pids_of(served, model)) == INSTANCES for model in VICTIMS)
+            and served.server.is_ready()
+        ),
+        "the stubs to be back",
+        served.server,
+    )
+    given = np.random.default_rng().random(COUNT, np.float32)
+    for model, factor in factors.items():
+        for _ in range(2 * INSTANCES):
+            assert served.infer(model, given) == (200, (factor * given).tolist())
+    # Their arenas, and what the libraries have: nothing of the dead is left.
+    wait_until(
+        lambda: served.machine.used(0) < (stubs + 1) * ARENA,
+        "dead arenas to be freed",
+        served.server,
+    )
+    # Of the stub that has lived all the time nobody holds more than what the last request had.
+    large = np.ones((ARENA - 4 * 4 * COUNT) // 8, np.float32)
+    status, answer = served.infer("steady", large)
+    assert status == 200, answer
+    assert answer == (2 * large).tolist()
