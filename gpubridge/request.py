@@ -23,6 +23,7 @@ __all__ = [
     "InferResponse",
     "MemoryRange",
     "Outcome",
+    "PendingMemory",
     "RequestOptions",
     "range_of",
 ]
@@ -45,6 +46,24 @@ class MemoryRange(NamedTuple):
     offset: int
     nbytes: int
     keep: object
+
+
+class PendingMemory:
+    """What keeps memory on a device whose contents are complete when an event has come to pass.
+
+    Attributes
+    ----------
+    keep : object
+        As that of a `MemoryRange`; such an object, too, for memory that has been handed on.
+    event : object
+        What has to come to pass (`gpubridge.engine.edge_events`); that of ``keep`` comes before it.
+    """
+
+    __slots__ = ("event", "keep")
+
+    def __init__(self, keep: object, event: Any) -> None:
+        self.keep = keep
+        self.event = event
 
 
 class ClientUse(Protocol):
@@ -79,6 +98,8 @@ class InferResponse:
         The stub's output memory as this process sees it.
     refs : sequence of (int, int, int, int)
         Where in it each output lies.
+    event : object
+        What those on a device are complete with; None if they are.
     """
 
     signature: Signature
@@ -86,14 +107,20 @@ class InferResponse:
     parameters: dict[str, object] | None = None
     memory: BorrowedMemory | None = None
     refs: Sequence[tuple[int, int, int, int]] = ()
+    event: Any = None
 
     def ranges(self) -> list[MemoryRange]:
         """Return where the outputs lie, to hand them on to a stub; asked when the response arrives."""
         memory = self.memory
         return [
-            NO_BYTES if memory is None else range_of(memory, ref, buffer)
+            NO_BYTES if memory is None else range_of(memory, ref, self._keep(ref[0], buffer))
             for ref, buffer in zip(self.refs, self.buffers, strict=True)
         ]
+
+    def _keep(self, region: int, buffer: memoryview) -> object:
+        if self.event is None or not is_arena(region):
+            return buffer
+        return PendingMemory(buffer, self.event)
 
     def visible(self) -> list[memoryview | None]:
         """Return the buffers of the outputs; None for those that are on a device."""

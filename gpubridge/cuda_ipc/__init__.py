@@ -17,7 +17,7 @@ from gpubridge.cuda_ipc.devices import (
     probe_devices,
 )
 from gpubridge.cuda_ipc.driver import CudaError, DriverAbsent
-from gpubridge.cuda_ipc.events import EventRing, ImportedEvents
+from gpubridge.cuda_ipc.events import EventLease, EventRing, SharedEvents
 from gpubridge.cuda_ipc.pinned import PinnedMemory
 from gpubridge.cuda_ipc.probe import Ability, DeviceCheck, check_device, probe_peers
 from gpubridge.cuda_ipc.segment import DeviceSegment
@@ -36,9 +36,10 @@ __all__ = [
     "DeviceSegment",
     "DeviceSlot",
     "DriverAbsent",
+    "EventLease",
     "EventRing",
-    "ImportedEvents",
     "PinnedMemory",
+    "SharedEvents",
     "check_device",
     "driver_release",
     "find_device",

@@ -111,6 +111,11 @@ class CopyStream:
 
     # -- completion ---------------------------------------------------------------------------------
 
+    def count_wait(self) -> None:
+        """Count a wait for work of this device that is another stream's."""
+        with self._counting:
+            self.waits += 1
+
     def wait(self) -> None:
         """Wait until all that this stream has to do is done.
 
@@ -120,7 +125,7 @@ class CopyStream:
             Something on the device has failed; sticky, if it was an illegal access.
         """
         stream = self._open()
-        self._count_wait()
+        self.count_wait()
         with self._context.pushed():
             call("cuStreamSynchronize", stream)
 
@@ -159,10 +164,6 @@ class CopyStream:
             # None would be the legacy default stream.
             raise InternalError("this copy stream is closed")
         return self._stream
-
-    def _count_wait(self) -> None:
-        with self._counting:
-            self.waits += 1
 
     def _hand_over(self, first: Any, then: Any) -> None:
         # A wait means what is recorded when it is asked for: the event is free again at once.
@@ -207,7 +208,7 @@ class CopyMark:
         stream = self._stream
         if stream._stream is None:
             return
-        stream._count_wait()
+        stream.count_wait()
         with stream._context.pushed():
             call("cuEventSynchronize", self._event)
 

@@ -6,6 +6,7 @@ so that nothing left in the memory can be taken for an answer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -17,7 +18,7 @@ from typing import IO, Any
 from gpubridge.cuda_ipc.context import DeviceContext
 from gpubridge.cuda_ipc.copies import CopyStream
 from gpubridge.cuda_ipc.devices import find_device
-from gpubridge.cuda_ipc.events import EventRing, ImportedEvents
+from gpubridge.cuda_ipc.events import SharedEvents
 from gpubridge.cuda_ipc.pinned import PinnedMemory
 from gpubridge.cuda_ipc.probe import check_command
 from gpubridge.cuda_ipc.segment import DeviceSegment
@@ -62,7 +63,8 @@ def _export(device_uuid: str) -> dict[str, str]:
         except BridgeError as error:
             memory, events, pinning = error.message, _NO_MEMORY, error.message
         finally:
-            importer.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                importer.stdin.close()
     return {"memory": memory, "events": events, "pinning": pinning}
 
 
@@ -76,8 +78,10 @@ class _Device:
         self._outbound = outbound
 
     def tell(self, message: dict[str, Any]) -> None:
-        self._outbound.write(json.dumps(message) + "\n")
-        self._outbound.flush()
+        # Who has ended has said why, which is heard next.
+        with contextlib.suppress(BrokenPipeError):
+            self._outbound.write(json.dumps(message) + "\n")
+            self._outbound.flush()
 
     def hear(self) -> dict[str, Any]:
         line = self._inbound.readline()
@@ -98,6 +102,14 @@ class _Device:
         self.copies.wait()
         return bytes(data)
 
+    def begin_slowly(self, pointer: int, pattern: bytes, events: SharedEvents, number: int) -> None:
+        """Begin to copy a pattern to the front, behind much else; record an event of it."""
+        self.write(pointer + _SOURCE, pattern)
+        for _ in range(_COPIES_BEFORE):
+            self.copies.d2d(pointer + _PATTERN, pointer + _SOURCE, _SOURCE - _PATTERN)
+        self.copies.d2d(pointer, pointer + _SOURCE, _PATTERN)
+        events.record(number, self.copies.handle)
+
 
 class _Exporter(_Device):
     def __init__(self, device_uuid: str, outbound: IO[str], inbound: IO[str]) -> None:
@@ -117,17 +129,20 @@ class _Exporter(_Device):
             raise BridgeError("what the other process has written is not seen")
 
     def share_events(self) -> None:
-        ring = EventRing(self.context, 1)
-        self.tell({"events": [handle.hex() for handle in ring.handles]})
+        # Either process records one: a stub records events that the server has made.
+        events = SharedEvents.create(self.context, 2)
+        self.tell({"events": [handle.hex() for handle in events.handles]})
         self.hear()
-        pattern, half = os.urandom(_PATTERN), _SIZE // 2
-        self.write(self._pointer + _SOURCE, pattern)
-        for _ in range(_COPIES_BEFORE):
-            self.copies.d2d(self._pointer + _PATTERN, self._pointer + _SOURCE, half - _PATTERN)
-        self.copies.d2d(self._pointer, self._pointer + _SOURCE, _PATTERN)
-        self.tell({"recorded": ring.record(self.copies.handle)})
+        pattern = os.urandom(_PATTERN)
+        self.begin_slowly(self._pointer, pattern, events, 0)
+        self.tell({"recorded": 0})
         if self.hear()["seen"] != pattern.hex():
             raise BridgeError("a stream of the other process did not wait for the event")
+        self.tell({"record": 1})
+        pattern = bytes.fromhex(self.hear()["written"])
+        events.order(1, self.copies.handle)
+        if self.read(self._pointer) != pattern:
+            raise BridgeError("a stream did not wait for what the other process has recorded")
 
     def pin(self) -> None:
         # As arenas are: whole, and of memory that processes share.
@@ -146,7 +161,7 @@ class _Importer(_Device):
     def __init__(self, device_uuid: str, inbound: IO[str], outbound: IO[str]) -> None:
         super().__init__(device_uuid, inbound, outbound)
         self._pointer = 0
-        self._events: ImportedEvents | None = None
+        self._events: SharedEvents | None = None
 
     def run(self) -> None:
         """Answer until the exporter has gone."""
@@ -170,9 +185,13 @@ class _Importer(_Device):
             return {"seen": seen.hex()}
         if "events" in message:
             handles = [bytes.fromhex(handle) for handle in message["events"]]
-            self._events = ImportedEvents(self.context, handles)
+            self._events = SharedEvents.open(self.context, handles)
             return {}
         assert self._events is not None
+        if "record" in message:
+            pattern = os.urandom(_PATTERN)
+            self.begin_slowly(self._pointer, pattern, self._events, message["record"])
+            return {"written": pattern.hex()}
         self._events.order(message["recorded"], self.copies.handle)
         return {"seen": self.read(self._pointer).hex()}
 

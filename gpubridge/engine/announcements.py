@@ -102,10 +102,12 @@ class Announcements:
         self._regions.join(segment.region, self._user)
         if isinstance(segment, (DeviceRegion, ClientDeviceSegment)):
             self._opened.told(segment)
+            events = getattr(segment, "events", None)
             fields = {
                 "region": segment.region,
                 "size": segment.size,
                 "handle": segment.handle.hex(),
+                "events": "" if events is None else events.handles.hex(),
                 "uuid": segment.uuid,
                 "client": isinstance(segment, ClientDeviceSegment),
             }

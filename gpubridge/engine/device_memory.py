@@ -23,6 +23,7 @@ from gpubridge.cuda_ipc import (
     DeviceSegment,
     probe_devices,
 )
+from gpubridge.engine.arena_events import ArenaEvents, Lose, Releases
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.transport.device_regions import arena_region, reserve_addresses
@@ -51,13 +52,31 @@ class DeviceRegion:
         By which other processes open it.
     pointer : int
         In the server's own addresses.
+    events : ArenaEvents or None
+        By which the stub says when what lies here is complete; None where it waits itself.
     """
 
-    __slots__ = ("_free", "_segment", "handle", "pointer", "region", "size", "uuid", "view")
+    __slots__ = (
+        "_free",
+        "_segment",
+        "events",
+        "handle",
+        "pointer",
+        "region",
+        "size",
+        "uuid",
+        "view",
+    )
 
-    def __init__(self, segment: DeviceSegment, free: Callable[[DeviceSegment], None]) -> None:
+    def __init__(
+        self,
+        segment: DeviceSegment,
+        free: Callable[[Closable], None],
+        events: ArenaEvents | None = None,
+    ) -> None:
         self._segment = segment
         self._free = free
+        self.events = events
         self.region = segment.region
         self.size = segment.size
         self.uuid = segment.uuid
@@ -66,6 +85,8 @@ class DeviceRegion:
         self.view = reserve_addresses(segment.size)
 
     def __del__(self) -> None:
+        if self.events is not None:
+            self._free(self.events)
         self._free(self._segment)
 
 
@@ -83,8 +104,10 @@ class ArenaHolder(Protocol):
     def owner(self) -> int:
         """The upper half of the ids of the stub's regions."""
 
-    def give_arena(self, arena: DeviceRegion) -> None:
-        """The stub will be told of its arena."""
+    def give_arena(
+        self, arena: DeviceRegion, release: Callable[[DeviceRegion, Lose], None], /
+    ) -> None:
+        """The stub will be told of its arena; who waits for it can be released when it is dead."""
 
 
 class DeviceMemory:
@@ -109,6 +132,7 @@ class DeviceMemory:
         self._streams: dict[str, CopyStream] = {}
         self._thread: ThreadPoolExecutor | None = None
         self.used = False
+        self._releases = Releases()
 
     # -- devices -------------------------------------------------------------------------------
 
@@ -164,25 +188,46 @@ class DeviceMemory:
             "region": region,
             "size": self.arena_bytes,
             "handle": "",
+            "events": "",
+            "no_events": "",
             "server": os.getpid(),
             "reason": "",
         }
         try:
-            arena = await self.run(lambda: self._allocate(device, region))
+            arena, no_events = await self.run(lambda: self._allocate(device, region, settings.name))
         except CudaError as error:
             if error.code is ErrorCode.UNAVAILABLE:
                 raise
             # The stub can use its GPU all the same, alone.
             told["reason"] = error.message
         else:
-            link.give_arena(arena)
+            link.give_arena(arena, self.release_waiters)
             told["size"] = arena.size
             told["handle"] = arena.handle.hex()
+            told["events"] = arena.events.handles.hex() if arena.events else ""
+            told["no_events"] = no_events
         return {**settings.stub, "device": told}
 
-    def _allocate(self, device: DeviceInfo, region: int) -> DeviceRegion:
-        segment = DeviceSegment.allocate(self.context(device), region, self.arena_bytes)
-        return DeviceRegion(segment, self.free)
+    def _allocate(self, device: DeviceInfo, region: int, instance: str) -> tuple[DeviceRegion, str]:
+        """Make an arena with its events; says why it has none."""
+        context = self.context(device)
+        segment = DeviceSegment.allocate(context, region, self.arena_bytes)
+        try:
+            events, reason = ArenaEvents.create(context, instance)
+        except CudaError:
+            self.free(segment)
+            raise
+        return DeviceRegion(segment, self.free, events), reason
+
+    def release_waiters(self, arena: DeviceRegion, lose: Lose) -> None:
+        """Let streams go that wait for a dead stub; ``lose`` hears of what never comes to pass."""
+
+        async def release() -> None:
+            # The arena is held as long.
+            if arena.events is not None:
+                await arena.events.release_waiters(self, lose)
+
+        self._releases.begin(release())
 
     def free(self, segment: Closable) -> None:
         """Free or close memory that nobody uses any more; from any thread."""
@@ -228,6 +273,7 @@ class DeviceMemory:
         thread = self._thread
         if thread is None:
             return
+        await self._releases.finished()
         await self.run(self._close_contexts)
         self._thread = None
         thread.shutdown()

@@ -15,8 +15,9 @@ from typing import Any
 from gpubridge.engine.client_device_region import ClientDeviceSegment
 from gpubridge.engine.device_memory import DeviceMemory
 from gpubridge.engine.device_segments import ON_DEVICE
+from gpubridge.engine.edge_events import EdgeEvent, awaited_by
 from gpubridge.engine.shared_slot import SharedSlot
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
 from gpubridge.telemetry.device_work import DeviceWork
@@ -25,6 +26,8 @@ __all__ = ["DeviceStaging"]
 
 _ALIGNMENT = 64
 _NO_BYTES = memoryview(b"")
+_FIRST_LOOK = 0.0002
+_LONGEST_LOOK = 0.01
 
 
 class DeviceStaging:
@@ -103,6 +106,8 @@ class DeviceStaging:
         total = sum(-(-ranges[i].nbytes // _ALIGNMENT) * _ALIGNMENT for i in far)
         slot = self._arena.allocate(total)
         held = SharedSlot(self._arena, slot)
+        for event in awaited_by([ranges[i] for i in far]):
+            await self._come_to_pass(event)
         await self._devices.run(partial(self._read, [ranges[i] for i in far], slot))
         at = slot.offset
         for i in far:
@@ -115,6 +120,17 @@ class DeviceStaging:
             extras = json.loads(request.extras)
             extras["client"]["in"] = [i for i in extras["client"]["in"] if i not in far]
             request.extras = json.dumps(extras).encode()
+
+    async def _come_to_pass(self, event: EdgeEvent) -> None:
+        """Wait for what a stub still computes, which may take long: nobody's thread does."""
+        events, pause = event.arena.events, _FIRST_LOOK
+        while events is not None and not await self._devices.run(
+            partial(events.done, event.number)
+        ):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_LOOK)
+        if event.lost:
+            raise StubDied(event.lost)
 
     def _read(self, parts: Sequence[MemoryRange], slot: Slot) -> None:
         """Copy, on the driver's thread."""

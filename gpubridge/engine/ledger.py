@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from gpubridge.engine.edge_events import StubEvents
 from gpubridge.engine.outcome import failure_reason, outcome_of
 from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.errors import BridgeError, ErrorCode
@@ -53,6 +54,11 @@ class Ledger:
         Where the slots of requests go back to.
     borrowed : BorrowedMemory
         The stub's output memory.
+
+    Attributes
+    ----------
+    events : StubEvents or None
+        Those that tensors on the stub's GPU wait for.
     """
 
     def __init__(self, control: ControlPage, arena: HostArena, borrowed: BorrowedMemory) -> None:
@@ -69,6 +75,7 @@ class Ledger:
         # Tickets under which answers to the model's own calls are lent, oldest first.
         self._answers: deque[int] = deque()
         self._arena = arena
+        self.events: StubEvents | None = None
 
     @property
     def free_tickets(self) -> int:
@@ -155,7 +162,7 @@ class Ledger:
             raise MalformedMessage(
                 f"results of batch {batch.sequence}, which ended before it began"
             )
-        failures = _NO_FAILURES
+        failures, events = _NO_FAILURES, self.events
         for record in records:
             ticket = record.ticket
             request = flight.get(ticket)
@@ -171,7 +178,9 @@ class Ledger:
                 failures = {**failures, request: COMES_BACK}
                 continue
             outcome = outcome_of(record, self._borrowed, request, self.lent_range)
-            if record.word:
+            if events is not None:
+                outcome = events.answered(outcome, record, request)
+            if record.word or (events is not None and isinstance(outcome, BridgeError)):
                 failures = {**failures, request: failure_reason(record)}
             self._leave(request, ticket)
             request.finish(outcome)
@@ -215,11 +224,13 @@ class Ledger:
             raise MalformedMessage(f"a response for ticket {ticket}, which is not running")
         empty = record.word & ResponseFlag.EMPTY
         outcome = None if empty else outcome_of(record, self._borrowed, request, self.lent_range)
+        if outcome is not None and self.events is not None:
+            outcome = self.events.answered(outcome, record, request)
         if record.word & ResponseFlag.OPEN:
             if outcome is not None:
                 request.respond(outcome)
             return None
-        reason = failure_reason(record) if record.word & ResponseFlag.ERROR else ""
+        reason = failure_reason(record) if isinstance(outcome, BridgeError) else ""
         if self._open.pop(ticket, None) is not None:
             self._leave(request, ticket)
             request.finish(outcome)
@@ -245,11 +256,15 @@ class Ledger:
     def _settle(self, ticket: int) -> None:
         if not self._lent.settle(ticket):
             self._kept.add(ticket)
+            if self.events is not None:
+                self.events.keep(self._ranges_of(ticket))
 
-    def settle_kept(self) -> None:
-        """Take back the memory that models had kept and are done with."""
+    def settle_kept(self) -> bool:
+        """Take back the memory that models had kept and are done with; returns whether some is left."""
         for ticket in [t for t in self._kept if self._lent.settle(t)]:
             self._kept.discard(ticket)
+        self._settle_answers(len(self._answers))
+        return bool(self._kept or self._answers)
 
     # -- memory of the model's own calls -----------------------------------------------------------
 
@@ -261,7 +276,7 @@ class Ledger:
         BridgeError
             UNAVAILABLE when there is no ticket left.
         """
-        self._settle_answers()
+        self._settle_answers(_LOOKS)
         if self._lent.exhausted:
             raise BridgeError(
                 f"the model holds the memory of {len(self._answers)} answers to its calls: it must let "
@@ -273,11 +288,29 @@ class Ledger:
         ticket = self._lent.lend(None)
         self._lent.keep(ticket, ranges)
         self._answers.append(ticket)
+        if self.events is not None:
+            self.events.keep(ranges)
         return ticket
 
-    def _settle_answers(self) -> None:
+    def called(self, ranges: list[MemoryRange], record: Record) -> list[MemoryRange]:
+        """Return the inputs of a call with the event, if there is one, that they wait for.
+
+        Raises
+        ------
+        MalformedMessage
+            When that is none of the stub's.
+        """
+        if self.events is None:
+            return ranges
+        return self.events.called(ranges, record, map(self._ranges_of, self._lent.leases()))
+
+    def _ranges_of(self, ticket: int) -> Sequence[MemoryRange]:
+        kept = self._lent.kept(ticket)
+        return kept if isinstance(kept, (list, tuple)) else ()
+
+    def _settle_answers(self, looks: int) -> None:
         answers = self._answers
-        for _ in range(min(len(answers), _LOOKS)):
+        for _ in range(min(len(answers), looks)):
             ticket = answers.popleft()
             if not self._lent.settle(ticket):
                 # Others may have ended although this one has not.
@@ -305,7 +338,7 @@ class Ledger:
             slot = kept.slot
             ranges = [MemoryRange(slot.segment, slot.offset, slot.size, kept)]
         else:
-            ranges = list(kept) if isinstance(kept, (list, tuple)) else []
+            ranges = list(self._ranges_of(ticket))
         for part in ranges:
             if part.segment is None or part.segment.region != region:
                 continue
@@ -340,6 +373,10 @@ class Ledger:
                 unstarted.append(request)
         for ticket in (*self._kept, *self._answers):
             self._lent.recall(ticket)
+        events, self.events = self.events, None
+        if events is not None:
+            # It holds the dead stub's arena.
+            events.close()
         self._answers.clear()
         self._flights.clear()
         self._open.clear()

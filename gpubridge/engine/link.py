@@ -16,6 +16,7 @@ from typing import Any
 from gpubridge.engine.announcements import Announcements, OpenDeviceRegions
 from gpubridge.engine.busy_poll import BusyPoll
 from gpubridge.engine.device_memory import DeviceRegion
+from gpubridge.engine.edge_events import ReleaseWaiters, StubEvents, tell_waits
 from gpubridge.engine.execute_watch import ExecuteWatch
 from gpubridge.engine.ledger import Ledger
 from gpubridge.engine.link_events import LinkEvents
@@ -37,7 +38,7 @@ from gpubridge.transport.messages import (
     encode_batch,
     encode_frame,
 )
-from gpubridge.transport.records import record_encoder, record_reader
+from gpubridge.transport.records import Record, record_encoder, record_reader
 from gpubridge.transport.short_waits import busy_poll_ns
 
 __all__ = ["StubLink"]
@@ -110,10 +111,12 @@ class StubLink:
         )
         self._outbox.send(message, (self._control.segment.fd, calls))
 
-    def give_arena(self, arena: DeviceRegion) -> None:
+    def give_arena(self, arena: DeviceRegion, release: ReleaseWaiters) -> None:
         """Let the stub put outputs into device memory; its settings say where that is."""
         self.device = arena.uuid
-        self._outputs.borrowed.know(arena)
+        borrowed, settle = self._outputs.borrowed, self._ledger.settle_kept
+        self._ledger.events = StubEvents(arena, borrowed, release, settle)
+        borrowed.know(arena)
         self.open_devices.told(arena)
 
     def configure(self, settings: dict[str, Any]) -> None:
@@ -154,6 +157,7 @@ class StubLink:
     def _record(self, request: InferRequest) -> bytes:
         source = request.pattern or request
         slot = source.slot
+        extras = request.extras
         refs: list[int] = []
         if source.ranges is not None:
             for segment, offset, nbytes, _ in source.ranges:
@@ -165,6 +169,8 @@ class StubLink:
                 refs += (segment.region, offset, nbytes, source.ticket if nbytes else NO_LEASE)
             if request.client is not None:
                 self._announcements.tell_all(request.client.segments, self.device)
+            if self.device is not None:
+                extras = tell_waits(extras, source.ranges, self._announcements)
         elif slot is not None:
             region = slot.segment.region
             if region not in self._announced:
@@ -178,7 +184,7 @@ class StubLink:
             refs,
             0,
             request.identifier.encode(),
-            request.extras,
+            extras,
         )
 
     def cancel(self, request: InferRequest, running_only: bool, still_read: bool = False) -> None:
@@ -195,8 +201,8 @@ class StubLink:
         """Tell the stub that responses of a request have left."""
         self._ledger.passed_on(request.ticket, responses)
 
-    def ranges(self, refs: Sequence[tuple[int, int, int, int]]) -> list[MemoryRange]:
-        """Return memory that the stub names, its own or lent to it, to hand it on.
+    def ranges(self, record: Record) -> list[MemoryRange]:
+        """Return the memory that a call of the stub names, its own or lent to it, to hand it on.
 
         Raises
         ------
@@ -204,10 +210,11 @@ class StubLink:
             When it is neither.
         """
         outputs = self._outputs
-        return [
+        ranges = [
             outputs.range(ref) if outputs.has_made(ref[0]) else self._ledger.lent_range(ref)
-            for ref in refs
+            for ref in record.refs
         ]
+        return self._ledger.called(ranges, record)
 
     def catch_up(self) -> None:
         """Take what the stub has sent: what it says elsewhere may follow from that."""
@@ -366,7 +373,7 @@ class StubLink:
 
     def _take_back_arena(self) -> None:
         """The stub has no device after all, or cannot open what others have there."""
-        self.device = None
+        self.device = self._ledger.events = None
         self.open_devices.close()
         self._outputs.borrowed.drop(arena_region(self.owner))
 

@@ -13,6 +13,7 @@ from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.passing_on import PassingOn, is_worthwhile
 from gpubridge.stub.placement import Placement
 from gpubridge.stub.states import SequenceStates
+from gpubridge.transport.device_events import with_event
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record, record_encoder
@@ -161,7 +162,9 @@ class AnswerEncoder:
         if self._plain(record):
             refs = self._outputs.place([tensor._payload() for tensor in tensors])
         else:
-            refs = self.placement.place(record, tensors)
+            refs, event = self.placement.place(record, tensors)
+            if event is not None:
+                extras = with_event(extras, *event)
         return self._encode_record(record.ticket, signature, refs, flags, extras=extras)
 
     def _plain(self, record: Record) -> bool:

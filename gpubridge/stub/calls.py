@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 import select
 import threading
@@ -18,17 +17,18 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
+from gpubridge.errors import BridgeError
+from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
+from gpubridge.stub.call_answers import answer_of
 from gpubridge.stub.call_forms import CallForms
 from gpubridge.stub.call_regions import REGION_KINDS, take_region
-from gpubridge.stub.device_inputs import received_on_device
 from gpubridge.stub.device_memory import StubDevice
-from gpubridge.stub.device_placement import DevicePlacement
+from gpubridge.stub.device_placement import DevicePlacement, Placed
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.questions import Question, Waiting
 from gpubridge.transport.calls import CallKind, decode_records, encode_records
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, close_all
+from gpubridge.transport.device_events import with_event
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag, control_message, decode_control
 from gpubridge.transport.records import Record, record_encoder, record_reader
@@ -189,10 +189,13 @@ class CallDesk:
         call = Call(self, number, list(tensors), decoupled)
         self._calls[number] = weakref.ref(call)
         signature, extras = self._forms.encode(request, decoupled)
+        refs, event = self._references(tensors)
+        if event is not None:
+            extras = with_event(extras, *event)
         record = self._encode(
             number,
             signature,
-            self._references(tensors),
+            refs,
             0,
             request._request_id.encode(),
             extras,
@@ -204,7 +207,7 @@ class CallDesk:
             loop.call_soon(self._send_calls)
         return call
 
-    def _references(self, tensors: Sequence[Tensor]) -> list[int]:
+    def _references(self, tensors: Sequence[Tensor]) -> Placed:
         """Return where the tensors lie in shared memory; those that do not are copied there."""
         if self._placement is not None:
             return self._placement.references(tensors)
@@ -218,7 +221,7 @@ class CallDesk:
                 at += 4
             else:
                 fields += tensor._reference
-        return fields
+        return fields, None
 
     def tell(self, kind: int, **fields: Any) -> None:
         """Send a message of a rare kind."""
@@ -357,7 +360,11 @@ class CallDesk:
 
     def _deliver(self, record: Record) -> None:
         over = not record.word & ResponseFlag.OPEN
-        response = None if record.word & ResponseFlag.EMPTY else self._response(record)
+        response = (
+            None
+            if record.word & ResponseFlag.EMPTY
+            else answer_of(record, self._borrowed, self._device)
+        )
         held = self._calls.pop(record.ticket, None) if over else self._calls.get(record.ticket)
         call = None if held is None else held()
         if call is not None:
@@ -365,34 +372,6 @@ class CallDesk:
                 # The last response may be empty: so it is at Triton.
                 response = InferenceResponse([])
             call.deliver(response, over)
-
-    def _response(self, record: Record) -> InferenceResponse:
-        extras = record.extras or {}
-        if record.word & ResponseFlag.ERROR:
-            error = TritonError(extras["error"], _code(extras["code"]))
-            return InferenceResponse([], error)
-        try:
-            views = self._borrowed.views(record.refs)
-        except MalformedMessage as error:
-            return InferenceResponse([], TritonError(error.message))
-        received = Tensor._received
-        tensors = [
-            received(spec.name, spec.datatype, spec.shape, view, ref)
-            for spec, view, ref in zip(record.signature.tensors, views, record.refs)
-        ]
-        if self._device is not None:
-            tensors = received_on_device(self._device, tensors, record.refs)
-        response = InferenceResponse(tensors)
-        if "parameters" in extras:
-            response._parameters = json.dumps(extras["parameters"])
-        return response
-
-
-def _code(number: int) -> Any:
-    try:
-        return TritonError.__dict__[ErrorCode(number).name]
-    except (ValueError, KeyError):
-        return TritonError.UNKNOWN
 
 
 def _done(future: asyncio.Future[None]) -> None:

@@ -10,21 +10,32 @@ import numpy as np
 from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.device_tensor import DeviceTensor
 from gpubridge.stub.device_memory import StubDevice
-from gpubridge.tensor.device_bytes import DeviceBytes
+from gpubridge.tensor.device_bytes import DeviceBytes, Ready
+from gpubridge.transport.records import Record
 
 __all__ = ["DeviceInputs", "received_on_device"]
 
 
 def received_on_device(
-    device: StubDevice, tensors: Sequence[Tensor], refs: Sequence[tuple[int, int, int, int]]
+    device: StubDevice, tensors: Sequence[Tensor], record: Record
 ) -> list[Tensor]:
-    """Return tensors that arrived, those on the device as such; what they were keeps their leases."""
-    return [_received(device, tensor, ref) for tensor, ref in zip(tensors, refs)]
+    """Return tensors that arrived, those on the device as such; what they were keeps their leases.
+
+    Raises
+    ------
+    InternalError
+        What they wait for is not open here.
+    """
+    refs = record.refs
+    waits = device.events.awaited(record.extras, len(refs))
+    return [_received(device, *each) for each in zip(tensors, refs, waits)]
 
 
-def _received(device: StubDevice, tensor: Tensor, ref: tuple[int, int, int, int]) -> Tensor:
+def _received(
+    device: StubDevice, tensor: Tensor, ref: tuple[int, int, int, int], ready: Ready | None
+) -> Tensor:
     assert tensor._source is not None
-    data = device.borrowed(ref, tensor._source)
+    data = device.borrowed(ref, tensor._source, ready)
     if data is None:
         return tensor
     return DeviceTensor._on_device(
@@ -64,7 +75,7 @@ class DeviceInputs:
     def placed(
         self,
         inputs: Sequence[Tensor],
-        refs: Sequence[tuple[int, int, int, int]],
+        record: Record,
         *,
         private: bool,
     ) -> list[Tensor]:
@@ -75,7 +86,7 @@ class DeviceInputs:
         BridgeError
             UNAVAILABLE when the arena is full, INTERNAL when the device fails.
         """
-        tensors = received_on_device(self.device, inputs, refs)
+        tensors = received_on_device(self.device, inputs, record)
         if self._placement == "host":
             return self._on_host(tensors)
         if private:

@@ -21,43 +21,24 @@ from gpubridge.cuda_ipc import (
     DeviceContext,
     DeviceSlot,
     DriverAbsent,
+    EventLease,
     find_device,
 )
 from gpubridge.cuda_ipc.driver import call
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.stub.device_events import EdgeEvents, streams_behind
+from gpubridge.stub.device_hold import DeviceHold
 from gpubridge.stub.device_regions import DeviceRegions
 from gpubridge.stub.host_pinning import HostPinning
-from gpubridge.tensor.device_bytes import DeviceBytes
+from gpubridge.tensor.device_bytes import DeviceBytes, Ready
 
-__all__ = ["DeviceHold", "StubDevice"]
+__all__ = ["StubDevice"]
 
 _PATIENCE = 2.0
 """Seconds that an output waits for room in the arena."""
 _LOOK = 0.001
 _LOOKS = 50
 _KINDS = 3
-
-
-class DeviceHold:
-    """Holds device memory for tensors: a slot of the arena, or memory that is lent to this stub.
-
-    Attributes
-    ----------
-    kept : object
-        What goes back.
-    streams : set of int
-        Those that may use the memory.
-    """
-
-    __slots__ = ("__weakref__", "_over", "kept", "streams")
-
-    def __init__(self, kept: object, over: deque[tuple[object, set[int]]]) -> None:
-        self.kept = kept
-        self.streams: set[int] = set()
-        self._over = over
-
-    def __del__(self) -> None:
-        self._over.append((self.kept, self.streams))
 
 
 class StubDevice:
@@ -87,6 +68,8 @@ class StubDevice:
         The arena.
     regions : DeviceRegions
         All memory that is open here.
+    events : EdgeEvents
+        Those by which streams of different stubs wait for each other.
     shared : bool
         Whether others on the device can have the arena open.
     lost : CudaError or None
@@ -98,7 +81,7 @@ class StubDevice:
         settings: dict[str, Any],
         work: memoryview,
         tell_closed: Callable[[int, int], None],
-        fall_back: Callable[[str, str], None],
+        fall_back: Callable[..., None],
     ) -> None:
         self._work = work
         info = find_device(settings["uuid"])
@@ -121,6 +104,7 @@ class StubDevice:
         if not self.shared:
             text = f"tensors leave the GPU between models: {self.regions.reason}"
             fall_back("device_not_shared", text)
+        self.events = EdgeEvents(self.regions, self.stream, fall_back)
         self._arena = DeviceArena(self.own.segment)
         #: Takes back slots that the server is done with; set by who lends them.
         self.reclaim: Callable[[], None] = _nothing
@@ -131,7 +115,7 @@ class StubDevice:
         settings: dict[str, Any] | None,
         work: memoryview,
         tell_closed: Callable[[int, int], None],
-        fall_back: Callable[[str, str], None],
+        fall_back: Callable[..., None],
     ) -> StubDevice | None:
         """Return the stub's device; None where it has none, or its interpreter cannot use it.
 
@@ -156,10 +140,12 @@ class StubDevice:
         offset = data.pointer - self.own.pointer
         return offset if offset >= 0 and offset + data.nbytes <= self.own.size else None
 
-    def borrowed(self, ref: Sequence[int], view: memoryview) -> DeviceBytes | None:
+    def borrowed(
+        self, ref: Sequence[int], view: memoryview, ready: Ready | None
+    ) -> DeviceBytes | None:
         """Return bytes that are lent to this stub; None if they are in host memory.
 
-        ``view`` keeps their lease.
+        ``view`` keeps their lease; ``ready`` tells when they are complete, None if they are.
         """
         opened = self.regions.get(ref[0])
         if opened is None:
@@ -173,6 +159,7 @@ class StubDevice:
             ref[2],
             self.ordinal,
             hold,
+            ready,
             read_only=opened.client or view.readonly,
             streams=hold.streams,
         )
@@ -248,6 +235,34 @@ class StubDevice:
         self.stream.h2d(pointer, memory, memory.nbytes)
         self._begun()
 
+    def hand_over(self, kept: Sequence[DeviceBytes]) -> EventLease | None:
+        """Let another stub's streams wait for all that is written to bytes by now.
+
+        Returns
+        -------
+        EventLease or None
+            The event that they have to wait for; None where there is nothing to wait for any more:
+            where there was no event, this has waited.
+        """
+        streams = streams_behind(kept, self.stream)
+        if not streams:
+            return None
+        stream = streams.pop()
+        if streams or not self.events.there:
+            # Joined on one stream.
+            streams.add(stream)
+            stream = self.stream.handle
+            for each in streams - {stream}:
+                self.stream.order_after(each)
+                self._begun()
+        event = self.events.record(stream, self.reclaim)
+        if event is None:
+            if stream != self.stream.handle:
+                self.stream.order_after(stream)
+            self._begun()
+            self.finish()
+        return event
+
     def order(self, data: DeviceBytes) -> None:
         """Let :meth:`finish` wait for all that is written to bytes by now."""
         data.order_into(self.stream)
@@ -288,13 +303,14 @@ class StubDevice:
                 self._passing.append((self.stream.mark(), over))
                 self._linger(over)
             self._sweep()
+            self.events.sweep()
             self.regions.close_unused()
             self._publish()
 
     @property
     def busy(self) -> bool:
-        """Whether streams may still use what is over."""
-        return bool(self._passing or self._over)
+        """Whether streams may still use what is over, or write what was handed on."""
+        return bool(self._passing or self._over or self.events.unfinished)
 
     def check(self) -> None:
         """Find out whether the device still works here: a model may have failed on it."""
@@ -360,8 +376,11 @@ class StubDevice:
         work[2 * _KINDS] = stream.waits
 
     def close(self) -> None:
-        """The model is finalized: let go of what the driver would complain of."""
-        self.pinning.close()
+        """The model is finalized: complete what others wait for, let go of what the driver minds."""
+        try:
+            self.events.finish()
+        finally:
+            self.pinning.close()
 
 
 def _nothing() -> None:

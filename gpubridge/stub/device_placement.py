@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
+from gpubridge.cuda_ipc import EventLease
 from gpubridge.host_shm import Slot
 from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.device_tensor import DeviceTensor
@@ -19,7 +20,10 @@ from gpubridge.tensor.device_bytes import DeviceBytes
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.records import Record
 
-__all__ = ["DevicePlacement"]
+__all__ = ["DevicePlacement", "Placed"]
+
+Placed = tuple[list[int], Optional[tuple[int, int]]]
+"""The fields of references, and the event that those of them wait for which are on a GPU."""
 
 _NOWHERE = (0, 0, 0, NO_LEASE)
 
@@ -68,8 +72,16 @@ class DevicePlacement:
         tensors: Sequence[Tensor],
         targets: Mapping[str, Target],
         copies: Mapping[str, Target],
-    ) -> list[int]:
-        """Put each tensor in its place; returns the fields of their references.
+    ) -> Placed:
+        """Put each tensor in its place.
+
+        Returns
+        -------
+        fields : list of int
+            Of their references.
+        event : (int, int) or None
+            The event that those wait for which stay on the device, and the lease under which it is
+            lent; None if they are complete.
 
         Raises
         ------
@@ -87,13 +99,18 @@ class DevicePlacement:
             job.abandon()
             raise
 
-    def references(self, tensors: Sequence[Tensor]) -> list[int]:
-        """Place the inputs of a call, those excepted that lie in memory that can be handed on."""
+    def references(self, tensors: Sequence[Tensor]) -> Placed:
+        """Place the inputs of a call, those excepted that lie in memory that can be handed on.
+
+        Returns as `place`; where there is an event, what was handed on waits for it, too, and else
+        for whatever it has waited for here.
+        """
         job = _Job(self._outputs, self._device)
         try:
             for tensor in tensors:
                 if tensor._reference is not None and tensor._reference[2]:
                     job.refer(tensor._reference)
+                    job.follow(tensor._device_bytes)
                 else:
                     self._pass_on(job, tensor, on_device=self._device.shared)
             return job.finish()
@@ -165,12 +182,14 @@ class _Job:
     """One response on its way: what was begun, and what has to go back if it comes to nothing."""
 
     __slots__ = (
-        "_begun",
         "_device",
+        "_handed_on",
         "_held",
         "_kept",
         "_leases",
+        "_leaving",
         "_outputs",
+        "_referred",
         "_refs",
         "_sent",
         "_slots",
@@ -182,15 +201,24 @@ class _Job:
         self._refs: list[Any] = []
         # By their places in _refs: what is lent when all is done.
         self._kept: list[tuple[int, object]] = []
+        # Whoever gets these waits for them on the device; what was lent to the model, apart.
+        self._handed_on: list[DeviceBytes] = []
+        self._referred: list[DeviceBytes] = []
         self._slots: list[Slot] = []
         self._held: list[object] = []
         self._leases: list[int] = []
         self._sent: list[tuple[int, Any]] = []
-        self._begun = False
+        # Whether something was begun that has to be done before others hear of it.
+        self._leaving = False
 
     def refer(self, ref: Sequence[int]) -> None:
         """Add a reference that is complete."""
         self._refs.append(tuple(ref))
+
+    def follow(self, data: DeviceBytes | None) -> None:
+        """What the model does with bytes that were lent to it comes before what others do."""
+        if data is not None:
+            self._referred.append(data)
 
     def send(self, payload: Any) -> None:
         """Send host memory; all of it is placed in one slot in the end."""
@@ -217,45 +245,42 @@ class _Job:
             self.send_from_device(data)
             return
         if offset is None:
-            copy = device.allocate_device(data.nbytes)
-            self.write(data, copy.pointer)
-            data, offset = copy, copy.pointer - device.own.pointer
-        else:
-            self.order(data)
+            data = device.copy_on_device(data)
+            offset = data.pointer - device.own.pointer
+        self._handed_on.append(data)
         self._lend((device.own.region, offset, data.nbytes), data)
 
     def read(self, data: DeviceBytes, memory: memoryview) -> None:
         """Copy bytes of the device to the host."""
+        self._leaving = True
         self._device.read(data, memory)
-        self._begun = True
 
     def write(self, data: DeviceBytes, pointer: int) -> None:
-        """Copy bytes of the device to another place there."""
+        """Copy bytes of the device to memory of a client there."""
         if data.nbytes:
+            self._leaving = True
             self._device.write(data, pointer)
-            self._begun = True
 
     def load(self, memory: memoryview, pointer: int) -> None:
         """Copy host memory to the device."""
         self._held.append(memory)
+        self._leaving = True
         self._device.load(memory, pointer)
-        self._begun = True
 
     def order(self, data: DeviceBytes) -> None:
-        """Let the response wait for what the model does with bytes of the device."""
+        """Let the response wait for what the model does with bytes of a client's."""
+        self._leaving = True
         self._device.order(data)
-        self._begun = True
 
     def _lend(self, place: tuple[int, int, int], kept: object) -> None:
         self._kept.append((len(self._refs), kept))
         self._refs.append(place)
 
-    def finish(self) -> list[int]:
-        """Wait if there is something to wait for, and lend; returns the fields of all references."""
-        if self._begun:
-            self._device.finish()
-            self._begun = False
-        self._leases = self._outputs.lend_all([kept for _, kept in self._kept])
+    def finish(self) -> Placed:
+        """Lend what is handed on, once all that leaves the device has; returns as `place`."""
+        event = self._complete()
+        lent = [kept for _, kept in self._kept]
+        self._leases = self._outputs.lend_all(lent if event is None else [*lent, event])
         self._slots.clear()
         for (index, _), lease in zip(self._kept, self._leases):
             self._refs[index] = (*self._refs[index], lease)
@@ -263,11 +288,29 @@ class _Job:
             fields = self._outputs.place([payload for _, payload in self._sent])
             for number, (index, _) in enumerate(self._sent):
                 self._refs[index] = fields[4 * number : 4 * number + 4]
-        return [field for ref in self._refs for field in ref]
+        refs = [field for ref in self._refs for field in ref]
+        return refs, None if event is None else (event.number, self._leases[-1])
+
+    def _complete(self) -> EventLease | None:
+        """Wait for what leaves the device; else return the event that others have to wait for."""
+        pending = [*self._handed_on, *self._referred]
+        if self._leaving:
+            for data in pending:
+                self._device.order(data)
+            self._device.finish()
+            self._leaving = False
+            return None
+        if any(data.streams or data.ready is not None for data in self._handed_on) or any(
+            # It may have been written to.
+            data.streams and not data.read_only
+            for data in self._referred
+        ):
+            return self._device.hand_over(pending)
+        return None
 
     def abandon(self) -> None:
         """Give everything back; what was begun may still write to it, and is waited for."""
-        if self._begun:
+        if self._leaving:
             try:
                 self._device.finish()
             except BaseException as error:

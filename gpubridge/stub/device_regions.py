@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
-from gpubridge.cuda_ipc import CudaError, DeviceContext, DeviceSegment
+from gpubridge.cuda_ipc import CudaError, DeviceContext, DeviceSegment, SharedEvents
+from gpubridge.cuda_ipc.driver import HANDLE_BYTES
 from gpubridge.errors import ErrorCode
 from gpubridge.transport.device_regions import reserve_addresses
 
 __all__ = ["DeviceRegions", "OpenedRegion"]
+
+
+_Closing = tuple[DeviceSegment, Optional[SharedEvents], int]
 
 
 class OpenedRegion:
@@ -27,6 +31,8 @@ class OpenedRegion:
         Whether it is a client's.
     announcements : int
         How often the server has told of it.
+    events : SharedEvents or None
+        By which whoever fills it says what is complete; None where there are none.
     """
 
     __slots__ = (
@@ -34,6 +40,7 @@ class OpenedRegion:
         "_closing",
         "announcements",
         "client",
+        "events",
         "pointer",
         "region",
         "segment",
@@ -42,9 +49,14 @@ class OpenedRegion:
     )
 
     def __init__(
-        self, segment: DeviceSegment, client: bool, closing: deque[tuple[DeviceSegment, int]]
+        self,
+        segment: DeviceSegment,
+        events: SharedEvents | None,
+        client: bool,
+        closing: deque[_Closing],
     ) -> None:
         self.segment = segment
+        self.events = events
         self.region = segment.region
         self.pointer = segment.pointer
         self.size = segment.size
@@ -55,7 +67,7 @@ class OpenedRegion:
 
     def __del__(self) -> None:
         # Not here: this may be anywhere, and the driver waits for all work of the device.
-        self._closing.append((self.segment, self.announcements))
+        self._closing.append((self.segment, self.events, self.announcements))
 
 
 class DeviceRegions:
@@ -67,7 +79,8 @@ class DeviceRegions:
         Of the device that they are on.
     arena : dict
         Says which region is the stub's own: ``region``, ``size``, ``handle`` (empty, with a
-        ``reason``, where there is none), and ``server``, the server's process id.
+        ``reason``, where there is none), ``events`` (likewise, with ``no_events``), and ``server``,
+        the server's process id.
     tell_closed : callable
         Tells the server that a region was closed, and how many announcements of it had come by then.
 
@@ -77,6 +90,8 @@ class DeviceRegions:
         The stub's arena.
     reason : str
         Why nobody else can have that open; empty if others can.
+    no_events : str
+        Why nobody can wait for what is in it by events; empty if others can.
     """
 
     def __init__(
@@ -87,10 +102,13 @@ class DeviceRegions:
     ) -> None:
         self._context = context
         self._tell_closed = tell_closed
-        self._closing: deque[tuple[DeviceSegment, int]] = deque()
+        self._closing: deque[_Closing] = deque()
         self._known: weakref.WeakValueDictionary[int, OpenedRegion] = weakref.WeakValueDictionary()
         self.reason: str = arena["reason"]
-        self.own = OpenedRegion(self._open_own(arena), False, self._closing)
+        self.no_events: str = arena["no_events"]
+        segment = self._open_own(arena)
+        events = None if self.reason else self._open_events(arena)
+        self.own = OpenedRegion(segment, events, False, self._closing)
         self._known[self.own.region] = self.own
 
     def _open_own(self, arena: dict[str, Any]) -> DeviceSegment:
@@ -105,6 +123,19 @@ class DeviceRegions:
                     raise
                 self.reason = error.message
         return DeviceSegment.private(context, region, size)
+
+    def _open_events(self, fields: dict[str, Any]) -> SharedEvents | None:
+        raw = bytes.fromhex(fields["events"])
+        if not raw:
+            return None
+        handles = [raw[at : at + HANDLE_BYTES] for at in range(0, len(raw), HANDLE_BYTES)]
+        try:
+            return SharedEvents.open(self._context, handles)
+        except CudaError as error:
+            if error.sticky:
+                raise
+            self.no_events = error.message
+            return None
 
     def announce(self, fields: dict[str, Any]) -> OpenedRegion:
         """Open a region that the server tells of, unless it is open.
@@ -124,7 +155,8 @@ class DeviceRegions:
                 bytes.fromhex(fields["handle"]),
                 fields["size"],
             )
-            opened = OpenedRegion(segment, fields["client"], self._closing)
+            events = self._open_events(fields)
+            opened = OpenedRegion(segment, events, fields["client"], self._closing)
             self._known[opened.region] = opened
         opened.announcements += 1
         return opened
@@ -136,6 +168,8 @@ class DeviceRegions:
     def close_unused(self) -> None:
         """Close the regions that nobody uses any more."""
         while self._closing:
-            segment, announcements = self._closing.popleft()
+            segment, events, announcements = self._closing.popleft()
+            if events is not None:
+                events.close()
             segment.close()
             self._tell_closed(segment.region, announcements)

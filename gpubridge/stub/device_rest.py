@@ -12,18 +12,17 @@ _FIRST_LOOK = 0.0005
 _LONGEST_LOOK = 0.02
 
 
-def settle_until_message(device: StubDevice, channel: Channel) -> None:
+def settle_until_message(device: StubDevice | None, channel: Channel) -> None:
     """Give back memory as soon as its streams have passed, until a message is there or all is back.
 
-    A client cannot unregister memory that is lent, nor the server give its slot to others; the next
+    Nor is anybody told, else, that work has failed which others wait for. A client cannot unregister memory that is lent, nor the server give its slot to others; the next
     request, with which it would go back else, may never come.
     """
     pause = _FIRST_LOOK
-    while device.busy and not channel.wait(pause):
+    while device is not None and device.lost is None and device.busy and not channel.wait(pause):
         try:
             device.settle()
         except BridgeError as error:
-            # Nothing is given back any more; the next request finds out what that means.
             device.note(error)
             return
         pause = min(2 * pause, _LONGEST_LOOK)

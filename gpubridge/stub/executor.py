@@ -169,7 +169,7 @@ class Executor:
         ]
         if self._device_inputs is not None:
             private = self._identity.iterative
-            inputs = self._device_inputs.placed(inputs, record.refs, private=private)
+            inputs = self._device_inputs.placed(inputs, record, private=private)
         if "client" in extras:
             self._clients.protect(inputs, extras["client"])
         if "controls" in extras:

@@ -13,7 +13,7 @@ from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.output_tensor import OutputTensor
 from gpubridge.stub.client_memory import ClientMemory, Target, copies_of, targets_of
-from gpubridge.stub.device_placement import DevicePlacement
+from gpubridge.stub.device_placement import DevicePlacement, Placed
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.control import NO_LEASE
@@ -90,8 +90,8 @@ class Placement:
 
         return DeviceTensor._empty(form)
 
-    def place(self, record: Record, tensors: Sequence[Tensor]) -> list[int]:
-        """Put each tensor in its place; returns the fields of their references.
+    def place(self, record: Record, tensors: Sequence[Tensor]) -> Placed:
+        """Put each tensor in its place; returns as `DevicePlacement.place`.
 
         A tensor in the client's memory has a reference of no bytes.
 
@@ -110,7 +110,7 @@ class Placement:
         payloads = [tensor._payload() for tensor in tensors]
         for tensor, payload in zip(tensors, payloads):
             _check_room(tensor, payload, targets.get(tensor._name) or copies.get(tensor._name))
-        return self._placed(tensors, payloads, targets, copies)
+        return self._placed(tensors, payloads, targets, copies), None
 
     def _placed(
         self,

@@ -244,14 +244,14 @@ class Stub:
         while True:
             if soon:
                 channel.poll(self._awake_ns, self._waits)
-            if clients.device is not None and clients.device.busy:
-                settle_until_message(clients.device, channel)
+            settle_until_message(clients.device, channel)
+            if clients.device is not None and clients.device.lost is not None:
+                # Even with nothing to do: others may wait for what it has handed on.
+                return self._give_up(clients.device.lost)
             message, fds = channel.receive()
             kind = message[0]
             if kind == Kind.EXECUTE:
                 soon = self._run_batches(message)
-                if clients.device is not None and clients.device.lost is not None:
-                    return self._give_up(clients.device.lost)
             elif kind in (Kind.REGION, Kind.DEVICE_REGION):
                 self._map(kind, decode_control(message), fds)
             elif kind == Kind.DROP_REGION:

@@ -94,6 +94,10 @@ class LentSlots:
         """Return what is held until the lease ends."""
         return self._kept.get(lease)
 
+    def leases(self) -> list[int]:
+        """The leases under which memory of others is lent."""
+        return list(self._kept)
+
     def share(self, lease: int, kept: object) -> None:
         """Let go of a slot, which ``kept`` owns from now on; that is held instead."""
         del self._slots[lease]

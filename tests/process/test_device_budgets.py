@@ -41,23 +41,23 @@ ROWS = {
         "in_place", True, {"in_place": {"waits": 1}}
     ),
     "ensemble edge from user memory": Row(
-        "by_user", False, {"double": {"d2d": ONE, "waits": 1}, "last": {"d2h": ONE, "waits": 1}}
+        "by_user", False, {"double": {"d2d": ONE}, "last": {"d2h": ONE, "waits": 1}}
     ),
     "ensemble edge from the arena": Row(
-        "by_arena", False, {"arena": {"waits": 1}, "last": {"d2h": ONE, "waits": 1}}
+        "by_arena", False, {"arena": {}, "last": {"d2h": ONE, "waits": 1}}
     ),
     "ensemble between regions of a client": Row(
-        "by_arena", True, {"arena": {"waits": 1}, "last": {"d2d": ONE, "waits": 1}}
+        "by_arena", True, {"arena": {}, "last": {"d2d": ONE, "waits": 1}}
     ),
     "BLS edge from user memory": Row(
         "call_double",
         True,
-        {"call_double": {"d2d": TWO, "waits": 2}, "double": {"d2d": ONE, "waits": 1}},
+        {"call_double": {"d2d": TWO, "waits": 1}, "double": {"d2d": ONE}},
     ),
     "BLS edge from the arena": Row(
         "call_arena",
         True,
-        {"call_arena": {"d2d": TWO, "waits": 2}, "arena": {"waits": 1}},
+        {"call_arena": {"d2d": TWO, "waits": 1}, "arena": {}},
     ),
 }
 
@@ -126,7 +126,7 @@ def test_budget(served, name):
         calls = [call for call in served.machine.calls()[before:] if call.pid != worker.pid]
         counted = Counter(call.name for call in calls)
         assert counted.keys() <= ALLOWED
-        waits = sum(cost["waits"] for cost in row.costs.values())
+        waits = sum(cost.get("waits", 0) for cost in row.costs.values())
         assert counted["cuStreamSynchronize"] == TIMES * waits
         # Copies of host memory that is not pinned make their caller wait.
         copies = [call for call in calls if call.name in ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync")]

@@ -206,7 +206,7 @@ def test_an_ensemble_from_and_to_memory_of_a_client(served, client):
     given = np.random.default_rng(5).random(COUNT, np.float32)
     client.write("in", given)
     with (
-        served.doing("double", d2d=(NBYTES, 1), waits=1),
+        served.doing("double", d2d=(NBYTES, 1)),
         served.doing("second", d2d=(NBYTES, 1), waits=1),
     ):
         assert infer(served, "both", region("in"), region("out"))[0] == 200

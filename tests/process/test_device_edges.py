@@ -127,7 +127,7 @@ def test_an_ensembles_edge_on_one_gpu_costs_one_copy_of_user_memory(served):
     for _ in range(3):
         given = values()
         with (
-            served.doing("first", d2d=(NBYTES, 1), waits=1),
+            served.doing("first", d2d=(NBYTES, 1)),
             served.doing("second", d2h=(NBYTES, 1), waits=1),
         ):
             assert served.infer("both", given) == (200, (4 * given).tolist())
@@ -136,7 +136,7 @@ def test_an_ensembles_edge_on_one_gpu_costs_one_copy_of_user_memory(served):
 def test_an_ensembles_edge_from_the_arena_costs_nothing(served):
     for _ in range(3):
         given = values()
-        with served.doing("arena", waits=1), served.doing("second", d2h=(NBYTES, 1), waits=1):
+        with served.doing("arena"), served.doing("second", d2h=(NBYTES, 1), waits=1):
             assert served.infer("from_arena", given) == (200, (4 * given).tolist())
 
 
@@ -163,8 +163,8 @@ def test_a_call_of_a_model_on_the_same_gpu(served):
         given = values()
         with (
             # Its own memory once into the arena; the answer once to the host.
-            served.doing("call_second", d2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=2),
-            served.doing("second", d2d=(NBYTES, 1), waits=1),
+            served.doing("call_second", d2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=1),
+            served.doing("second", d2d=(NBYTES, 1)),
         ):
             assert served.infer("call_second", given) == (200, (2 * given).tolist())
     assert "answer on host" not in served.server.log()
@@ -175,7 +175,7 @@ def test_a_call_of_a_model_that_is_not_on_the_gpu_is_brought_to_it_by_the_server
     given = values()
     own = (NBYTES, 1) if called == "host" else (2 * NBYTES, 2)
     with (
-        served.doing(f"call_{called}", d2d=(NBYTES, 1), waits=1),
+        served.doing(f"call_{called}", d2d=(NBYTES, 1)),
         served.doing(called, d2h=own, waits=own[1]),
     ):
         assert served.infer(f"call_{called}", given) == (200, (2 * given).tolist())
@@ -184,8 +184,8 @@ def test_a_call_of_a_model_that_is_not_on_the_gpu_is_brought_to_it_by_the_server
 def test_a_call_of_a_model_that_answers_from_the_arena(served):
     given = values()
     with (
-        served.doing("call_arena", d2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=2),
-        served.doing("arena", waits=1),
+        served.doing("call_arena", d2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=1),
+        served.doing("arena"),
     ):
         assert served.infer("call_arena", given) == (200, (2 * given).tolist())
 
@@ -193,9 +193,9 @@ def test_a_call_of_a_model_that_answers_from_the_arena(served):
 def test_a_call_of_an_ensemble_leaves_its_answer_on_the_gpu(served):
     given = values()
     with (
-        served.doing("call_both", d2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=2),
-        served.doing("first", d2d=(NBYTES, 1), waits=1),
-        served.doing("second", d2d=(NBYTES, 1), waits=1),
+        served.doing("call_both", d2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=1),
+        served.doing("first", d2d=(NBYTES, 1)),
+        served.doing("second", d2d=(NBYTES, 1)),
     ):
         assert served.infer("call_both", given) == (200, (4 * given).tolist())
 

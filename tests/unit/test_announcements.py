@@ -68,6 +68,7 @@ def test_a_region_is_told_by_its_handle_and_without_a_descriptor(announcements, 
         "region": REGION,
         "size": 4096,
         "handle": "00" * 64,
+        "events": "",
         "uuid": "GPU-0",
         "client": False,
     }

@@ -18,7 +18,7 @@ closed, said = [], []
 ok(d.cuInit(0))
 device = StubDevice(
     {"uuid": list_devices()[0].uuid, "region": 1 << 31, "size": 2 << 20, "handle": "",
-     "server": os.getpid(), "reason": ""},
+     "server": os.getpid(), "reason": "", "events": "", "no_events": ""},
     work, lambda *what: closed.append(what), lambda *what: said.append(what))
 stream = int(ok(d.cuStreamCreate(1)))
 whole = device.own.size
@@ -61,7 +61,7 @@ def test_a_lease_lasts_until_the_streams_that_used_it_have_passed(worker):
     said = worker.do(
         "view = memoryview(bytearray(8)); import weakref, numpy as np;"
         "array = np.zeros(8, np.uint8); watch = weakref.ref(array);"
-        "data = device.borrowed((1 << 31, 256, 8, 0), memoryview(array)); del array;"
+        "data = device.borrowed((1 << 31, 256, 8, 0), memoryview(array), None); del array;"
         "answer = [data.pointer - device.own.pointer];"
         "data.hand_out(stream); hold(stream); del data; device.settle();"
         "answer.append(watch() is None)"

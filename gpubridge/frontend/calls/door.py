@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from gpubridge.engine.announcements import Announcements
+from gpubridge.engine.edge_events import tell_waits
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.link import StubLink
 from gpubridge.engine.model import Model
@@ -217,7 +218,7 @@ class StubCalls:
         version = extras.get("version", -1)
         if number in self._calls or type(version) is not int:
             raise MalformedMessage(f"call {number} of version {version!r} of '{name}'")
-        ranges = self._ranges(record.refs)
+        ranges = self._ranges(record)
         try:
             model = self._server.find(name, version)
             if model.config.decoupled and not extras.get("decoupled"):
@@ -265,13 +266,13 @@ class StubCalls:
             return UNTRACED
         return Caused(model.traces.find(trace))
 
-    def _ranges(self, refs: Sequence[tuple[int, int, int, int]]) -> list[MemoryRange]:
+    def _ranges(self, record: Record) -> list[MemoryRange]:
         try:
-            return self._link.ranges(refs)
+            return self._link.ranges(record)
         except MalformedMessage:
             # The stub may have announced that memory, through its other channel, a moment ago.
             self._link.catch_up()
-            return self._link.ranges(refs)
+            return self._link.ranges(record)
 
     def _check_circle(self, name: str) -> None:
         circle = find_circle(self._caller, name, self._server.instances)
@@ -323,15 +324,13 @@ class StubCalls:
         refs: list[int] = []
         if isinstance(outcome, InferResponse):
             try:
-                refs = self._lend(outcome)
+                refs, extras = self._lend(outcome)
             except BridgeError as error:
                 outcome = error
         if outcome is None:
             flags |= ResponseFlag.EMPTY
         elif isinstance(outcome, InferResponse):
             signature = _encoded(outcome)
-            if outcome.parameters:
-                extras = json.dumps({"parameters": outcome.parameters}).encode()
         else:
             flags |= ResponseFlag.ERROR
             extras = json.dumps({"error": outcome.message, "code": int(outcome.code)}).encode()
@@ -351,8 +350,8 @@ class StubCalls:
         if answers and self._open:
             self._outbox.send(encode_records(CallKind.CALL_RESPONSES, answers))
 
-    def _lend(self, response: InferResponse) -> list[int]:
-        """Lend the outputs to the caller; returns the fields of their references."""
+    def _lend(self, response: InferResponse) -> tuple[list[int], bytes]:
+        """Lend the outputs to the caller; returns the fields of their references, and the extras."""
         ranges = response.ranges()
         ticket = self._link.lend(ranges)
         refs: list[int] = []
@@ -363,7 +362,12 @@ class StubCalls:
             if segment.region not in self._announcements.known:
                 self._announcements.tell(segment)
             refs += (segment.region, offset, nbytes, ticket if nbytes else NO_LEASE)
-        return refs
+        extras = b""
+        if response.parameters:
+            extras = json.dumps({"parameters": response.parameters}).encode()
+        if self._link.device is not None:
+            extras = tell_waits(extras, ranges, self._announcements)
+        return refs, extras
 
 
 _NOT_DECOUPLED = (

@@ -1,0 +1,128 @@
+"""The events of a stub's arena: made by the server, so that they outlive the stub that records them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from gpubridge.cuda_ipc import CopyStream, CudaError, DeviceContext, SharedEvents
+from gpubridge.errors import BridgeError
+
+__all__ = ["EVENTS", "ArenaEvents", "Lose"]
+
+EVENTS = 64
+"""As many responses and calls of a stub can be under way to other stubs of its GPU with no wait."""
+
+_logger = logging.getLogger(__name__)
+
+Lose = Callable[[Sequence[int], str], None]
+"""Takes the events that never come to pass, and why."""
+
+
+class DriverThread(Protocol):
+    """What calls the driver for the server."""
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        """Do something on the thread that calls the driver."""
+
+    def stream(self, uuid: str) -> CopyStream:
+        """Return the server's stream on a GPU, on which nothing ever waits for another process."""
+
+
+class ArenaEvents:
+    """The events by which a stub says when what it has handed on is complete.
+
+    Parameters
+    ----------
+    shared : SharedEvents
+        Owned from now on.
+    uuid : str
+        The device.
+    instance : str
+        Whose stub records them.
+
+    Attributes
+    ----------
+    handles : bytes
+        Those of all events, one after another.
+    count : int
+        How many there are.
+    """
+
+    __slots__ = ("_instance", "_shared", "_uuid", "count", "handles")
+
+    def __init__(self, shared: SharedEvents, uuid: str, instance: str) -> None:
+        self._shared = shared
+        self._uuid = uuid
+        self._instance = instance
+        self.handles = b"".join(shared.handles)
+        self.count = len(shared.handles)
+
+    @classmethod
+    def create(cls, context: DeviceContext, instance: str) -> tuple[ArenaEvents | None, str]:
+        """Make events; None, and why, where they do not cross processes. On the driver's thread."""
+        try:
+            shared = SharedEvents.create(context, EVENTS)
+        except CudaError as error:
+            if error.sticky:
+                raise
+            return None, error.message
+        return cls(shared, context.device.uuid, instance), ""
+
+    def done(self, number: int) -> bool:
+        """Whether an event has come to pass; on the driver's thread."""
+        return self._shared.done(number)
+
+    async def release_waiters(self, thread: DriverThread, lose: Lose) -> None:
+        """Let all streams go that wait for the stub, which is dead.
+
+        ``lose`` is called before that with the events that have not come to pass: whoever waits for
+        them goes on with undefined data.
+        """
+        reason = (
+            f"Stub process '{self._instance}' is not healthy. It died before what it had handed on "
+            "was complete on the GPU; send the request again"
+        )
+        numbers: Sequence[int] = range(self.count)
+        try:
+            numbers = await thread.run(self._unfinished)
+        except BridgeError as error:
+            _logger.warning("events of a dead stub cannot be asked: %s", error.message)
+        lose(numbers, reason)
+        try:
+            await thread.run(lambda: self._pass(numbers, thread.stream(self._uuid).handle))
+        except BridgeError as error:
+            _logger.warning("who waits for a dead stub cannot be released: %s", error.message)
+
+    def _unfinished(self) -> list[int]:
+        return [number for number in range(self.count) if not self._shared.done(number)]
+
+    def _pass(self, numbers: Sequence[int], stream: int) -> None:
+        for number in numbers:
+            self._shared.record(number, stream)
+
+    def close(self) -> None:
+        """Give the events back; on the driver's thread."""
+        self._shared.close()
+
+
+class Releases:
+    """The releases under way; they are ended before the driver's thread is."""
+
+    __slots__ = ("_tasks",)
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, release: Coroutine[Any, Any, None]) -> None:
+        """Begin one."""
+        task = asyncio.get_running_loop().create_task(release)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def finished(self) -> None:
+        """Wait for all."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)

@@ -1,0 +1,190 @@
+"""The events that tensors between stubs wait for, and who depends on them should a stub die.
+
+A stub hands on what its streams are still to compute. When it dies before they have, nobody's data
+comes; so whatever was made of that, by whichever stub, must not be taken for an answer. Streams say
+nothing of it: the server knows who was handed what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from weakref import WeakSet
+
+from gpubridge.engine.announcements import Announcements
+from gpubridge.engine.arena_events import Lose
+from gpubridge.engine.device_memory import DeviceRegion
+from gpubridge.engine.device_segments import ON_DEVICE
+from gpubridge.engine.late_leases import LateLeases
+from gpubridge.errors import StubDied
+from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome, PendingMemory
+from gpubridge.transport.device_events import event_of, with_waits
+from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.records import Record
+
+__all__ = ["EdgeEvent", "ReleaseWaiters", "StubEvents", "awaited_by", "tell_waits"]
+
+ReleaseWaiters = Callable[[DeviceRegion, Lose], None]
+"""`DeviceMemory.release_waiters`."""
+
+
+class EdgeEvent:
+    """One recording of an event: it lives as long as somebody may wait for it.
+
+    Attributes
+    ----------
+    arena : DeviceRegion
+        Whose event it is.
+    number : int
+        Which of them.
+    lease : object
+        Keeps it from being recorded again.
+    lost : str
+        Why it never came to pass; empty if it has, or may.
+    """
+
+    __slots__ = ("__weakref__", "_dependents", "arena", "lease", "lost", "number")
+
+    def __init__(self, arena: DeviceRegion, number: int, lease: object) -> None:
+        self.arena = arena
+        self.number = number
+        self.lease = lease
+        self.lost = ""
+        self._dependents: WeakSet[EdgeEvent] = WeakSet()
+
+    def precede(self, event: EdgeEvent) -> None:
+        """Note that another event comes of this one."""
+        self._dependents.add(event)
+
+    def lose(self, reason: str) -> None:
+        """It will never come to pass, nor what comes of it."""
+        losing = [self]
+        while losing:
+            event = losing.pop()
+            if not event.lost:
+                event.lost = reason
+                losing += event._dependents
+
+
+def awaited_by(ranges: Iterable[MemoryRange] | None) -> Iterator[EdgeEvent]:
+    """Find the events that somebody waits for who looks at memory."""
+    for part in ranges or ():
+        keep = part.keep
+        while type(keep) is PendingMemory:
+            yield keep.event
+            keep = keep.keep
+
+
+def tell_waits(extras: bytes, ranges: Sequence[MemoryRange], announcements: Announcements) -> bytes:
+    """Return the extras of a record for a stub on a GPU, which is told of the events' arenas first."""
+    waits: list[tuple[int, int] | None] = []
+    for part in ranges:
+        if type(part.keep) is not PendingMemory:
+            waits.append(None)
+            continue
+        event = part.keep.event
+        if event.arena.region not in announcements.known:
+            announcements.tell(event.arena)
+        waits.append((event.arena.region, event.number))
+    return with_waits(extras, waits)
+
+
+class StubEvents:
+    """The events of one stub's arena, and those that it was handed.
+
+    Parameters
+    ----------
+    arena : DeviceRegion
+    borrowed : BorrowedMemory
+        The stub's memory, which the arena is part of.
+    release_waiters : callable
+        Lets streams go that wait for the stub, when it is dead.
+    settle : callable
+        Takes back memory that the stub is done with after its request; returns whether some is left.
+    """
+
+    __slots__ = ("_arena", "_borrowed", "_count", "_kept", "_late", "_made", "_release_waiters")
+
+    def __init__(
+        self,
+        arena: DeviceRegion,
+        borrowed: BorrowedMemory,
+        release_waiters: ReleaseWaiters,
+        settle: Callable[[], bool],
+    ) -> None:
+        self._late = LateLeases(settle)
+        self._arena = arena
+        self._borrowed = borrowed
+        self._count = 0 if arena.events is None else arena.events.count
+        self._release_waiters = release_waiters
+        self._made: WeakSet[EdgeEvent] = WeakSet()
+        # Of answers to its calls, and of requests that are over: any response may come of them.
+        self._kept: WeakSet[EdgeEvent] = WeakSet()
+
+    def keep(self, ranges: Iterable[MemoryRange]) -> None:
+        """The stub looks at memory that it was not handed for one request alone."""
+        self._kept.update(awaited_by(ranges))
+        self._late.begin()
+
+    def answered(self, outcome: Outcome, record: Record, request: InferRequest) -> Outcome:
+        """Return what a stub's response comes to: an error, if what it was made of is lost.
+
+        Raises
+        ------
+        MalformedMessage
+            When it names an event that is none.
+        """
+        if not isinstance(outcome, InferResponse):
+            return outcome
+        awaited = {*awaited_by(request.ranges), *self._kept}
+        for event in awaited:
+            if event.lost:
+                return StubDied(event.lost)
+        outcome.event = self._record(record, awaited)
+        return outcome
+
+    def called(
+        self, ranges: list[MemoryRange], record: Record, lent: Iterable[Sequence[MemoryRange]]
+    ) -> list[MemoryRange]:
+        """Return the inputs of a call, with the event that they wait for.
+
+        Parameters
+        ----------
+        lent : iterable
+            Whatever the stub was lent: its calls may come of that.
+        """
+        awaited = {event for each in lent for event in awaited_by(each)}
+        made = self._record(record, awaited)
+        if made is None:
+            return ranges
+        return [
+            part._replace(keep=PendingMemory(part.keep, made))
+            if isinstance(part.segment, ON_DEVICE)
+            else part
+            for part in ranges
+        ]
+
+    def _record(self, record: Record, awaited: Iterable[EdgeEvent]) -> EdgeEvent | None:
+        named = event_of(record.extras, self._count)
+        if named is None:
+            return None
+        number, lease = named
+        (view,) = self._borrowed.views([(self._arena.region, 0, 0, lease)])
+        made = EdgeEvent(self._arena, number, view)
+        self._made.add(made)
+        for event in awaited:
+            event.precede(made)
+            if event.lost:
+                made.lose(event.lost)
+        return made
+
+    def close(self) -> None:
+        """The stub is gone: what it has not completed will never be."""
+        self._late.close()
+        if self._made:
+            self._release_waiters(self._arena, self._lose)
+
+    def _lose(self, numbers: Sequence[int], reason: str) -> None:
+        lost = set(numbers)
+        for event in self._made:
+            if event.number in lost:
+                event.lose(reason)

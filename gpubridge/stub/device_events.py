@@ -1,0 +1,173 @@
+"""How tensors cross to other stubs of a GPU without a wait: by events, which streams wait for.
+
+Who makes them records an event of its own behind them; who gets them has each stream that is to use
+them wait for it. Nobody's thread waits, but where there are no events, or none is left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from gpubridge.cuda_ipc import CopyStream, EventLease, EventRing, SharedEvents
+from gpubridge.errors import InternalError
+from gpubridge.pb_utils.logger import Logger
+from gpubridge.stub.device_regions import DeviceRegions
+from gpubridge.tensor.device_bytes import DeviceBytes
+from gpubridge.transport.device_events import waits_of
+
+__all__ = ["AwaitedEvent", "EdgeEvents", "streams_behind"]
+
+
+class AwaitedEvent:
+    """Tells when bytes of another stub are complete (`gpubridge.tensor.device_bytes.Ready`).
+
+    Holds what keeps the event, and nothing of its lease: that lasts as long as the bytes are looked at.
+    """
+
+    __slots__ = ("_copies", "_events", "_number")
+
+    def __init__(self, events: SharedEvents, number: int, copies: CopyStream) -> None:
+        self._events = events
+        self._number = number
+        self._copies = copies
+
+    def order_before(self, stream: int, /) -> None:
+        """Let what is submitted to a stream from now on wait until the bytes are complete."""
+        self._events.order(self._number, stream)
+
+    def done(self) -> bool:
+        """Tell whether the bytes are complete."""
+        return self._events.done(self._number)
+
+    def wait(self) -> None:
+        """Return when the bytes are complete; counted."""
+        self._copies.count_wait()
+        self._events.wait(self._number)
+
+
+class EdgeEvents:
+    """The events of a stub's own arena, and those that it waits for.
+
+    Parameters
+    ----------
+    regions : DeviceRegions
+        Have the events.
+    copies : CopyStream
+        Where streams are joined; the place where waits are counted.
+    fall_back : callable
+        Logs and counts that there is no event, so that a wait is needed.
+    """
+
+    def __init__(
+        self, regions: DeviceRegions, copies: CopyStream, fall_back: Callable[..., None]
+    ) -> None:
+        self._regions = regions
+        self._copies = copies
+        self._fall_back = fall_back
+        self._own = regions.own.events
+        self._ring = None if self._own is None else EventRing(self._own)
+        # Not seen to be done yet, in the order in which they were recorded.
+        self._recorded: deque[int] = deque()
+        self._said = False
+        if regions.no_events:
+            text = f"tensors that other models get on the GPU are waited for: {regions.no_events}"
+            fall_back("device_events_not_shared", text)
+
+    # -- what is handed on ---------------------------------------------------------------------
+
+    @property
+    def there(self) -> bool:
+        """Whether there are events at all."""
+        return self._ring is not None
+
+    def record(self, stream: int, reclaim: Callable[[], None]) -> EventLease | None:
+        """Record an event on a stream; None where none is left, even after ``reclaim``.
+
+        Raises
+        ------
+        CudaError
+            It cannot be recorded: there is no such stream.
+        """
+        if self._ring is None:
+            return None
+        if not self._ring.free():
+            reclaim()
+        lease = self._ring.record(stream)
+        if lease is None:
+            self._say_exhausted()
+        else:
+            self._recorded.append(lease.number)
+        return lease
+
+    def _say_exhausted(self) -> None:
+        text = "all events are in use, so that a tensor for another model on the GPU is waited for"
+        self._fall_back(
+            "device_events_in_use", text, int(Logger.VERBOSE if self._said else Logger.INFO)
+        )
+        self._said = True
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether what was handed on may not be complete yet."""
+        return bool(self._recorded)
+
+    def sweep(self) -> None:
+        """Look what of it is complete.
+
+        Raises
+        ------
+        CudaError
+            It never will be: something on the device has failed.
+        """
+        own = self._own
+        while own is not None and self._recorded and own.done(self._recorded[0]):
+            self._recorded.popleft()
+
+    def finish(self) -> None:
+        """Wait until all that was handed on is complete: the process is about to end."""
+        while self._own is not None and self._recorded:
+            self._own.wait(self._recorded.popleft())
+
+    # -- what arrives --------------------------------------------------------------------------
+
+    def awaited(self, extras: dict[str, Any] | None, count: int) -> Sequence[AwaitedEvent | None]:
+        """Return what each of the tensors of a record waits for.
+
+        Raises
+        ------
+        InternalError
+            The events could not be opened here.
+        """
+        waits = waits_of(extras)
+        if waits is None:
+            return [None] * count
+        made: dict[tuple[int, int], AwaitedEvent] = {}
+        found = []
+        for wait in waits:
+            if wait is not None and wait not in made:
+                made[wait] = self._await(*wait)
+            found.append(None if wait is None else made[wait])
+        return found
+
+    def _await(self, region: int, number: int) -> AwaitedEvent:
+        opened = self._regions.get(region)
+        if opened is None or opened.events is None:
+            raise InternalError(
+                "expected to have the events open that a tensor of another model on the GPU waits "
+                f"for, got none: {self._regions.no_events or 'their memory is closed'}"
+            )
+        return AwaitedEvent(opened.events, number, self._copies)
+
+
+def streams_behind(kept: Sequence[DeviceBytes], copies: CopyStream) -> set[int]:
+    """Return the streams on which bytes become complete, the copy stream standing for what else is."""
+    streams: set[int] = set()
+    for data in kept:
+        streams |= data.streams
+        if data.ready is not None:
+            if data.ready is not copies:
+                data.ready.order_before(copies.handle)
+            streams.add(copies.handle)
+    return streams
