@@ -60,5 +60,8 @@ def run_kernel(sources: list[SourcePixels], settings: Settings) -> np.ndarray:
     values += [ctypes.c_uint(number) for number in launch_numbers(settings, outputs.itemsize)]
     parameters = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     library = ctypes.CDLL(str(build_kernel()))
-    assert library.launch_on_host(blocks, ctypes.c_uint(THREADS), parameters, None) == 0
+    library.argument_bytes.restype = ctypes.c_size_t
+    packed = ctypes.create_string_buffer(library.argument_bytes())
+    library.pack_arguments(parameters, packed)
+    assert library.launch_on_host(blocks, ctypes.c_uint(THREADS), packed, None) == 0
     return outputs

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["build_driver", "build_library"]
+__all__ = ["build_compiler", "build_driver", "build_library"]
 
 _SOURCES = Path(__file__).resolve().parent / "csrc"
 _FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden"]
@@ -32,6 +32,18 @@ def build_driver() -> Path:
         sorted(_SOURCES.iterdir()),
         ["-O1", "-g", "-pthread"],
     ).parent
+
+
+def build_compiler() -> Path:
+    """Return a folder with a libnvrtc.so.12 in it, whose programs are what SIMCUDA_KERNEL names.
+
+    Raises
+    ------
+    RuntimeError
+        As `build_driver`.
+    """
+    source = _SOURCES.parent / "nvrtc" / "nvrtc.cpp"
+    return build_library("libnvrtc.so.12", [source], [source], ["-O1"]).parent
 
 
 def build_library(

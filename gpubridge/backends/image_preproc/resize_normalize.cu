@@ -76,7 +76,7 @@ struct Taps {
 struct Axis {
   double start;
   double scale;
-  double stretch;  // of the filter, when many sources become one
+  double narrow;  // what the filter's argument is multiplied by, when many sources become one
   double support;
   int size;
   int most;  // sources of an output at most
@@ -111,15 +111,16 @@ __device__ Axis axis_of(int filter, int size, float start, float extent, int tar
   axis.size = size;
   axis.start = start;
   axis.scale = static_cast<double>(extent) / target;
-  axis.stretch = axis.scale < 1.0 ? 1.0 : axis.scale;
-  axis.support = (filter == LANCZOS ? 3.0 : filter == BICUBIC ? 2.0 : 1.0) * axis.stretch;
+  const double stretch = axis.scale < 1.0 ? 1.0 : axis.scale;
+  axis.narrow = 1.0 / stretch;
+  axis.support = (filter == LANCZOS ? 3.0 : filter == BICUBIC ? 2.0 : 1.0) * stretch;
   axis.most = filter == NEAREST ? 1 : static_cast<int>(ceil(axis.support)) * 2 + 1;
   return axis;
 }
 
 __device__ __forceinline__ double tap_value(int filter, const Axis& axis, double centre, int source) {
   if (filter == NEAREST) return 1.0;
-  return filter_value(filter, (source - centre + 0.5) * (1.0 / axis.stretch));
+  return filter_value(filter, (source - centre + 0.5) * axis.narrow);
 }
 
 __device__ Taps taps_of(int filter, const Axis& axis, int index) {

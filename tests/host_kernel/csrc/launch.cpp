@@ -73,10 +73,13 @@ void __syncthreads() { swapcontext(&t_block->running->context, &t_block->schedul
 
 using Resolve = void* (*)(unsigned long long pointer, std::size_t nbytes, const char* what);
 
-// `resolve` finds the memory behind a device's pointers; null where they are this process's own.
-// Returns 0, 1 for memory that is not there, 2 for barriers that not all threads reach.
-extern "C" __attribute__((visibility("default"))) int launch_on_host(
-    const unsigned grid[2], unsigned threads, void** parameters, Resolve resolve) {
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+// The bytes of a launch's arguments, and the arguments as the driver is given them, packed there: they
+// are gone when the kernel runs.
+EXPORTED std::size_t argument_bytes() { return sizeof(Arguments); }
+
+EXPORTED void pack_arguments(void** parameters, void* packed) {
   Arguments given{};
   std::memcpy(&given.images, parameters[0], sizeof given.images);
   std::memcpy(&given.values, parameters[1], sizeof given.values);
@@ -84,7 +87,15 @@ extern "C" __attribute__((visibility("default"))) int launch_on_host(
                           &given.value_bytes};
   for (int i = 0; i < 5; ++i) std::memcpy(numbers[i], parameters[2 + i], sizeof(int));
   std::memcpy(&given.padding, parameters[7], sizeof given.padding);
+  std::memcpy(packed, &given, sizeof given);
+}
 
+// `resolve` finds the memory behind a device's pointers; null where they are this process's own.
+// Returns 0, 1 for memory that is not there, 2 for barriers that not all threads reach.
+EXPORTED int launch_on_host(const unsigned grid[2], unsigned threads, const void* packed,
+                            Resolve resolve) {
+  Arguments given{};
+  std::memcpy(&given, packed, sizeof given);
   const auto found = [resolve](const void* pointer, std::size_t nbytes, const char* what) {
     const auto address = reinterpret_cast<Address>(pointer);
     return resolve == nullptr ? reinterpret_cast<void*>(address) : resolve(address, nbytes, what);
