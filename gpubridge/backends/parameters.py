@@ -48,6 +48,23 @@ class Parameters:
                 return choice
         raise _wrong(key, f"one of {', '.join(choices)}", text)
 
+    def choices(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
+        """Return some of the default's words, which are separated by commas; at least one."""
+        text = self._texts.get(key)
+        if text is None:
+            return tuple(default)
+        words = [word.strip().lower() for word in text.split(",")]
+        if not set(words) <= {choice.lower() for choice in default}:
+            raise _wrong(key, f"some of {', '.join(default)}", text)
+        return tuple(choice for choice in default if choice.lower() in words)
+
+    def share(self, key: str, default: float) -> float:
+        """Return a number from 0 to 1."""
+        (value,) = self.numbers(key, (default,), "a number from 0 to 1")
+        if not 0 <= value <= 1:
+            raise _wrong(key, "a number from 0 to 1", self._texts[key])
+        return value
+
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false."""
         return self.choice(key, str(default), ("true", "false")) == "true"

@@ -37,6 +37,12 @@ class DeviceMemory(Protocol):
         They are complete for `stream` order: ready is None or tells when a former user is done.
         """
 
+    def upload(self, memory: memoryview) -> DeviceBytes:
+        """Begin to copy host memory into the arena; `ready` tells when that is done.
+
+        The memory must stay as it is until then; it is held.
+        """
+
     def copy_to_host(self, data: DeviceBytes, target: memoryview) -> None:
         """Fill a writable buffer of exactly ``data.nbytes``, in order; it is full on return."""
 

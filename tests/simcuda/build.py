@@ -1,4 +1,4 @@
-"""Compiles the simulated driver, once for each state of its sources."""
+"""Compiles the simulated driver and what else tests have in C++, once for each state of its sources."""
 
 from __future__ import annotations
 
@@ -9,23 +9,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["build_driver"]
+__all__ = ["build_compiler", "build_driver", "build_library"]
 
 _SOURCES = Path(__file__).resolve().parent / "csrc"
-_FLAGS = [
-    "-std=c++17",
-    "-O1",
-    "-g",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    "-shared",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-pthread",
-]
+_FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden"]
 
 
 def build_driver() -> Path:
@@ -36,28 +26,57 @@ def build_driver() -> Path:
     RuntimeError
         There is no compiler, and none could be installed; or the sources do not compile.
     """
-    sources = sorted(_SOURCES.glob("*.cpp"))
-    digest = hashlib.sha256()
-    for file in sorted(_SOURCES.iterdir()):
+    return build_library(
+        "libcuda.so.1",
+        sorted(_SOURCES.glob("*.cpp")),
+        sorted(_SOURCES.iterdir()),
+        ["-O1", "-g", "-pthread"],
+    ).parent
+
+
+def build_compiler() -> Path:
+    """Return a folder with a libnvrtc.so.12 in it, whose programs are what SIMCUDA_KERNEL names.
+
+    Raises
+    ------
+    RuntimeError
+        As `build_driver`.
+    """
+    source = _SOURCES.parent / "nvrtc" / "nvrtc.cpp"
+    return build_library("libnvrtc.so.12", [source], [source], ["-O1"]).parent
+
+
+def build_library(
+    name: str, sources: Sequence[Path], inputs: Sequence[Path], flags: Sequence[str]
+) -> Path:
+    """Return the path of a shared library; it is made again when one of ``inputs`` has changed.
+
+    Raises
+    ------
+    RuntimeError
+        As `build_driver`.
+    """
+    digest = hashlib.sha256("\0".join(flags).encode())
+    for file in inputs:
         digest.update(file.read_bytes())
     cache = Path(tempfile.gettempdir()) / f"gpubridge-simcuda-{os.getuid()}"
     cache.mkdir(mode=0o700, exist_ok=True)
     folder = cache / digest.hexdigest()[:16]
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "libcuda.so.1").exists():
-            _compile(sources, folder)
-    return folder
+        if not (folder / name).exists():
+            _compile(name, sources, folder, flags)
+    return folder / name
 
 
-def _compile(sources: list[Path], folder: Path) -> None:
+def _compile(name: str, sources: Sequence[Path], folder: Path, flags: Sequence[str]) -> None:
     folder.mkdir(exist_ok=True)
-    made = folder / "libcuda.so.1.new"
-    command = [*_compiler(), *_FLAGS, "-o", str(made), *map(str, sources), "-ldl"]
+    made = folder / f"{name}.new"
+    command = [*_compiler(), *_FLAGS, *flags, "-o", str(made), *map(str, sources), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"the simulated CUDA driver does not compile:\n{done.stderr}")
-    made.rename(folder / "libcuda.so.1")
+        raise RuntimeError(f"{name} does not compile:\n{done.stderr}")
+    made.rename(folder / name)
 
 
 def _compiler() -> list[str]:

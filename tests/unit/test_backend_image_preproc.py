@@ -7,18 +7,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import triton_python_backend_utils as pb_utils
 from PIL import Image, ImageOps
 
-from gpubridge.backends.image_preproc.jpeg_decoding import (
+from gpubridge.backends.image_preproc.host_decoding import (
     ImageError,
     PillowDecoder,
     make_decoder,
 )
 from gpubridge.backends.image_preproc.model import TritonPythonModel
 from gpubridge.backends.image_preproc.normalization import Normalization
-from gpubridge.backends.image_preproc.resizing import fit
-from gpubridge.backends.image_preproc.settings import Settings
-from gpubridge.backends.model_setup import ModelSetup
+from gpubridge.backends.image_preproc.resizing import resize_on_host
+from tests.image_settings import image_settings
 from tests.photos import BAD_IMAGES, ONE_LEVEL, PHOTO, PHOTOS, as_jpeg, reference
 from tests.unit.backend_models import complete, outputs, request, start_model
 
@@ -35,13 +35,6 @@ def parameters(**values):
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
         for key, value in values.items()
     )
-
-
-def settings(**values):
-    """The settings that parameters make, without tensors in the configuration."""
-    entries = {key: {"string_value": value} for key, value in values.items()}
-    config = {"name": "m", "backend": "image_preproc", "max_batch_size": 1, "parameters": entries}
-    return Settings.from_setup(ModelSetup.from_config(config))
 
 
 @pytest.fixture
@@ -74,7 +67,7 @@ def jpegs(*images):
 @pytest.mark.parametrize("photo", PHOTOS, ids=lambda photo: photo.stem)
 def test_both_decoders_give_pillow_pixels_upright_and_in_rgb(decoder, photo):
     expected = ImageOps.exif_transpose(Image.open(photo)).convert("RGB")
-    decoded = decoder.decode(photo.read_bytes())
+    decoded = decoder.decode(photo.read_bytes()).upright()
     assert decoded.mode == "RGB"
     np.testing.assert_array_equal(np.asarray(decoded), np.asarray(expected))
 
@@ -87,7 +80,7 @@ def test_both_decoders_say_what_is_wrong_with_an_image(decoder, jpeg, message):
 
 def test_an_image_at_the_pixel_limit_is_taken_and_one_above_it_is_not():
     jpeg = as_jpeg(Image.new("RGB", (40, 25)))
-    assert PillowDecoder(max_pixels=1000).decode(jpeg).size == (40, 25)
+    assert PillowDecoder(max_pixels=1000).decode(jpeg).stored.size == (40, 25)
     with pytest.raises(ImageError, match="at most 999 pixels, got 40 x 25 = 1000"):
         PillowDecoder(max_pixels=999).decode(jpeg)
 
@@ -96,16 +89,18 @@ def test_an_image_at_the_pixel_limit_is_taken_and_one_above_it_is_not():
 def test_cropping_while_resizing_equals_cropping_afterwards(size):
     noise = np.random.default_rng(7).integers(0, 256, (size[1], size[0], 3), np.uint8)
     jpeg = as_jpeg(Image.fromarray(noise), quality=95)
-    chosen = settings(SIZE="224")
+    chosen = image_settings(SIZE="224")
     pixels = np.empty(chosen.image_shape, np.float32)
-    Normalization(chosen).write(fit(Image.open(io.BytesIO(jpeg)), chosen), pixels)
+    Normalization(chosen).write(resize_on_host(Image.open(io.BytesIO(jpeg)), chosen), pixels)
     np.testing.assert_allclose(pixels, reference(jpeg), atol=ONE_LEVEL, rtol=0)
 
 
 def test_stretching_takes_all_of_the_image_into_the_size():
     image = Image.new("RGB", (100, 50), "red")
     image.paste("blue", (50, 0, 100, 50))
-    stretched = fit(image, settings(SIZE="30, 20", RESIZE_MODE="stretch", INTERPOLATION="nearest"))
+    stretched = resize_on_host(
+        image, image_settings(SIZE="30, 20", RESIZE_MODE="stretch", INTERPOLATION="nearest")
+    )
     assert stretched.size == (20, 30)
     pixels = np.asarray(stretched)
     assert (pixels[:, :10] == [255, 0, 0]).all()
@@ -115,7 +110,9 @@ def test_stretching_takes_all_of_the_image_into_the_size():
 @pytest.mark.parametrize("upright", [True, False])
 def test_padding_keeps_the_proportions(upright):
     image = Image.new("RGB", (50, 100) if upright else (100, 50), "white")
-    padded = fit(image, settings(SIZE="40", RESIZE_MODE="pad", PAD_COLOR="1, 2, 3"))
+    padded = resize_on_host(
+        image, image_settings(SIZE="40", RESIZE_MODE="pad", PAD_COLOR="1, 2, 3")
+    )
     pixels = np.asarray(padded.transpose(Image.Transpose.TRANSPOSE) if upright else padded)
     assert (pixels[10:30] == 255).all()
     assert (pixels[:10] == [1, 2, 3]).all()
@@ -123,23 +120,25 @@ def test_padding_keeps_the_proportions(upright):
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("dtype", ["FP32", "FP16", "UINT8"])
+@pytest.mark.parametrize("dtype", ["FP32", "FP16", "BF16", "UINT8"])
 def test_layout_and_type_of_the_pixels(start, layout, dtype):
     dims = "3, 20, 30" if layout == "NCHW" else "20, 30, 3"
     config = CONFIG.replace("FP32", dtype).replace("3, 224, 224", dims)
     model = start(config + parameters(LAYOUT=layout, RESIZE_MODE="stretch", SIZE="20, 30"))
     (response,) = model.execute([jpegs(PHOTO, PHOTO)])
     pixels = outputs(response)["PIXELS"]
-    assert pixels.dtype == {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}[dtype]
+    name = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16", "UINT8": "uint8"}[dtype]
+    assert pixels.dtype.name == name
     expected = np.asarray(
-        PillowDecoder(10**8).decode(PHOTO).resize((30, 20), Image.Resampling.BILINEAR)
+        PillowDecoder(10**8).decode(PHOTO).stored.resize((30, 20), Image.Resampling.BILINEAR)
     )
     if dtype != "UINT8":
         expected = (expected / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
     if layout == "NCHW":
         expected = expected.transpose(2, 0, 1)
     assert pixels.shape == (2, *expected.shape)
-    np.testing.assert_allclose(pixels[1], expected, atol=2e-3 if dtype == "FP16" else 1e-5)
+    tolerance = {"FP16": 2e-3, "BF16": 1e-2}.get(dtype, 1e-5)
+    np.testing.assert_allclose(pixels[1].astype(np.float64), expected, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +171,25 @@ def test_a_bug_of_the_backend_is_not_blamed_on_the_image(start):
     def broken(image, pixels):
         raise ZeroDivisionError
 
-    model.normalization = SimpleNamespace(write=broken, dtype=np.dtype(np.float32))
+    model.path.normalization = SimpleNamespace(write=broken)
     with pytest.raises(ZeroDivisionError):
         model.execute([jpegs(PHOTO)])
+
+
+def test_an_output_without_room_fails_its_own_request_and_no_other(start, monkeypatch):
+    model = start()
+    full = jpegs(PHOTO)
+
+    def no_room(*arguments):
+        raise pb_utils.TritonModelException("the memory is full")
+
+    monkeypatch.setattr(type(full), "output", lambda self, *given: outputs_of[id(self)](*given))
+    good = jpegs(PHOTO)
+    outputs_of = {id(full): no_room, id(good): pb_utils.Tensor.empty}
+    refused, answered = model.execute([full, good])
+    assert refused.error().code() == pb_utils.TritonError.UNAVAILABLE
+    assert refused.error().message() == "the memory is full"
+    assert len(outputs(answered)["PIXELS"]) == 1
 
 
 def test_parameters_alone_describe_the_tensors(monkeypatch, tmp_path):
@@ -205,7 +220,15 @@ def test_parameters_alone_describe_the_tensors(monkeypatch, tmp_path):
         ({"RESIZE_MODE": "zoom"}, "RESIZE_MODE: expected one of crop, stretch, pad, got 'zoom'"),
         ({"INTERPOLATION": "none"}, "INTERPOLATION: expected one of bilinear, nearest, bicubic"),
         ({"LAYOUT": "CHWN"}, "LAYOUT: expected one of NCHW, NHWC, got 'CHWN'"),
-        ({"DTYPE": "INT8"}, "DTYPE: expected one of FP32, FP16, UINT8, got 'INT8'"),
+        ({"DTYPE": "INT8"}, "DTYPE: expected one of FP32, FP16, BF16, UINT8, got 'INT8'"),
+        (
+            {"FORMATS": "JPEG, BMP"},
+            "FORMATS: expected some of JPEG, PNG, WebP, TIFF, got 'JPEG, BM",
+        ),
+        ({"FORMATS": ""}, "FORMATS: expected some of JPEG, PNG, WebP, TIFF, got ''"),
+        ({"DECODE_ENGINES": "gpu, cpu"}, "DECODE_ENGINES: expected some of hardware, gpu, hybrid"),
+        ({"HW_LOAD": "1.5"}, "HW_LOAD: expected a number from 0 to 1, got '1.5'"),
+        ({"DECODE_BYTES": "0"}, "DECODE_BYTES: expected a whole number of at least 1, got '0'"),
         ({"SIZE": "0"}, "SIZE: expected 'HEIGHT, WIDTH' or one number for both, got '0'"),
         ({"SIZE": "1, 2, 3"}, "SIZE: expected 'HEIGHT, WIDTH' or one number for both"),
         ({"SIZE": "200"}, r"'PIXELS': expected TYPE_FP32 of dims \[3, 200, 200\], as the param"),

@@ -1,16 +1,15 @@
-"""JPEG files in, image tensors out: what a vision model wants to be fed.
+"""Image files in, image tensors out: what a vision model wants to be fed.
 
-Decoding, resizing and normalising are in the modules beside this one. All of it runs on the CPU;
-the path that keeps the pixels on the GPU from the decoder on comes with a later version.
+Decoding, resizing and normalising are in the modules beside this one, once for the CPU (`host_path`)
+and once for a GPU (`device_path`), by the same plan and with the same levels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from gpubridge.backends.image_preproc.settings import Settings
@@ -19,13 +18,13 @@ from gpubridge.backends.model_setup import ModelSetup
 
 import_library("PIL.Image", "pillow", "image_preproc")
 
-from gpubridge.backends.image_preproc.jpeg_decoding import ImageError, make_decoder  # noqa: E402
-from gpubridge.backends.image_preproc.normalization import Normalization  # noqa: E402
-from gpubridge.backends.image_preproc.resizing import fit  # noqa: E402
+from gpubridge.backends.image_preproc.batch import ImageRequest  # noqa: E402
+from gpubridge.backends.image_preproc.host_decoding import make_decoder  # noqa: E402
+from gpubridge.backends.image_preproc.host_path import HostPath  # noqa: E402
 
 
 class TritonPythonModel:
-    """Preprocess every image of every request, several at a time."""
+    """Preprocess every image of every request of a batch together."""
 
     @staticmethod
     def auto_complete_config(config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
@@ -40,69 +39,42 @@ class TritonPythonModel:
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read the parameters and start the threads."""
+        """Read the parameters, start the threads, and prepare the GPU if the instance has one."""
         setup = ModelSetup.from_args(args)
         self.settings = Settings.from_setup(setup)
         for notice in setup.unused_optimizations():
             pb_utils.Logger.log_warn(notice)
-        self.decoder = make_decoder(self.settings.decoder, self.settings.max_pixels)
-        self.normalization = Normalization(self.settings)
         self.threads = ThreadPoolExecutor(self.settings.threads, "image_preproc")
-        pb_utils.Logger.log_info(
-            f"{args['model_instance_name']}: decoding with {self.decoder.name} on the CPU, "
-            f"{self.settings.threads} images at a time"
-        )
+        name = args["model_instance_name"]
+        on_gpu = self.path_on_gpu(name) if setup.gpu is not None else None
+        self.path = on_gpu or self.path_on_host()
+        pb_utils.Logger.log_info(f"{name}: {self.path.description}")
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[Any]:
         """Answer each request with its images' tensors."""
-        # Every image of the whole batch is handed to the threads before the first is waited for.
-        started = [self.start(request) for request in requests]
-        return [self.respond(pixels, images) for pixels, images in started]
+        batch = [ImageRequest(request, self.settings) for request in requests]
+        self.path.fill(batch)
+        return [request.response() for request in batch]
 
     def finalize(self) -> None:
-        """Wait for the threads."""
+        """Wait for the threads, and give back what is held on the GPU."""
         self.threads.shutdown()
+        self.path.close()
 
-    def start(
-        self, request: pb_utils.InferenceRequest
-    ) -> tuple[pb_utils.Tensor, list[Future[None]]]:
-        """Return the request's output, and who is filling it."""
+    def path_on_host(self) -> HostPath:
+        """Return what works on any machine."""
         settings = self.settings
-        encoded = request.inputs()[0].as_numpy().reshape(-1)
-        shape = (len(encoded), *settings.image_shape)
-        tensor = request.output(
-            settings.output_name, shape if settings.images else shape[1:], self.normalization.dtype
-        )
-        pixels = tensor.as_numpy().reshape(shape)
-        images = [
-            self.threads.submit(self.preprocess, jpeg, pixels[index])
-            for index, jpeg in enumerate(encoded)
-        ]
-        return tensor, images
+        if settings.dtype == "BF16":
+            import_library("ml_dtypes", "ml_dtypes", "image_preproc")
+        decoder = make_decoder(settings.decoder, settings.max_pixels, settings.formats)
+        return HostPath(settings, decoder, self.threads)
 
-    def preprocess(self, jpeg: bytes, pixels: npt.NDArray[Any]) -> None:
-        """Decode, resize and normalise one image into `pixels`.
+    def path_on_gpu(self, name: str) -> Any:
+        """Return what works on the instance's GPU; None, with the reason in the log, where it cannot."""
+        # Models on the CPU load nothing of it.
+        from gpubridge.backends.image_preproc import device_path  # noqa: PLC0415
 
-        Raises
-        ------
-        ImageError
-            The bytes are no usable image.
-        """
-        image = fit(self.decoder.decode(jpeg), self.settings)
-        self.normalization.write(image, pixels)
-
-    def respond(
-        self, pixels: pb_utils.Tensor, images: list[Future[None]]
-    ) -> pb_utils.InferenceResponse:
-        """Return the response of one request; bad images make it an error that names each."""
-        complaints = []
-        for index, image in enumerate(images):
-            failure = image.exception()
-            if isinstance(failure, ImageError):
-                complaints.append(f"{self.settings.input_name}[{index}]: {failure}")
-            elif failure is not None:
-                raise failure  # a bug of this backend, not a bad image
-        if complaints:
-            refusal = pb_utils.TritonError("\n".join(complaints), pb_utils.TritonError.INVALID_ARG)
-            return pb_utils.InferenceResponse(output_tensors=[], error=refusal)
-        return pb_utils.InferenceResponse(output_tensors=[pixels])
+        path, reason = device_path.open_device_path(self.settings, self.threads)
+        if path is None:
+            pb_utils.Logger.log_warn(f"{name}: images are preprocessed on the CPU: {reason}")
+        return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpubridge.backends.image_preproc.image_files import FORMATS
 from gpubridge.backends.model_setup import ModelSetup, TensorSetup
 from gpubridge.backends.parameters import Parameters
 
@@ -13,7 +14,8 @@ INPUT = "IMAGE"
 OUTPUT = "PIXELS"
 
 DECODERS = ("auto", "nvimagecodec", "pillow")
-DTYPES = ("FP32", "FP16", "UINT8")
+DECODE_ENGINES = ("hardware", "gpu", "hybrid")
+DTYPES = ("FP32", "FP16", "BF16", "UINT8")
 INTERPOLATIONS = ("bilinear", "nearest", "bicubic", "lanczos")
 LAYOUTS = ("NCHW", "NHWC")
 RESIZE_MODES = ("crop", "stretch", "pad")
@@ -30,6 +32,14 @@ class Settings:
 
     Attributes
     ----------
+    decode_engines : tuple of str
+        What may decode on a GPU.
+    hw_load : float
+        The share of a batch that its hardware engine gets.
+    device_decode_min_batch : int
+        Images that are fewer are decoded on the CPU.
+    decode_bytes : int
+        Decoded pixels on the GPU at a time.
     images : bool
         Whether the output's first dimension counts images, as the batch's does.
     input_name, output_name : str
@@ -46,8 +56,13 @@ class Settings:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     max_pixels: int
+    formats: tuple[str, ...]
     decoder: str
     threads: int
+    decode_engines: tuple[str, ...]
+    hw_load: float
+    device_decode_min_batch: int
+    decode_bytes: int
     images: bool = True
     input_name: str = INPUT
     output_name: str = OUTPUT
@@ -81,8 +96,13 @@ class Settings:
             mean=parameters.numbers("NORMALIZE_MEAN", _IMAGENET_MEAN, "three numbers 'R, G, B'"),
             std=parameters.numbers("NORMALIZE_STD", _IMAGENET_STD, "three numbers 'R, G, B'"),
             max_pixels=parameters.whole_number("MAX_PIXELS", 50_000_000),
+            formats=parameters.choices("FORMATS", FORMATS),
             decoder=parameters.choice("DECODER", "auto", DECODERS),
             threads=parameters.whole_number("THREADS", setup.threads),
+            decode_engines=parameters.choices("DECODE_ENGINES", DECODE_ENGINES),
+            hw_load=parameters.share("HW_LOAD", 1.0),
+            device_decode_min_batch=parameters.whole_number("DEVICE_DECODE_MIN_BATCH", 1),
+            decode_bytes=parameters.whole_number("DECODE_BYTES", 128 << 20),
             images=setup.max_batch_size > 0 or output is None or len(output.dims) > len(layout) - 1,
             input_name=setup.inputs[0].name if setup.inputs else INPUT,
             output_name=OUTPUT if output is None else output.name,
@@ -90,6 +110,12 @@ class Settings:
         settings._check_parameters(parameters)
         settings._check_tensors(setup)
         return settings
+
+    @property
+    def pad_levels(self) -> tuple[int, int, int]:
+        """The colour of a border, in whole levels."""
+        red, green, blue = (round(value) for value in self.pad_color)
+        return red, green, blue
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -121,7 +147,7 @@ class Settings:
         given = [key for key in _NORMALIZING if key in parameters]
         if self.dtype == "UINT8" and given:
             raise ValueError(
-                f"parameter {given[0]}: expected with DTYPE FP32 or FP16 only, got UINT8, which is "
+                f"parameter {given[0]}: expected with DTYPE FP32, FP16 or BF16 only, got UINT8, which is "
                 "the pixels as they are"
             )
 
@@ -131,7 +157,7 @@ class Settings:
             if entry.data_type != "TYPE_STRING" or entry.dims not in _INPUT_DIMS[batched]:
                 expected = " or ".join(str(list(dims)) for dims in _INPUT_DIMS[batched])
                 raise ValueError(
-                    f"input '{entry.name}': expected TYPE_STRING of dims {expected}, a JPEG file "
+                    f"input '{entry.name}': expected TYPE_STRING of dims {expected}, an image file "
                     f"per element, got {entry.data_type} of dims {list(entry.dims)}"
                 )
         expected_dims: list[tuple[int, ...]] = (

@@ -10,6 +10,8 @@ using CUdeviceptr = unsigned long long;
 using CUcontext = struct Context*;
 using CUstream = struct Stream*;
 using CUevent = struct Event*;
+using CUmodule = struct Module*;
+using CUfunction = struct Function*;
 using CUhostFn = void (*)(void*);
 
 struct CUuuid {
@@ -35,6 +37,7 @@ enum : CUresult {
   kIllegalAddress = 700,
   kPeerAccessAlreadyEnabled = 704,
   kContextIsDestroyed = 709,
+  kInvalidImage = 200,
   kHostMemoryAlreadyRegistered = 712,
   kHostMemoryNotRegistered = 713,
   kNotSupported = 801,

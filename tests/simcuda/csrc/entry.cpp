@@ -16,6 +16,7 @@ const std::map<CUresult, const char*>& names() {
       {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED"},
       {100, "CUDA_ERROR_NO_DEVICE"},
       {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
+      {kInvalidImage, "CUDA_ERROR_INVALID_IMAGE"},
       {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
       {217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"},
       {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},

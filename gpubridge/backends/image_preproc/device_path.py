@@ -1,0 +1,239 @@
+"""Preprocessing on a GPU: files are decoded to its memory, and one launch does the rest.
+
+Per chunk of a batch, whose pixels are bounded by DECODE_BYTES: JPEG files are decoded there in one call,
+what is rather the CPU's (other formats, what the GPU's decoder refuses) on threads and copied there;
+the kernel writes the results where they are wanted in the end. Bad images cost their own request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from gpubridge.backends.image_preproc.batch import ImageRequest
+from gpubridge.backends.image_preproc.device_decoding import (
+    DeviceDecoder,
+    DeviceStream,
+    PixelsOnDevice,
+)
+from gpubridge.backends.image_preproc.device_kernel import DeviceKernel
+from gpubridge.backends.image_preproc.fused_kernel import (
+    IMAGE,
+    MOST_IMAGES,
+    SourcePixels,
+    describe_image,
+)
+from gpubridge.backends.image_preproc.host_decoding import (
+    DecodedImage,
+    Decoder,
+    make_decoder,
+    nvimagecodec_installed,
+)
+from gpubridge.backends.image_preproc.image_files import ImageError, require_format
+from gpubridge.backends.image_preproc.kernel_build import KernelUnavailable
+from gpubridge.backends.image_preproc.resizing import plan_resize
+from gpubridge.backends.image_preproc.settings import Settings
+from gpubridge.cuda_ipc import CopyStream, DeviceContext
+from gpubridge.cuda_ipc.devices import list_devices
+from gpubridge.errors import BridgeError
+from gpubridge.pb_utils.device_memory import DeviceMemory, device_memory
+
+__all__ = ["DevicePath", "open_device_path"]
+
+
+def open_device_path(
+    settings: Settings, threads: ThreadPoolExecutor
+) -> tuple[DevicePath | None, str]:
+    """Return the path on the GPU of this process; or None, and the reason."""
+    try:
+        return DevicePath(settings, threads, device_memory()), ""
+    except pb_utils.TritonModelException:
+        return None, "this process cannot use the GPU"
+    except (KernelUnavailable, BridgeError) as error:
+        return None, str(error)
+
+
+class _Job:
+    """One image on its way."""
+
+    __slots__ = ("encoded", "index", "nbytes", "request", "stream")
+
+    def __init__(self, request: ImageRequest, index: int, encoded: bytes) -> None:
+        self.request = request
+        self.index = index
+        self.encoded = encoded
+        self.stream: DeviceStream | None = None
+        self.nbytes = 0
+
+
+class DevicePath:
+    """Fills outputs in the GPU's memory.
+
+    Parameters
+    ----------
+    threads : ThreadPoolExecutor
+        Not closed here.
+
+    Raises
+    ------
+    KernelUnavailable, BridgeError
+        The kernel cannot be had, or the GPU does not work.
+    """
+
+    def __init__(
+        self, settings: Settings, threads: ThreadPoolExecutor, memory: DeviceMemory
+    ) -> None:
+        self._settings = settings
+        self._threads = threads
+        self._memory = memory
+        choice = "pillow" if settings.decoder == "pillow" else "auto"
+        self._host_decoder: Decoder = make_decoder(choice, settings.max_pixels, settings.formats)
+        self._context = DeviceContext(list_devices()[memory.ordinal])
+        try:
+            self._stream = CopyStream(self._context)
+            try:
+                self._kernel = DeviceKernel(settings, self._context, memory)
+            except BaseException:
+                self._stream.close()
+                raise
+        except BaseException:
+            self._context.close()
+            raise
+        self._decoder, self._reason = self._open_decoder()
+
+    @property
+    def description(self) -> str:
+        """What is used, for the log."""
+        decoding = f"decoding with {self._host_decoder.name} on the CPU ({self._reason})"
+        if self._decoder is not None:
+            decoding = f"decoding with nvimagecodec ({', '.join(self._settings.decode_engines)})"
+        return f"{decoding}, resizing on GPU {self._memory.ordinal}"
+
+    def fill(self, requests: Sequence[ImageRequest]) -> None:
+        """Write the pixels of all requests, or note what is wrong with their images."""
+        count = sum(len(request.encoded) for request in requests)
+        on_device = self._decoder is not None and count >= self._settings.device_decode_min_batch
+        jobs = []
+        for request in requests:
+            own = [job for job in self._jobs(request) if self._look_at(job, on_device)]
+            if not request.failed and request.ask_for_output("cuda"):
+                jobs += own
+        for chunk in self._chunks(jobs):
+            self._preprocess(chunk)
+
+    def close(self) -> None:
+        """Give back all that is held on the GPU."""
+        if self._decoder is not None:
+            self._decoder.close()
+        self._stream.close()
+        self._kernel.close()
+        self._context.close()
+
+    def _open_decoder(self) -> tuple[DeviceDecoder | None, str]:
+        settings = self._settings
+        if settings.decoder == "pillow":
+            return None, "as DECODER says"
+        if not nvimagecodec_installed():
+            return None, "nvImageCodec is not installed"
+        try:
+            decoder = DeviceDecoder(settings, self._memory.ordinal, self._stream.handle)
+        except Exception as error:  # noqa: BLE001  (of another library; the CPU decodes as well)
+            return None, f"nvImageCodec does not start on the GPU: {error}"
+        return decoder, ""
+
+    @staticmethod
+    def _jobs(request: ImageRequest) -> list[_Job]:
+        return [_Job(request, index, encoded) for index, encoded in enumerate(request.encoded)]
+
+    def _look_at(self, job: _Job, on_device: bool) -> bool:
+        """Read the header of an image, before memory is taken for it; tell whether it is good."""
+        try:
+            if require_format(job.encoded, self._settings.formats) == "JPEG" and on_device:
+                assert self._decoder is not None
+                job.stream = self._decoder.open(job.encoded)
+            if job.stream is None:
+                width, height = self._host_decoder.measure(job.encoded)
+                job.nbytes = 3 * width * height
+            else:
+                job.nbytes = job.stream.nbytes
+        except ImageError as error:
+            job.request.refuse(job.index, error)
+            return False
+        return True
+
+    def _chunks(self, jobs: list[_Job]) -> Iterator[list[_Job]]:
+        """Part the images of a batch by the bytes of their pixels; one image is always taken."""
+        chunk: list[_Job] = []
+        room = self._settings.decode_bytes
+        for job in jobs:
+            if job.request.failed:  # in an earlier chunk
+                continue
+            if chunk and (job.nbytes > room or len(chunk) == MOST_IMAGES):
+                yield chunk
+                chunk, room = [], self._settings.decode_bytes
+            chunk.append(job)
+            room -= job.nbytes
+        if chunk:
+            yield chunk
+
+    def _preprocess(self, chunk: list[_Job]) -> None:
+        """Decode, resize and normalise some images; all that this has taken is free on return."""
+        on_host = {job: self._decode_on_host(job) for job in chunk if job.stream is None}
+        decoded: dict[_Job, PixelsOnDevice] = {}
+        if self._decoder is not None:
+            on_device = [job for job in chunk if job.stream is not None]
+            streams = [job.stream for job in on_device if job.stream is not None]
+            for job, pixels in zip(on_device, self._decoder.decode(streams)):
+                if pixels is None:
+                    on_host[job] = self._decode_on_host(job)
+                else:
+                    decoded[job] = pixels
+        try:
+            for job, future in on_host.items():
+                uploaded = self._upload(job, future)
+                if uploaded is not None:
+                    decoded[job] = uploaded
+            good = {job: pixels for job, pixels in decoded.items() if not job.request.failed}
+            held = self._launch(good) if good else None
+        finally:
+            # Pixels, table and outputs stay until nothing works on them any more.
+            self._stream.wait()
+        del held
+
+    def _decode_on_host(self, job: _Job) -> Future[DecodedImage]:
+        return self._threads.submit(self._host_decoder.decode, job.encoded)
+
+    def _upload(self, job: _Job, future: Future[DecodedImage]) -> PixelsOnDevice | None:
+        """Copy what a thread has decoded to the GPU, as it is stored: the kernel turns it."""
+        try:
+            image = future.result()
+            pixels = np.ascontiguousarray(image.stored)
+            data = self._memory.upload(pixels.reshape(-1).data)
+        except ImageError as error:
+            job.request.refuse(job.index, error)
+            return None
+        except BridgeError as error:
+            job.request.refuse(job.index, ImageError(f"no room for its pixels: {error.message}"))
+            return None
+        if data.ready is not None:
+            data.ready.order_before(self._stream.handle)
+        height, width, _ = pixels.shape
+        source = SourcePixels(data.pointer, width, height, 3 * width, image.orientation)
+        return PixelsOnDevice(source, data)
+
+    def _launch(self, images: dict[_Job, PixelsOnDevice]) -> Any:
+        """Launch the kernel for images; returns what has to stay until it is done."""
+        table = np.zeros(len(images), IMAGE)
+        for position, (job, pixels) in enumerate(images.items()):
+            request = job.request
+            target = request.output._device_bytes
+            plan = plan_resize(*pixels.source.upright_size, self._settings)
+            place = target.pointer + job.index * (target.nbytes // len(request.encoded))
+            describe_image(table[position : position + 1], pixels.source, plan, place)
+            if target.ready is not None:
+                target.ready.order_before(self._stream.handle)
+        return self._kernel.launch(table, self._stream.handle), images

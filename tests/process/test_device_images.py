@@ -1,0 +1,187 @@
+"""image_preproc on a simulated GPU: its kernel's own source, and doubles of nvImageCodec and NVRTC."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.host_kernel.simulated import imaging_environment
+from tests.image_corpus import GOOD_FILES, HOSTILE_FILES
+from tests.process.device_models import running_device_server
+from tests.process.imaging import ask, expected_pixels, write_image_model
+
+TABLE = 96
+"""Bytes that tell the kernel of an image."""
+JPEGS = [
+    file for name, file in GOOD_FILES.items() if name.startswith("jpeg") and "cmyk" not in name
+]
+BATCHING = "dynamic_batching { max_queue_delay_microseconds: 200000 }"
+REFUSED = (
+    GOOD_FILES["jpeg-444"][:2] + b"\xff\xfe\0\x14no GPU decodes this" + GOOD_FILES["jpeg-444"][2:]
+)
+
+
+class Served:
+    """A server with models on a GPU, and a client of it."""
+
+    def __init__(self, device_server, parameters):
+        self.device_server = device_server
+        self.machine = device_server.machine
+        self.server = device_server.server
+        self.parameters = parameters
+        self.client = triton.InferenceServerClient(self.server.http_url, concurrency=4)
+
+    def answer(self, files, model="images"):
+        return ask(self.client, files, model)
+
+    def check(self, files, model="images"):
+        expected = expected_pixels(files, self.parameters[model])
+        np.testing.assert_array_equal(self.answer(files, model), expected)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    parameters = {
+        name: write_image_model(repository, name, kind="KIND_GPU", **settings)
+        for name, settings in {
+            "images": {"DTYPE": "FP32"},
+            "chunked": {"DECODE_BYTES": 20000, "LAYOUT": "NHWC"},
+            "on_cpu": {"DECODER": "pillow", "DTYPE": "FP16", "INTERPOLATION": "bicubic"},
+            "patient": {"DEVICE_DECODE_MIN_BATCH": 3},
+            "batched": {"more": BATCHING},
+        }.items()
+    }
+    parameters["batched"].pop("more", None)
+    environment = imaging_environment(tmp_path_factory.mktemp("cache"))
+    with running_device_server(repository, devices=1, environment=environment) as running:
+        found = Served(running, parameters)
+        with found.client:
+            yield found
+
+
+def test_jpegs_are_decoded_and_resized_on_the_gpu(served):
+    nbytes = len(JPEGS) * 3 * 24 * 32 * 4
+    served.check(JPEGS)
+    with served.device_server.doing(
+        "images", h2d=(TABLE * len(JPEGS), 1), d2h=(nbytes, 1), waits=1
+    ):
+        served.check(JPEGS)
+    assert "decoding with nvimagecodec (hardware, gpu, hybrid), resizing on GPU 0" in (
+        served.server.log()
+    )
+
+
+def test_a_batch_is_one_launch(served):
+    before = len(served.machine.calls("cuLaunchKernel"))
+    served.check(JPEGS)
+    assert len(served.machine.calls("cuLaunchKernel")) == before + 1
+
+
+@pytest.mark.parametrize("name", GOOD_FILES)
+def test_what_the_gpu_does_not_decode_the_cpu_does(served, name):
+    served.check([GOOD_FILES[name], JPEGS[0]])
+
+
+def test_a_jpeg_that_the_gpu_refuses_is_decoded_on_the_cpu(served):
+    served.check([JPEGS[1], REFUSED, JPEGS[2]])
+
+
+@pytest.mark.parametrize("model", ["chunked", "on_cpu", "patient"])
+def test_models_by_their_parameters(served, model):
+    for files in (JPEGS, JPEGS[:2], list(GOOD_FILES.values())):
+        served.check(files, model)
+
+
+def test_pixels_take_bounded_memory(served):
+    """Two images at a time fit into DECODE_BYTES; one always does."""
+    before = len(served.machine.calls("cuLaunchKernel"))
+    served.check(JPEGS, "chunked")
+    assert len(served.machine.calls("cuLaunchKernel")) == before + -(-len(JPEGS) // 2)
+
+
+def test_nothing_stays_on_the_gpu(served):
+    served.check(JPEGS * 2)
+    used = served.machine.used(0)
+    for _ in range(5):
+        served.check(JPEGS * 2)
+    assert served.machine.used(0) == used
+
+
+@pytest.mark.parametrize("name", [name for name, (_, text) in HOSTILE_FILES.items() if text])
+def test_a_hostile_file_gets_its_error_and_leaves_the_others_alone(served, name):
+    hostile, message = HOSTILE_FILES[name]
+    with pytest.raises(InferenceServerException, match=re.escape("IMAGE[1]: ")) as caught:
+        served.answer([JPEGS[0], hostile])
+    assert re.search(message, str(caught.value))
+    served.check([JPEGS[0]])
+
+
+def test_in_a_dynamic_batch_only_the_request_with_the_bad_image_fails(served):
+    bad = JPEGS[3][:200]
+    served.check(JPEGS[:1], "batched")
+    groups = [JPEGS[:2], [JPEGS[2], bad], [REFUSED], [bad, GOOD_FILES["png-rgb"]], JPEGS[4:7]]
+
+    def outcome(files):
+        with triton.InferenceServerClient(served.server.http_url) as client:
+            try:
+                return ask(client, files, "batched")
+            except InferenceServerException as error:
+                return str(error)
+
+    with ThreadPoolExecutor(len(groups)) as pool:
+        answers = list(pool.map(outcome, groups))
+    for files, answer in zip(groups, answers, strict=True):
+        if bad in files:
+            assert f"IMAGE[{files.index(bad)}]: expected a whole JPEG file" in answer
+        else:
+            np.testing.assert_array_equal(
+                answer, expected_pixels(files, served.parameters["batched"])
+            )
+
+
+@pytest.mark.parametrize(
+    ("missing", "faults", "said"),
+    [
+        ("decoder", (), "decoding with .* on the CPU .*resizing on GPU 0"),
+        ("kernel", (), "images are preprocessed on the CPU: (NVRTC does not compile|cuModuleLoad)"),
+        (None, [("cuModuleLoadData", 200)], "preprocessed on the CPU: cuModuleLoadData failed"),
+    ],
+)
+def test_what_is_missing_is_done_on_the_cpu_and_said_once(tmp_path, missing, faults, said):
+    parameters = write_image_model(tmp_path / "models", kind="KIND_GPU")
+    options = {} if missing is None else {missing: False}
+    environment = imaging_environment(tmp_path / "cache", **options)
+    serving = running_device_server(
+        tmp_path / "models", devices=1, environment=environment, faults=faults
+    )
+    with serving as running, triton.InferenceServerClient(running.server.http_url) as client:
+        for _ in range(2):
+            np.testing.assert_array_equal(ask(client, JPEGS), expected_pixels(JPEGS, parameters))
+        assert len(re.findall(said, running.server.log())) == 1
+
+
+def test_a_compiled_kernel_is_kept_for_the_next_start(tmp_path):
+    write_image_model(tmp_path / "models", kind="KIND_GPU", count=2)
+    environment = imaging_environment(tmp_path / "cache")
+    for _ in range(2):
+        with running_device_server(tmp_path / "models", devices=1, environment=environment):
+            (kept,) = (tmp_path / "cache" / "gpubridge" / "kernels").iterdir()
+            assert kept.read_bytes().startswith(b"gpubridge kernel 1\n")
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
+    parameters = write_image_model(tmp_path / "models", kind="KIND_GPU")
+    (tmp_path / "cache").write_text("no directory")
+    environment = imaging_environment(tmp_path / "cache")
+    with (
+        running_device_server(tmp_path / "models", devices=1, environment=environment) as running,
+        triton.InferenceServerClient(running.server.http_url) as client,
+    ):
+        np.testing.assert_array_equal(ask(client, JPEGS), expected_pixels(JPEGS, parameters))
+        assert "resizing on GPU 0" in running.server.log()

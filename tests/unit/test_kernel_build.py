@@ -1,0 +1,146 @@
+"""The cache of compiled kernels, and NVRTC itself where it is."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpubridge.backends.image_preproc import kernel_build
+from gpubridge.backends.image_preproc.fused_kernel import SOURCE
+from gpubridge.backends.image_preproc.kernel_build import KernelUnavailable, kernel_image
+
+
+class Compiler(SimpleNamespace):
+    """NVRTC's interface, with machine code that is a number."""
+
+    def __init__(self, known=(80, 90), fails=False):
+        super().__init__(known=known, fails=fails, compiled=[], version=(12, 9))
+
+    def nvrtcVersion(self):  # noqa: N802
+        return 0, *self.version
+
+    def nvrtcGetSupportedArchs(self):  # noqa: N802
+        return 0, list(self.known)
+
+    def nvrtcCreateProgram(self, code, name, count, headers, names):  # noqa: N802
+        return 0, code
+
+    def nvrtcCompileProgram(self, program, count, options):  # noqa: N802
+        self.compiled.append([option.decode() for option in options])
+        return (6 if self.fails else 0,)
+
+    def nvrtcDestroyProgram(self, program):  # noqa: N802
+        pass
+
+    def nvrtcGetCUBINSize(self, program):  # noqa: N802
+        return 0, 0
+
+    nvrtcGetPTXSize = nvrtcGetCUBINSize  # noqa: N815
+
+    def nvrtcGetCUBIN(self, program, image):  # noqa: N802
+        return (0,)
+
+    nvrtcGetPTX = nvrtcGetCUBIN  # noqa: N815
+
+    def nvrtcGetProgramLogSize(self, program):  # noqa: N802
+        return 0, 4
+
+    def nvrtcGetProgramLog(self, program, image):  # noqa: N802
+        return (0,)
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    found = Compiler()
+    monkeypatch.setattr(kernel_build, "_load_nvrtc", lambda: (found, found.version))
+    return found
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "kernel.cu"
+    path.write_text("code")
+    return path
+
+
+def test_a_kernel_is_compiled_once_for_each_source_gpu_and_compiler(
+    compiler, source, tmp_path, monkeypatch
+):
+    cache = tmp_path / "cache"
+    for _ in range(2):
+        kernel_image(source, (9, 0), cache)
+    assert compiler.compiled == [["--std=c++17", "--fmad=false", "--gpu-architecture=sm_90"]]
+    kernel_image(source, (8, 0), cache)
+    compiler.version = (13, 0)
+    monkeypatch.setattr(kernel_build, "_load_nvrtc", lambda: (compiler, compiler.version))
+    kernel_image(source, (9, 0), cache)
+    source.write_text("other code")
+    kernel_image(source, (9, 0), cache)
+    assert len(compiler.compiled) == 4
+    assert len(list(cache.iterdir())) == 4
+
+
+def test_a_gpu_that_is_newer_than_the_compiler_gets_code_for_the_driver_to_compile(
+    compiler, source
+):
+    kernel_image(source, (12, 1), None)
+    assert compiler.compiled[0][-1] == "--gpu-architecture=compute_90"
+    with pytest.raises(KernelUnavailable, match=r"capability 8\.0 and newer, this one has 7\.5"):
+        kernel_image(source, (7, 5), None)
+
+
+def test_what_the_compiler_says_is_told(compiler, source):
+    compiler.fails = True
+    with pytest.raises(KernelUnavailable, match="NVRTC does not compile the kernel"):
+        kernel_image(source, (9, 0), None)
+
+
+@pytest.mark.parametrize("spoil", ["truncated", "emptied", "another version", "open to all"])
+def test_an_entry_that_is_not_whole_or_not_ones_own_is_not_used(compiler, source, tmp_path, spoil):
+    cache = tmp_path / "cache"
+    kernel_image(source, (9, 0), cache)
+    (entry,) = cache.iterdir()
+    whole = entry.read_bytes()
+    if spoil == "open to all":
+        entry.chmod(0o666)
+    else:
+        entry.write_bytes({"truncated": whole[:-1], "emptied": b""}.get(spoil, b"?" + whole[1:]))
+    kernel_image(source, (9, 0), cache)
+    assert len(compiler.compiled) == 2
+    assert entry.read_bytes() == whole
+    assert list(cache.iterdir()) == [entry]
+
+
+def test_many_may_write_the_cache_at_once(compiler, source, tmp_path):
+    cache = tmp_path / "cache"
+    threads = [
+        threading.Thread(target=kernel_image, args=(source, (9, 0), cache)) for _ in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(cache.iterdir())) == 1
+    compiled = len(compiler.compiled)
+    kernel_image(source, (9, 0), cache)
+    assert len(compiler.compiled) == compiled
+
+
+def test_no_place_for_a_cache_is_no_error(compiler, source, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    for cache in (file, file / "below", None):
+        kernel_image(source, (9, 0), cache)
+    assert len(compiler.compiled) == 3
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0)])
+def test_nvrtc_compiles_the_kernel(capability):
+    try:
+        kernel_build._load_nvrtc()
+    except KernelUnavailable as error:
+        pytest.skip(str(error))
+    assert kernel_image(Path(SOURCE), capability, None).startswith(b"\x7fELF")
