@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.gpu_memory import ClientMemory, first_device, measure_limits
+from benchmarks.gpu_memory import first_device, measure_limits
 from benchmarks.gpu_report import GpuReport, GpuResult, markdown_page
 from benchmarks.gpu_requests import Requests
 from benchmarks.gpu_rows import ROWS, SMALL
@@ -26,6 +26,8 @@ from benchmarks.peer import find_peer
 from benchmarks.serve import Gpubridge
 from benchmarks.server_process import Contender, Launch, Ports, ServerProcess
 from gpubridge import __version__
+from gpubridge.bench.client_memory import ClientMemory
+from gpubridge.errors import BridgeError
 
 _PROJECT = Path(__file__).resolve().parent.parent
 _MODELS = _PROJECT / "benchmarks" / "models" / "gpu"
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         peer = _peer(options.peer)
         report = _begin(options, peer)
         _run(report, options, peer)
-    except BenchmarkError as error:
+    except (BenchmarkError, BridgeError) as error:
         print(error, file=sys.stderr)
         return 2
     complaints = [f"{r.row.name}: {text}" for r in report.results for text in r.complaints]
@@ -173,10 +175,10 @@ def _measure(
                 result.failures.append(f"no time left for {nbytes} bytes")
                 return
             try:
-                requests.check(row, nbytes)
-                requests.time(row, nbytes, options.seconds / _WARM_UP)
-                times[nbytes] = requests.time(row, nbytes, options.seconds)
-            except (BenchmarkError, OSError) as error:
+                requests.check_row(row, nbytes)
+                requests.time_row(row, nbytes, options.seconds / _WARM_UP)
+                times[nbytes] = requests.time_row(row, nbytes, options.seconds)
+            except (BenchmarkError, BridgeError, OSError) as error:
                 # What Triton cannot do is told, and no failure of this run.
                 found = result.notes if times is result.theirs else result.failures
                 found.append(str(error))

@@ -1,4 +1,4 @@
-"""The benchmark's own memory on the GPU, and the limits of this machine's copies."""
+"""The device that is measured, and the limits of its copies."""
 
 from __future__ import annotations
 
@@ -7,26 +7,15 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
-
-import numpy as np
 
 from benchmarks.failure import BenchmarkError
-from gpubridge.cuda_ipc import (
-    CopyStream,
-    DeviceContext,
-    DeviceInfo,
-    DeviceSegment,
-    PinnedMemory,
-    driver_release,
-    probe_devices,
-)
+from gpubridge.bench.client_memory import ClientMemory
+from gpubridge.cuda_ipc import DeviceInfo, PinnedMemory, driver_release, probe_devices
 
-__all__ = ["ClientMemory", "first_device", "measure_limits"]
+__all__ = ["first_device", "measure_limits"]
 
 _ROUNDS = 5
 _LEAST_SECONDS = 0.02
-_POISON = 0xA5
 
 Limits = dict[str, dict[int, float]]
 """Microseconds of a copy by its kind and size."""
@@ -47,53 +36,13 @@ def first_device() -> tuple[DeviceInfo, str]:
     return probe.devices[0], driver_release()
 
 
-class ClientMemory:
-    """Two regions of one size on the device, for an input and an output; a context manager."""
-
-    def __init__(self, device: DeviceInfo, nbytes: int) -> None:
-        self._context = DeviceContext(device)
-        self._stream = CopyStream(self._context)
-        self.nbytes = nbytes
-        self.source = DeviceSegment.allocate(self._context, 0, nbytes)
-        self.target = DeviceSegment.allocate(self._context, 0, nbytes)
-
-    def __enter__(self) -> ClientMemory:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.source.close()
-        self.target.close()
-        self._stream.close()
-        self._context.close()
-
-    def prepare(self, nbytes: int) -> bytes:
-        """Write random bytes into the source, poison into the target; return the former."""
-        sent = np.random.default_rng().bytes(nbytes)
-        self._stream.h2d(self.source.pointer, memoryview(sent), nbytes)
-        self._stream.h2d(self.target.pointer, memoryview(bytes([_POISON]) * nbytes), nbytes)
-        self._stream.wait()
-        return sent
-
-    def received(self, nbytes: int) -> bytes:
-        """Return what is in the target."""
-        data = bytearray(nbytes)
-        self._stream.d2h(memoryview(data), self.target.pointer, nbytes)
-        self._stream.wait()
-        return bytes(data)
-
-
 def measure_limits(device: DeviceInfo, sizes: tuple[int, ...], seconds: float) -> Limits:
     """Return what copies take that nobody can do without, with nothing around them."""
     limits: Limits = {"d2d": {}, "h2d": {}, "d2h": {}}
     largest = max(sizes)
     with ClientMemory(device, largest) as memory, mmap.mmap(-1, largest) as mapped:
-        stream, host = memory._stream, memoryview(mapped)
-        pinned = PinnedMemory(memory._context)
+        stream, host = memory.stream, memoryview(mapped)
+        pinned = PinnedMemory(memory.context)
         try:
             # Without pinning the figures are still those that the bridge could reach here.
             pinned.pin(host)

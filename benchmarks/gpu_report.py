@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.gpu_rows import FLAT, FLAT_FROM, GpuRow, Way
+from benchmarks.gpu_rows import FLAT, FLAT_FROM, GpuRow
+from gpubridge.bench.paths import Way
 
 __all__ = ["GpuReport", "GpuResult", "markdown_page"]
 

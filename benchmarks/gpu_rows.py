@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
-__all__ = ["FLAT", "FLAT_FROM", "ROWS", "SMALL", "GpuRow", "Way"]
+from gpubridge.bench.paths import Way
+
+__all__ = ["FLAT", "FLAT_FROM", "ROWS", "SMALL", "GpuRow"]
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -17,14 +18,6 @@ SMALL = _MIB
 """The largest size of a smoke run."""
 
 
-class Way(str, Enum):
-    """Where a request's tensors are."""
-
-    REGIONS = "in and out in CUDA shared memory"
-    NETWORK = "in and out over HTTP"
-    WITHIN = "between models"
-
-
 @dataclass(frozen=True, slots=True)
 class GpuRow:
     """One kind of work.
@@ -33,6 +26,8 @@ class GpuRow:
     ----------
     model : str
         Of benchmarks/models/gpu.
+    way : Way, optional
+        Where a request's tensors are; None for work that is between models.
     sizes : tuple of int
         Bytes of a tensor.
     copied : int
@@ -50,7 +45,7 @@ class GpuRow:
     name: str
     title: str
     model: str
-    way: Way
+    way: Way | None
     sizes: tuple[int, ...]
     copied: int = 0
     compared: bool = True
@@ -99,7 +94,7 @@ ROWS = (
         "call_48",
         "call of another model with 48 tensors on the GPU, 64 KiB each, and back",
         "gpu_call_48",
-        Way.WITHIN,
+        None,
         (64 * _KIB,),
     ),
 )

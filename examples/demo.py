@@ -1,4 +1,4 @@
-"""Show a running server at work: both examples, their speed, an error, and a picture.
+"""Show a running server at work: its examples, their speed, labels, an error, and a picture.
 
 python examples/demo.py --url 127.0.0.1:8000 --output DIR
 """
@@ -6,15 +6,17 @@ python examples/demo.py --url 127.0.0.1:8000 --output DIR
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import tritonclient.http as triton
-from image_preproc import client as image_preproc
+from image_preproc import classify, client as image_preproc
 from pytorch_addsub import client as pytorch_addsub
 from tritonclient.utils import InferenceServerException
 
@@ -82,13 +84,42 @@ def measure_photos(url: str, connections: int) -> Row:
     return Row(image_preproc.MODEL, connections, [answer.latency_s for answer in answers], wall_s)
 
 
+def measure_labels(url: str, connections: int, model: str) -> Row:
+    """Time the pipeline from photograph to labels, one photograph per request."""
+    jpegs = [photo.read_bytes() for photo in image_preproc.example_photos() * PHOTO_ROUNDS]
+
+    def one_connection(first: int) -> list[float]:
+        latencies_s = []
+        with triton.InferenceServerClient(url) as client:
+            for jpeg in jpegs[first::connections]:
+                sent = time.perf_counter()
+                classify.classify(client, [jpeg], model)
+                latencies_s.append(time.perf_counter() - sent)
+        return latencies_s
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(connections) as threads:
+        taken = list(threads.map(one_connection, range(connections)))
+    return Row(model, connections, list(itertools.chain(*taken)), time.perf_counter() - begin)
+
+
 def print_speeds(rows: Sequence[Row]) -> None:
     """Print the table; the figures are those of a Python client, and include its own time."""
-    print("\nmodel           connections  requests   p50 ms   p99 ms  requests/s")
+    print("\nmodel            connections  requests   p50 ms   p99 ms  requests/s")
     for model, connections, latencies_s, wall_s in rows:
         p50, p99 = np.percentile(latencies_s, [50, 99]) * 1e3
         count = len(latencies_s)
-        print(f"{model:15} {connections:11} {count:9} {p50:8.2f} {p99:8.2f} {count / wall_s:11.0f}")
+        print(f"{model:16} {connections:11} {count:9} {p50:8.2f} {p99:8.2f} {count / wall_s:11.0f}")
+
+
+def show_labels(client: triton.InferenceServerClient) -> None:
+    """Print the best guesses for each photograph; the network is not trained."""
+    photos = image_preproc.example_photos()
+    print("\nlabels, by a network with random weights:")
+    found = classify.classify(client, [photo.read_bytes() for photo in photos])
+    for photo, guesses in zip(photos, found, strict=True):
+        listed = ", ".join(f"{label} {share:.2f}" for label, share in guesses)
+        print(f"  {photo.name:28} {listed}")
 
 
 def show_errors(client: triton.InferenceServerClient) -> None:
@@ -136,8 +167,11 @@ def main() -> int:
                 measure_add_sub(options.url, 16),
                 measure_photos(options.url, 1),
                 measure_photos(options.url, 4),
+                measure_labels(options.url, 4, classify.MODEL),
+                measure_labels(options.url, 4, classify.CALLER),
             ]
         )
+        show_labels(client)
         show_errors(client)
         print(f"\ncontact sheet: {write_contact_sheet(client, options.url, options.output)}")
     return 0

@@ -13,7 +13,7 @@ from typing import TypeVar, get_args
 import uvloop
 
 import gpubridge
-from gpubridge import doctor
+from gpubridge import bench, doctor
 from gpubridge.config import (
     GrpcConnections,
     HttpConnections,
@@ -101,6 +101,13 @@ def _parser() -> argparse.ArgumentParser:
         "exit code is 1 when models cannot be served here.",
     )
     command.set_defaults(run=_doctor, flags=_names(command))
+    command = commands.add_parser(
+        "bench",
+        help="measure on this machine what a user can see for himself",
+        description="Measure on this machine.",
+        allow_abbrev=False,
+    )
+    bench.add_bench_commands(command)
     return parser
 
 

@@ -41,7 +41,7 @@ def loaded_by(statement):
         ("import gpubridge.pb_utils", (*FOREIGN, *SERVER_ONLY, "asyncio")),
         ("import triton_python_backend_utils", (*FOREIGN, *SERVER_ONLY)),
         ("import gpubridge.stub.process", (*FOREIGN, *SERVER_ONLY)),
-        ("import gpubridge.cli", FOREIGN[:-2]),
+        ("import gpubridge.cli", (*FOREIGN[:-2], "matplotlib")),
         ("from gpubridge import doctor; doctor.examine()", ("torch", "cupy", "jax", "grpc")),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from tests.process.server import running_server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 needs_torch = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="pytorch_addsub needs torch"
+    importlib.util.find_spec("torch") is None, reason="the models need torch"
 )
 
 
@@ -28,6 +29,7 @@ def server():
     repositories = [EXAMPLES / "image_preproc" / "model_repository"]
     if importlib.util.find_spec("torch"):
         repositories.append(EXAMPLES / "pytorch_addsub" / "model_repository")
+        repositories.append(EXAMPLES / "image_preproc" / "pipeline_repository")
     with running_server(repositories) as running:
         yield running
 
@@ -114,9 +116,14 @@ def test_demo_shows_models_speeds_an_error_and_a_picture(server, tmp_path):
     printed = run_example("demo.py", server, "--output", str(tmp_path / "shown"))
     assert "input  IMAGE BYTES [-1, 1]" in printed
     assert "output OUTPUT1 FP32 [4]" in printed
-    speeds = [line.split()[:2] for line in printed.splitlines() if line.startswith(("py", "im"))]
+    speeds = [
+        line.split()[:2] for line in printed.splitlines() if line.startswith(("py", "im", "ph"))
+    ]
     assert ["pytorch_addsub", "16"] in speeds
     assert ["image_preproc", "4"] in speeds
+    assert ["photo_labels", "4"] in speeds
+    assert ["photo_labels_bls", "4"] in speeds
+    assert re.search(r"^  rocket.jpg +[a-z]+ 0\.\d\d, ", printed, re.MULTILINE)
     assert "IMAGE[1]: expected a whole JPEG file" in printed
     with Image.open(tmp_path / "shown" / "contact_sheet.png") as drawn:
         assert drawn.format == "PNG"

@@ -1,0 +1,132 @@
+"""``gpubridge bench zero-copy``: its flags, and what it does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+from gpubridge.bench.measurement import MODELS, Measured, measure
+from gpubridge.bench.pcie_meter import open_pcie_meter
+from gpubridge.bench.picture import draw
+from gpubridge.bench.report import document, table
+from gpubridge.bench.sizes import read_sizes
+from gpubridge.bench.verdict import judge
+from gpubridge.cuda_ipc import DeviceInfo, check_device, probe_devices
+from gpubridge.errors import BridgeError
+
+__all__ = ["add_bench_commands"]
+
+_SIZES = "1MiB,4MiB,16MiB,64MiB,256MiB"
+_HOLDS, _FAILS, _UNABLE = 0, 1, 2
+_NEEDS = (
+    "gpubridge bench zero-copy needs an NVIDIA GPU with its driver, cuda-python (pip install "
+    "'gpubridge[gpu]'), and memory that processes may share (CUDA IPC); nvidia-smi on PATH shows "
+    "what PCIe sees. gpubridge doctor says what is missing here.\n"
+)
+
+
+def add_bench_commands(command: argparse.ArgumentParser) -> None:
+    """Add the benchmarks, each a command of its own."""
+    benchmarks = command.add_subparsers(dest="benchmark", required=True)
+    zero_copy = benchmarks.add_parser(
+        "zero-copy",
+        help="whether tensors on a GPU stay there: by the bridge's counters and by PCIe's",
+        description="Send tensors of growing sizes through models on the first GPU, in CUDA shared "
+        "memory and, for comparison, over the host, while nvidia-smi watches the PCIe link. Prints a "
+        "table and a verdict, and writes zero_copy.json and zero_copy.png. The exit code is 0 when "
+        "nothing speaks against zero copies, 1 when something does, 2 when nothing was measured.",
+        allow_abbrev=False,
+    )
+    add = zero_copy.add_argument
+    add(
+        "--sizes",
+        type=_sizes,
+        default=_SIZES,
+        metavar="LIST",
+        help=f"of the tensors (default: {_SIZES})",
+    )
+    add(
+        "--seconds",
+        type=float,
+        default=3.0,
+        help="of load for each path and size, longer while nvidia-smi has too few figures (default: 3)",
+    )
+    add("--output", type=Path, default=Path(), metavar="DIR", help="for the files (default: here)")
+    add("--json", action="store_true", help="print the document instead of table and verdict")
+    flags = [name for name in zero_copy._option_string_actions if name.startswith("--")]
+    zero_copy.set_defaults(run=run, flags=flags)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return read_sizes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def run(options: argparse.Namespace, models: Path = MODELS) -> int:
+    """Measure, print, write; returns the exit code.
+
+    Parameters
+    ----------
+    models : Path
+        What is served: a repository like this package's.
+    """
+    device = _device()
+    if isinstance(device, str):
+        sys.stderr.write(f"nothing can be measured here: {device}\n{_NEEDS}")
+        return _UNABLE
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        measured = _measured(device, options, models)
+    except BridgeError as error:
+        sys.stderr.write(f"the measurement failed: {error.message}\n")
+        return _UNABLE
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    verdict = judge(measured)
+    figures = json.dumps(document(measured, verdict), indent=1)
+    options.output.mkdir(parents=True, exist_ok=True)
+    stem = options.output / "zero_copy"
+    stem.with_suffix(".json").write_text(figures + "\n", encoding="utf-8")
+    undrawn = draw(measured, verdict, stem.with_suffix(".png"))
+    if options.json:
+        sys.stdout.write(figures + "\n")
+    else:
+        sys.stdout.write(f"{table(measured)}\n\n{verdict.text()}\n")
+    written = f"written: {stem}.json" + ("" if undrawn else f", {stem}.png")
+    sys.stderr.write(f"{written}\n{undrawn}\n" if undrawn else f"{written}\n")
+    return _HOLDS if verdict.holds else _FAILS
+
+
+def _device() -> DeviceInfo | str:
+    """Return the first GPU, or why it cannot be measured."""
+    probe = probe_devices()
+    if not probe.count:
+        return probe.reason
+    device = probe.devices[0]
+    shares = check_device(device.uuid).memory
+    return device if shares.works else f"{device.name}: memory cannot be shared: {shares.reason}"
+
+
+def _measured(device: DeviceInfo, options: argparse.Namespace, models: Path) -> Measured:
+    with ExitStack() as stack:
+        meter = open_pcie_meter(device.uuid)
+        if not isinstance(meter, str):
+            stack.enter_context(meter)
+        return measure(device, options.sizes, options.seconds, meter, models=models, tell=_tell)
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Turn SIGTERM into an exit that ends the server on its way."""
+    del frame
+    sys.exit(128 + number)

@@ -1,0 +1,179 @@
+"""``gpubridge bench zero-copy`` on a simulated machine, watched by a nvidia-smi that counts its driver's calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from gpubridge.bench.measurement import MODELS
+from tests.process.server import alive
+from tests.simcuda.machine import running_machine
+
+ROOT = MODELS.parents[2]
+SIZE = 256 << 10
+PATHS = ["hand_on", "place", "chain", "host"]
+
+# What it tells is what the simulated driver has copied between host and devices.
+NVIDIA_SMI = """#!{python}
+import os, re, sys, time
+log = os.path.join(os.environ["SIMCUDA_DIR"], "calls")
+
+def copied(kind):
+    lines = open(log).read().splitlines()
+    found = [re.match(r"\\d+ cuMemcpy" + kind + r"\\w*\\((.*)\\)=0", line) for line in lines]
+    return sum(int(match[1].split(",")[0]) for match in found if match)
+
+if "dmon" in sys.argv:
+    print("# gpu  rxpci  txpci", flush=True)
+    print("# Idx   MB/s   MB/s", flush=True)
+    before = copied("HtoD"), copied("DtoH")
+    begun = time.monotonic()
+    while True:
+        time.sleep(1 - (time.monotonic() - begun) % 1)
+        now = copied("HtoD"), copied("DtoH")
+        rates = [round((n - b) / 1e6) for n, b in zip(now, before)]
+        before = now
+        print({row}, flush=True)
+else:
+    assert "--query-compute-apps=pid,used_memory" in sys.argv, sys.argv
+    print("1, 17")
+    for pid in sorted(set(line.split()[0] for line in open(log))):
+        print(pid + ", 100")
+"""
+ROW = '"    0", rates[0], rates[1]'
+
+
+def on_path(folder, *, row=ROW):
+    """Make a nvidia-smi; returns a PATH that begins with it."""
+    folder.mkdir()
+    program = folder / "nvidia-smi"
+    program.write_text(NVIDIA_SMI.format(python=sys.executable, row=row))
+    program.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def bench(machine, folder, *flags, path=None, models=MODELS, seconds=0.3):
+    """Run the command; returns its exit code, what it printed, and what it wrote."""
+    code = (
+        "import sys, pathlib, functools, gpubridge.cli as cli, gpubridge.bench.command as command\n"
+        "keep = command.run\n"
+        f"command.run = functools.partial(keep, models=pathlib.Path({str(models)!r}))\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "bench", "zero-copy", f"--output={folder / 'out'}"]
+    environment = dict(machine.environment())
+    environment["PATH"] = path or "/nowhere"
+    done = subprocess.run(
+        [*command, f"--sizes={SIZE}", f"--seconds={seconds}", *flags],
+        capture_output=True, text=True, timeout=200, check=False, env=environment, cwd=ROOT,
+    )  # fmt: skip
+    written = folder / "out" / "zero_copy.json"
+    return done, json.loads(written.read_text()) if written.exists() else None
+
+
+@pytest.fixture
+def machine():
+    with running_machine() as machine:
+        machine.delay(100)
+        yield machine
+        assert machine.violations() == []
+        for pid in {call.pid for call in machine.calls()}:
+            assert not alive(pid)
+
+
+def test_device_paths_are_zero_copy_and_the_host_path_is_seen_to_cross(machine, tmp_path):
+    path = on_path(tmp_path / "bin")
+    done, document = bench(machine, tmp_path, path=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "verdict: zero-copy: device paths put nothing on PCIe" in done.stdout
+    assert document["holds"] is True
+    assert document["failures"] == document["doubts"] == []
+    rows = {row["path"]: row for row in document["rows"]}
+    assert list(rows) == PATHS
+    for name, copies in (("hand_on", 1), ("place", 0), ("chain", None)):
+        row = rows[name]
+        assert row["handed_bytes"] == 2 * SIZE * row["requests"]
+        copied = row["copied_bytes"]
+        assert (copied["host"], copied["h2d"], copied["d2h"]) == (0, 0, 0)
+        assert copies is None or copied["d2d"] == copies * SIZE * row["requests"]
+        assert row["pcie_bytes"] == 0
+        assert 0 < row["p50_us"] <= row["p99_us"]
+    host = rows["host"]
+    assert host["copied_bytes"]["h2d"] == host["copied_bytes"]["d2h"] == SIZE * host["requests"]
+    assert host["pcie_bytes"] / host["handed_bytes"] > 0.25
+    # The client, the server and its stubs; not the one that is nobody's.
+    assert host["gpu_mib"] % 100 == 0
+    assert host["gpu_mib"] >= 600
+    assert (tmp_path / "out" / "zero_copy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_copy_over_the_host_is_found_by_both_meters(machine, tmp_path):
+    planted = tmp_path / "models"
+    shutil.copytree(MODELS, planted)
+    config = planted / "hand_on_again" / "config.pbtxt"
+    config.write_text(
+        config.read_text()
+        + 'parameters { key: "INPUT_PLACEMENT" value { string_value: "host" } }\n'
+    )
+    model = planted / "hand_on_again" / "1" / "model.py"
+    model.write_text(model.read_text().replace("given.is_cpu()", "False"))
+    done, document = bench(machine, tmp_path, path=on_path(tmp_path / "bin"), models=planted)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "verdict: NOT zero-copy" in done.stdout
+    assert document["holds"] is False
+    about_chain = [text for text in document["failures"] if "ensemble of two models" in text]
+    assert about_chain == document["failures"]
+    for words in ("bytes h2d, expected none", "bytes d2h, expected none", "PCIe saw"):
+        assert any(words in text for text in about_chain), about_chain
+
+
+def test_without_nvidia_smi_the_counters_alone_speak(machine, tmp_path):
+    done, document = bench(machine, tmp_path, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout) == document
+    assert document["doubts"] == ["PCIe was not watched: nvidia-smi is not on PATH"]
+    assert document["failures"] == []
+    assert all(row["pcie_bytes"] is None for row in document["rows"])
+    assert document["gpu_memory_unseen"].startswith("nvidia-smi does not tell")
+
+
+def test_a_driver_that_tells_no_rates_is_no_proof(machine, tmp_path):
+    path = on_path(tmp_path / "bin", row='"    0      -      -"')
+    done, document = bench(machine, tmp_path, path=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (doubt,) = document["doubts"]
+    assert "the driver does not tell PCIe rates: 0 - -" in doubt
+    assert "not confirmed by PCIe's" in done.stdout
+
+
+def test_a_machine_without_a_gpu_says_what_it_would_need(machine, tmp_path):
+    machine.set_devices(0)
+    done, document = bench(machine, tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "nothing can be measured here" in done.stderr
+    assert "needs an NVIDIA GPU with its driver" in done.stderr
+    assert document is None
+
+
+def test_a_machine_whose_processes_share_no_memory_is_told_so(machine, tmp_path):
+    machine.fail("cuIpcGetMemHandle", 801)
+    done, document = bench(machine, tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "memory cannot be shared" in done.stderr
+    assert document is None
+
+
+def test_a_server_that_cannot_start_is_told_with_its_log(machine, tmp_path):
+    planted = tmp_path / "models"
+    shutil.copytree(MODELS, planted)
+    (planted / "place" / "1" / "model.py").write_text("raise RuntimeError('planted')")
+    done, _ = bench(machine, tmp_path, models=planted)
+    assert done.returncode == 2
+    assert "the benchmark's server ended; its log" in done.stderr
+    assert "planted" in done.stderr
