@@ -135,9 +135,7 @@ class InferResponse:
 NO_BYTES = MemoryRange(None, 0, 0, None)
 
 
-def range_of(
-    memory: BorrowedMemory, ref: tuple[int, int, int, int], view: memoryview
-) -> MemoryRange:
+def range_of(memory: BorrowedMemory, ref: tuple[int, int, int, int], view: object) -> MemoryRange:
     """Return where a stub's tensor lies; ``view`` keeps its lease.
 
     Of a tensor without elements the reference only says on which device it is, if on one.
