@@ -26,12 +26,12 @@ def find_circle(
     instances : callable
         Gives the instances of all versions of a model.
     """
-    found = {target: list(instances(target))}
-    if any(not instance.waits_for and instance is not caller for instance in found[target]):
+    if any(not each.waits_for and each is not caller for each in instances(target)):
         return []
     if not caller.in_flight:
         # It executes nothing that waits.
         return []
+    found = {target: list(instances(target))}
     waiting = [target]
     while waiting:
         for instance in found[waiting.pop()]:

@@ -49,6 +49,9 @@ class ModelCallServer:
         self._repository: ModelRepository
         self.forms = CallForms()
         self._changes = ControlTasks()
+        # What look-ups gave, by name and version, and all versions by name, until models change.
+        self._found: dict[tuple[str, int], Model] = {}
+        self._versions: dict[str, list[Model]] = {}
 
     def serve(self, repository: ModelRepository) -> None:
         """Let the models of a repository be called; before any of them is loaded."""
@@ -57,6 +60,8 @@ class ModelCallServer:
     def model_changed(self, _: str) -> None:
         """Other versions of a model are served than before."""
         self.forms.forget()
+        self._found.clear()
+        self._versions.clear()
 
     def open(self, sock: socket.socket, link: StubLink, caller: Instance) -> StubCalls:
         """Serve the calls of one stub."""
@@ -76,8 +81,13 @@ class ModelCallServer:
         BridgeError
             When it is not there, in Triton's words.
         """
+        found = self._found.get((name, version))
+        if found is not None:
+            return found
         try:
-            return self._repository.find(name, None if version < 0 else version)
+            found = self._repository.find(name, None if version < 0 else version)
+            self._found[name, version] = found
+            return found
         except BridgeError:
             raise BridgeError(
                 f"Failed for execute the inference request. Model '{name}' is not ready.",
@@ -86,8 +96,13 @@ class ModelCallServer:
 
     def instances(self, name: str) -> Iterator[Instance]:
         """The instances of all versions of a model."""
-        for version in self._repository.versions(name):
-            yield from self._repository.find(name, version).instances
+        models = self._versions.get(name)
+        if models is None:
+            find = self._repository.find
+            models = [find(name, version) for version in self._repository.versions(name)]
+            self._versions[name] = models
+        for model in models:
+            yield from model.instances
 
 
 class _Call:
