@@ -297,7 +297,6 @@ class Stub:
         waits.end(time.monotonic_ns())
         executor = self._executor
         assert executor is not None
-        self._outputs.reclaim()
         batches = decode_execute(message, self._reader)
         last = len(batches) - 1
         for i, batch in enumerate(batches):
@@ -309,6 +308,8 @@ class Stub:
             if lost:
                 # The others have not started: another stub gets them.
                 break
+        # Not before: somebody waits for what was sent.
+        self._outputs.reclaim()
         return waits.begin(time.monotonic_ns()) and comes_alone(message)
 
     def _give_up(self, error: BridgeError) -> int:
