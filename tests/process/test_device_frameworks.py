@@ -205,7 +205,7 @@ def test_to_another_model(served, model):
     for _ in range(5):
         given = values()
         with (
-            served.doing(model, h2d=(NBYTES, 1), waits=1, **copies),
+            served.doing(model, h2d=(NBYTES, 1), **copies),
             served.doing("double", d2h=(NBYTES, 1), waits=1),
         ):
             assert served.infer(f"{model}_then_double", given) == (200, (4 * given).tolist())
