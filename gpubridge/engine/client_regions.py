@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -15,6 +16,8 @@ from gpubridge.host_shm import ClientSegment
 
 __all__ = ["ClientPlace", "ClientRegion", "ClientRegions", "RegionUse"]
 
+_LOOKS = 15
+_PAUSE = 0.005
 _SWITCHED_OFF = (
     "shared memory is off on this server: start it with --allow-client-shm=true if its clients "
     "may have their memory mapped, or send the tensors"
@@ -226,6 +229,29 @@ class ClientRegions:
                 f"{names}",
                 ErrorCode.INTERNAL,
             )
+
+    async def unregister_device(self, name: str) -> None:
+        """Forget CUDA memory, or with an empty name all of it, as the others do.
+
+        A stream of a model in the midst of an ensemble may be done with it a moment after the answer
+        has left: a client need not know that.
+
+        Raises
+        ------
+        BridgeError
+            INTERNAL while a request uses it.
+        """
+        for look in range(_LOOKS):
+            try:
+                if name:
+                    self.unregister(name, on_device=True)
+                else:
+                    self.unregister_all(on_device=True)
+                return
+            except BridgeError:
+                if look == _LOOKS - 1:
+                    raise
+            await asyncio.sleep(_PAUSE)
 
     def status(self, name: str = "", *, on_device: bool = False) -> list[ClientRegion]:
         """Return the region of a name, or with an empty one all of the kind, by name.

@@ -58,9 +58,14 @@ class MemoryCall(SmallBody):
         BridgeError
             As the registry says.
         """
-        if self._action == b"register" and self._cuda:
+        if self._cuda and self._action != b"status":
+            # The driver is asked, or streams are given a moment.
+            if self._action == b"register":
+                work = self._regions.register_device(*self._device_memory())
+            else:
+                work = self._regions.unregister_device(self._name)
             self._exchange = exchange
-            self._tasks.start(self._regions.register_device(*self._device_memory()), self._done)
+            self._tasks.start(work, self._done)
             return
         exchange.respond(200, _JSON, self._answer(), plain=True)
 
@@ -78,17 +83,16 @@ class MemoryCall(SmallBody):
             exchange.respond(200, _JSON, b"", plain=True)
 
     def _answer(self) -> bytes:
-        on_device = self._cuda
         if self._action == b"register":
             self._register()
             return b""
         if self._action == b"status":
-            regions = self._regions.status(self._name, on_device=on_device)
+            regions = self._regions.status(self._name, on_device=self._cuda)
             return orjson.dumps([_described(region) for region in regions])
         if self._name:
-            self._regions.unregister(self._name, on_device=on_device)
+            self._regions.unregister(self._name)
         else:
-            self._regions.unregister_all(on_device=on_device)
+            self._regions.unregister_all()
         return b""
 
     def _document(self) -> Any:

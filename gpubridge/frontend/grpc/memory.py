@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.engine.client_regions import ClientRegions
@@ -10,7 +11,10 @@ from gpubridge.errors import BridgeError
 from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.protocol.grpc.messages import message_class, parse_message
 
-__all__ = ["cuda_register", "memory_calls"]
+__all__ = ["Deferred", "cuda_calls", "memory_calls"]
+
+Deferred = Callable[[bytes, Callable[[bytes | BridgeError], None]], None]
+"""A method that answers later: gets the message, and what takes the answer."""
 
 
 def memory_calls(regions: ClientRegions) -> dict[str, Callable[[bytes], bytes]]:
@@ -33,12 +37,6 @@ def memory_calls(regions: ClientRegions) -> dict[str, Callable[[bytes], bytes]]:
             there.offset = region.offset
             there.byte_size = region.nbytes
 
-    def unregister_cuda(message: ProtoMessage) -> None:
-        if message.name:
-            regions.unregister(message.name, on_device=True)
-        else:
-            regions.unregister_all(on_device=True)
-
     def cuda_status(message: ProtoMessage, answer: ProtoMessage) -> None:
         for region in regions.status(message.name, on_device=True):
             there = answer.regions[region.name]
@@ -50,23 +48,36 @@ def memory_calls(regions: ClientRegions) -> dict[str, Callable[[bytes], bytes]]:
         "SystemSharedMemoryRegister": _call("SystemSharedMemoryRegister", register),
         "SystemSharedMemoryUnregister": _call("SystemSharedMemoryUnregister", unregister),
         "SystemSharedMemoryStatus": _call("SystemSharedMemoryStatus", status, answers=True),
-        "CudaSharedMemoryUnregister": _call("CudaSharedMemoryUnregister", unregister_cuda),
         "CudaSharedMemoryStatus": _call("CudaSharedMemoryStatus", cuda_status, answers=True),
     }
 
 
-def cuda_register(
-    regions: ClientRegions, tasks: ControlTasks
-) -> Callable[[bytes, Callable[[bytes | BridgeError], None]], None]:
-    """Return the method by which clients register CUDA memory: it answers when that is opened."""
+def cuda_calls(regions: ClientRegions, tasks: ControlTasks) -> dict[str, Deferred]:
+    """Return the methods by which clients register CUDA memory, or no more: they answer later."""
 
-    def begin(data: bytes, answer: Callable[[bytes | BridgeError], None]) -> None:
-        message = parse_message("CudaSharedMemoryRegisterRequest", data)
-        encoded = message_class("CudaSharedMemoryRegisterResponse")().SerializeToString()
-        work = regions.register_device(
+    def register(message: ProtoMessage) -> Coroutine[Any, Any, None]:
+        return regions.register_device(
             message.name, message.raw_handle, message.device_id, message.byte_size
         )
-        tasks.start(work, lambda error: answer(error or encoded))
+
+    def unregister(message: ProtoMessage) -> Coroutine[Any, Any, None]:
+        return regions.unregister_device(message.name)
+
+    return {
+        "CudaSharedMemoryRegister": _later("CudaSharedMemoryRegister", register, tasks),
+        "CudaSharedMemoryUnregister": _later("CudaSharedMemoryUnregister", unregister, tasks),
+    }
+
+
+def _later(
+    method: str,
+    work: Callable[[ProtoMessage], Coroutine[Any, Any, None]],
+    tasks: ControlTasks,
+) -> Deferred:
+    def begin(data: bytes, answer: Callable[[bytes | BridgeError], None]) -> None:
+        message = parse_message(f"{method}Request", data)
+        encoded = message_class(f"{method}Response")().SerializeToString()
+        tasks.start(work(message), lambda error: answer(error or encoded))
 
     return begin
 

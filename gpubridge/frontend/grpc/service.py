@@ -12,7 +12,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner, DeferredCall, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall, TracedInferCall
-from gpubridge.frontend.grpc.memory import cuda_register, memory_calls
+from gpubridge.frontend.grpc.memory import Deferred, cuda_calls, memory_calls
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.http2.headers import RequestHeaders
 from gpubridge.frontend.model_readiness import tell_ready
@@ -74,14 +74,15 @@ class GrpcService:
         unary[_SERVICE + b"LogSettings"] = self._log_settings
         unary[_SERVICE + b"TraceSetting"] = self._trace_setting
         self._control = ControlTasks()
-        self._deferred = {
-            _SERVICE + b"CudaSharedMemoryRegister": cuda_register(regions, self._control),
+        self._deferred: dict[bytes, Deferred] = {
             _SERVICE + b"ModelReady": self._model_ready,
             _SERVICE + b"RepositoryModelLoad": self._load,
             _SERVICE + b"RepositoryModelUnload": self._unload,
         }
         for method, answer in memory_calls(regions).items():
             unary[_SERVICE + method.encode()] = answer
+        for method, begin in cuda_calls(regions, self._control).items():
+            self._deferred[_SERVICE + method.encode()] = begin
         self._unary = unary
 
     def model_changed(self, name: str) -> None:

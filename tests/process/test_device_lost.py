@@ -1,0 +1,135 @@
+"""Producers on a GPU that die before what they have handed on is complete: who waits fails, and lives."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tests.process.device_models import DOUBLE, running_device_server, write_device_model
+from tests.process.gated_models import CONSUMER, MAKER, Gate, calling
+from tests.process.server import wait_until, write_model
+from tests.process.test_device_edges import HOST, ensemble
+from tests.process.test_device_network import pids_of
+
+COUNT = 1000
+LOST = "died before what it had handed on was complete on the GPU"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def served(repository):
+    write_device_model(repository, "maker", MAKER)
+    for name in ("consumer", "other"):
+        write_device_model(repository, name, CONSUMER)
+    write_device_model(repository, "last", DOUBLE)
+    write_device_model(repository, "call_with", calling(MAKER, "consumer"))
+    write_device_model(repository, "call_host", calling(MAKER, "host"))
+    write_device_model(repository, "call_maker", calling(CONSUMER, "maker"))
+    write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
+    ensemble(repository, "two", ["maker", "consumer"])
+    ensemble(repository, "four", ["maker", "consumer", "other", "last"])
+    with running_device_server(repository, delay_us=0) as served:
+        yield served
+
+
+def values():
+    return np.random.default_rng().random(COUNT, np.float32)
+
+
+def pid_of(served, model):
+    (pid,) = pids_of(served, model)
+    return pid
+
+
+def bystanders(served, dead):
+    names = ("maker", "consumer", "other", "last", "call_with", "call_host", "call_maker", "host")
+    return {name: pid_of(served, name) for name in names if name != dead}
+
+
+# Who dies; who has taken what it made, as far as that; whether whoever waits is told of the loss,
+# or the request was the dead one's own.
+CHAINS = {
+    "two": ("maker", "consumer", "made", True),
+    "four": ("maker", "other", "made", True),
+    "call_maker": ("maker", "call_maker", "answered", True),
+    "call_with": ("call_with", "consumer", "made", False),
+    "call_host": ("call_host", "call_host", "made", False),
+}
+
+
+@pytest.mark.parametrize("model", CHAINS)
+def test_who_waits_for_a_dead_producer_fails_and_lives(served, repository, model):
+    dead, goes_on, how_far, is_told = CHAINS[model]
+    held = Gate(repository, dead, served.server)
+    seen = Gate(repository, goes_on, served.server)
+    others = bystanders(served, dead)
+    pid = pid_of(served, dead)
+    held.hold()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(served.infer, model, values())
+            seen.wait_for(how_far)
+            os.kill(pid, signal.SIGKILL)
+            status, error = answer.result()
+        assert status == 503
+        assert f"'{dead}_0_0' is not healthy" in error
+        assert (LOST in error) == is_told
+        wait_until(served.server.is_ready, "a new stub", served.server)
+        assert bystanders(served, dead) == others
+    finally:
+        held.open()
+    for name, factor in (("four", 16), ("call_maker", 2), ("call_with", 4), ("call_host", 4)):
+        given = values()
+        assert served.infer(name, given) == (200, (factor * given).tolist())
+
+
+def test_what_was_complete_before_its_producer_died_is_good(served, repository):
+    """The consumer has not begun with it when the producer dies."""
+    held = Gate(repository, "consumer", served.server)
+    last = Gate(repository, "other", served.server)
+    given = values()
+    held.hold()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(served.infer, "four", given)
+            last.wait_for("made")
+            pid = pid_of(served, "maker")
+            os.kill(pid, signal.SIGKILL)
+            wait_until(
+                lambda: pids_of(served, "maker") not in ([], [pid]), "a new stub", served.server
+            )
+            held.open()
+            assert answer.result() == (200, (16 * given).tolist())
+    finally:
+        held.open()
+
+
+def test_a_stub_completes_what_it_has_handed_on_before_it_ends(tmp_path):
+    for name, source in (("maker", MAKER), ("last", DOUBLE)):
+        write_device_model(tmp_path, name, source)
+    ensemble(tmp_path, "two", ["maker", "last"])
+    with (
+        running_device_server(
+            tmp_path, "--model-control-mode=explicit", "--load-model=*"
+        ) as served,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        held, given = Gate(tmp_path, "maker", served.server), values()
+        held.hold()
+        answer = pool.submit(served.infer, "two", given)
+        held.wait_for("made")
+        unloaded = pool.submit(
+            served.server.request, "POST", "/v2/repository/models/maker/unload", "{}"
+        )
+        wait_until(lambda: not served.server.is_ready("maker"), "the unload", served.server)
+        held.open()
+        assert unloaded.result()[0] == 200
+        assert answer.result() == (200, (4 * given).tolist())

@@ -1,0 +1,39 @@
+"""Clients' CUDA memory in the registry: streams get a moment to be done with it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gpubridge.engine.client_regions import ClientPlace, ClientRegion, ClientRegions, RegionUse
+from gpubridge.engine.device_memory import DeviceMemory
+from gpubridge.engine.regions import Regions
+from gpubridge.errors import BridgeError, ErrorCode
+
+
+class Memory:
+    region = 1 << 32 | 1
+
+    def has(self, end):
+        return True
+
+
+@pytest.mark.parametrize("name", ["m", ""])
+def test_memory_that_a_stream_is_soon_done_with_can_be_unregistered(name):
+    async def scenario():
+        regions = Regions(1 << 20)
+        registry = ClientRegions(regions, DeviceMemory(0), allowed=True, most=4)
+        region = registry._registered["m"] = ClientRegion("m", "", 0, 64, Memory(), 0)
+        uses = [RegionUse([ClientPlace(region, 0, 8)], ())]
+        # One whom it is in use for stays.
+        with pytest.raises(BridgeError) as caught:
+            await registry.unregister_device(name)
+        assert caught.value.code == ErrorCode.INTERNAL
+        assert registry.status("m", on_device=True) == [region]
+        asyncio.get_running_loop().call_later(0.01, uses.clear)
+        await registry.unregister_device(name)
+        assert registry.status(on_device=True) == []
+        regions.close()
+
+    asyncio.run(scenario())
