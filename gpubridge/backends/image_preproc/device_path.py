@@ -168,15 +168,19 @@ class DevicePath:
     def _chunks(self, jobs: list[_Job]) -> Iterator[list[_Job]]:
         """Part the images of a batch by the bytes of their pixels; one image is always taken."""
         chunk: list[_Job] = []
-        room = self._settings.decode_bytes
+        decoded = uploaded = 0
         for job in jobs:
             if job.request.failed:  # in an earlier chunk
                 continue
-            if chunk and (job.nbytes > room or len(chunk) == MOST_IMAGES):
+            decoded += job.nbytes
+            # What was decoded on the CPU lies in the arena, beside the outputs.
+            uploaded += job.nbytes if job.stream is None else 0
+            full = decoded > self._settings.decode_bytes or uploaded > self._memory.capacity // 2
+            if chunk and (full or len(chunk) == MOST_IMAGES):
                 yield chunk
-                chunk, room = [], self._settings.decode_bytes
+                chunk, decoded = [], job.nbytes
+                uploaded = job.nbytes if job.stream is None else 0
             chunk.append(job)
-            room -= job.nbytes
         if chunk:
             yield chunk
 
