@@ -54,6 +54,8 @@ class DeviceKernel:
     def launch(self, table: npt.NDArray[np.void], stream: int) -> DeviceBytes:
         """Launch the kernel for images (`fused_kernel.IMAGE`) on a stream.
 
+        What was uploaded by now is there before the kernel begins.
+
         Returns
         -------
         DeviceBytes

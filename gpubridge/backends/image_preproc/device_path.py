@@ -223,8 +223,6 @@ class DevicePath:
         except BridgeError as error:
             job.request.refuse(job.index, ImageError(f"no room for its pixels: {error.message}"))
             return None
-        if data.ready is not None:
-            data.ready.order_before(self._stream.handle)
         height, width, _ = pixels.shape
         source = SourcePixels(data.pointer, width, height, 3 * width, image.orientation)
         return PixelsOnDevice(source, data)
