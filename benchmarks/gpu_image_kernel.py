@@ -19,7 +19,7 @@ from PIL import Image
 from benchmarks.failure import BenchmarkError
 from benchmarks.gpu_memory import first_device
 from gpubridge.backends.image_preproc.device_kernel import DeviceKernel
-from gpubridge.backends.image_preproc.fused_kernel import IMAGE, SourcePixels, describe_image
+from gpubridge.backends.image_preproc.fused_kernel import ImageWork, SourcePixels
 from gpubridge.backends.image_preproc.kernel_build import KernelUnavailable
 from gpubridge.backends.image_preproc.normalization import Normalization
 from gpubridge.backends.image_preproc.resizing import plan_resize, resize_on_host
@@ -138,19 +138,22 @@ def _measure(
         images * 3 * settings.width * settings.height * np.dtype(_WORDS[settings.dtype]).itemsize
     )
     target = memory.allocate_device(result)
-    table = np.zeros(images, IMAGE)
-    for index, source in enumerate(sources):
-        described = SourcePixels(source.pointer, width, height, 3 * width)
-        place = target.pointer + index * (result // images)
-        describe_image(table[index : index + 1], described, plan, place)
+    work = [
+        ImageWork(
+            SourcePixels(source.pointer, width, height, 3 * width),
+            plan,
+            target.pointer + index * (result // images),
+        )
+        for index, source in enumerate(sources)
+    ]
     stream = memory.stream
     tables: list[DeviceBytes] = []
-    tables.append(kernel.launch(table, stream.handle))
+    tables.append(kernel.launch(work, stream.handle))
     _check(memory, settings, pixels, target)
     read = int(3 * (plan.box.right - plan.box.left) * (plan.box.bottom - plan.box.top)) * images
     other = memory.allocate_device(result + read)
     same = memory.allocate_device(result + read)
-    taken = _timed(lambda: tables.append(kernel.launch(table, stream.handle)), stream)
+    taken = _timed(lambda: tables.append(kernel.launch(work, stream.handle)), stream)
     copied = _timed(lambda: stream.d2d(other.pointer, same.pointer, other.nbytes), stream)
     memory.free(target, other, same, *sources, *tables)
     nbytes = read + result

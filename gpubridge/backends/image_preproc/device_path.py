@@ -22,10 +22,9 @@ from gpubridge.backends.image_preproc.device_decoding import (
 )
 from gpubridge.backends.image_preproc.device_kernel import DeviceKernel
 from gpubridge.backends.image_preproc.fused_kernel import (
-    IMAGE,
     MOST_IMAGES,
+    ImageWork,
     SourcePixels,
-    describe_image,
 )
 from gpubridge.backends.image_preproc.host_decoding import (
     DecodedImage,
@@ -229,13 +228,13 @@ class DevicePath:
 
     def _launch(self, images: dict[_Job, PixelsOnDevice]) -> Any:
         """Launch the kernel for images; returns what has to stay until it is done."""
-        table = np.zeros(len(images), IMAGE)
-        for position, (job, pixels) in enumerate(images.items()):
+        work = []
+        for job, pixels in images.items():
             request = job.request
             target = request.output._device_bytes
             plan = plan_resize(*pixels.source.upright_size, self._settings)
             place = target.pointer + job.index * (target.nbytes // len(request.encoded))
-            describe_image(table[position : position + 1], pixels.source, plan, place)
+            work.append(ImageWork(pixels.source, plan, place))
             if target.ready is not None:
                 target.ready.order_before(self._stream.handle)
-        return self._kernel.launch(table, self._stream.handle), images
+        return self._kernel.launch(work, self._stream.handle), images
