@@ -31,6 +31,10 @@ class DeviceMemory(Protocol):
     def stream(self) -> DeviceStream:
         """The stream on which the bridge copies, and on which what comes in is ordered."""
 
+    @property
+    def capacity(self) -> int:
+        """Bytes of the instance's arena."""
+
     def allocate_device(self, nbytes: int) -> DeviceBytes:
         """Return writable bytes in the instance's arena; their contents are undefined.
 

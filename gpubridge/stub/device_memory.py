@@ -135,6 +135,11 @@ class StubDevice:
 
     # -- memory --------------------------------------------------------------------------------
 
+    @property
+    def capacity(self) -> int:
+        """Bytes of the arena."""
+        return self.own.size
+
     def pointer_in_arena(self, data: DeviceBytes) -> int | None:
         """Return the offset of bytes in the arena; None for those that lie elsewhere."""
         offset = data.pointer - self.own.pointer

@@ -105,13 +105,13 @@ class LaneServer(DeviceServer):
 
 
 @contextmanager
-def running_lane_server(machine, repository, *flags, arena=ARENA):
-    """Serve a repository on the lane's machine."""
+def running_lane_server(machine, repository, *flags, arena=ARENA, environment=None):
+    """Serve a repository on the lane's machine; ``environment`` goes with the machine's own."""
     flags = (
         f"--backend-config=python,device-arena-bytes={arena}",
         "--allow-client-shm=true",
         *flags,
     )
-    environment = dict(machine.environment())
+    environment = {**machine.environment(), **(environment or {})}
     with running_server(repository, *flags, environment=environment) as server:
         yield LaneServer(server, machine)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from gpubridge.backends.image_preproc.fused_kernel import (
-    IMAGE,
     SOURCE,
     THREADS,
+    ImageWork,
     SourcePixels,
-    describe_image,
     grid,
+    image_table,
     launch_numbers,
 )
 from gpubridge.backends.image_preproc.normalization import Normalization
@@ -50,10 +50,11 @@ def run_kernel(sources: list[SourcePixels], settings: Settings) -> np.ndarray:
     normalization = Normalization(settings)
     shape = (len(sources), *settings.image_shape)
     outputs = np.full(shape, 0x55, _BITS[normalization.element_bytes])
-    table = np.zeros(len(sources), IMAGE)
-    for index, source in enumerate(sources):
-        plan = plan_resize(*source.upright_size, settings)
-        describe_image(table[index : index + 1], source, plan, outputs[index].ctypes.data)
+    work = [
+        ImageWork(source, plan_resize(*source.upright_size, settings), output.ctypes.data)
+        for source, output in zip(sources, outputs, strict=True)
+    ]
+    table = image_table(work)
     levels = normalization.levels()
     blocks = (ctypes.c_uint * 2)(*grid(settings, len(sources)))
     values = [ctypes.c_void_p(table.ctypes.data), ctypes.c_void_p(levels.ctypes.data)]

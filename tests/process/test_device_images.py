@@ -10,6 +10,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from gpubridge.backends.image_preproc.image_files import jpeg_is_whole
 from tests.host_kernel.simulated import imaging_environment
 from tests.image_corpus import GOOD_FILES, HOSTILE_FILES
 from tests.process.device_models import running_device_server
@@ -21,8 +22,13 @@ JPEGS = [
     file for name, file in GOOD_FILES.items() if name.startswith("jpeg") and "cmyk" not in name
 ]
 BATCHING = "dynamic_batching { max_queue_delay_microseconds: 200000 }"
+COMMENT = b"no GPU decodes this"
 REFUSED = (
-    GOOD_FILES["jpeg-444"][:2] + b"\xff\xfe\0\x14no GPU decodes this" + GOOD_FILES["jpeg-444"][2:]
+    GOOD_FILES["jpeg-444"][:2]
+    + b"\xff\xfe"
+    + (len(COMMENT) + 2).to_bytes(2, "big")
+    + COMMENT
+    + GOOD_FILES["jpeg-444"][2:]
 )
 
 
@@ -89,6 +95,7 @@ def test_what_the_gpu_does_not_decode_the_cpu_does(served, name):
 
 
 def test_a_jpeg_that_the_gpu_refuses_is_decoded_on_the_cpu(served):
+    assert jpeg_is_whole(REFUSED)
     served.check([JPEGS[1], REFUSED, JPEGS[2]])
 
 

@@ -14,6 +14,7 @@ from gpubridge.backends.image_preproc.host_decoding import make_decoder
 from gpubridge.backends.image_preproc.image_files import (
     ImageError,
     jpeg_is_whole,
+    require_few_scans,
     require_format,
     webp_size,
 )
@@ -100,3 +101,14 @@ def test_the_end_of_a_thumbnail_is_not_the_end_of_a_jpeg():
     assert not jpeg_is_whole(jpeg[:-2000])
     for name in GOOD_FILES:
         assert jpeg_is_whole(GOOD_FILES[name]) == name.startswith("jpeg")
+
+
+def test_only_jpegs_that_may_have_many_scans_are_searched_for_them():
+    """Every byte of it: that takes longer than all else that is asked of a file's start."""
+    baseline = GOOD_FILES["jpeg-baseline"]
+    require_few_scans(baseline + b"\xff\xda" * 1000)
+    with pytest.raises(ImageError, match="at most 200 scans in a JPEG file, got 1001"):
+        require_few_scans(baseline.replace(b"\xff\xc0", b"\xff\xc2") + b"\xff\xda" * 1000)
+    endless = baseline[:2] + b"\xff\xfe\0\2" * 5000 + baseline[2:]
+    assert not jpeg_is_whole(endless)
+    require_few_scans(endless)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from gpubridge.backends.image_preproc.fused_kernel import (
     KERNEL,
     SOURCE,
     THREADS,
+    ImageWork,
     grid,
+    image_table,
     launch_numbers,
 )
 from gpubridge.backends.image_preproc.kernel_build import cache_folder, kernel_image
@@ -45,14 +47,16 @@ class DeviceKernel:
         normalization = Normalization(settings)
         self._numbers = launch_numbers(settings, normalization.element_bytes)
         image = kernel_image(SOURCE, _capability(context), cache_folder())
+        self._levels: DeviceBytes | None = memory.upload(normalization.levels().data)
+        self._levels.complete()
         with context.pushed():
             self._module = call("cuModuleLoadData", image)
             self._function = call("cuModuleGetFunction", self._module, KERNEL.encode())
-        self._levels: DeviceBytes | None = memory.upload(normalization.levels().data)
-        self._levels.complete()
 
-    def launch(self, table: npt.NDArray[np.void], stream: int) -> DeviceBytes:
-        """Launch the kernel for images (`fused_kernel.IMAGE`) on a stream.
+    def launch(self, work: Sequence[ImageWork], stream: int) -> DeviceBytes:
+        """Launch the kernel for images on a stream.
+
+        What was uploaded by now is there before the kernel begins.
 
         Returns
         -------
@@ -61,11 +65,11 @@ class DeviceKernel:
         """
         levels = self._levels
         assert levels is not None  # not closed
-        images = self._memory.upload(table.view(np.uint8).data)
+        images = self._memory.upload(image_table(work).view(np.uint8).data)
         if images.ready is not None:
             images.ready.order_before(stream)
         values = (images.pointer, levels.pointer, *self._numbers)
-        blocks = (*grid(self._settings, len(table)), 1)
+        blocks = (*grid(self._settings, len(work)), 1)
         with self._context.pushed():
             call(
                 "cuLaunchKernel",

@@ -22,10 +22,9 @@ from gpubridge.backends.image_preproc.device_decoding import (
 )
 from gpubridge.backends.image_preproc.device_kernel import DeviceKernel
 from gpubridge.backends.image_preproc.fused_kernel import (
-    IMAGE,
     MOST_IMAGES,
+    ImageWork,
     SourcePixels,
-    describe_image,
 )
 from gpubridge.backends.image_preproc.host_decoding import (
     DecodedImage,
@@ -168,15 +167,19 @@ class DevicePath:
     def _chunks(self, jobs: list[_Job]) -> Iterator[list[_Job]]:
         """Part the images of a batch by the bytes of their pixels; one image is always taken."""
         chunk: list[_Job] = []
-        room = self._settings.decode_bytes
+        decoded = uploaded = 0
         for job in jobs:
             if job.request.failed:  # in an earlier chunk
                 continue
-            if chunk and (job.nbytes > room or len(chunk) == MOST_IMAGES):
+            decoded += job.nbytes
+            # What was decoded on the CPU lies in the arena, beside the outputs.
+            uploaded += job.nbytes if job.stream is None else 0
+            full = decoded > self._settings.decode_bytes or uploaded > self._memory.capacity // 2
+            if chunk and (full or len(chunk) == MOST_IMAGES):
                 yield chunk
-                chunk, room = [], self._settings.decode_bytes
+                chunk, decoded = [], job.nbytes
+                uploaded = job.nbytes if job.stream is None else 0
             chunk.append(job)
-            room -= job.nbytes
         if chunk:
             yield chunk
 
@@ -219,21 +222,19 @@ class DevicePath:
         except BridgeError as error:
             job.request.refuse(job.index, ImageError(f"no room for its pixels: {error.message}"))
             return None
-        if data.ready is not None:
-            data.ready.order_before(self._stream.handle)
         height, width, _ = pixels.shape
         source = SourcePixels(data.pointer, width, height, 3 * width, image.orientation)
         return PixelsOnDevice(source, data)
 
     def _launch(self, images: dict[_Job, PixelsOnDevice]) -> Any:
         """Launch the kernel for images; returns what has to stay until it is done."""
-        table = np.zeros(len(images), IMAGE)
-        for position, (job, pixels) in enumerate(images.items()):
+        work = []
+        for job, pixels in images.items():
             request = job.request
             target = request.output._device_bytes
             plan = plan_resize(*pixels.source.upright_size, self._settings)
             place = target.pointer + job.index * (target.nbytes // len(request.encoded))
-            describe_image(table[position : position + 1], pixels.source, plan, place)
+            work.append(ImageWork(pixels.source, plan, place))
             if target.ready is not None:
                 target.ready.order_before(self._stream.handle)
-        return self._kernel.launch(table, self._stream.handle), images
+        return self._kernel.launch(work, self._stream.handle), images

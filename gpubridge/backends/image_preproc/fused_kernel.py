@@ -5,6 +5,7 @@ Nothing of CUDA is needed here: the tests run the kernel's source on a processor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,9 +21,10 @@ __all__ = [
     "MOST_IMAGES",
     "SOURCE",
     "THREADS",
+    "ImageWork",
     "SourcePixels",
-    "describe_image",
     "grid",
+    "image_table",
     "launch_numbers",
 ]
 
@@ -96,21 +98,36 @@ class SourcePixels(NamedTuple):
         return self.pointer + at, dx, dy
 
 
-def describe_image(
-    entry: npt.NDArray[np.void], pixels: SourcePixels, plan: ResizePlan, target: int
-) -> None:
-    """Fill an array of one `IMAGE`; ``target`` is the address of its output."""
-    origin, dx, dy = pixels.walk()
+class ImageWork(NamedTuple):
+    """One image of a launch: its pixels, what is done to it, and the address of its output."""
+
+    pixels: SourcePixels
+    plan: ResizePlan
+    target: int
+
+
+def image_table(work: Sequence[ImageWork]) -> npt.NDArray[np.void]:
+    """Return what the kernel is told of images: an array of `IMAGE`."""
+    table = np.array([_entry(*image) for image in work], IMAGE)
     # Pillow keeps boxes in single precision, and subtracts there.
-    left, top, right, bottom = (np.float32(side) for side in plan.box)
-    across = (dx, pixels.upright_size[0], left, right - left, plan.left, plan.width)
-    down = (dy, pixels.upright_size[1], top, bottom - top, plan.top, plan.height)
-    if plan.down_first:
-        # The kernel goes across first; to it, this image lies on its side.
-        across, down = down, across
+    table["extent_x"] -= table["left"]
+    table["extent_y"] -= table["top"]
+    return table
+
+
+def _entry(pixels: SourcePixels, plan: ResizePlan, target: int) -> tuple[float, ...]:
+    """Return an element whose extents are still the sides of the box."""
+    origin, dx, dy = pixels.walk()
     end = pixels.pointer + pixels.pitch * (pixels.height - 1) + 3 * pixels.width
-    pairs = (value for pair in zip(across, down) for value in pair)
-    entry[...] = (origin, pixels.pointer, end, target, *pairs, plan.down_first)
+    width, height = pixels.upright_size
+    (left, top, right, bottom), at_x, at_y, target_width, target_height, down_first = plan
+    memory = (origin, pixels.pointer, end, target)
+    if down_first:
+        # The kernel goes across first; to it, this image lies on its side.
+        upright = (dy, dx, height, width, top, left, bottom, right)
+        return (*memory, *upright, at_y, at_x, target_height, target_width, 1)
+    upright = (dx, dy, width, height, left, top, right, bottom)
+    return (*memory, *upright, at_x, at_y, target_width, target_height, 0)
 
 
 def grid(settings: Settings, images: int) -> tuple[int, int]:

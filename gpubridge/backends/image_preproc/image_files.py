@@ -22,6 +22,10 @@ _START_OF_SCAN = b"\xff\xda"
 _END_OF_IMAGE = b"\xff\xd9"
 # Progressive encoders make about ten. Each costs a pass over all of the image, in a few bytes.
 _MOST_SCANS = 200
+_MOST_SEGMENTS = 1000
+# Start of frame: 0 to 15, but for what is defined between them (DHT, JPG, DAC).
+_FRAMES = frozenset({0xC0 + kind for kind in range(16)} - {0xC4, 0xC8, 0xCC})
+_SEQUENTIAL = (0xC0, 0xC1)
 
 
 class ImageError(Exception):
@@ -71,6 +75,10 @@ def require_pixels(width: int, height: int, max_pixels: int) -> None:
 
 def require_few_scans(encoded: bytes) -> None:
     """Raise `ImageError` for a JPEG that would keep a decoder busy for long."""
+    frame, components, scan = _jpeg_start(encoded)
+    # Of a frame that is sequential and all in its first scan, decoders read no other.
+    if frame in _SEQUENTIAL and components and encoded[scan + 4 : scan + 5] == components:
+        return
     scans = encoded.count(_START_OF_SCAN)
     if scans > _MOST_SCANS:
         raise ImageError(
@@ -107,13 +115,33 @@ def jpeg_is_whole(encoded: bytes) -> bool:
 
     A decoder on a GPU may leave the rest of a truncated image grey without a word.
     """
-    at = 2
-    while encoded[at : at + 1] == b"\xff" and at + 4 <= len(encoded):
-        marker = encoded[at : at + 2]
-        if marker == _START_OF_SCAN:
-            return encoded.rfind(_END_OF_IMAGE) > at
+    _, _, scan = _jpeg_start(encoded)
+    return scan > 0 and encoded.rfind(_END_OF_IMAGE) > scan
+
+
+def _jpeg_start(encoded: bytes) -> tuple[int, bytes, int]:
+    """Walk through the segments before a JPEG's first scan.
+
+    Returns
+    -------
+    frame : int
+        The kind of its frame, by its marker; 0 where none was found.
+    components : bytes
+        The byte that has their number.
+    scan : int
+        Where the scan's segment begins; 0 where none was found.
+    """
+    at, frame, components = 2, 0, b""
+    for _ in range(_MOST_SEGMENTS):
+        if encoded[at : at + 1] != b"\xff" or at + 4 > len(encoded):
+            break
+        marker = encoded[at + 1]
+        if marker == _START_OF_SCAN[1]:
+            return frame, components, at
+        if marker in _FRAMES:
+            frame, components = marker, encoded[at + 9 : at + 10]
         at += 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
-    return False
+    return frame, components, 0
 
 
 def _number(little_endian: bytes) -> int:

@@ -1,0 +1,105 @@
+"""A load of hostile files beside good ones: each gets its error, the others their pixels, memory stays."""
+
+from __future__ import annotations
+
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.image_corpus import GOOD_FILES, HOSTILE_FILES
+from tests.photos import PHOTO
+from tests.process.imaging import ask, expected_pixels, write_image_model
+from tests.process.server import running_server
+
+CLIENTS = 4
+ROUNDS = 3
+SLACK_BYTES = 48 << 20
+BATCHING = "dynamic_batching { max_queue_delay_microseconds: 2000 }"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    write_image_model(repository, count=2, more=BATCHING)
+    with running_server(repository) as server:
+        yield server
+
+
+def test_a_load_of_hostile_files_disturbs_nobody(served):
+    expected = expected_pixels([PHOTO], {"SIZE": "24, 32", "DTYPE": "UINT8"})
+    stubs = served.stubs()
+    # Until each process has had the largest image that is taken.
+    for seed in range(ROUNDS):
+        attack(served, expected, seed)
+    before, files = [resident(pid) for pid in stubs], open_files(stubs)
+    for seed in range(ROUNDS, 2 * ROUNDS):
+        attack(served, expected, seed)
+    assert served.stubs() == stubs
+    grown = [resident(pid) - was for pid, was in zip(stubs, before, strict=True)]
+    assert max(grown) < SLACK_BYTES, grown
+    assert open_files(stubs) == files
+
+
+def attack(served, expected, seed):
+    """Send all hostile files from several clients at once, in an order of their own, between good ones."""
+
+    def client(number):
+        order = random.Random(seed * CLIENTS + number).sample(
+            list(HOSTILE_FILES), len(HOSTILE_FILES)
+        )
+        with triton.InferenceServerClient(served.http_url, network_timeout=120) as http:
+            for name in order:
+                send(http, name)
+                np.testing.assert_array_equal(ask(http, [PHOTO]), expected)
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(client, range(CLIENTS)))
+
+
+def send(http, name):
+    hostile, message = HOSTILE_FILES[name]
+    refusal = refused(http, [PHOTO, hostile])
+    if refusal is None:
+        assert message is None, f"{name} was taken for an image"
+        return
+    assert refusal.status() == "400", f"{name}: {refusal}"
+    assert "IMAGE[1]: " in str(refusal), f"{name}: {refusal}"
+    assert "IMAGE[0]" not in str(refusal), f"{name}: {refusal}"
+    assert message is None or re.search(message, str(refusal)), f"{name}: {refusal}"
+
+
+def refused(http, files):
+    """What the server says of files; None when it answers."""
+    try:
+        ask(http, files)
+    except InferenceServerException as error:
+        return error
+    return None
+
+
+def resident(pid):
+    """Bytes that a process has in memory, by the kernel's own count."""
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) << 10
+
+
+def open_files(pids):
+    return [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids]
+
+
+def test_every_good_file_is_answered_beside_hostile_ones(served):
+    parameters = {"SIZE": "24, 32", "DTYPE": "UINT8"}
+    hostile, _ = HOSTILE_FILES["png: a bomb"]
+    with triton.InferenceServerClient(served.http_url) as http:
+        for name, file in GOOD_FILES.items():
+            np.testing.assert_array_equal(
+                ask(http, [file]), expected_pixels([file], parameters), err_msg=name
+            )
+            with pytest.raises(InferenceServerException, match="at most 50000000 pixels"):
+                ask(http, [file, hostile])

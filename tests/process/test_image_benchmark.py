@@ -1,0 +1,36 @@
+"""The benchmark of image_preproc's kernel, where there is no speed: that it runs, checks, and says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.host_kernel.simulated import imaging_environment
+from tests.simcuda.machine import running_machine
+
+
+def run(environment, *arguments):
+    command = [sys.executable, "-m", "benchmarks.gpu_image_kernel", *arguments]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("dtype", ["FP32", "FP16", "UINT8"])
+def test_it_measures_a_kernel_whose_values_are_right(tmp_path, dtype):
+    with running_machine() as machine:
+        environment = {**machine.environment(), **imaging_environment(tmp_path)}
+        done = run(environment, "--quick", f"--dtype={dtype}")
+        assert done.returncode == 0, done.stderr
+        assert "| 60 x 45 | 2 |" in done.stdout
+        assert machine.violations() == []
+
+
+def test_without_a_gpu_it_says_so(tmp_path):
+    with running_machine() as machine:
+        machine.set_devices(0)
+        done = run({**machine.environment(), **imaging_environment(tmp_path)})
+        assert done.returncode == 1
+        assert "error: no GPU can be used" in done.stderr
