@@ -11,6 +11,9 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.failure import BenchmarkError
 from gpubridge.backends.image_preproc.device_decoding import DeviceDecoder, PixelsOnDevice
 from gpubridge.backends.image_preproc.fused_kernel import (
     IMAGE,
@@ -26,9 +29,6 @@ from gpubridge.backends.image_preproc.kernel_build import (
     cache_folder,
     kernel_image,
 )
-from numpy.typing import NDArray
-
-from benchmarks.failure import BenchmarkError
 from gpubridge.backends.image_preproc.normalization import Normalization
 from gpubridge.backends.image_preproc.resizing import plan_resize
 from gpubridge.backends.image_preproc.settings import Settings
