@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -36,12 +36,10 @@ from gpubridge.backends.model_setup import ModelSetup
 from gpubridge.cuda_ipc import CopyStream, DeviceContext, DeviceInfo, DeviceSegment
 from gpubridge.cuda_ipc.driver import call, load
 
-__all__ = ["BareImages", "bare_rate", "kernel_share"]
+__all__ = ["BareImages", "bare_rate"]
 
 _TYPES = (*(ctypes.c_void_p,) * 2, *(ctypes.c_int,) * 5, ctypes.c_uint)
 _OUTPUT = 3 * 224 * 224 * 4
-_PIECES = 20
-_COPIED = 256 << 20
 
 
 class BareImages:
@@ -162,54 +160,6 @@ class BareImages:
 def bare_rate(device: DeviceInfo, batches: Sequence[Sequence[bytes]], seconds: float) -> float:
     """Return images/s of batches, one after the other: the better of one thread and of two."""
     return max(_rate(device, batches, seconds, threads) for threads in (1, 2))
-
-
-def kernel_share(device: DeviceInfo, jpegs: Sequence[bytes], seconds: float) -> dict[str, float]:
-    """Return how near the kernel comes to a copy on the device, each taken for so long.
-
-    Returns
-    -------
-    dict
-        ``kernel_bytes_per_second`` of what it has to read and write, ``copy_bytes_per_second`` of a copy,
-        which reads and writes too, and the ``share``.
-    """
-    with BareImages(device, len(jpegs)) as bare:
-        images = bare.decode(jpegs)
-        bare.describe(images)
-        moved = sum(pixels.source.height * pixels.source.pitch for pixels in images)
-        moved += len(images) * _OUTPUT
-        kernel = moved / _timed(bare, seconds, lambda: bare.launch(len(jpegs)))
-        # Their memory is of the context that ends here.
-        del images
-        source, target = (DeviceSegment.private(bare.context, 0, _COPIED) for _ in range(2))
-        try:
-            copied = _timed(
-                bare,
-                seconds,
-                lambda: bare.stream.d2d(target.pointer, source.pointer, _COPIED),
-            )
-        finally:
-            source.close()
-            target.close()
-    copy = 2 * _COPIED / copied
-    return {
-        "kernel_bytes_per_second": kernel,
-        "copy_bytes_per_second": copy,
-        "share": kernel / copy,
-    }
-
-
-def _timed(bare: BareImages, seconds: float, work: Callable[[], None]) -> float:
-    """Return seconds of one piece of work, of many that are on the stream at once."""
-    work()
-    bare.stream.wait()
-    count, began = 0, time.perf_counter()
-    while not count or time.perf_counter() - began < seconds:
-        for _ in range(_PIECES):
-            work()
-        bare.stream.wait()
-        count += _PIECES
-    return (time.perf_counter() - began) / count
 
 
 def _rate(

@@ -1,4 +1,4 @@
-"""What the benchmark of images on a GPU says: figures by batch, their share of the limit, and two bars."""
+"""What the benchmark of images on a GPU says: figures by batch, and their share of the limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ SIDES = (ON_DEVICE, OVER_HTTP, ON_CPU)
 
 _SHARE = 0.9
 _SHARE_FROM = 32
-_KERNEL_SHARE = 0.5
 
 
 @dataclass(slots=True)
@@ -57,7 +56,6 @@ class GpuImageReport:
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
     seconds: float
-    kernel: Mapping[str, float] = field(default_factory=dict)
     rows: Sequence[GpuImageRow] = ()
 
     @property
@@ -69,9 +67,6 @@ class GpuImageReport:
             for row in self.rows
             if row.batch >= _SHARE_FROM and row.share is not None and row.share < _SHARE
         ]
-        share = self.kernel.get("share")
-        if share is not None and share < _KERNEL_SHARE:
-            found.append(f"the kernel: {share:.2f} of a copy's bandwidth, expected {_KERNEL_SHARE}")
         return found
 
     def as_document(self) -> dict[str, Any]:
@@ -84,7 +79,6 @@ class GpuImageReport:
             "versions": dict(self.versions),
             "machine": dict(self.machine),
             "seconds": self.seconds,
-            "kernel": dict(self.kernel),
             "rows": [
                 {
                     "batch": row.batch,
@@ -126,15 +120,6 @@ class GpuImageReport:
             "|" + "---:|" * len(headings),
             *(_line(row) for row in self.rows),
         ]
-        if self.kernel:
-            kernel, copy = (
-                self.kernel[f"{what}_bytes_per_second"] / 1e9 for what in ("kernel", "copy")
-            )
-            share = self.kernel["share"]
-            lines += [
-                "",
-                f"Kernel {kernel:,.0f} GB/s, copy {copy:,.0f} GB/s: a share of {share:.2f}.",
-            ]
         if self.complaints:
             lines += ["", *(f"- {text}" for text in self.complaints)]
         return "\n".join(lines) + "\n"

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.gpu_image_limit import BareImages, bare_rate, kernel_share
+from benchmarks.gpu_image_limit import BareImages, bare_rate
 from benchmarks.gpu_image_report import ON_CPU, ON_DEVICE, OVER_HTTP, GpuImageReport, GpuImageRow
 from benchmarks.gpu_memory import first_device
 from benchmarks.image_load import ImageRequests, ask, ask_into
@@ -92,10 +92,9 @@ def _run(options: argparse.Namespace) -> GpuImageReport:
         machine=describe_machine(),
         seconds=options.seconds,
     )
-    print("limits ...", file=sys.stderr, flush=True)
-    report.kernel = kernel_share(device, _batch(jpegs, 0, max(options.batches)), options.seconds)
     report.rows = [GpuImageRow(batch) for batch in options.batches]
     for row in report.rows:
+        print(f"the limit, batch {row.batch} ...", file=sys.stderr, flush=True)
         batches = [_batch(jpegs, first, row.batch) for first in range(len(jpegs))]
         row.limit = bare_rate(device, batches, options.seconds)
         row.torchvision = _torchvision(row, options.seconds)
