@@ -20,7 +20,7 @@ from benchmarks.image_models import MODEL
 from benchmarks.proc import cpu_seconds
 from benchmarks.server_process import ServerProcess
 
-__all__ = ["Figures", "ImageRequests", "ask"]
+__all__ = ["Figures", "ImageRequests", "ask", "ask_into"]
 
 _PATH = f"/v2/models/{MODEL}/infer"
 _IMAGE = 3 * 224 * 224 * 4
@@ -55,12 +55,18 @@ class ImageRequests:
     bodies: Sequence[bytes]
 
     @classmethod
-    def of(cls, jpegs: Sequence[bytes], batch: int) -> ImageRequests:
-        """Make as many different requests as there are photographs."""
+    def of(cls, jpegs: Sequence[bytes], batch: int, region: str | None = None) -> ImageRequests:
+        """Make as many different requests as there are photographs.
+
+        Parameters
+        ----------
+        region : str, optional
+            A registered region for the pixels, in which later answers replace earlier ones.
+        """
         bodies = []
         for first in range(len(jpegs)):
             files = itertools.islice(itertools.cycle(jpegs), first, first + batch)
-            header, data = _parts(list(files))
+            header, data = _parts(list(files), region)
             head = (
                 f"POST {_PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
                 f"Content-Length: {len(header) + len(data)}\r\n"
@@ -117,7 +123,16 @@ class ImageRequests:
 
 def ask(port: int, jpegs: Sequence[bytes]) -> NDArray[np.float32]:
     """Return the pixels of files in one request: ``[images, 3, 224, 224]``."""
-    header, data = _parts(jpegs)
+    answer = _answer(port, *_parts(jpegs, None))
+    return np.frombuffer(answer[-_IMAGE * len(jpegs) :], np.float32).reshape(-1, 3, 224, 224)
+
+
+def ask_into(port: int, jpegs: Sequence[bytes], region: str) -> None:
+    """Have the pixels of files written into a registered region."""
+    _answer(port, *_parts(jpegs, region))
+
+
+def _answer(port: int, header: bytes, data: bytes) -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         headers = {"Inference-Header-Content-Length": str(len(header))}
@@ -129,10 +144,10 @@ def ask(port: int, jpegs: Sequence[bytes]) -> NDArray[np.float32]:
     if response.status != 200:
         message = f"{_PATH}: {response.status} {answer[:300]!r}"
         raise BenchmarkError(message)
-    return np.frombuffer(answer[-_IMAGE * len(jpegs) :], np.float32).reshape(-1, 3, 224, 224)
+    return answer
 
 
-def _parts(jpegs: Sequence[bytes]) -> tuple[bytes, bytes]:
+def _parts(jpegs: Sequence[bytes], region: str | None) -> tuple[bytes, bytes]:
     """Return the JSON and the bytes of a request."""
     data = b"".join(struct.pack("<I", len(jpeg)) + jpeg for jpeg in jpegs)
     given = {
@@ -141,7 +156,11 @@ def _parts(jpegs: Sequence[bytes]) -> tuple[bytes, bytes]:
         "shape": [len(jpegs), 1],
         "parameters": {"binary_data_size": len(data)},
     }
-    wanted = {"name": "PIXELS", "parameters": {"binary_data": True}}
+    place: dict[str, object] = {"binary_data": True}
+    if region is not None:
+        nbytes = _IMAGE * len(jpegs)
+        place = {"shared_memory_region": region, "shared_memory_byte_size": nbytes}
+    wanted = {"name": "PIXELS", "parameters": place}
     return json.dumps({"inputs": [given], "outputs": [wanted]}).encode(), data
 
 

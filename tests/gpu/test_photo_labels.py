@@ -72,7 +72,7 @@ def test_no_pixels_cross_between_decoder_and_classifier(served, client, classify
     """What comes back to the host is probabilities; of pixels, nothing that the bridge moved."""
     jpegs = [photo.read_bytes() for photo in PHOTOS]
     classify.classify(client, jpegs, model)
-    names = ("image_preproc", "classifier", model)
+    names = ("image_preproc", "classifier", "top_labels", model)
     before = {name: work(served, name) for name in names}
     for _ in range(3):
         classify.classify(client, jpegs, model)
@@ -80,6 +80,7 @@ def test_no_pixels_cross_between_decoder_and_classifier(served, client, classify
         name: {kind: after - before[name][kind] for kind, after in work(served, name).items()}
         for name in names
     }
-    for name in names:
-        assert spent[name]["h2d"] == 0, spent
-        assert spent[name]["d2h"] <= 3 * len(jpegs) * SCORES, spent
+    # What goes to the GPU before it is decoded is image_preproc's own affair.
+    assert spent.pop("image_preproc")["d2h"] == 0, spent
+    assert sum(moved["h2d"] for moved in spent.values()) == 0, spent
+    assert sum(moved["d2h"] for moved in spent.values()) == 3 * len(jpegs) * SCORES, spent

@@ -1,0 +1,201 @@
+"""Command line: ``python -m benchmarks.gpu_images``; see docs/image-preprocessing.md."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import http.client
+import importlib.metadata
+import itertools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.failure import BenchmarkError
+from benchmarks.gpu_image_limit import BareImages, bare_rate
+from benchmarks.gpu_image_report import ON_CPU, ON_DEVICE, OVER_HTTP, GpuImageReport, GpuImageRow
+from benchmarks.gpu_memory import first_device
+from benchmarks.image_load import ImageRequests, ask, ask_into
+from benchmarks.image_models import write_repository
+from benchmarks.machine import commit, describe_machine
+from benchmarks.serve import Gpubridge
+from benchmarks.server_process import ServerProcess
+from gpubridge import __version__
+from gpubridge.bench.client_memory import ClientMemory
+from gpubridge.cuda_ipc import DeviceInfo
+from gpubridge.errors import BridgeError
+
+_PHOTOS = Path(__file__).resolve().parent.parent / "examples" / "image_preproc" / "images"
+_BATCHES = (1, 8, 32, 128)
+_CONNECTIONS = 4
+_REGION = "gpubridge_bench_pixels"
+_OUTPUT = 3 * 224 * 224 * 4
+_WARM_UP = 1.0
+# Decoders differ in how they interpolate colours; what is served is to be what the limit makes.
+_LEVEL = 1 / 255 / 0.224
+_VISION = Path(__file__).resolve().parent / "torchvision_images.py"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure; return 0 if everything was measured and reaches what it has to."""
+    options = _parser().parse_args(arguments)
+    try:
+        report = _run(options)
+    except (BenchmarkError, BridgeError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    folder = Path(options.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^a-z0-9]+", "_", report.device.lower()).strip("_")
+    stem = folder / f"gpu_images_{name}"
+    text = json.dumps(report.as_document(), indent=1, ensure_ascii=False)
+    stem.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    stem.with_suffix(".md").write_text(report.page(), encoding="utf-8")
+    print(report.page())
+    print(f"written: {stem}.json, .md", file=sys.stderr)
+    return 1 if report.complaints else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_images",
+        description="Measure photographs to tensors on this machine's first GPU.",
+    )
+    parser.add_argument("--output", metavar="DIR", default="benchmarks/results")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each figure")
+    parser.add_argument(
+        "--batches",
+        type=lambda text: tuple(int(word) for word in text.split(",")),
+        default=_BATCHES,
+        metavar="N,N",
+    )
+    return parser
+
+
+def _run(options: argparse.Namespace) -> GpuImageReport:
+    device, release = first_device()
+    jpegs = [photo.read_bytes() for photo in sorted(_PHOTOS.glob("*.jpg"))]
+    report = GpuImageReport(
+        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        commit=commit(),
+        device=device.name,
+        versions={"gpubridge": __version__, "CUDA": release, **_versions()},
+        machine=describe_machine(),
+        seconds=options.seconds,
+    )
+    report.rows = [GpuImageRow(batch) for batch in options.batches]
+    for row in report.rows:
+        print(f"the limit, batch {row.batch} ...", file=sys.stderr, flush=True)
+        batches = [_batch(jpegs, first, row.batch) for first in range(len(jpegs))]
+        row.limit = bare_rate(device, batches, options.seconds)
+        row.torchvision = _torchvision(row, options.seconds)
+    _serve(device, jpegs, report.rows, options.seconds)
+    return report
+
+
+def _versions() -> dict[str, str]:
+    names = [
+        name
+        for name in (d.metadata["Name"] for d in importlib.metadata.distributions())
+        if name and name.lower().startswith(("nvidia-nvimgcodec", "torchvision", "pillow"))
+    ]
+    return {name: importlib.metadata.version(name) for name in sorted(names)}
+
+
+def _batch(jpegs: Sequence[bytes], first: int, count: int) -> list[bytes]:
+    return list(itertools.islice(itertools.cycle(jpegs), first, first + count))
+
+
+def _torchvision(row: GpuImageRow, seconds: float) -> float | None:
+    """Return torchvision's images/s, measured by a process of its own; None where it is not."""
+    command = [sys.executable, str(_VISION), str(_PHOTOS), str(row.batch), str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode != 0:
+        last = (done.stderr.strip() or "it said nothing").rpartition("\n")[2]
+        print(f"torchvision: {last}", file=sys.stderr)
+        return None
+    return float(done.stdout)
+
+
+def _serve(
+    device: DeviceInfo, jpegs: Sequence[bytes], rows: Sequence[GpuImageRow], seconds: float
+) -> None:
+    """Measure the server: with the model on the GPU, then with the same on the CPU."""
+    most = max(len(jpegs), *(row.batch for row in rows))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubridge-images-")))
+        memory = stack.enter_context(ClientMemory(device, most * _OUTPUT))
+        for kind in ("KIND_GPU", "KIND_CPU"):
+            on_gpu = kind == "KIND_GPU"
+            print(f"served, {kind} ...", file=sys.stderr, flush=True)
+            repository = write_repository(folder / kind, 1, pillow=False, kind=kind)
+            log = folder / f"{kind}.log"
+            with ServerProcess(Gpubridge(), repository, log) as server:
+                server.wait_ready()
+                if on_gpu:
+                    # The server's fallback to the CPU would be measured as the GPU.
+                    if "resizing on GPU" not in log.read_text():
+                        raise BenchmarkError(f"the model is not on the GPU:\n{log.read_text()}")
+                    _register(server, memory)
+                    _check(device, jpegs, server, memory)
+                for row in rows:
+                    sides = {OVER_HTTP: None, ON_DEVICE: _REGION} if on_gpu else {ON_CPU: None}
+                    for side, region in sides.items():
+                        requests = ImageRequests.of(jpegs, row.batch, region)
+                        try:
+                            requests.load(server, _CONNECTIONS, _WARM_UP)
+                            row.served[side] = requests.load(server, _CONNECTIONS, seconds)
+                        except BenchmarkError as error:
+                            row.notes.append(f"{side}: {error}")
+
+
+def _register(server: ServerProcess, memory: ClientMemory) -> None:
+    handle = base64.b64encode(memory.target.handle).decode()
+    body = {"raw_handle": {"b64": handle}, "device_id": 0, "byte_size": memory.nbytes}
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+    try:
+        path = f"/v2/cudasharedmemory/region/{_REGION}/register"
+        connection.request("POST", path, json.dumps(body).encode())
+        response = connection.getresponse()
+        answer = response.read()
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise BenchmarkError(f"{path}: {response.status} {answer[:300]!r}")
+
+
+def _check(
+    device: DeviceInfo, jpegs: Sequence[bytes], server: ServerProcess, memory: ClientMemory
+) -> None:
+    """What is served, over HTTP and in the region, has to be what the limit makes."""
+    with BareImages(device, len(jpegs)) as bare:
+        bare.run(jpegs)
+        expected = bare.pixels(len(jpegs))
+    memory.prepare(len(jpegs) * _OUTPUT)
+    answers = {"over HTTP": ask(server.http_port, jpegs)}
+    ask_into(server.http_port, jpegs, _REGION)
+    received = memory.received(len(jpegs) * _OUTPUT)
+    answers["in the region"] = np.frombuffer(received, np.float32).reshape(expected.shape)
+    for where, pixels in answers.items():
+        _compare(where, pixels, expected)
+
+
+def _compare(where: str, pixels: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    apart = np.abs(pixels - expected)
+    if not np.isfinite(apart).all() or apart.mean() > _LEVEL:
+        raise BenchmarkError(
+            f"pixels {where} differ by {apart.mean()} in the mean, expected {_LEVEL:.4f} at most"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
