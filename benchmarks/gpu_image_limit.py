@@ -20,8 +20,9 @@ from gpubridge.backends.image_preproc.fused_kernel import (
     KERNEL,
     SOURCE,
     THREADS,
-    describe_image,
+    ImageWork,
     grid,
+    image_table,
     launch_numbers,
 )
 from gpubridge.backends.image_preproc.kernel_build import (
@@ -126,10 +127,11 @@ class BareImages:
 
     def describe(self, images: Sequence[PixelsOnDevice]) -> None:
         """Tell the kernel of decoded images."""
+        work = []
         for index, pixels in enumerate(images):
             plan = plan_resize(*pixels.source.upright_size, self._settings)
-            target = self._output.pointer + index * _OUTPUT
-            describe_image(self._table[index : index + 1], pixels.source, plan, target)
+            work.append(ImageWork(pixels.source, plan, self._output.pointer + index * _OUTPUT))
+        self._table[: len(work)] = image_table(work)
         nbytes = len(images) * IMAGE.itemsize
         self.stream.h2d(self._described.pointer, _bytes_of(self._table), nbytes)
 
