@@ -9,7 +9,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from gpubridge.engine.outbox import Outbox
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.tracing import UNTRACED, Caused
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.calls.called_models import CalledModels
 from gpubridge.frontend.calls.circles import find_circle
 from gpubridge.frontend.calls.questions import StubQuestions
 from gpubridge.frontend.calls.requests import CallForms
@@ -49,19 +50,17 @@ class ModelCallServer:
         self._repository: ModelRepository
         self.forms = CallForms()
         self._changes = ControlTasks()
-        # What look-ups gave, by name and version, and all versions by name, until models change.
-        self._found: dict[tuple[str, int], Model] = {}
-        self._versions: dict[str, list[Model]] = {}
+        self.models: CalledModels
 
     def serve(self, repository: ModelRepository) -> None:
         """Let the models of a repository be called; before any of them is loaded."""
         self._repository = repository
+        self.models = CalledModels(repository)
 
     def model_changed(self, _: str) -> None:
         """Other versions of a model are served than before."""
         self.forms.forget()
-        self._found.clear()
-        self._versions.clear()
+        self.models.forget()
 
     def open(self, sock: socket.socket, link: StubLink, caller: Instance) -> StubCalls:
         """Serve the calls of one stub."""
@@ -72,37 +71,6 @@ class ModelCallServer:
     ) -> StubQuestions:
         """Answer what one stub asks."""
         return StubQuestions(self._repository, self._changes, caller, send, catch_up)
-
-    def find(self, name: str, version: int) -> Model:
-        """Return the model that a call is for.
-
-        Raises
-        ------
-        BridgeError
-            When it is not there, in Triton's words.
-        """
-        found = self._found.get((name, version))
-        if found is not None:
-            return found
-        try:
-            found = self._repository.find(name, None if version < 0 else version)
-            self._found[name, version] = found
-            return found
-        except BridgeError:
-            raise BridgeError(
-                f"Failed for execute the inference request. Model '{name}' is not ready.",
-                ErrorCode.NOT_FOUND,
-            ) from None
-
-    def instances(self, name: str) -> Iterator[Instance]:
-        """The instances of all versions of a model."""
-        models = self._versions.get(name)
-        if models is None:
-            find = self._repository.find
-            models = [find(name, version) for version in self._repository.versions(name)]
-            self._versions[name] = models
-        for model in models:
-            yield from model.instances
 
 
 class _Call:
@@ -235,7 +203,7 @@ class StubCalls:
             raise MalformedMessage(f"call {number} of version {version!r} of '{name}'")
         ranges = self._ranges(record)
         try:
-            model = self._server.find(name, version)
+            model = self._server.models.find(name, version)
             if model.config.decoupled and not extras.get("decoupled"):
                 raise BridgeError(_NOT_DECOUPLED.format(name), ErrorCode.UNSUPPORTED)
             needed = model.executed_by
@@ -290,7 +258,7 @@ class StubCalls:
             return self._link.ranges(record)
 
     def _check_circle(self, name: str) -> None:
-        circle = find_circle(self._caller, name, self._server.instances)
+        circle = find_circle(self._caller, name, self._server.models.instances)
         if circle:
             raise BridgeError(
                 f"this call would never be answered: {' waits for '.join(circle)}, and all their "
