@@ -199,6 +199,9 @@ class ClientRegions:
         if region is None or region.on_device != on_device:
             return
         if region.uses:
+            # A stream of a model may have been done with it only after the last answer.
+            self._all.settle(region.segment.region)
+        if region.uses:
             raise BridgeError(
                 f"Cannot unregister shared memory region '{name}', it is currently in use.",
                 ErrorCode.INTERNAL,

@@ -248,9 +248,13 @@ class StubLink:
         if region in self._announced:
             self._announcements.drop(region)
 
+    def settle_kept(self) -> None:
+        """Take back the memory that the stub has let go of since its requests were answered."""
+        self._ledger.settle_kept()
+
     def housekeep(self, idle_seconds: float) -> None:
         """Settle memory that models kept, and have the stub give idle memory back."""
-        self._ledger.settle_kept()
+        self.settle_kept()
         if self._ledger.idle:
             self._outbox.send(control_message(Kind.TRIM, idle_seconds=idle_seconds))
 
@@ -351,6 +355,8 @@ class StubLink:
             elif kind == Kind.REGION_CLOSED:
                 fields = decode_control(message)
                 self.open_devices.closed(number(fields, "region"), number(fields, "announcements"))
+                # With what it had of that, leases have ended.
+                self.settle_kept()
             elif kind == Kind.LOG:
                 self._events.on_log(log_fields(decode_control(message)))
             else:

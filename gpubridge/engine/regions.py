@@ -20,6 +20,9 @@ class RegionUser(Protocol):
     def drop_region(self, region: int) -> None:
         """Have the stub unmap a region."""
 
+    def settle_kept(self) -> None:
+        """Take back what the stub has let go of since its requests were answered."""
+
 
 class Regions:
     """Knows which stub has mapped which region, and tells them when one goes; owns the arena.
@@ -74,6 +77,11 @@ class Regions:
                 users.discard(user)
                 if not users:
                     del self._users[region]
+
+    def settle(self, region: int) -> None:
+        """Take back what stubs had kept of a region, and are done with."""
+        for user in tuple(self._users.get(region, ())):
+            user.settle_kept()
 
     def drop(self, region: int) -> None:
         """A region goes: whoever has mapped it unmaps it, views that exist excepted."""

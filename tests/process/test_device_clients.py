@@ -75,6 +75,30 @@ class TritonPythonModel:
 )
 
 
+# Answers from the host while a stream of its own still has to do with its input.
+LINGERING = (
+    LIBRARY
+    + """
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.library = Library()
+
+    def execute(self, requests):
+        (given,) = requests[0].inputs()
+        given.__dlpack__(stream=self.library.stream)
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+        def linger():
+            while not os.path.exists(os.path.join(folder, "go")):
+                time.sleep(0.005)
+
+        self.library.launch(linger)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.float32))])]
+"""
+)
+
+
 class Client:
     """A client with memory on a GPU: what tritonclient would do, by the driver."""
 
@@ -137,8 +161,10 @@ def served(folder):
     forced = placement("yes", "FORCE_CPU_ONLY_INPUT_TENSORS")
     write_device_model(folder, "forced", DOUBLE, config=forced)
     write_device_model(folder, "keeper", KEEPER)
+    write_device_model(folder, "lingering", LINGERING)
     write_model(folder, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
     ensemble(folder, "both", ["double", "second"])
+    ensemble(folder, "step", ["lingering"])
     with running_device_server(folder, "--allow-client-shm=true") as served:
         yield served
 
@@ -311,6 +337,18 @@ def test_a_region_in_use_cannot_be_unregistered(served, client, folder):
     ((result, error),) = answers
     assert error is None
     assert (result.as_numpy("OUT") == 1).all()
+
+
+def test_a_region_is_free_when_the_last_stream_has_passed(served, client, folder):
+    prepared(client, "in")
+    client.write("in", np.ones(COUNT, np.float32))
+    # What a step of an ensemble looks at is in use as long as it does.
+    assert infer(served, "step", region("in"))[0] == 200
+    status, answer = client.post("region/in/unregister")
+    assert status == 500
+    assert "currently in use" in answer
+    (folder / "lingering" / "go").touch()
+    wait_until(lambda: client.post("region/in/unregister")[0] == 200, "that", served.server)
 
 
 def test_over_grpc(served, client):

@@ -25,9 +25,15 @@ class Stub:
 
     def __init__(self):
         self.dropped = []
+        self.kept = []
+        self.done = False
 
     def drop_region(self, region):
         self.dropped.append(region)
+
+    def settle_kept(self):
+        if self.done:
+            self.kept.clear()
 
 
 @pytest.fixture
@@ -71,6 +77,22 @@ def test_it_is_off_unless_allowed(all_regions, key):
     assert "--allow-client-shm=true" in text
     assert registry.status() == []
     registry.unregister("r")
+
+
+@pytest.mark.parametrize("names", ["one", "all"])
+def test_what_a_stub_has_let_go_of_is_no_longer_in_use_when_that_is_asked(
+    registry, all_regions, key, names
+):
+    registry.register("r", key, 0, SIZE)
+    place = registry.place("r", 0, 8)
+    stub = Stub()
+    stub.kept.append(RegionUse([place], ()))
+    all_regions.join(place.region.segment.region, stub)
+    forget = registry.unregister_all if names == "all" else lambda: registry.unregister("r")
+    refused(ErrorCode.INTERNAL, forget)
+    stub.done = True
+    forget()
+    assert registry.status() == []
 
 
 def test_only_so_many_at_once(registry, key):

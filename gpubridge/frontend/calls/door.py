@@ -139,6 +139,10 @@ class StubCalls:
             self._send_answers()
             self._announcements.drop(region)
 
+    def settle_kept(self) -> None:
+        """Take back what the stub has let go of: its link keeps that for both channels."""
+        self._link.settle_kept()
+
     def _mute(self) -> None:
         if self._open:
             self._open = False
