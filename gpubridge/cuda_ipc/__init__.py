@@ -5,7 +5,7 @@ Importing this loads nothing of CUDA; the driver is loaded by the first thing th
 
 from gpubridge.cuda_ipc.arena import DeviceArena, DeviceSlot
 from gpubridge.cuda_ipc.client_region import ClientDeviceRegion
-from gpubridge.cuda_ipc.context import DeviceContext
+from gpubridge.cuda_ipc.context import DeviceContext, enable_peer_access
 from gpubridge.cuda_ipc.copies import CopyMark, CopyStream
 from gpubridge.cuda_ipc.devices import (
     DeviceInfo,
@@ -42,6 +42,7 @@ __all__ = [
     "SharedEvents",
     "check_device",
     "driver_release",
+    "enable_peer_access",
     "find_device",
     "is_exclusive",
     "list_devices",

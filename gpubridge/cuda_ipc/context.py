@@ -6,10 +6,12 @@ from types import TracebackType
 from typing import Any
 
 from gpubridge.cuda_ipc.devices import DeviceInfo
-from gpubridge.cuda_ipc.driver import call
+from gpubridge.cuda_ipc.driver import call, status_of
 from gpubridge.errors import InternalError
 
-__all__ = ["DeviceContext"]
+__all__ = ["DeviceContext", "enable_peer_access"]
+
+_ALREADY_ENABLED = 704
 
 
 class DeviceContext:
@@ -66,6 +68,18 @@ class DeviceContext:
         if call("cuCtxGetCurrent") == context:
             call("cuCtxSetCurrent", None)
         call("cuDevicePrimaryCtxRelease", self._device)
+
+
+def enable_peer_access(context: DeviceContext, peer: DeviceContext) -> None:
+    """Let copies of one device reach another one's memory without the host; more than once is no harm.
+
+    Raises
+    ------
+    CudaError
+        The two do not reach each other.
+    """
+    with context.pushed():
+        status_of("cuCtxEnablePeerAccess", peer.raw, 0, expected=(_ALREADY_ENABLED,))
 
 
 class _Pushed:

@@ -35,13 +35,13 @@ class CopyStream:
     handle : int
         The driver's ``CUstream``.
     copied, copies : dict
-        Bytes and number of the copies so far, by kind: ``h2d``, ``d2h``, ``d2d``.
+        Bytes and number of the copies so far, by kind: ``h2d``, ``d2h``, ``d2d``, ``p2p``.
     waits : int
         How often somebody has waited for its work.
     """
 
     def __init__(self, context: DeviceContext) -> None:
-        self.copied = {"h2d": 0, "d2h": 0, "d2d": 0}
+        self.copied = {"h2d": 0, "d2h": 0, "d2d": 0, "p2p": 0}
         self.copies = dict.fromkeys(self.copied, 0)
         self.waits = 0
         self._context = context
@@ -78,6 +78,14 @@ class CopyStream:
     def d2d(self, to: int, source: int, nbytes: int) -> None:
         """Copy ``nbytes`` from ``source`` to ``to`` on this device."""
         self._copy("d2d", "cuMemcpyDtoDAsync", (to, source, nbytes), nbytes)
+
+    def p2p(self, to: int, peer: DeviceContext, source: int, nbytes: int) -> None:
+        """Copy ``nbytes`` from ``source`` on this device to ``to`` on another one, whose context is given.
+
+        Without `enable_peer_access` the driver takes them through the host.
+        """
+        arguments = to, peer.raw, source, self._context.raw, nbytes
+        self._copy("p2p", "cuMemcpyPeerAsync", arguments, nbytes)
 
     # -- order ------------------------------------------------------------------------------------
 

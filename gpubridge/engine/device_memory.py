@@ -25,6 +25,7 @@ from gpubridge.cuda_ipc import (
 )
 from gpubridge.engine.arena_events import ArenaEvents, Lose, Releases
 from gpubridge.engine.instance_settings import InstanceSettings
+from gpubridge.engine.peer_memory import PeerMemory
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.transport.device_regions import arena_region, reserve_addresses
 
@@ -122,6 +123,8 @@ class DeviceMemory:
     ----------
     used : bool
         Whether any tensor may be on a GPU.
+    peers : PeerMemory
+        Brings tensors from one GPU to another.
     """
 
     def __init__(self, arena_bytes: int) -> None:
@@ -133,6 +136,7 @@ class DeviceMemory:
         self._thread: ThreadPoolExecutor | None = None
         self.used = False
         self._releases = Releases()
+        self.peers = PeerMemory(self)
 
     # -- devices -------------------------------------------------------------------------------
 
@@ -210,6 +214,7 @@ class DeviceMemory:
 
     def _allocate(self, device: DeviceInfo, region: int, instance: str) -> tuple[DeviceRegion, str]:
         """Make an arena with its events; says why it has none."""
+        self.peers.look_at(device)
         context = self.context(device)
         segment = DeviceSegment.allocate(context, region, self.arena_bytes)
         try:
@@ -218,6 +223,10 @@ class DeviceMemory:
             self.free(segment)
             raise
         return DeviceRegion(segment, self.free, events), reason
+
+    def region_of(self, segment: DeviceSegment) -> DeviceRegion:
+        """Make an allocation known as a region of the server's own."""
+        return DeviceRegion(segment, self.free)
 
     def release_waiters(self, arena: DeviceRegion, lose: Lose) -> None:
         """Let streams go that wait for a dead stub; ``lose`` hears of what never comes to pass."""
@@ -274,6 +283,7 @@ class DeviceMemory:
         if thread is None:
             return
         await self._releases.finished()
+        self.peers.close()
         await self.run(self._close_contexts)
         self._thread = None
         thread.shutdown()

@@ -1,5 +1,7 @@
 """Requests whose tensors lie on a GPU that their model is not on: the server copies, and counts it.
 
+To a model on another GPU they go from GPU to GPU where the driver does that, else to host memory.
+
 Nobody else could: neither who has the tensors knows where the model runs, nor can the model's process
 reach them. The copies are made on the thread that calls the driver.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,14 +19,17 @@ from gpubridge.engine.client_device_region import ClientDeviceSegment
 from gpubridge.engine.device_memory import DeviceMemory
 from gpubridge.engine.device_segments import ON_DEVICE
 from gpubridge.engine.edge_events import EdgeEvent, awaited_by
+from gpubridge.engine.peer_memory import NotByPeerCopy
 from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
 from gpubridge.telemetry.device_work import DeviceWork
+from gpubridge.telemetry.statistics import ModelStatistics
 
 __all__ = ["DeviceStaging"]
 
+_logger = logging.getLogger(__name__)
 _ALIGNMENT = 64
 _NO_BYTES = memoryview(b"")
 _FIRST_LOOK = 0.0002
@@ -31,21 +37,25 @@ _LONGEST_LOOK = 0.01
 
 
 class DeviceStaging:
-    """Brings the tensors of a model's requests to host memory, and its outputs to clients' GPUs.
+    """Brings the tensors of a model's requests to its GPU or the host, and its outputs to clients' GPUs.
 
     Parameters
     ----------
     devices : DeviceMemory
     arena : HostArena
-        Where the inputs are brought to.
-    work : DeviceWork
-        Counts the copies.
+        Where the inputs are brought to that go to the host.
+    statistics : ModelStatistics
+        The model's: counts the copies, and what has to go by way of the host although it is from one
+        GPU to another.
     """
 
-    def __init__(self, devices: DeviceMemory, arena: HostArena, work: DeviceWork) -> None:
+    def __init__(
+        self, devices: DeviceMemory, arena: HostArena, statistics: ModelStatistics
+    ) -> None:
         self._devices = devices
         self._arena = arena
-        self._work = work
+        self._work = statistics.device_work
+        self._statistics = statistics
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -66,7 +76,7 @@ class DeviceStaging:
     def begin(
         self, request: InferRequest, device: str | None, submit: Callable[[InferRequest], None]
     ) -> None:
-        """Bring a request's inputs to the host, then submit it; it fails if that cannot be."""
+        """Bring a request's inputs to its model, then submit it; it fails if that cannot be."""
         task = asyncio.get_running_loop().create_task(self._stage(request, device, submit))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -103,23 +113,49 @@ class DeviceStaging:
         far = [i for i in far if ranges[i].nbytes]
         if not far:
             return
-        total = sum(-(-ranges[i].nbytes // _ALIGNMENT) * _ALIGNMENT for i in far)
-        slot = self._arena.allocate(total)
-        held = SharedSlot(self._arena, slot)
-        for event in awaited_by([ranges[i] for i in far]):
+        parts = [ranges[i] for i in far]
+        for event in awaited_by(parts):
             await self._come_to_pass(event)
-        await self._devices.run(partial(self._read, [ranges[i] for i in far], slot))
-        at = slot.offset
-        for i in far:
-            nbytes = ranges[i].nbytes
-            self._work.copied("d2h", nbytes)
-            ranges[i] = MemoryRange(slot.segment, at, nbytes, held)
-            at += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        kind = "p2p"
+        brought = None if device is None else await self._by_peer_copy(parts, device)
+        if brought is None:
+            kind, brought = "d2h", await self._to_host(parts)
+        for i, part in zip(far, brought, strict=True):
+            self._work.copied(kind, part.nbytes)
+            ranges[i] = part
         request.ranges = ranges
         if b'"client"' in request.extras:
             extras = json.loads(request.extras)
             extras["client"]["in"] = [i for i in extras["client"]["in"] if i not in far]
             request.extras = json.dumps(extras).encode()
+
+    async def _by_peer_copy(
+        self, parts: Sequence[MemoryRange], device: str
+    ) -> list[MemoryRange] | None:
+        """Copy from GPU to GPU; None where that cannot be, which is counted."""
+        try:
+            return await self._devices.run(partial(self._devices.peers.bring, parts, device))
+        except NotByPeerCopy as error:
+            if error.reason not in self._statistics.fallbacks:
+                _logger.warning(
+                    "tensors go from GPU to GPU by way of the host for model '%s': %s",
+                    self._statistics.labels["model"],
+                    error.message,
+                )
+            self._statistics.fallbacks[error.reason] += 1
+            return None
+
+    async def _to_host(self, parts: Sequence[MemoryRange]) -> list[MemoryRange]:
+        total = sum(-(-part.nbytes // _ALIGNMENT) * _ALIGNMENT for part in parts)
+        slot = self._arena.allocate(total)
+        held = SharedSlot(self._arena, slot)
+        await self._devices.run(partial(self._read, parts, slot))
+        at = slot.offset
+        brought = []
+        for part in parts:
+            brought.append(MemoryRange(slot.segment, at, part.nbytes, held))
+            at += -(-part.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return brought
 
     async def _come_to_pass(self, event: EdgeEvent) -> None:
         """Wait for what a stub still computes, which may take long: nobody's thread does."""

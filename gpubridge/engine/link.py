@@ -60,6 +60,8 @@ class StubLink:
 
     Attributes
     ----------
+    regions : Regions
+        As given.
     open_devices : OpenDeviceRegions
         The device memory that the stub has open.
     device : str or None
@@ -75,7 +77,7 @@ class StubLink:
     ) -> None:
         sock.setblocking(False)
         self._channel = Channel(sock)
-        self._regions = regions
+        self.regions = regions
         self._events = events
         self._loop = asyncio.get_running_loop()
         self._control = ControlPage(Segment.create(0, ControlPage.SIZE))
@@ -230,11 +232,6 @@ class StubLink:
         """Lend memory to the stub; returns the ticket for the references."""
         return self._ledger.lend(ranges)
 
-    @property
-    def regions(self) -> Regions:
-        """Memory that any stub can be handed."""
-        return self._regions
-
     def device_work(self) -> list[int]:
         """Return what the stub has done on its GPU so far, as the control page has it."""
         return list(self._control.device_work)
@@ -297,7 +294,7 @@ class StubLink:
         started, unstarted = self._ledger.close(self._control.started)
         self._announcements.close()
         self.open_devices.close()
-        self._regions.retire(self._outputs.owner, self._outputs.regions())
+        self.regions.retire(self._outputs.owner, self._outputs.regions())
         self._outputs.close()
         self._control.close()
         return started, unstarted
@@ -351,12 +348,11 @@ class StubLink:
             elif kind == Kind.DROP_REGION:
                 region = number(decode_control(message), "region")
                 self._outputs.drop(region)
-                self._regions.drop(region)
+                self.regions.drop(region)
             elif kind == Kind.REGION_CLOSED:
                 fields = decode_control(message)
                 self.open_devices.closed(number(fields, "region"), number(fields, "announcements"))
-                # With what it had of that, leases have ended.
-                self.settle_kept()
+                self.settle_kept()  # With what it had of that, leases have ended.
             elif kind == Kind.LOG:
                 self._events.on_log(log_fields(decode_control(message)))
             else:

@@ -159,9 +159,7 @@ class StubModel(Model):
         # While the model completes its configuration, there is nothing to schedule.
         self._dispatcher = self._new_dispatcher(config.unscheduled() if config.draft else config)
         self._instances: list[Instance] = []
-        self._staging = DeviceStaging(
-            context.devices, context.regions.arena, self.statistics.device_work
-        )
+        self._staging = DeviceStaging(context.devices, context.regions.arena, self.statistics)
         self._stopping = False
         self._drained = asyncio.Event()
         self._deadline: float | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpubridge.host_shm import HostArena, Slot
+from typing import Any
+
+from gpubridge.transport.leases import SlotOwner
 
 __all__ = ["SharedSlot"]
 
@@ -12,7 +14,7 @@ class SharedSlot:
 
     __slots__ = ("_arena", "slot")
 
-    def __init__(self, arena: HostArena, slot: Slot) -> None:
+    def __init__(self, arena: SlotOwner, slot: Any) -> None:
         self._arena = arena
         self.slot = slot
 

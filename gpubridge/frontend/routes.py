@@ -268,7 +268,7 @@ class MetricsRouter(_Failures):
                 sum(instance.restarts for instance in model.instances),
                 sum(
                     (instance.fallbacks for instance in model.instances),
-                    Counter(model.config.fallbacks),
+                    Counter(model.config.fallbacks) + model.statistics.fallbacks,
                 ),
                 _device_work(model),
             )

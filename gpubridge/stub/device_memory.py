@@ -38,7 +38,7 @@ _PATIENCE = 2.0
 """Seconds that an output waits for room in the arena."""
 _LOOK = 0.001
 _LOOKS = 50
-_KINDS = 3
+_KINDS = 4
 
 
 class StubDevice:

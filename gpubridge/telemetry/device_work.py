@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["DeviceWork"]
 
-_KINDS = ("h2d", "d2h", "d2d")
+_KINDS = ("h2d", "d2h", "d2d", "p2p")
 
 
 class DeviceWork:
@@ -15,12 +15,12 @@ class DeviceWork:
     Parameters
     ----------
     words : sequence of int
-        The bytes of ``h2d``, ``d2h``, ``d2d``, the copies of each, and the waits.
+        The bytes of ``h2d``, ``d2h``, ``d2d``, ``p2p``, the copies of each, and the waits.
     """
 
     __slots__ = ("_words",)
 
-    def __init__(self, words: Sequence[int] = (0,) * 7) -> None:
+    def __init__(self, words: Sequence[int] = (0,) * 9) -> None:
         self._words = list(words)
 
     def add(self, words: Iterable[int]) -> None:

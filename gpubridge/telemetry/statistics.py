@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -52,6 +53,8 @@ class ModelStatistics:
         Tensor data that the bridge itself copied in host memory, server and stub together.
     device_work : DeviceWork
         What the server did on GPUs for it.
+    fallbacks : Counter of str
+        How often the server took a slower way for it, by reason.
     labels : dict
         What tells its metrics from other models'.
     window : LatencyWindow or None
@@ -68,6 +71,7 @@ class ModelStatistics:
         "executions",
         "fail_ns",
         "failures",
+        "fallbacks",
         "first_response",
         "infer_ns",
         "inferences",
@@ -108,6 +112,7 @@ class ModelStatistics:
         self.batches: dict[int, BatchStatistics] = {}
         self.copied_bytes = self.copies = 0
         self.device_work = DeviceWork()
+        self.fallbacks: Counter[str] = Counter()
 
     @property
     def last_inference_ms(self) -> int:

@@ -16,7 +16,7 @@ from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.device_regions import is_arena
 from gpubridge.transport.lease_book import lease_book
 
-__all__ = ["BorrowedMemory", "LentSlots"]
+__all__ = ["BorrowedMemory", "LentSlots", "SlotOwner"]
 
 _PATIENCE = 2
 """Leases still out that a short sweep meets before it gives up."""

@@ -175,7 +175,7 @@ class DeviceServer:
         page = self.server.metrics()
         labels = f'model="{model}",version="1"'
         found = {}
-        for kind in ("h2d", "d2h", "d2d"):
+        for kind in ("h2d", "d2h", "d2d", "p2p"):
             for what in ("copied_bytes", "copies"):
                 name = f'gpubridge_{what}_total{{kind="{kind}",{labels}}}'
                 found[kind, what] = page.get(name, 0.0)
@@ -193,10 +193,10 @@ class DeviceServer:
                 after[kind, "copied_bytes"] - before[kind, "copied_bytes"],
                 after[kind, "copies"] - before[kind, "copies"],
             )
-            for kind in ("h2d", "d2h", "d2d")
+            for kind in ("h2d", "d2h", "d2d", "p2p")
         }
         done["waits"] = after["waits"] - before["waits"]
-        nothing = {"h2d": (0, 0), "d2h": (0, 0), "d2d": (0, 0), "waits": 0}
+        nothing = {**dict.fromkeys(("h2d", "d2h", "d2d", "p2p"), (0, 0)), "waits": 0}
         assert done == {**nothing, **expected}, done
 
 
@@ -210,16 +210,19 @@ def running_device_server(
     arena=ARENA,
     faults=(),
     tolerated=None,
+    peers=False,
     **options,
 ):
     """Serve a repository on a simulated machine; at the end, no rule of the driver was broken.
 
-    ``tolerated`` are words of the one that may be.
+    ``tolerated`` are words of the one that may be; ``peers`` lets the GPUs reach each other.
     """
     environment = options.pop("environment", {})
     with running_machine(seed) as machine:
         machine.set_devices(devices)
         machine.delay(delay_us)
+        if peers:
+            machine.allow_peers()
         for call, code in faults:
             machine.fail(call, code)
         flags = (f"--backend-config=python,device-arena-bytes={arena}", *flags)

@@ -189,8 +189,8 @@ def region(name, nbytes=NBYTES, offset=0):
     }
 
 
-def infer(served, model, source, target=None):
-    entry = {"name": "IN", "datatype": "FP32", "shape": [COUNT], "parameters": source}
+def infer(served, model, source, target=None, count=COUNT):
+    entry = {"name": "IN", "datatype": "FP32", "shape": [count], "parameters": source}
     body = {"inputs": [entry]}
     if target is not None:
         body["outputs"] = [{"name": "OUT", "parameters": target}]

@@ -47,8 +47,8 @@ def test_copies_arrive_and_are_counted_by_kind(machine, worker):
         "copies.wait(); answer = list(back[9:11]) + list(back[109:111])"
     ) == [0, 7, 7, 0]
     assert worker.do("answer = [copies.copied, copies.copies, copies.waits]") == [
-        {"h2d": 4096, "d2d": 100, "d2h": 4096},
-        {"h2d": 1, "d2d": 1, "d2h": 1},
+        {"h2d": 4096, "d2d": 100, "d2h": 4096, "p2p": 0},
+        {"h2d": 1, "d2d": 1, "d2h": 1, "p2p": 0},
         1,
     ]
     assert [call.arguments for call in machine.calls("cuMemcpyHtoDAsync")] == [(4096, 1)]

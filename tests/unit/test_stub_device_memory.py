@@ -13,7 +13,7 @@ from gpubridge.stub.device_memory import StubDevice
 from gpubridge.errors import BridgeError
 import gpubridge.stub.device_memory as room, os
 room._PATIENCE = 0.05
-work = memoryview(bytearray(56)).cast("Q")
+work = memoryview(bytearray(72)).cast("Q")
 closed, said = [], []
 ok(d.cuInit(0))
 device = StubDevice(

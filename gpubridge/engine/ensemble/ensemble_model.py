@@ -89,7 +89,7 @@ class EnsembleModel(Model):
         self._wiring = Wiring(frozenset(), (), ROOT)
         self._courses: dict[tuple[str, ...], Course] = {}
         self._devices = context.devices
-        edges = DeviceEdges(self.member)
+        edges = DeviceEdges(self.member, context.devices.peers.reaches)
         self._requests = MemberRequests(edges)
         self._signatures = SignatureCache(_FORMS_KEPT)
         self._answers: dict[tuple[TensorSpec, ...], Signature] = {}

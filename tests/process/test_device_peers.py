@@ -1,0 +1,151 @@
+"""Tensors between two GPUs: from one to the other where the driver does that, else by way of the host."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from tests.process.device_models import DOUBLE, running_device_server, write_device_model
+from tests.process.server import write_model
+from tests.process.test_device_clients import Client, infer, prepared, region
+from tests.process.test_device_edges import CALLER, HOST, IN_ARENA, ensemble
+from tests.simcuda.processes import running_worker
+
+COUNT = 50_000
+NBYTES = 4 * COUNT
+PEER_ACCESS_UNSUPPORTED = 217
+NOT_SUPPORTED = 801
+
+
+@contextmanager
+def running(repository, *, peers=True, **options):
+    write_device_model(repository, "first", DOUBLE)
+    write_device_model(repository, "arena", IN_ARENA)
+    write_device_model(repository, "second", DOUBLE)
+    write_device_model(repository, "other", DOUBLE, gpus="1")
+    write_device_model(repository, "call_other", CALLER)
+    write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
+    ensemble(repository, "to_other", ["first", "other"])
+    ensemble(repository, "from_arena", ["arena", "other"])
+    with running_device_server(repository, "--allow-client-shm=true", peers=peers, **options) as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("models")) as served:
+        yield served
+
+
+def values():
+    return np.random.default_rng().random(COUNT, np.float32)
+
+
+def fallbacks(served, model, reason):
+    name = f'gpubridge_fallbacks_total{{model="{model}",reason="{reason}",version="1"}}'
+    return served.server.metrics().get(name, 0)
+
+
+def test_an_ensembles_edge_is_one_copy_between_the_gpus(served):
+    for _ in range(3):
+        given = values()
+        with (
+            # Its library's memory into the arena, since nobody else can reach that.
+            served.doing("first", d2d=(NBYTES, 1)),
+            served.doing("other", p2p=(NBYTES, 1), d2h=(NBYTES, 1), waits=2),
+        ):
+            assert served.infer("to_other", given) == (200, (4 * given).tolist())
+
+
+def test_an_edge_from_the_arena_is_that_copy_alone(served):
+    given = values()
+    with (
+        served.doing("arena"),
+        served.doing("other", p2p=(NBYTES, 1), d2h=(NBYTES, 1), waits=2),
+    ):
+        assert served.infer("from_arena", given) == (200, (4 * given).tolist())
+    assert "by way of the host" not in served.server.log()
+
+
+def test_a_call_of_a_model_on_another_gpu(served):
+    given = values()
+    with served.doing("other", p2p=(NBYTES, 1), d2h=(NBYTES, 1), waits=2):
+        assert served.infer("call_other", given) == (200, (2 * given).tolist())
+
+
+def test_memory_of_a_client_on_another_gpu(served):
+    given = values()
+    with running_worker(served.machine) as worker:
+        client = Client(worker, served.server)
+        prepared(client, "in")
+        client.write("in", given)
+        with served.doing("other", p2p=(NBYTES, 1), d2h=(NBYTES, 1), waits=2):
+            status, answer = infer(served, "other", region("in"))
+        assert (status, answer["outputs"][0]["data"]) == (200, (2 * given).tolist())
+        assert client.post("unregister") == (200, "")
+
+
+def test_no_memory_is_opened_or_made_for_a_request(served):
+    assert served.infer("to_other", values())[0] == 200
+    names = ("cuIpcOpenMemHandle", "cuMemAlloc", "cuMemFree", "cuCtxEnablePeerAccess")
+    before = [len(served.machine.calls(name)) for name in names]
+    for _ in range(5):
+        assert served.infer("to_other", values())[0] == 200
+    assert [len(served.machine.calls(name)) for name in names] == before
+
+
+def test_its_memory_comes_back(served):
+    # Many times what there is of it.
+    given = np.ones(1_000_000, np.float32)
+    for _ in range(8):
+        assert served.infer("to_other", given) == (200, [4.0] * 1_000_000)
+    assert fallbacks(served, "other", "peer_memory_full") == 0
+
+
+def test_where_gpus_do_not_reach_each_other_tensors_go_by_way_of_the_host(tmp_path):
+    with running(tmp_path, peers=False) as served:
+        given = values()
+        with (
+            served.doing("first", d2h=(NBYTES, 1), waits=1),
+            served.doing("other", d2h=(NBYTES, 1), waits=1),
+        ):
+            assert served.infer("to_other", given) == (200, (4 * given).tolist())
+        with served.doing("other", d2h=(2 * NBYTES, 2), waits=2):
+            assert served.infer("call_other", given) == (200, (2 * given).tolist())
+        assert fallbacks(served, "other", "no_peer_access") == 1
+        assert "GPU 0 cannot reach the memory of GPU 1" in served.server.log()
+        assert not served.machine.calls("cuMemcpyPeerAsync")
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "reason"),
+    [
+        ("cuCtxEnablePeerAccess", PEER_ACCESS_UNSUPPORTED, "no_peer_access"),
+        ("cuIpcGetMemHandle", NOT_SUPPORTED, "peer_memory_absent"),
+    ],
+)
+def test_a_driver_that_refuses_when_it_comes_to_it(tmp_path, call, code, reason):
+    with running(tmp_path) as served:
+        served.machine.fail(call, code)
+        given = values()
+        for _ in range(2):
+            assert served.infer("call_other", given) == (200, (2 * given).tolist())
+        assert fallbacks(served, "other", reason) == 2
+        assert served.server.log().count("tensors go from GPU to GPU by way of the host") == 1
+
+
+def test_a_tensor_that_is_too_large_for_that_memory(tmp_path):
+    with running(tmp_path, arena=2 << 20) as served:
+        given = np.ones(600_000, np.float32)
+        with running_worker(served.machine) as worker:
+            client = Client(worker, served.server)
+            client.allocate("in", given.nbytes)
+            assert client.register("in", given.nbytes) == (200, "")
+            client.write("in", given)
+            with served.doing("other", d2h=(2 * given.nbytes, 2), waits=2):
+                status, answer = infer(served, "other", region("in", given.nbytes), count=600_000)
+            assert (status, answer["outputs"][0]["data"]) == (200, (2 * given).tolist())
+            assert client.post("unregister") == (200, "")
+        assert fallbacks(served, "other", "peer_memory_full") == 1
