@@ -87,6 +87,16 @@ def test_memory_of_a_client_on_another_gpu(served):
         assert client.post("unregister") == (200, "")
 
 
+def test_the_copy_is_made_before_anybody_looks_and_after_all_is_there(served):
+    served.machine.delay(40_000)
+    try:
+        for model, factor in [("to_other", 4), ("from_arena", 4), ("call_other", 2)] * 3:
+            given = values()
+            assert served.infer(model, given) == (200, (factor * given).tolist())
+    finally:
+        served.machine.delay(200)
+
+
 def test_no_memory_is_opened_or_made_for_a_request(served):
     assert served.infer("to_other", values())[0] == 200
     names = ("cuIpcOpenMemHandle", "cuMemAlloc", "cuMemFree", "cuCtxEnablePeerAccess")

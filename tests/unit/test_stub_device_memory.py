@@ -84,7 +84,7 @@ def test_an_upload_holds_its_source_until_it_is_done(worker):
         "data = device.upload(memoryview(source)); del source;"
         "answer = [watch() is not None]; device.finish(); answer.append(watch() is None)"
     ) == [True, True]
-    assert worker.do("answer = list(work)") == [64, 0, 0, 1, 0, 0, 1]
+    assert worker.do("answer = list(work)") == [64, 0, 0, 0, 1, 0, 0, 0, 1]
 
 
 def test_a_stream_that_cannot_be_asked_any_more_is_waited_for_with_all_others(machine, worker):
