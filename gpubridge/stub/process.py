@@ -154,7 +154,7 @@ class Stub:
             states = SequenceStates(specs, settings["batched"]) if specs else None
             model = kind()
             if hasattr(model, "initialize"):
-                model.initialize(dict(settings["args"]))
+                model.initialize(self._arguments(settings["args"]))
         except BaseException as error:
             if self._note is not None:
                 self._note(error)
@@ -178,6 +178,12 @@ class Stub:
         if readiness is not None:
             readiness.close()
         return True
+
+    def _arguments(self, args: dict[str, str]) -> dict[str, str]:
+        """Return what ``initialize`` gets: of the GPU, the number by which libraries here know it."""
+        if self._device is None:
+            return dict(args)
+        return {**args, "model_instance_device_id": str(self._device.ordinal)}
 
     def _open_device(self) -> None:
         """Make the model's GPU current, and open the memory that this stub has on it."""
