@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from gpubridge.cuda_ipc import (
     CopyStream,
@@ -111,6 +112,13 @@ class ArenaHolder(Protocol):
         """The stub will be told of its arena; who waits for it can be released when it is dead."""
 
 
+class DeviceUser(Protocol):
+    """An instance, as far as it matters to it that the server loses its GPUs."""
+
+    def keep_device_alone(self, reason: str) -> None:
+        """Have the stub hand on no tensors on its GPU any more, if it has one."""
+
+
 class DeviceMemory:
     """The GPUs of this machine, and the server's memory on them.
 
@@ -137,6 +145,8 @@ class DeviceMemory:
         self.used = False
         self._releases = Releases()
         self.peers = PeerMemory(self)
+        self._lost = ""
+        self._users: WeakSet[DeviceUser] = WeakSet()
 
     # -- devices -------------------------------------------------------------------------------
 
@@ -260,7 +270,34 @@ class DeviceMemory:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
             thread = self._thread
-        return await asyncio.get_running_loop().run_in_executor(thread, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, work)
+        except CudaError as error:
+            if error.sticky:
+                self._lose(error)
+            raise
+
+    def join(self, user: DeviceUser) -> None:
+        """An instance is up: it is told when the server cannot use its GPUs any more."""
+        self._users.add(user)
+        if self._lost:
+            user.keep_device_alone(self._lost)
+
+    def _lose(self, error: CudaError) -> None:
+        """Every further call would fail: let what the server would have to copy come by the host.
+
+        It happens where a client's memory goes while it is copied. Stubs have contexts of their own.
+        """
+        if self._lost:
+            return
+        self._lost = f"the server's context on its GPUs is lost: {error.message}"
+        _logger.error(
+            "%s; models go on, and all tensors cross in host memory; clients' memory on GPUs is "
+            "refused where the server would have to copy",
+            self._lost,
+        )
+        for user in tuple(self._users):
+            user.keep_device_alone(self._lost)
 
     def stream(self, uuid: str) -> CopyStream:
         """Return the server's stream on a GPU; on the driver's thread only."""

@@ -34,6 +34,7 @@ from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, StubDied
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.device_work import DeviceWork
+from gpubridge.transport.messages import Kind
 
 __all__ = ["Instance"]
 
@@ -191,6 +192,7 @@ class Instance:
             since = time.monotonic()
             # They may have changed while the model was loaded.
             self.tell_log_levels()
+            self._context.devices.join(self)
             self._listener.on_up(self)
             how = await asyncio.shield(exited)
             self._bury(how)
@@ -278,6 +280,11 @@ class Instance:
         """Have the stub know which levels are logged now."""
         if self._run is not None:
             self._run.link.tell_log_levels(self._log.stub_levels)
+
+    def keep_device_alone(self, reason: str) -> None:
+        """Have the stub use its GPU alone: nobody takes tensors there from it any more."""
+        if self._run is not None and self._run.link.device and self.state is InstanceState.READY:
+            self._run.link.tell(Kind.DEVICE_ALONE, reason=reason)
 
     def housekeep(self) -> None:
         """Called now and then: settle kept memory, and end an execute that takes too long."""

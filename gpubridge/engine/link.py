@@ -121,9 +121,9 @@ class StubLink:
         borrowed.know(arena)
         self.open_devices.told(arena)
 
-    def configure(self, settings: dict[str, Any]) -> None:
-        """Send a stub that waits for them the settings of the complete configuration."""
-        self._outbox.send(control_message(Kind.CONFIGURE, **settings))
+    def tell(self, kind: int, **fields: Any) -> None:
+        """Send a message of a rare kind."""
+        self._outbox.send(control_message(kind, **fields))
 
     @property
     def owner(self) -> int:
@@ -253,11 +253,7 @@ class StubLink:
         """Settle memory that models kept, and have the stub give idle memory back."""
         self.settle_kept()
         if self._ledger.idle:
-            self._outbox.send(control_message(Kind.TRIM, idle_seconds=idle_seconds))
-
-    def finalize(self) -> None:
-        """Ask the stub to finalize its model and exit."""
-        self._outbox.send(control_message(Kind.FINALIZE))
+            self.tell(Kind.TRIM, idle_seconds=idle_seconds)
 
     def overdue(self, seconds: float) -> str | None:
         """Say what the stub has taken longer than ``seconds`` for, if anything."""

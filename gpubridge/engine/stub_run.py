@@ -16,6 +16,7 @@ from gpubridge.engine.stub_process import RunningStub, cannot_start
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.request import InferRequest
 from gpubridge.transport.channel import pair
+from gpubridge.transport.messages import Kind
 
 if TYPE_CHECKING:
     from gpubridge.engine.instance import Instance
@@ -123,7 +124,7 @@ class StubRun:
             self.link.initialize(settings, calls.fileno())
         if self._completion is not None:
             await self._completion.settled(instance.index == 0, self._started)
-            self.link.configure(instance.settings.stub)
+            self.link.tell(Kind.CONFIGURE, **instance.settings.stub)
         await self._started
 
     def expect(self) -> asyncio.Future[None]:
@@ -138,7 +139,7 @@ class StubRun:
     async def finalized(self, seconds: float) -> bool:
         """Have it finalize its model and end by itself; returns whether it had within ``seconds``."""
         if not self.exited.done():
-            self.link.finalize()
+            self.link.tell(Kind.FINALIZE)
             await asyncio.wait([self.exited], timeout=seconds)
         return self.exited.done()
 

@@ -100,10 +100,10 @@ class StubDevice:
         self._settling = threading.Lock()
         self.regions = DeviceRegions(self._context, settings, tell_closed)
         self.own = self.regions.own
-        self.shared = not self.regions.reason
-        if not self.shared:
-            text = f"tensors leave the GPU between models: {self.regions.reason}"
-            fall_back("device_not_shared", text)
+        self.shared = True
+        self._fall_back = fall_back
+        if self.regions.reason:
+            self.keep_alone(self.regions.reason)
         self.events = EdgeEvents(self.regions, self.stream, fall_back)
         self._arena = DeviceArena(self.own.segment)
         #: Takes back slots that the server is done with; set by who lends them.
@@ -132,6 +132,13 @@ class StubDevice:
             text = f"tensors stay in host memory, since the GPU cannot be used: {error.message}"
             fall_back("device_absent", text)
             return None
+
+    def keep_alone(self, reason: str) -> None:
+        """Hand on no more tensors on the device; those that others have stay theirs."""
+        if self.shared:
+            self.shared = False
+            text = f"tensors leave the GPU between models: {reason}"
+            self._fall_back("device_not_shared", text)
 
     # -- memory --------------------------------------------------------------------------------
 

@@ -133,7 +133,8 @@ class DevicePlacement:
             self._write(job, tensor, copy)
         target = targets.get(name)
         if target is None:
-            self._pass_on(job, tensor, on_device=_wants(wanted, name, self._device.uuid))
+            stays = self._device.shared and _wants(wanted, name, self._device.uuid)
+            self._pass_on(job, tensor, on_device=stays)
             return
         self._write(job, tensor, target)
         job.refer(_NOWHERE)

@@ -266,6 +266,9 @@ class Stub:
                 self._outputs.trim(decode_control(message)["idle_seconds"])
                 self._calls.catch_up()
                 clients.settle()
+            elif kind == Kind.DEVICE_ALONE:
+                assert clients.device is not None
+                clients.device.keep_alone(decode_control(message)["reason"])
             elif kind == Kind.FINALIZE:
                 return self._finalize()
             else:

@@ -58,6 +58,7 @@ class Kind:
     FINALIZE = 6
     CONFIGURE = 7
     DEVICE_REGION = 8
+    DEVICE_ALONE = 9
     READY = 16
     FAILED = 17
     RESULTS = 18
