@@ -1,0 +1,76 @@
+"""A short run of the lane under NVIDIA's compute-sanitizer: no access out of bounds, in any process."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.lane import SIMULATED
+
+ROOT = Path(__file__).parents[2]
+PLACES = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/cuda/bin"))
+# Nothing but the driver, and nobody who dies: what is looked at is the bridge's own.
+SHORT_RUN = ("tests/gpu/test_network.py", "tests/gpu/test_client_regions.py")
+CHOSEN = "(one_copy or at_offsets or region_to_region) and not torch and not cupy"
+SECONDS = 300
+SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error")
+
+
+def command(tool, logs):
+    return [
+        tool,
+        "--tool",
+        "memcheck",
+        "--target-processes",
+        "all",
+        # Processes that never come to the GPU are no failure, nor calls that are tried and refused.
+        "--require-cuda-init",
+        "no",
+        "--report-api-errors",
+        "no",
+        "--log-file",
+        str(logs / "%p.log"),
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-q",
+        "-k",
+        CHOSEN,
+        *SHORT_RUN,
+    ]
+
+
+@pytest.mark.real_gpu
+@pytest.mark.timeout(SECONDS + 30)
+def test_no_process_reads_or_writes_where_it_must_not(tmp_path):
+    tool = shutil.which("compute-sanitizer", path=PLACES)
+    if tool is None:
+        pytest.skip("compute-sanitizer is not installed: it comes with the CUDA toolkit")
+    assert not SIMULATED
+    done = subprocess.run(
+        command(tool, tmp_path),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    logs = {file.name: file.read_text(errors="replace") for file in tmp_path.glob("*.log")}
+    found = {name: SUMMARY.findall(text) for name, text in logs.items()}
+    wrong = "\n".join(
+        logs[name] for name, counts in found.items() if any(count != "0" for count in counts)
+    )
+    assert not wrong, wrong
+    # The server, its stubs and a client, besides the tests themselves.
+    assert len(logs) >= 3, sorted(logs)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
