@@ -220,8 +220,21 @@ class StubDevice:
         """Return a copy in the arena, in order; its `ready` tells when it is made."""
         copy = self.allocate_device(data.nbytes)
         self.write(data, copy.pointer)
+        if data.owner_stream is not None:
+            # Its library may use the memory again before the copy is made: as the model does with a
+            # buffer of its own for each request, and the library's allocator with what is let go of.
+            self._hold_up(data.owner_stream)
+            self._over.append((data.owner, set()))
         copy.ready = self.stream
         return copy
+
+    def _hold_up(self, stream: int) -> None:
+        try:
+            self.stream.order_before(stream)
+        except CudaError as error:
+            # The model has destroyed it, and writes nothing there any more.
+            if error.sticky:
+                raise
 
     def read(self, data: DeviceBytes, target: memoryview) -> None:
         """Begin to copy bytes of the device to the host, in order."""
