@@ -378,25 +378,3 @@ def test_a_machine_may_have_no_device(machine):
 def test_unknown_functions_are_not_found(machine):
     with running_worker(machine) as worker, pytest.raises(RuntimeError, match="not found"):
         worker.do("start(); ok(d.cuMemAllocManaged(1, 1))")
-
-
-def test_of_a_context_that_is_lost_nothing_more_is_done(careless, tmp_path):
-    shared = tmp_path / "seen"
-    with running_worker(careless) as owner, running_worker(careless) as other:
-        handle = owner.do(
-            "start(); event = ok(d.cuEventCreate(6)); answer = raw(ok(d.cuIpcGetEventHandle(event)))"
-        )
-        other.do(
-            "start(); stream = ok(d.cuStreamCreate(1))\n"
-            "event = ok(d.cuIpcOpenEventHandle(made(d.CUipcEventHandle, told[0])))\n"
-            "seen = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: open(told[1], 'w').close())\n"
-            "hold(stream); ok(d.cuMemsetD8Async(12345, 0, 1, stream))\n"
-            "ok(d.cuLaunchHostFunc(stream, ctypes.cast(seen, ctypes.c_void_p).value, 0))\n"
-            "ok(d.cuEventRecord(event, stream)); released.set()\n",
-            [handle, str(shared)],
-        )
-        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
-            other.do("ok(d.cuStreamSynchronize(stream))")
-        with pytest.raises(RuntimeError, match="NOT_READY"):
-            owner.do("ok(d.cuEventQuery(event))")
-    assert not shared.exists()

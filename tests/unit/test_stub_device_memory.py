@@ -19,7 +19,7 @@ ok(d.cuInit(0))
 device = StubDevice(
     {"uuid": list_devices()[0].uuid, "region": 1 << 31, "size": 2 << 20, "handle": "",
      "server": os.getpid(), "reason": "", "events": "", "no_events": ""},
-    work, lambda *what: closed.append(what), lambda *what: said.append(what))
+    work, memoryview(bytearray(64)), lambda *what: closed.append(what), lambda *what: said.append(what))
 stream = int(ok(d.cuStreamCreate(1)))
 whole = device.own.size
 
