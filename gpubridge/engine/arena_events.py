@@ -9,16 +9,11 @@ from typing import Any, Protocol
 
 from gpubridge.cuda_ipc import CopyStream, CudaError, DeviceContext, SharedEvents
 from gpubridge.errors import BridgeError
+from gpubridge.transport.control import EVENTS
 
-__all__ = ["EVENTS", "ArenaEvents", "Lose"]
-
-EVENTS = 64
-"""As many responses and calls of a stub can be under way to other stubs of its GPU with no wait."""
+__all__ = ["ArenaEvents", "Releases"]
 
 _logger = logging.getLogger(__name__)
-
-Lose = Callable[[Sequence[int], str], None]
-"""Takes the events that never come to pass, and why."""
 
 
 class DriverThread(Protocol):
@@ -75,31 +70,22 @@ class ArenaEvents:
         """Whether an event has come to pass; on the driver's thread."""
         return self._shared.done(number)
 
-    async def release_waiters(self, thread: DriverThread, lose: Lose) -> None:
-        """Let all streams go that wait for the stub, which is dead.
-
-        ``lose`` is called before that with the events that have not come to pass: whoever waits for
-        them goes on with undefined data.
-        """
-        reason = (
+    @property
+    def loss(self) -> str:
+        """What is said of an event that never comes to pass."""
+        return (
             f"Stub process '{self._instance}' is not healthy. It died before what it had handed on "
             "was complete on the GPU; send the request again"
         )
-        numbers: Sequence[int] = range(self.count)
+
+    async def pass_for_dead(self, thread: DriverThread, numbers: Sequence[int]) -> None:
+        """Let events come to pass whose stub is dead: who waits for them goes on, with undefined data."""
         try:
-            numbers = await thread.run(self._unfinished)
-        except BridgeError as error:
-            _logger.warning("events of a dead stub cannot be asked: %s", error.message)
-        lose(numbers, reason)
-        try:
-            await thread.run(lambda: self._pass(numbers, thread.stream(self._uuid).handle))
+            await thread.run(lambda: self._record(numbers, thread.stream(self._uuid).handle))
         except BridgeError as error:
             _logger.warning("who waits for a dead stub cannot be released: %s", error.message)
 
-    def _unfinished(self) -> list[int]:
-        return [number for number in range(self.count) if not self._shared.done(number)]
-
-    def _pass(self, numbers: Sequence[int], stream: int) -> None:
+    def _record(self, numbers: Sequence[int], stream: int) -> None:
         for number in numbers:
             self._shared.record(number, stream)
 

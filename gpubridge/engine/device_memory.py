@@ -24,7 +24,7 @@ from gpubridge.cuda_ipc import (
     DeviceSegment,
     probe_devices,
 )
-from gpubridge.engine.arena_events import ArenaEvents, Lose, Releases
+from gpubridge.engine.arena_events import ArenaEvents, Releases
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.peer_memory import PeerMemory
 from gpubridge.errors import BridgeError, ErrorCode
@@ -107,9 +107,9 @@ class ArenaHolder(Protocol):
         """The upper half of the ids of the stub's regions."""
 
     def give_arena(
-        self, arena: DeviceRegion, release: Callable[[DeviceRegion, Lose], None], /
+        self, arena: DeviceRegion, release: Callable[[DeviceRegion, list[int]], None], /
     ) -> None:
-        """The stub will be told of its arena; who waits for it can be released when it is dead."""
+        """The stub will be told of its arena; who waits for its events is released when it is dead."""
 
 
 class DeviceUser(Protocol):
@@ -238,13 +238,13 @@ class DeviceMemory:
         """Make an allocation known as a region of the server's own."""
         return DeviceRegion(segment, self.free)
 
-    def release_waiters(self, arena: DeviceRegion, lose: Lose) -> None:
-        """Let streams go that wait for a dead stub; ``lose`` hears of what never comes to pass."""
+    def release_waiters(self, arena: DeviceRegion, numbers: list[int]) -> None:
+        """Let streams go that wait for events of a stub which is dead."""
 
         async def release() -> None:
             # The arena is held as long.
             if arena.events is not None:
-                await arena.events.release_waiters(self, lose)
+                await arena.events.pass_for_dead(self, numbers)
 
         self._releases.begin(release())
 

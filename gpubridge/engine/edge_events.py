@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from weakref import WeakSet
 
 from gpubridge.engine.announcements import Announcements
-from gpubridge.engine.arena_events import Lose
 from gpubridge.engine.device_memory import DeviceRegion
 from gpubridge.engine.device_segments import ON_DEVICE
 from gpubridge.engine.late_leases import LateLeases
@@ -23,7 +22,7 @@ from gpubridge.transport.records import Record
 
 __all__ = ["EdgeEvent", "ReleaseWaiters", "StubEvents", "awaited_by", "tell_waits"]
 
-ReleaseWaiters = Callable[[DeviceRegion, Lose], None]
+ReleaseWaiters = Callable[[DeviceRegion, list[int]], None]
 """`DeviceMemory.release_waiters`."""
 
 
@@ -96,24 +95,37 @@ class StubEvents:
     arena : DeviceRegion
     borrowed : BorrowedMemory
         The stub's memory, which the arena is part of.
+    pending : memoryview
+        Where the stub says which of its events are not seen to be done.
     release_waiters : callable
         Lets streams go that wait for the stub, when it is dead.
     settle : callable
         Takes back memory that the stub is done with after its request; returns whether some is left.
     """
 
-    __slots__ = ("_arena", "_borrowed", "_count", "_kept", "_late", "_made", "_release_waiters")
+    __slots__ = (
+        "_arena",
+        "_borrowed",
+        "_count",
+        "_kept",
+        "_late",
+        "_made",
+        "_pending",
+        "_release_waiters",
+    )
 
     def __init__(
         self,
         arena: DeviceRegion,
         borrowed: BorrowedMemory,
+        pending: memoryview,
         release_waiters: ReleaseWaiters,
         settle: Callable[[], bool],
     ) -> None:
         self._late = LateLeases(settle)
         self._arena = arena
         self._borrowed = borrowed
+        self._pending = pending
         self._count = 0 if arena.events is None else arena.events.count
         self._release_waiters = release_waiters
         self._made: WeakSet[EdgeEvent] = WeakSet()
@@ -178,13 +190,15 @@ class StubEvents:
         return made
 
     def close(self) -> None:
-        """The stub is gone: what it has not completed will never be."""
-        self._late.close()
-        if self._made:
-            self._release_waiters(self._arena, self._lose)
+        """The stub is gone: what it has not seen to be done counts as lost.
 
-    def _lose(self, numbers: Sequence[int], reason: str) -> None:
-        lost = set(numbers)
-        for event in self._made:
-            if event.number in lost:
-                event.lose(reason)
+        Whoever waits for that is let go after it was said: what comes of it is lost, too. The driver is
+        not asked, as it may let events pass of a process that it has ended.
+        """
+        self._late.close()
+        numbers = [number for number in range(self._count) if self._pending[number]]
+        if numbers and self._arena.events is not None:
+            for event in self._made:
+                if self._pending[event.number]:
+                    event.lose(self._arena.events.loss)
+            self._release_waiters(self._arena, numbers)

@@ -117,7 +117,7 @@ class StubLink:
         """Let the stub put outputs into device memory; its settings say where that is."""
         self.device = arena.uuid
         borrowed, settle = self._outputs.borrowed, self._ledger.settle_kept
-        self._ledger.events = StubEvents(arena, borrowed, release, settle)
+        self._ledger.events = StubEvents(arena, borrowed, self._control.pending, release, settle)
         borrowed.know(arena)
         self.open_devices.told(arena)
 

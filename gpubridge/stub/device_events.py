@@ -6,6 +6,7 @@ them wait for it. Nobody's thread waits, but where there are no events, or none 
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -56,12 +57,18 @@ class EdgeEvents:
         Have the events.
     copies : CopyStream
         Where streams are joined; the place where waits are counted.
+    pending : memoryview
+        Where the server sees which events are not seen to be done.
     fall_back : callable
         Logs and counts that there is no event, so that a wait is needed.
     """
 
     def __init__(
-        self, regions: DeviceRegions, copies: CopyStream, fall_back: Callable[..., None]
+        self,
+        regions: DeviceRegions,
+        copies: CopyStream,
+        pending: memoryview,
+        fall_back: Callable[..., None],
     ) -> None:
         self._regions = regions
         self._copies = copies
@@ -70,6 +77,8 @@ class EdgeEvents:
         self._ring = None if self._own is None else EventRing(self._own)
         # Not seen to be done yet, in the order in which they were recorded.
         self._recorded: deque[int] = deque()
+        self._pending = pending
+        self._noting = threading.Lock()
         self._said = False
         if regions.no_events:
             text = f"tensors that other models get on the GPU are waited for: {regions.no_events}"
@@ -77,29 +86,46 @@ class EdgeEvents:
 
     # -- what is handed on ---------------------------------------------------------------------
 
-    @property
-    def there(self) -> bool:
-        """Whether there are events at all."""
-        return self._ring is not None
+    def record(self, streams: set[int], reclaim: Callable[[], None]) -> EventLease | None:
+        """Record an event behind streams; None, the copy stream being behind them, where there is none.
 
-    def record(self, stream: int, reclaim: Callable[[], None]) -> EventLease | None:
-        """Record an event on a stream; None where none is left, even after ``reclaim``.
+        Parameters
+        ----------
+        streams : set of int
+            At least one.
+        reclaim : callable
+            Called when all are in use: some may have come back.
 
         Raises
         ------
         CudaError
             It cannot be recorded: there is no such stream.
         """
-        if self._ring is None:
-            return None
-        if not self._ring.free():
-            reclaim()
-        lease = self._ring.record(stream)
+        lease = None
+        if self._ring is not None:
+            if not self._ring.free():
+                reclaim()
+            lease = self._lease(self._ring, streams)
+            if lease is None:
+                self._say_exhausted()
         if lease is None:
-            self._say_exhausted()
-        else:
-            self._recorded.append(lease.number)
+            self._join(streams)
         return lease
+
+    def _lease(self, ring: EventRing, streams: set[int]) -> EventLease | None:
+        # Of one stream no other has to know.
+        (stream,) = streams if len(streams) == 1 else (self._join(streams),)
+        with self._noting:
+            lease = ring.record(stream)
+            if lease is not None:
+                self._pending[lease.number] = 1
+                self._recorded.append(lease.number)
+        return lease
+
+    def _join(self, streams: set[int]) -> int:
+        for stream in streams - {self._copies.handle}:
+            self._copies.order_after(stream)
+        return self._copies.handle
 
     def _say_exhausted(self) -> None:
         text = "all events are in use, so that a tensor for another model on the GPU is waited for"
@@ -122,13 +148,17 @@ class EdgeEvents:
             It never will be: something on the device has failed.
         """
         own = self._own
-        while own is not None and self._recorded and own.done(self._recorded[0]):
-            self._recorded.popleft()
+        if own is None or not self._recorded:
+            return
+        with self._noting:
+            while self._recorded and own.done(self._recorded[0]):
+                self._pending[self._recorded.popleft()] = 0
 
     def finish(self) -> None:
         """Wait until all that was handed on is complete: the process is about to end."""
         while self._own is not None and self._recorded:
-            self._own.wait(self._recorded.popleft())
+            self._own.wait(self._recorded[0])
+            self.sweep()
 
     # -- what arrives --------------------------------------------------------------------------
 

@@ -50,6 +50,8 @@ class StubDevice:
         Field ``device`` of the INITIALIZE message.
     work : memoryview
         Where the server sees what was done: bytes by kind, copies by kind, waits.
+    pending : memoryview
+        Where it sees which events others may still wait for.
     tell_closed : callable
         Tells the server that a region was closed, and how many announcements of it had come by then.
     fall_back : callable
@@ -80,6 +82,7 @@ class StubDevice:
         self,
         settings: dict[str, Any],
         work: memoryview,
+        pending: memoryview,
         tell_closed: Callable[[int, int], None],
         fall_back: Callable[..., None],
     ) -> None:
@@ -104,7 +107,7 @@ class StubDevice:
         self._fall_back = fall_back
         if self.regions.reason:
             self.keep_alone(self.regions.reason)
-        self.events = EdgeEvents(self.regions, self.stream, fall_back)
+        self.events = EdgeEvents(self.regions, self.stream, pending, fall_back)
         self._arena = DeviceArena(self.own.segment)
         #: Takes back slots that the server is done with; set by who lends them.
         self.reclaim: Callable[[], None] = _nothing
@@ -114,6 +117,7 @@ class StubDevice:
         cls,
         settings: dict[str, Any] | None,
         work: memoryview,
+        pending: memoryview,
         tell_closed: Callable[[int, int], None],
         fall_back: Callable[..., None],
     ) -> StubDevice | None:
@@ -127,7 +131,7 @@ class StubDevice:
         if settings is None:
             return None
         try:
-            return cls(settings, work, tell_closed, fall_back)
+            return cls(settings, work, pending, tell_closed, fall_back)
         except DriverAbsent as error:
             text = f"tensors stay in host memory, since the GPU cannot be used: {error.message}"
             fall_back("device_absent", text)
@@ -227,8 +231,21 @@ class StubDevice:
         """Return a copy in the arena, in order; its `ready` tells when it is made."""
         copy = self.allocate_device(data.nbytes)
         self.write(data, copy.pointer)
+        if data.owner_stream is not None:
+            # Its library may use the memory again before the copy is made: as the model does with a
+            # buffer of its own for each request, and the library's allocator with what is let go of.
+            self._hold_up(data.owner_stream)
+            self._over.append((data.owner, set()))
         copy.ready = self.stream
         return copy
+
+    def _hold_up(self, stream: int) -> None:
+        try:
+            self.stream.order_before(stream)
+        except CudaError as error:
+            # The model has destroyed it, and writes nothing there any more.
+            if error.sticky:
+                raise
 
     def read(self, data: DeviceBytes, target: memoryview) -> None:
         """Begin to copy bytes of the device to the host, in order."""
@@ -259,19 +276,9 @@ class StubDevice:
         streams = streams_behind(kept, self.stream)
         if not streams:
             return None
-        stream = streams.pop()
-        if streams or not self.events.there:
-            # Joined on one stream.
-            streams.add(stream)
-            stream = self.stream.handle
-            for each in streams - {stream}:
-                self.stream.order_after(each)
-                self._begun()
-        event = self.events.record(stream, self.reclaim)
+        event = self.events.record(streams, self.reclaim)
+        self._begun()
         if event is None:
-            if stream != self.stream.handle:
-                self.stream.order_after(stream)
-            self._begun()
             self.finish()
         return event
 

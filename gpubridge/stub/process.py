@@ -190,6 +190,7 @@ class Stub:
         self._device = device = StubDevice.of_stub(
             self._settings.get("device"),
             self._control.device_work,
+            self._control.pending,
             self._tell_closed,
             self._fall_back,
         )

@@ -76,6 +76,7 @@ def import_cuda_array(
     if named is not None:
         stream.order_after(named)
     data = DeviceBytes(pointer, nbytes, ordinal, producer, stream, read_only=read_only, shared=True)
+    data.owner_stream = LEGACY_STREAM if named is None else named
     return dlpack.ImportedTensor(datatype, shape, data)
 
 

@@ -65,6 +65,9 @@ class DeviceBytes:
     streams : set of int
         The streams on which others may still read or write the bytes. Before memory is read for
         sending or given to others, `order_into` has to be called, or the same be done for each.
+    owner_stream : int or None
+        Where the library that the bytes are of may write to them again when the model has them back.
+        None where they are the bridge's.
     """
 
     __slots__ = (
@@ -72,6 +75,7 @@ class DeviceBytes:
         "nbytes",
         "ordinal",
         "owner",
+        "owner_stream",
         "pointer",
         "read_only",
         "ready",
@@ -95,6 +99,7 @@ class DeviceBytes:
         self.nbytes = nbytes
         self.ordinal = ordinal
         self.owner = owner
+        self.owner_stream: int | None = None
         self.ready = ready
         self.read_only = read_only
         self.shared = shared

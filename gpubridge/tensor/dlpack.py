@@ -20,6 +20,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.tensor import dlpack_ctypes
 from gpubridge.tensor.device_bytes import LEGACY_STREAM, DeviceBytes, DeviceStream
 from gpubridge.tensor.dtypes import element_count, item_size
+from gpubridge.tensor.framework_stream import current_stream_of
 from gpubridge.tensor.native import CapsuleFields, native
 
 if TYPE_CHECKING:
@@ -240,7 +241,10 @@ def import_object(
         except TypeError:
             # It knows no streams: its capsule is ordered like one that came alone.
             return import_capsule(producer.__dlpack__(), stream, ordinal)
-    return _imported(capsule, stream, None)
+    imported = _imported(capsule, stream, None)
+    if isinstance(imported.memory, DeviceBytes):
+        imported.memory.owner_stream = current_stream_of(producer)
+    return imported
 
 
 def import_capsule(
@@ -299,6 +303,7 @@ def _imported(
             memory = DeviceBytes(
                 address, nbytes, fields.device_id, owner, stream, read_only=read_only, shared=True
             )
+            memory.owner_stream = LEGACY_STREAM
     else:
         memory = memoryview(b"")
         if nbytes:

@@ -11,6 +11,7 @@ Map (bytes)::
     ..  u32[TICKETS] passed_on  responses of the ticket's request that have left      server writes
     ..  u64[7] device_work  what the stub has done on its GPU: bytes h2d, d2h, d2d,
                             copies h2d, d2h, d2d, completion waits                    stub writes
+    ..  u8[EVENTS] pending  1 from when an event is named until its work is seen done  stub writes
 
 A *ticket* names a request at the stub, and the memory that the stub borrows for it; a *lease* names
 a slot of the stub's output memory that the server borrows. The lender sets the byte before it sends
@@ -25,10 +26,12 @@ import time
 
 from gpubridge.host_shm import Segment
 
-__all__ = ["LEASES", "NOBODY_WAITS", "NO_LEASE", "STILL_READ", "TICKETS", "ControlPage"]
+__all__ = ["EVENTS", "LEASES", "NOBODY_WAITS", "NO_LEASE", "STILL_READ", "TICKETS", "ControlPage"]
 
 TICKETS = 4096
 LEASES = 4096
+EVENTS = 64
+"""As many responses and calls of a stub can be under way to other stubs of its GPU with no wait."""
 NO_LEASE = 0xFFFF_FFFF
 NOBODY_WAITS = 1
 """A request is cancelled, and what its model still sends is of no use."""
@@ -41,7 +44,8 @@ _OUTPUTS_AT = _CANCELLED_AT + TICKETS
 _PASSED_ON_AT = _OUTPUTS_AT + LEASES
 _DEVICE_WORK_AT = _PASSED_ON_AT + 4 * TICKETS
 _DEVICE_WORDS = 9
-_SIZE = _DEVICE_WORK_AT + 8 * _DEVICE_WORDS
+_PENDING_AT = _DEVICE_WORK_AT + 8 * _DEVICE_WORDS
+_SIZE = _PENDING_AT + EVENTS
 
 
 class ControlPage:
@@ -56,6 +60,7 @@ class ControlPage:
         "lent",
         "outputs",
         "passed_on",
+        "pending",
         "segment",
     )
 
@@ -72,7 +77,8 @@ class ControlPage:
         self.cancelled = view[_CANCELLED_AT:_OUTPUTS_AT]
         self.outputs = view[_OUTPUTS_AT:_PASSED_ON_AT]
         self.passed_on = view[_PASSED_ON_AT:_DEVICE_WORK_AT].cast("I")
-        self.device_work = view[_DEVICE_WORK_AT:_SIZE].cast("Q")
+        self.device_work = view[_DEVICE_WORK_AT:_PENDING_AT].cast("Q")
+        self.pending = view[_PENDING_AT:_SIZE]
         self._clock = time.monotonic_ns
 
     def start(self, sequence: int) -> int:

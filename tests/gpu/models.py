@@ -17,6 +17,11 @@ def begin(device):
     library = Library()
 
 
+def linger():
+    # What follows on the library's stream comes seconds later.
+    library.launch(lambda: time.sleep(5))
+
+
 def shape_of(x):
     shape = getattr(x, "shape", None)
     return tuple(shape() if callable(shape) else x.__cuda_array_interface__["shape"])
@@ -88,6 +93,10 @@ def begin(device):
     side = torch.cuda.Stream(here)
 
 
+def linger():
+    torch.cuda._sleep(10_000_000_000)  # on the default stream, some seconds
+
+
 def take(tensor):
     x = torch.from_dlpack(tensor)
     assert x.is_cuda == (not tensor.is_cpu())
@@ -137,6 +146,10 @@ def begin(device):
     nap = cupy.RawKernel(_SLEEP, "nap")
 
 
+def linger():
+    nap((1,), (1,), (10_000_000_000,))
+
+
 def take(tensor):
     return cupy.asarray(tensor.as_numpy()) if tensor.is_cpu() else cupy.from_dlpack(tensor)
 
@@ -170,6 +183,8 @@ DOES = ("double", "kept", "final", "passed", "host", "call")
 and "call" (four times)."""
 
 _LAB = """
+import threading
+
 
 class TritonPythonModel:
     def initialize(self, args):
@@ -232,6 +247,15 @@ class TritonPythonModel:
         count = json.loads(request.parameters())["count"]
         self.held = [pb_utils.Tensor.empty("HELD", [count], np.float32, "cuda")] if count else []
         return self.do_double(request, given)
+
+    def do_doomed(self, request, given):
+        # Answers with what is long in coming, and dies before it is there.
+        if json.loads(request.parameters())["doomed"] != self.args["model_name"]:
+            return self.do_double(request, given)
+        x = take(given)
+        linger()
+        threading.Timer(0.5, os.kill, (os.getpid(), 9)).start()
+        return give("OUT", double(x))
 
     def do_die(self, request, given):
         self.held = [take(given), pb_utils.Tensor.empty("HELD", [1 << 16], np.float32, "cuda")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from tests.gpu.clients import registered, wanted
 from tests.gpu.lane import LIBRARIES, SIMULATED, needs_library, running_lane_server
 from tests.gpu.models import write_lab
+from tests.process.ensembles import write_ensemble
 from tests.process.server import wait_until
 
 COUNT = 50_000
@@ -26,6 +28,12 @@ def served(machine, tmp_path_factory):
         with contextlib.suppress(pytest.skip.Exception):
             needs_library(library)
             write_lab(repository, library, f"lab_{library}")
+            write_ensemble(
+                repository,
+                f"chain_{library}",
+                f"lab_{library} IN=A > OUT=t",
+                "bystander IN=t > OUT=B",
+            )
     write_lab(repository, "driver", "bystander")
     with running_lane_server(machine, repository) as served:
         yield served
@@ -67,6 +75,27 @@ def test_a_stub_that_is_killed_with_memory_of_the_gpu_comes_back(served, rng, li
         wait_for_another(served, model, former)
         assert works(served, model, rng)
         assert stub_of(served, "bystander") == other
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_who_waits_for_a_stub_that_dies_before_its_work_is_done_fails_and_lives(
+    served, rng, library
+):
+    """Its response was sent, and the next model's streams wait for it on the GPU."""
+    needs_library(library)
+    model = f"lab_{library}"
+    assert works(served, model, rng)
+    former, other = stub_of(served, model), stub_of(served, "bystander")
+    parameters = {"do": "doomed", "doomed": model}
+    entry = {"name": "A", "datatype": "FP32", "shape": [COUNT], "data": rng.random(COUNT).tolist()}
+    body = json.dumps({"inputs": [entry], "parameters": parameters})
+    status, _, text = served.server.request("POST", f"/v2/models/chain_{library}/infer", body)
+    assert status == 503, text
+    assert b"not healthy" in text
+    wait_for_another(served, model, former)
+    assert stub_of(served, "bystander") == other
+    assert works(served, "bystander", rng)
+    assert works(served, model, rng)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

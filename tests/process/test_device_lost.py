@@ -40,6 +40,12 @@ def served(repository):
         yield served
 
 
+# Its kernel stores to an address that is nobody's, when it comes to it.
+FAULTY = MAKER.replace(
+    "d.cuMemcpyHtoDAsync(slot.pointer,", "d.cuMemcpyHtoDAsync(64 if held else slot.pointer,"
+)
+
+
 def values():
     return np.random.default_rng().random(COUNT, np.float32)
 
@@ -133,3 +139,29 @@ def test_a_stub_completes_what_it_has_handed_on_before_it_ends(tmp_path):
         held.open()
         assert unloaded.result()[0] == 200
         assert answer.result() == (200, (4 * given).tolist())
+
+
+def test_a_kernel_that_fails_after_its_response_has_left_is_found_out(tmp_path):
+    write_device_model(tmp_path, "maker", FAULTY)
+    write_device_model(tmp_path, "consumer", CONSUMER)
+    ensemble(tmp_path, "two", ["maker", "consumer"])
+    with running_device_server(
+        tmp_path, delay_us=0, tolerated="at an address that is not allocated"
+    ) as served:
+        maker, consumer = (Gate(tmp_path, name, served.server) for name in ("maker", "consumer"))
+        pids = pid_of(served, "maker"), pid_of(served, "consumer")
+        maker.hold()
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(served.infer, "two", values())
+            consumer.wait_for("made")
+            maker.open()
+            status, error = answer.result()
+        assert status == 503
+        assert LOST in error
+        wait_until(
+            lambda: pids_of(served, "maker") not in ([], [pids[0]]), "a new stub", served.server
+        )
+        wait_until(served.server.is_ready, "it to be ready", served.server)
+        assert pid_of(served, "consumer") == pids[1]
+        given = values()
+        assert served.infer("two", given) == (200, (4 * given).tolist())

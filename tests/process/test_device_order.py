@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from gpubridge.engine.arena_events import EVENTS
+from gpubridge.transport.control import EVENTS
 from tests.process.device_models import DOUBLE, running_device_server, write_device_model
 from tests.process.gated_models import CONSUMER, MAKER, Gate, calling, decoupled
 from tests.process.server import wait_until, write_model

@@ -19,7 +19,7 @@ ok(d.cuInit(0))
 device = StubDevice(
     {"uuid": list_devices()[0].uuid, "region": 1 << 31, "size": 2 << 20, "handle": "",
      "server": os.getpid(), "reason": "", "events": "", "no_events": ""},
-    work, lambda *what: closed.append(what), lambda *what: said.append(what))
+    work, memoryview(bytearray(64)), lambda *what: closed.append(what), lambda *what: said.append(what))
 stream = int(ok(d.cuStreamCreate(1)))
 whole = device.own.size
 
@@ -121,3 +121,35 @@ def test_what_a_model_writes_on_a_stream_that_it_named_is_waited_for(worker, beg
         "threading.Timer(0.2, released.set).start()"
     )
     assert worker.do(begin)
+
+
+USER_MEMORY = """
+import weakref
+from gpubridge.tensor.device_bytes import DeviceBytes
+class Owner: pass
+pointer = int(ok(d.cuMemAlloc(64)))
+fill(pointer, 7, 64, stream); ok(d.cuStreamSynchronize(stream))
+owner = Owner(); watch = weakref.ref(owner)
+data = DeviceBytes(pointer, 64, 0, owner, device.stream)
+data.owner_stream = stream
+hold(device.stream.handle)
+copy = device.copy_on_device(data); del data, owner
+"""
+
+
+def test_what_a_library_writes_into_its_memory_next_comes_after_the_copy_of_it(worker):
+    worker.do(USER_MEMORY + "fill(pointer, 9, 64, stream); device.settle()")
+    worker.do("threading.Timer(0.2, released.set).start(); ok(d.cuStreamSynchronize(stream))")
+    assert worker.do("device.finish(); answer = read(copy.pointer, 64) == bytes([7]) * 64")
+
+
+def test_a_library_has_its_memory_back_when_the_copy_of_it_is_made(worker):
+    assert worker.do(USER_MEMORY + "device.settle(); answer = watch() is None") is False
+    worker.do("released.set(); ok(d.cuStreamSynchronize(stream))")
+    assert worker.do("device.settle(); answer = watch() is None") is True
+
+
+def test_a_stream_that_a_library_has_destroyed_holds_nothing_up(machine, worker):
+    machine.fail("cuStreamWaitEvent", INVALID_HANDLE, nth=1)
+    worker.do(USER_MEMORY + "released.set()")
+    assert worker.do("device.finish(); answer = read(copy.pointer, 64) == bytes([7]) * 64")

@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
 from gpubridge.engine.announcements import Announcements
 from gpubridge.engine.edge_events import tell_waits
@@ -22,6 +21,7 @@ from gpubridge.engine.outbox import Outbox
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.tracing import UNTRACED, Caused
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.calls.answer_signatures import encoded_signature
 from gpubridge.frontend.calls.called_models import CalledModels
 from gpubridge.frontend.calls.circles import find_circle
 from gpubridge.frontend.calls.questions import StubQuestions
@@ -38,7 +38,6 @@ from gpubridge.transport.signatures import encode_signature
 __all__ = ["ModelCallServer", "StubCalls"]
 
 _NOTHING = encode_signature(())
-_SIGNATURES = 1024
 _HEARD_TOGETHER = 256
 """Who says more than that is heard on later."""
 
@@ -317,7 +316,7 @@ class StubCalls:
         if outcome is None:
             flags |= ResponseFlag.EMPTY
         elif isinstance(outcome, InferResponse):
-            signature = _encoded(outcome)
+            signature = encoded_signature(outcome)
         else:
             flags |= ResponseFlag.ERROR
             extras = json.dumps({"error": outcome.message, "code": int(outcome.code)}).encode()
@@ -362,17 +361,3 @@ _NOT_DECOUPLED = (
     "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' "
     "calls for decoupled models.'"
 )
-_encodings: dict[Any, bytes] = {}
-
-
-def _encoded(response: InferResponse) -> bytes:
-    """Return the bytes of a response's signature, which mostly repeats."""
-    signature = response.signature
-    raw = _encodings.get(signature)
-    if raw is None:
-        if len(_encodings) >= _SIGNATURES:
-            _encodings.clear()
-        raw = _encodings[signature] = encode_signature(
-            [(spec.name, spec.datatype, spec.shape) for spec in signature.tensors]
-        )
-    return raw

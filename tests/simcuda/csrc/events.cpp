@@ -64,9 +64,9 @@ Event* find(CUevent handle) {
   return nullptr;
 }
 
-void wait_for(const Progress& progress, std::uint64_t number) {
-  // Of an event whose process has died this never comes.
-  while (progress.completed.load() < number)
+void wait_for(const Progress& progress, std::uint64_t number, CUcontext context) {
+  // Of an event whose process has died, or whose context is lost, this never comes.
+  while (progress.completed.load() < number && context->sticky.load() == kSuccess)
     std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
@@ -136,8 +136,8 @@ SIMCUDA_API cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned f
   // What is recorded now; recording it again later changes nothing for this wait.
   auto progress = event->progress;
   const std::uint64_t number = progress->recorded.load();
-  enqueue(stream, [progress, number] {
-    wait_for(*progress, number);
+  enqueue(stream, [progress, number, context = stream->context] {
+    wait_for(*progress, number, context);
     return kSuccess;
   });
   return call.end(kSuccess);
@@ -157,7 +157,7 @@ SIMCUDA_API cuEventSynchronize(CUevent handle) {
   if (const CUresult fault = call.begin()) return call.end(fault);
   Event* event = find(handle);
   if (event == nullptr) return call.end(kInvalidHandle);
-  wait_for(*event->progress, event->progress->recorded.load());
+  wait_for(*event->progress, event->progress->recorded.load(), current_context());
   return call.end(current_context()->sticky.load());
 }
 

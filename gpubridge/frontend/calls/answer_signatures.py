@@ -1,0 +1,24 @@
+"""The signatures of answers to models' calls, encoded: they mostly repeat."""
+
+from __future__ import annotations
+
+from gpubridge.request import InferResponse
+from gpubridge.transport.signatures import Signature, encode_signature
+
+__all__ = ["encoded_signature"]
+
+_KEPT = 1024
+_encodings: dict[Signature, bytes] = {}
+
+
+def encoded_signature(response: InferResponse) -> bytes:
+    """Return the bytes of a response's signature."""
+    signature = response.signature
+    raw = _encodings.get(signature)
+    if raw is None:
+        if len(_encodings) >= _KEPT:
+            _encodings.clear()
+        raw = _encodings[signature] = encode_signature(
+            [(spec.name, spec.datatype, spec.shape) for spec in signature.tensors]
+        )
+    return raw

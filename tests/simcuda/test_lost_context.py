@@ -1,0 +1,40 @@
+"""After a fault a context does nothing more: neither what follows, nor what was recorded of that."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simcuda.machine import running_machine
+from tests.simcuda.processes import running_worker
+
+pytest.importorskip("cuda.bindings")
+
+
+@pytest.fixture
+def machine():
+    with running_machine() as machine:
+        yield machine
+        (rule,) = machine.violations()
+        assert "not allocated" in rule
+
+
+def test_of_a_context_that_is_lost_nothing_more_is_done(machine, tmp_path):
+    shared = tmp_path / "seen"
+    with running_worker(machine) as owner, running_worker(machine) as other:
+        handle = owner.do(
+            "start(); event = ok(d.cuEventCreate(6)); answer = raw(ok(d.cuIpcGetEventHandle(event)))"
+        )
+        other.do(
+            "start(); stream = ok(d.cuStreamCreate(1))\n"
+            "event = ok(d.cuIpcOpenEventHandle(made(d.CUipcEventHandle, told[0])))\n"
+            "seen = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: open(told[1], 'w').close())\n"
+            "hold(stream); ok(d.cuMemsetD8Async(12345, 0, 1, stream))\n"
+            "ok(d.cuLaunchHostFunc(stream, ctypes.cast(seen, ctypes.c_void_p).value, 0))\n"
+            "ok(d.cuEventRecord(event, stream)); released.set()\n",
+            [handle, str(shared)],
+        )
+        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
+            other.do("ok(d.cuStreamSynchronize(stream))")
+        with pytest.raises(RuntimeError, match="NOT_READY"):
+            owner.do("ok(d.cuEventQuery(event))")
+    assert not shared.exists()

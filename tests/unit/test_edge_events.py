@@ -1,0 +1,178 @@
+"""Events between stubs as the server knows them: what crosses, and what is lost with whom."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from gpubridge.engine.edge_events import EdgeEvent, StubEvents, awaited_by
+from gpubridge.engine.late_leases import LateLeases
+from gpubridge.errors import ErrorCode, StubDied
+from gpubridge.request import InferRequest, InferResponse, MemoryRange, PendingMemory
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.device_events import event_of, waits_of, with_event, with_waits
+from gpubridge.transport.records import Record
+from gpubridge.transport.signatures import Signature
+
+COUNT = 4
+
+
+# -- what crosses ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extras", [b"", b"{}", b'{"parameters":{"a":1}}'])
+def test_an_event_is_named_beside_what_else_there_is(extras):
+    fields = json.loads(with_event(extras, 3, 77))
+    assert event_of(fields, COUNT) == (3, 77)
+    assert fields.get("parameters") == json.loads(extras or b"{}").get("parameters")
+
+
+@pytest.mark.parametrize(
+    "event", [[4, 0], [-1, 0], [0, -1], [0], 0, "0", [True, 0], [0, 1.5], [0, 1, 2], {}]
+)
+def test_what_is_no_event_of_the_stub_is_malformed(event):
+    with pytest.raises(MalformedMessage):
+        event_of({"event": event}, COUNT)
+
+
+@pytest.mark.parametrize(
+    "waits", [[(5, 1), (5, 1), None, (6, 1)], [None, (5, 0)], [(5, 0)] * 48, [(5, 2), (5, 3)]]
+)
+def test_what_tensors_wait_for_arrives_as_it_was(waits):
+    assert waits_of(json.loads(with_waits(b'{"shared":true}', waits))) == waits
+
+
+def test_where_nothing_is_waited_for_nothing_is_said():
+    assert with_waits(b"", [None, None]) == b""
+    assert waits_of({"shared": True}) is None
+    assert event_of(None, COUNT) is None
+
+
+# -- what is lost ------------------------------------------------------------------------------
+
+
+class Stub:
+    """A stub's events, and what the server does when it dies."""
+
+    def __init__(self, name):
+        self.arena = SimpleNamespace(
+            region=1, events=SimpleNamespace(count=COUNT, loss=f"{name} is dead"), uuid="GPU-0"
+        )
+        self.pending = bytearray(COUNT)
+        self.released = []
+        borrowed = SimpleNamespace(views=lambda refs: [object() for _ in refs])
+        self.events = StubEvents(
+            self.arena,
+            borrowed,
+            memoryview(self.pending),
+            lambda arena, numbers: self.released.append(numbers),
+            lambda: False,
+        )
+
+    def answer(self, number=None, inputs=(), pending=True):
+        """Answer a request with an event, or with what is complete; returns the outcome."""
+        request = InferRequest(b"", None, 0, (), lambda outcome: None)
+        request.ranges = list(inputs)
+        extras = None
+        if number is not None:
+            self.pending[number] = pending
+            extras = {"event": [number, 0]}
+        record = Record(0, Signature((), ()), extras, 0, "", ())
+        return self.events.answered(InferResponse(record.signature, []), record, request)
+
+
+def handed_on(response):
+    return MemoryRange(object(), 0, 8, PendingMemory(object(), response.event))
+
+
+def test_what_is_made_of_the_lost_is_lost_however_far():
+    first, second, third = Stub("first"), Stub("second"), Stub("third")
+    made = first.answer(2)
+    of_that = second.answer(0, [handed_on(made)])
+    last = handed_on(of_that)
+    first.events.close()
+    assert first.released == [[2]]
+    outcome = third.answer(None, [last])
+    assert isinstance(outcome, StubDied)
+    assert (outcome.message, outcome.code) == ("first is dead", ErrorCode.UNAVAILABLE)
+    # Others of the same stubs are as they were.
+    assert isinstance(third.answer(None, [handed_on(second.answer(1))]), InferResponse)
+
+
+def test_what_was_complete_is_not_lost():
+    first, second = Stub("first"), Stub("second")
+    made = first.answer(1, pending=False)
+    other = first.answer(2)
+    first.events.close()
+    assert isinstance(second.answer(None, [handed_on(made)]), InferResponse)
+    assert isinstance(second.answer(None, [handed_on(other)]), StubDied)
+
+
+def test_any_response_may_come_of_an_answer_to_a_call():
+    first, caller = Stub("first"), Stub("caller")
+
+    async def scenario():
+        answer = handed_on(first.answer(0))
+        caller.events.keep([answer])
+        response = caller.answer(3)
+        first.events.close()
+        assert response.event.lost == "first is dead"
+        assert isinstance(caller.answer(), StubDied)
+        caller.events.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_call_comes_of_whatever_its_caller_was_lent():
+    first, caller = Stub("first"), Stub("caller")
+    lent = handed_on(first.answer(0))
+    record = Record(0, Signature((), ()), {"event": [1, 0]}, 0, "", ())
+    (part,) = caller.events.called([MemoryRange(None, 0, 0, None)], record, [[lent]])
+    assert list(awaited_by([part])) == []
+    first.events.close()
+    assert caller.answer(None, [lent]).message == "first is dead"
+
+
+def test_a_stub_that_has_handed_on_nothing_leaves_nothing_to_do():
+    stub = Stub("stub")
+    stub.events.close()
+    assert stub.released == []
+
+
+def test_an_event_outlives_nobody():
+    event = EdgeEvent(None, 0, object())
+    event.precede(EdgeEvent(None, 1, object()))
+    event.lose("gone")
+    assert event.lost == "gone"
+
+
+# -- leases that end late ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("looks", [1, 3])
+def test_late_leases_are_looked_at_until_they_are_over(looks):
+    async def scenario():
+        over = asyncio.Event()
+        seen = []
+
+        def look():
+            seen.append(None)
+            if len(seen) == looks:
+                over.set()
+            return len(seen) < looks
+
+        late = LateLeases(look)
+        late.begin()
+        late.begin()
+        await over.wait()
+        await asyncio.sleep(0.02)
+        assert len(seen) == looks
+        late.begin()
+        late.close()
+        await asyncio.sleep(0.01)
+        assert len(seen) == looks
+
+    asyncio.run(scenario())
