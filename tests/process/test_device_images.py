@@ -192,3 +192,17 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
     ):
         np.testing.assert_array_equal(ask(client, JPEGS), expected_pixels(JPEGS, parameters))
         assert "resizing on GPU 0" in running.server.log()
+
+
+@pytest.mark.parametrize("devices", [0, 2])
+def test_the_same_configuration_runs_with_gpus_and_without(tmp_path, devices):
+    parameters = write_image_model(tmp_path / "models", kind="KIND_AUTO", DTYPE="FP32")
+    environment = imaging_environment(tmp_path / "cache")
+    serving = running_device_server(tmp_path / "models", devices=devices, environment=environment)
+    with serving as running, triton.InferenceServerClient(running.server.http_url) as client:
+        for _ in range(4):
+            np.testing.assert_array_equal(ask(client, JPEGS), expected_pixels(JPEGS, parameters))
+        log = running.server.log()
+        assert log.count("resizing on GPU") == devices
+        for device in range(devices):
+            assert f"resizing on GPU {device}" in log

@@ -43,8 +43,9 @@ void run_thread() {
   t_block->running->ended = true;
 }
 
-// Runs one block; false if some of its threads ended while others waited at a barrier.
-bool run_block(Block& block) {
+// Runs one block; false if some of its threads ended while others waited at a barrier. Between two
+// barriers any thread may be the first: every other block runs them backwards.
+bool run_block(Block& block, bool backwards) {
   t_block = &block;
   for (Fiber& fiber : block.fibers) {
     getcontext(&fiber.context);
@@ -56,7 +57,8 @@ bool run_block(Block& block) {
   }
   while (true) {
     std::size_t ended = 0;
-    for (std::size_t i = 0; i < block.fibers.size(); ++i) {
+    for (std::size_t turn = 0; turn < block.fibers.size(); ++turn) {
+      const std::size_t i = backwards ? block.fibers.size() - 1 - turn : turn;
       threadIdx = {static_cast<unsigned>(i), 0, 0};
       block.running = &block.fibers[i];
       swapcontext(&block.scheduler, &block.fibers[i].context);
@@ -127,7 +129,7 @@ EXPORTED int launch_on_host(const unsigned grid[2], unsigned threads, const void
   for (unsigned y = 0; y < grid[1]; ++y)
     for (unsigned x = 0; x < grid[0]; ++x) {
       blockIdx = {x, y, 0};
-      if (!run_block(block)) return 2;
+      if (!run_block(block, (x + y) % 2 == 1)) return 2;
     }
   return 0;
 }
