@@ -112,6 +112,11 @@ def test_pixels_take_bounded_memory(served):
     assert len(served.machine.calls("cuLaunchKernel")) == before + -(-len(JPEGS) // 2)
 
 
+def test_memory_of_pixels_is_kept_for_the_next_batch(served):
+    kept = {call.arguments[2] for call in served.machine.calls("cuMemPoolSetAttribute")}
+    assert kept == {128 << 20, 20000}
+
+
 def test_nothing_stays_on_the_gpu(served):
     served.check(JPEGS * 2)
     used = served.machine.used(0)

@@ -13,8 +13,11 @@ from gpubridge.backends.image_preproc.image_files import (
     require_pixels,
 )
 from gpubridge.backends.image_preproc.settings import Settings
+from gpubridge.cuda_ipc import DeviceContext
+from gpubridge.cuda_ipc.driver import call, load
+from gpubridge.errors import BridgeError
 
-__all__ = ["DeviceDecoder", "DeviceStream", "PixelsOnDevice"]
+__all__ = ["DeviceDecoder", "DeviceStream", "PixelsOnDevice", "keep_freed_memory"]
 
 _BYTES_OF_PIXEL = 3
 
@@ -118,6 +121,21 @@ class DeviceDecoder:
     def close(self) -> None:
         """Let go of the decoder and its memory; idempotent."""
         self._decoder = None
+
+
+def keep_freed_memory(context: DeviceContext, nbytes: int) -> None:
+    """Let the device's pool keep what is freed into it, for the next allocation of this process.
+
+    Else it goes back to the driver whenever somebody waits, and each batch's images cost as many
+    mappings of memory.
+    """
+    try:
+        device = call("cuDeviceGet", context.device.ordinal)
+        pool = call("cuDeviceGetDefaultMemPool", device)
+        attribute = load().CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        call("cuMemPoolSetAttribute", pool, attribute, load().cuuint64_t(nbytes))
+    except BridgeError:
+        pass  # a device without pools: nothing is allocated from them either
 
 
 def _pixels(image: Any) -> PixelsOnDevice | None:
