@@ -211,3 +211,28 @@ def test_the_same_configuration_runs_with_gpus_and_without(tmp_path, devices):
         assert log.count("resizing on GPU") == devices
         for device in range(devices):
             assert f"resizing on GPU {device}" in log
+
+
+@pytest.mark.parametrize("call", ["cuLaunchKernel", "cuMemcpyHtoDAsync"])
+def test_a_call_that_fails_costs_its_own_batch(served, call):
+    files = [*JPEGS[:2], GOOD_FILES["png-rgb"]]
+    served.check(files)
+    used = served.machine.used(0)
+    served.machine.fail(call, 999, nth=1)
+    try:
+        with pytest.raises(InferenceServerException):
+            served.answer(files)
+    finally:
+        served.machine.heal()
+    for _ in range(3):
+        served.check(files)
+    assert served.machine.used(0) == used
+
+
+def test_without_memory_for_its_decoder_the_cpu_decodes(served):
+    served.machine.fail("cuMemAlloc", 2, nth=2)
+    try:
+        served.check(JPEGS[:3])
+    finally:
+        served.machine.heal()
+    served.check(JPEGS[:3])
