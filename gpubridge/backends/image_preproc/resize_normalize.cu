@@ -129,6 +129,7 @@ __device__ Taps taps_of(int filter, const Axis& axis, int index) {
   if (filter == NEAREST) {
     // Pillow adds step by step, with the rounding of each.
     double position = axis.start + axis.scale * 0.5;
+#pragma unroll 1
     for (int step = 0; step < index; ++step) position += axis.scale;
     taps.centre = 0.0;
     taps.first = position < 0.0 ? 0 : static_cast<int>(position);
@@ -141,27 +142,26 @@ __device__ Taps taps_of(int filter, const Axis& axis, int index) {
   taps.last = static_cast<int>(taps.centre + axis.support + 0.5);
   if (taps.last > axis.size) taps.last = axis.size;
   double total = 0.0;
+#pragma unroll 1
   for (int source = taps.first; source < taps.last; ++source)
     total += tap_value(filter, axis, taps.centre, source);
   taps.total = total == 0.0 ? 1.0 : total;
   return taps;
 }
 
-// The weights of sources 4 * quad to 4 * quad + 3; nothing for those that are no taps.
-__device__ Weights weights_of(int filter, const Axis& axis, const Taps& taps, int quad) {
-  Weights weights = {0, 0, 0, 0};
-  for (int j = 0; j < 4; ++j) {
-    const int source = 4 * quad + j;
-    if (source < taps.first || source >= taps.last) continue;
+// Write the weight of one source into its byte of three words; nothing for a source that is no tap.
+__device__ __forceinline__ void set_weight(int filter, const Axis& axis, const Taps& taps, int source,
+                                           Weights* weights) {
+  int weight = 0;
+  if (source >= taps.first && source < taps.last) {
     const double value =
         tap_value(filter, axis, taps.centre, source) / taps.total * (1 << PRECISION);
-    const int weight = static_cast<int>(value < 0.0 ? value - 0.5 : value + 0.5);
-    const unsigned bits = static_cast<unsigned>(weight);
-    weights.low |= (bits & 255u) << (8 * j);
-    weights.middle |= (bits >> 8 & 255u) << (8 * j);
-    weights.high |= (bits >> 16 & 255u) << (8 * j);
+    weight = static_cast<int>(value < 0.0 ? value - 0.5 : value + 0.5);
   }
-  return weights;
+  const unsigned bits = static_cast<unsigned>(weight);
+  reinterpret_cast<Byte*>(&weights->low)[source % 4] = static_cast<Byte>(bits);
+  reinterpret_cast<Byte*>(&weights->middle)[source % 4] = static_cast<Byte>(bits >> 8);
+  reinterpret_cast<Byte*>(&weights->high)[source % 4] = static_cast<Byte>(bits >> 16);
 }
 
 // Whether all weights of an output fit into a row of QUADS; else they are made step by step.
@@ -224,16 +224,39 @@ __device__ void load_step(const Image& image, int column, int column_end, int ro
   }
 }
 
-// Sums of one run of weights: `words` are those of red, `gap` words before those of green.
-__device__ __forceinline__ void add_quads(const Weights* weights, const unsigned* words, int gap,
-                                          int count, int sums[3]) {
-  unsigned low[3] = {0, 0, 0}, middle[3] = {0, 0, 0};
+__device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
+__device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
+
+// What an output takes from a step: so many quads, from these weights and these pixels on.
+struct __align__(16) Run {
+  int count;
+  int weights;
+  int quad;
+  int unused;
+};
+
+// The run of an output in the `quads` that a step begins at source `begin` with.
+__device__ __forceinline__ Run run_of(const Taps& taps, int begin, int quads, int row, bool whole) {
+  const int from = larger(taps.first / 4, begin / 4);
+  const int to = smaller((taps.last + 3) / 4, begin / 4 + quads);
+  const int base = whole ? taps.first / 4 : begin / 4;
+  return {larger(to - from, 0), row * QUADS + from - base, from - begin / 4, 0};
+}
+
+// Add a run: `words` are those of red, `gap` words before those of green.
+__device__ __forceinline__ void add_run(int count, const Weights* weights, const unsigned* words,
+                                        int gap, int sums[3]) {
+  unsigned low[3], middle[3] = {0, 0, 0};
   int high[3] = {0, 0, 0};
-  for (int q = 0; q < count; ++q) {
-    const Weights weight = weights[q];
+#pragma unroll
+  for (int c = 0; c < 3; ++c) low[c] = static_cast<unsigned>(sums[c]);
+  // Few turns as a rule: unrolled, the code would not fit into the instruction cache.
+#pragma unroll 1
+  for (const Weights* end = weights + count; weights < end; ++weights, ++words) {
+    const Weights weight = *weights;
 #pragma unroll
     for (int c = 0; c < 3; ++c) {
-      const unsigned pixels = words[c * gap + q];
+      const unsigned pixels = words[c * gap];
       low[c] = __dp4a(pixels, weight.low, low[c]);
       middle[c] = __dp4a(pixels, weight.middle, middle[c]);
       high[c] = dot_signed(pixels, weight.high, high[c]);
@@ -241,11 +264,8 @@ __device__ __forceinline__ void add_quads(const Weights* weights, const unsigned
   }
 #pragma unroll
   for (int c = 0; c < 3; ++c)
-    sums[c] += static_cast<int>(low[c] + (middle[c] << 8) + (static_cast<unsigned>(high[c]) << 16));
+    sums[c] = static_cast<int>(low[c] + middle[c] * 256u + static_cast<unsigned>(high[c]) * 65536u);
 }
-
-__device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
-__device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
 
 __device__ __forceinline__ void store(Address target, long long index, unsigned value, int nbytes) {
   if (nbytes == 4) reinterpret_cast<unsigned*>(target)[index] = value;
@@ -263,6 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
   __shared__ Weights across[TILE_WIDTH * QUADS];
   __shared__ Weights down[TILE_HEIGHT * QUADS];
   __shared__ Taps taps[TILE_WIDTH + TILE_HEIGHT];
+  __shared__ Run runs[TILE_WIDTH + TILE_HEIGHT];
   __shared__ unsigned table[3 * 256];
   // What the loops seldom look at: in registers it would cost blocks that could run beside this one.
   __shared__ Image image;
@@ -302,6 +323,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 
   const Taps* taps_x = taps;
   const Taps* taps_y = taps + TILE_WIDTH;
+  Run* runs_x = runs;
+  Run* runs_y = runs + TILE_WIDTH;
+  const Run none = {0, 0, 0, 0};
   const bool whole_x = quads_of(axis_x) <= QUADS, whole_y = quads_of(axis_y) <= QUADS;
   const int row_begin = any ? taps_y[begin_y - tile_y].first & ~3 : 0;
   const int row_end = any ? taps_y[end_y - 1 - tile_y].last : 0;
@@ -311,13 +335,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 
   for (int row = row_begin; row < row_end; row += STEP_ROWS) {
     if (row == row_begin || !whole_y) {
-      const int quads = whole_y ? quads_of(axis_y) : STEP_ROW_QUADS;
-      for (int i = thread; i < TILE_HEIGHT * quads; i += THREADS) {
-        const int index = i / quads, quad = i % quads;
+      const int room = 4 * (whole_y ? quads_of(axis_y) : STEP_ROW_QUADS);
+#pragma unroll 1
+      for (int i = thread; i < TILE_HEIGHT * room; i += THREADS) {
+        const int index = i / room, place = i % room;
         if (tile_y + index < begin_y || tile_y + index >= end_y) continue;
-        const int base = whole_y ? taps_y[index].first / 4 : row / 4;
-        down[index * QUADS + quad] = weights_of(filter, axis_y, taps_y[index], base + quad);
+        const int base = whole_y ? taps_y[index].first & ~3 : row;
+        set_weight(filter, axis_y, taps_y[index], base + place, down + index * QUADS + place / 4);
       }
+    }
+    if (thread < TILE_HEIGHT) {
+      const bool inside = tile_y + thread >= begin_y && tile_y + thread < end_y;
+      runs_y[thread] = inside ? run_of(taps_y[thread], row, STEP_ROW_QUADS, thread, whole_y) : none;
     }
     int row_sums[COLUMNS_OF_WARP][3];
 #pragma unroll
@@ -326,26 +355,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 
     for (int column = column_begin; column < column_end; column += STEP_PIXELS) {
       if ((row == row_begin && column == column_begin) || !whole_x) {
-        const int quads = whole_x ? quads_of(axis_x) : QUADS;
-        for (int i = thread; i < TILE_WIDTH * quads; i += THREADS) {
-          const int index = i / quads, quad = i % quads;
+        const int room = 4 * (whole_x ? quads_of(axis_x) : QUADS);
+#pragma unroll 1
+        for (int i = thread; i < TILE_WIDTH * room; i += THREADS) {
+          const int index = i / room, place = i % room;
           if (tile_x + index < begin_x || tile_x + index >= end_x) continue;
-          const int base = whole_x ? taps_x[index].first / 4 : column / 4;
-          across[index * QUADS + quad] = weights_of(filter, axis_x, taps_x[index], base + quad);
+          const int base = whole_x ? taps_x[index].first & ~3 : column;
+          set_weight(filter, axis_x, taps_x[index], base + place, across + index * QUADS + place / 4);
         }
+      }
+      if (thread < TILE_WIDTH) {
+        const bool inside = tile_x + thread >= begin_x && tile_x + thread < end_x;
+        runs_x[thread] = inside ? run_of(taps_x[thread], column, QUADS, thread, whole_x) : none;
       }
       load_step(image, column, column_end, row, source);
       __syncthreads();
 #pragma unroll
       for (int k = 0; k < COLUMNS_OF_WARP; ++k) {
-        const int index = warp * COLUMNS_OF_WARP + k;
-        if (tile_x + index < begin_x || tile_x + index >= end_x) continue;
-        const Taps& own = taps_x[index];
-        const int from = larger(own.first / 4, column / 4);
-        const int to = smaller((own.last + 3) / 4, column / 4 + QUADS);
-        const int base = whole_x ? own.first / 4 : column / 4;
-        add_quads(across + index * QUADS + from - base,
-                  source + lane * ROW_WORDS + from - column / 4, QUADS, to - from, row_sums[k]);
+        const Run run = runs_x[warp * COLUMNS_OF_WARP + k];
+        add_run(run.count, across + run.weights, source + lane * ROW_WORDS + run.quad, QUADS,
+                row_sums[k]);
       }
       __syncthreads();
     }
@@ -359,15 +388,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < ROWS_OF_WARP; ++k) {
-      const int index = warp * ROWS_OF_WARP + k;
-      if (tile_y + index < begin_y || tile_y + index >= end_y) continue;
-      const Taps& own = taps_y[index];
-      const int from = larger(own.first / 4, row / 4);
-      const int to = smaller((own.last + 3) / 4, row / 4 + STEP_ROW_QUADS);
-      const int base = whole_y ? own.first / 4 : row / 4;
-      add_quads(down + index * QUADS + from - base,
-                resized + lane * COLUMN_WORDS + from - row / 4, TILE_WIDTH * COLUMN_WORDS,
-                to - from, sums[k]);
+      const Run run = runs_y[warp * ROWS_OF_WARP + k];
+      add_run(run.count, down + run.weights, resized + lane * COLUMN_WORDS + run.quad,
+              TILE_WIDTH * COLUMN_WORDS, sums[k]);
     }
     __syncthreads();
   }
