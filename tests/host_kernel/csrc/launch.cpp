@@ -77,8 +77,8 @@ using Resolve = void* (*)(unsigned long long pointer, std::size_t nbytes, const 
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// The bytes of a launch's arguments, and the arguments as the driver is given them, packed there: they
-// are gone when the kernel runs.
+// The bytes of a launch's arguments, and the arguments as the driver is given them, packed there:
+// they are gone when the kernel runs.
 EXPORTED std::size_t argument_bytes() { return sizeof(Arguments); }
 
 EXPORTED void pack_arguments(void** parameters, void* packed) {
@@ -110,10 +110,9 @@ EXPORTED int launch_on_host(const unsigned grid[2], unsigned threads, const void
   for (Image& image : images) {
     const auto first = reinterpret_cast<Address>(
         found(reinterpret_cast<void*>(image.first), image.end - image.first, "read"));
-    const auto target = reinterpret_cast<Address>(
-        found(reinterpret_cast<void*>(image.target),
-              static_cast<std::size_t>(given.width) * given.height * 3 * given.value_bytes,
-              "write"));
+    const auto target = reinterpret_cast<Address>(found(
+        reinterpret_cast<void*>(image.target),
+        static_cast<std::size_t>(given.width) * given.height * 3 * given.value_bytes, "write"));
     if (first == 0 || target == 0) return 1;
     image.origin += first - image.first;
     image.end += first - image.first;
