@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from gpubridge.backends.image_preproc.fused_kernel import SourcePixels
 from gpubridge.backends.image_preproc.image_files import (
-    damaged,
     jpeg_is_whole,
     require_few_scans,
     require_pixels,
@@ -89,15 +88,15 @@ class DeviceDecoder:
         Raises
         ------
         ImageError
-            It is over the pixel limit, or its header is damaged.
+            It is over the pixel limit, or has too many scans.
         """
         require_few_scans(encoded)
         try:
             code = self._codec.CodeStream(encoded)
             # The first use parses the header.
             width, height, components = code.width, code.height, code.num_channels
-        except Exception as error:
-            raise damaged(encoded, "JPEG", error) from error
+        except Exception:  # noqa: BLE001  (the CPU's decoders know more kinds, or say what is wrong)
+            return None
         require_pixels(width, height, self._max_pixels)
         # Of truncated images and of four inks the CPU's decoder knows what to make.
         if components not in (1, 3) or not jpeg_is_whole(encoded):
