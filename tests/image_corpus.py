@@ -23,7 +23,7 @@ def encoded(image, kind, **options):
 def picture(mode="RGB", size=(61, 43)):
     width, height = size
     levels = np.random.default_rng(5).integers(0, 256, (height, width, 4), np.uint8)
-    image = Image.fromarray(levels, "RGBA" if mode == "RGBA" else None)
+    image = Image.fromarray(levels)  # RGBA
     return image if mode == "RGBA" else image.convert("RGB").convert(mode)
 
 

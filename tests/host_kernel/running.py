@@ -32,7 +32,7 @@ def build_kernel() -> Path:
     return build_library(
         "libimagekernel.so",
         [_FOLDER / "launch.cpp"],
-        [*sorted(_FOLDER.iterdir()), SOURCE],
+        [*sorted(_FOLDER.iterdir()), SOURCE, *SOURCE.parent.glob("*.cuh")],
         # As NVRTC compiles it: sums in double precision are rounded one by one.
         ["-O2", "-ffp-contract=off", "-Wno-unknown-pragmas", f'-DKERNEL_SOURCE="{SOURCE}"'],
     )

@@ -36,7 +36,9 @@ def too_long(path):
 
 
 @pytest.mark.parametrize(
-    "path", sources(".py", ".cpp", ".h"), ids=lambda path: str(path.relative_to(ROOT))
+    "path",
+    sources(".py", ".cpp", ".h", ".cu", ".cuh"),
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_files_and_functions_are_short(path):
     assert too_long(path) == []

@@ -112,6 +112,11 @@ def test_pixels_take_bounded_memory(served):
     assert len(served.machine.calls("cuLaunchKernel")) == before + -(-len(JPEGS) // 2)
 
 
+def test_memory_of_pixels_is_kept_for_the_next_batch(served):
+    kept = {call.arguments[2] for call in served.machine.calls("cuMemPoolSetAttribute")}
+    assert kept == {128 << 20, 20000}
+
+
 def test_nothing_stays_on_the_gpu(served):
     served.check(JPEGS * 2)
     used = served.machine.used(0)
@@ -192,3 +197,42 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
     ):
         np.testing.assert_array_equal(ask(client, JPEGS), expected_pixels(JPEGS, parameters))
         assert "resizing on GPU 0" in running.server.log()
+
+
+@pytest.mark.parametrize("devices", [0, 2])
+def test_the_same_configuration_runs_with_gpus_and_without(tmp_path, devices):
+    parameters = write_image_model(tmp_path / "models", kind="KIND_AUTO", DTYPE="FP32")
+    environment = imaging_environment(tmp_path / "cache")
+    serving = running_device_server(tmp_path / "models", devices=devices, environment=environment)
+    with serving as running, triton.InferenceServerClient(running.server.http_url) as client:
+        for _ in range(4):
+            np.testing.assert_array_equal(ask(client, JPEGS), expected_pixels(JPEGS, parameters))
+        log = running.server.log()
+        assert log.count("resizing on GPU") == devices
+        for device in range(devices):
+            assert f"resizing on GPU {device}" in log
+
+
+@pytest.mark.parametrize("call", ["cuLaunchKernel", "cuMemcpyHtoDAsync"])
+def test_a_call_that_fails_costs_its_own_batch(served, call):
+    files = [*JPEGS[:2], GOOD_FILES["png-rgb"]]
+    served.check(files)
+    used = served.machine.used(0)
+    served.machine.fail(call, 999, nth=1)
+    try:
+        with pytest.raises(InferenceServerException):
+            served.answer(files)
+    finally:
+        served.machine.heal()
+    for _ in range(3):
+        served.check(files)
+    assert served.machine.used(0) == used
+
+
+def test_without_memory_for_its_decoder_the_cpu_decodes(served):
+    served.machine.fail("cuMemAlloc", 2, nth=2)
+    try:
+        served.check(JPEGS[:3])
+    finally:
+        served.machine.heal()
+    served.check(JPEGS[:3])

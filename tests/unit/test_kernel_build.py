@@ -79,8 +79,10 @@ def test_a_kernel_is_compiled_once_for_each_source_gpu_and_compiler(
     kernel_image(source, (9, 0), cache)
     source.write_text("other code")
     kernel_image(source, (9, 0), cache)
-    assert len(compiler.compiled) == 4
-    assert len(list(cache.iterdir())) == 4
+    source.with_name("header.cuh").write_text("more code")
+    kernel_image(source, (9, 0), cache)
+    assert len(compiler.compiled) == 5
+    assert len(list(cache.iterdir())) == 5
 
 
 def test_a_gpu_that_is_newer_than_the_compiler_gets_code_for_the_driver_to_compile(

@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 
 from gpubridge.backends.image_preproc.fused_kernel import SourcePixels
 from gpubridge.backends.image_preproc.image_files import (
-    damaged,
     jpeg_is_whole,
     require_few_scans,
     require_pixels,
 )
 from gpubridge.backends.image_preproc.settings import Settings
+from gpubridge.cuda_ipc import DeviceContext
+from gpubridge.cuda_ipc.driver import call, load
+from gpubridge.errors import BridgeError
 
-__all__ = ["DeviceDecoder", "DeviceStream", "PixelsOnDevice"]
+__all__ = ["DeviceDecoder", "DeviceStream", "PixelsOnDevice", "keep_freed_memory"]
 
 _BYTES_OF_PIXEL = 3
 
@@ -86,15 +88,15 @@ class DeviceDecoder:
         Raises
         ------
         ImageError
-            It is over the pixel limit, or its header is damaged.
+            It is over the pixel limit, or has too many scans.
         """
         require_few_scans(encoded)
         try:
             code = self._codec.CodeStream(encoded)
             # The first use parses the header.
             width, height, components = code.width, code.height, code.num_channels
-        except Exception as error:
-            raise damaged(encoded, "JPEG", error) from error
+        except Exception:  # noqa: BLE001  (the CPU's decoders know more kinds, or say what is wrong)
+            return None
         require_pixels(width, height, self._max_pixels)
         # Of truncated images and of four inks the CPU's decoder knows what to make.
         if components not in (1, 3) or not jpeg_is_whole(encoded):
@@ -118,6 +120,21 @@ class DeviceDecoder:
     def close(self) -> None:
         """Let go of the decoder and its memory; idempotent."""
         self._decoder = None
+
+
+def keep_freed_memory(context: DeviceContext, nbytes: int) -> None:
+    """Let the device's pool keep what is freed into it, for the next allocation of this process.
+
+    Else it goes back to the driver whenever somebody waits, and each batch's images cost as many
+    mappings of memory.
+    """
+    try:
+        device = call("cuDeviceGet", context.device.ordinal)
+        pool = call("cuDeviceGetDefaultMemPool", device)
+        attribute = load().CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        call("cuMemPoolSetAttribute", pool, attribute, load().cuuint64_t(nbytes))
+    except BridgeError:
+        pass  # a device without pools: nothing is allocated from them either
 
 
 def _pixels(image: Any) -> PixelsOnDevice | None:

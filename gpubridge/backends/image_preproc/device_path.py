@@ -19,6 +19,7 @@ from gpubridge.backends.image_preproc.device_decoding import (
     DeviceDecoder,
     DeviceStream,
     PixelsOnDevice,
+    keep_freed_memory,
 )
 from gpubridge.backends.image_preproc.device_kernel import DeviceKernel
 from gpubridge.backends.image_preproc.fused_kernel import (
@@ -139,6 +140,7 @@ class DevicePath:
         if not nvimagecodec_installed():
             return None, "nvImageCodec is not installed"
         try:
+            keep_freed_memory(self._context, settings.decode_bytes)
             decoder = DeviceDecoder(settings, self._memory.ordinal, self._stream.handle)
         except Exception as error:  # noqa: BLE001  (of another library; the CPU decodes as well)
             return None, f"nvImageCodec does not start on the GPU: {error}"

@@ -170,8 +170,8 @@ class NvImageCodecDecoder:
             stream = self._nvimgcodec.CodeStream(encoded)
             # The first use parses the header.
             width, height, components = stream.width, stream.height, stream.num_channels
-        except Exception as error:
-            raise damaged(encoded, "JPEG", error) from error
+        except Exception:  # noqa: BLE001  (Pillow knows more kinds of JPEG, or says what is wrong)
+            return self._pillow.decode(encoded)
         if components not in (1, 3):
             return self._pillow.decode(encoded)
         require_pixels(width, height, self._max_pixels)

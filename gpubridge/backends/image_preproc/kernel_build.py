@@ -9,6 +9,7 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def kernel_image(source: Path, capability: tuple[int, int], cache: Path | None) 
 
     Parameters
     ----------
+    source : Path
+        Its headers (``*.cuh``) lie beside it.
     capability : (int, int)
         The GPU's compute capability.
     cache : Path or None
@@ -41,14 +44,15 @@ def kernel_image(source: Path, capability: tuple[int, int], cache: Path | None) 
     """
     nvrtc, version = _load_nvrtc()
     code = source.read_bytes()
+    headers = {path.name: path.read_bytes() for path in sorted(source.parent.glob("*.cuh"))}
     options = (*_OPTIONS, _architecture(nvrtc, capability))
-    key = hashlib.sha256(repr((code, options, version)).encode()).hexdigest()
+    key = hashlib.sha256(repr((code, headers, options, version)).encode()).hexdigest()
     entry = None if cache is None else cache / key
     if entry is not None:
         kept = _read(entry)
         if kept is not None:
             return kept
-    image = _compile(nvrtc, code, source.name, options)
+    image = _compile(nvrtc, code, headers, options)
     if entry is not None:
         _keep(entry, image)
     return image
@@ -102,8 +106,13 @@ def _architecture(nvrtc: Any, capability: tuple[int, int]) -> str:
     return f"--gpu-architecture=compute_{max(older)}"
 
 
-def _compile(nvrtc: Any, code: bytes, name: str, options: tuple[str, ...]) -> bytes:
-    status, program = nvrtc.nvrtcCreateProgram(code, name.encode(), 0, [], [])
+def _compile(
+    nvrtc: Any, code: bytes, headers: Mapping[str, bytes], options: tuple[str, ...]
+) -> bytes:
+    names = [name.encode() for name in headers]
+    status, program = nvrtc.nvrtcCreateProgram(
+        code, b"kernel.cu", len(names), list(headers.values()), names
+    )
     _check("nvrtcCreateProgram", status)
     try:
         arguments = [option.encode() for option in options]

@@ -1,22 +1,23 @@
-// Crop, resize, normalise, lay out and cast a batch of 8-bit RGB images: one launch for all of them.
+// Crop, resize, normalise, lay out and cast a batch of 8-bit RGB images: one launch for all of
+// them.
 //
-// The arithmetic is that of Pillow's Image.resize(box=...) for 8-bit images, in integers: first across,
-// then down, weights of 22 bits, rounded to 8 bits after each. So the levels are Pillow's, not only near
-// them. Images that Pillow resizes down first come `transposed`: rows and columns have changed places in
-// all that is said of them. (Compile with --fmad=false: weights come from sums in double precision.) What a level
-// becomes in the output is looked up in a table that the host has made.
+// The arithmetic is that of Pillow's Image.resize(box=...) for 8-bit images, in integers: first
+// across, then down, weights of 22 bits, rounded to 8 bits after each. So the levels are Pillow's,
+// not only near them. Images that Pillow resizes down first come `transposed`: rows and columns
+// have changed places in all that is said of them. (Compile with --fmad=false: weights come from
+// sums in double precision.) What a level becomes in the output is looked up in a table that the
+// host has made.
 //
-// A block makes a tile of TILE_WIDTH x TILE_HEIGHT outputs of one image. It walks down the rows of the
-// source that the tile needs, STEP_ROWS at a time, and along them, STEP_PIXELS at a time:
+// A block makes a tile of TILE_WIDTH x TILE_HEIGHT outputs of one image. It walks down the rows of
+// the source that the tile needs, STEP_ROWS at a time, and along them, STEP_PIXELS at a time:
 //   load    12 bytes (4 pixels) per thread become three words, one per channel
 //   across  a warp takes a column of the tile, its lanes one row each: weights are the same for all
 //           lanes, and no two read the same bank; one dot product is 4 pixels of one channel
 //   down    a warp takes a row of the tile, its lanes one column each
 // A weight has 23 bits and a sign, a dot product takes bytes: each is split into three.
 
-enum Filter { NEAREST = 0, BILINEAR = 1, BICUBIC = 2, LANCZOS = 3 };
+#include "resample_weights.cuh"
 
-constexpr int PRECISION = 22;
 constexpr int TILE_WIDTH = 32;
 constexpr int TILE_HEIGHT = 16;
 constexpr int THREADS = 256;
@@ -31,55 +32,28 @@ constexpr int STEP_PIXELS = 4 * QUADS;
 constexpr int ROW_WORDS = 3 * QUADS + 1;
 constexpr int COLUMN_WORDS = STEP_ROW_QUADS + 1;
 
-typedef unsigned char Byte;
 typedef unsigned long long Address;
 
 // The host has the same layout: gpubridge/backends/image_preproc/fused_kernel.py.
 struct Image {
-  Address origin;       // of the first pixel of the upright image
-  Address first;        // only bytes from here on may be read,
-  Address end;          // and only those before this
-  Address target;       // where the output goes
-  long long dx;         // bytes from a pixel to its right neighbour in the upright image,
-  long long dy;         // and to the one below it
-  int width;            // of the upright image
+  Address origin;  // of the first pixel of the upright image
+  Address first;   // only bytes from here on may be read,
+  Address end;     // and only those before this
+  Address target;  // where the output goes
+  long long dx;    // bytes from a pixel to its right neighbour in the upright image,
+  long long dy;    // and to the one below it
+  int width;       // of the upright image
   int height;
-  float left;           // the part of it that is resized
+  float left;  // the part of it that is resized
   float top;
   float extent_x;
   float extent_y;
-  int target_left;      // the part of the output that it is resized to; the rest is padding
+  int target_left;  // the part of the output that it is resized to; the rest is padding
   int target_top;
   int target_width;
   int target_height;
   int transposed;
   int unused;
-};
-
-// Bytes of the weights of 4 neighbours: weight = low + 256 * middle + 65536 * high (signed).
-struct __align__(16) Weights {
-  unsigned low;
-  unsigned middle;
-  unsigned high;
-  unsigned unused;
-};
-
-// What an output pixel takes from its axis: sources [first, last), weighed around the centre.
-struct Taps {
-  double centre;
-  double total;
-  int first;
-  int last;
-};
-
-// One axis of an image, as Pillow sees it.
-struct Axis {
-  double start;
-  double scale;
-  double narrow;  // what the filter's argument is multiplied by, when many sources become one
-  double support;
-  int size;
-  int most;  // sources of an output at most
 };
 
 #ifdef __CUDACC__
@@ -90,79 +64,6 @@ __device__ __forceinline__ int dot_signed(unsigned pixels, unsigned weights, int
   return result;
 }
 #endif
-
-__device__ __forceinline__ double sinc(double x) {
-  if (x == 0.0) return 1.0;
-  x = x * 3.14159265358979323846;
-  return sin(x) / x;
-}
-
-__device__ __forceinline__ double filter_value(int filter, double x) {
-  if (filter == LANCZOS) return x >= -3.0 && x < 3.0 ? sinc(x) * sinc(x / 3) : 0.0;
-  x = fabs(x);
-  if (filter == BILINEAR) return x < 1.0 ? 1.0 - x : 0.0;
-  const double a = -0.5;
-  if (x < 1.0) return ((a + 2.0) * x - (a + 3.0)) * x * x + 1;
-  return x < 2.0 ? (((x - 5) * x + 8) * x - 4) * a : 0.0;
-}
-
-__device__ Axis axis_of(int filter, int size, float start, float extent, int target) {
-  Axis axis;
-  axis.size = size;
-  axis.start = start;
-  axis.scale = static_cast<double>(extent) / target;
-  const double stretch = axis.scale < 1.0 ? 1.0 : axis.scale;
-  axis.narrow = 1.0 / stretch;
-  axis.support = (filter == LANCZOS ? 3.0 : filter == BICUBIC ? 2.0 : 1.0) * stretch;
-  axis.most = filter == NEAREST ? 1 : static_cast<int>(ceil(axis.support)) * 2 + 1;
-  return axis;
-}
-
-__device__ __forceinline__ double tap_value(int filter, const Axis& axis, double centre, int source) {
-  if (filter == NEAREST) return 1.0;
-  return filter_value(filter, (source - centre + 0.5) * axis.narrow);
-}
-
-__device__ Taps taps_of(int filter, const Axis& axis, int index) {
-  Taps taps;
-  taps.total = 1.0;
-  if (filter == NEAREST) {
-    // Pillow adds step by step, with the rounding of each.
-    double position = axis.start + axis.scale * 0.5;
-    for (int step = 0; step < index; ++step) position += axis.scale;
-    taps.centre = 0.0;
-    taps.first = position < 0.0 ? 0 : static_cast<int>(position);
-    taps.last = position < 0.0 || taps.first >= axis.size ? taps.first : taps.first + 1;
-    return taps;
-  }
-  taps.centre = axis.start + (index + 0.5) * axis.scale;
-  taps.first = static_cast<int>(taps.centre - axis.support + 0.5);
-  if (taps.first < 0) taps.first = 0;
-  taps.last = static_cast<int>(taps.centre + axis.support + 0.5);
-  if (taps.last > axis.size) taps.last = axis.size;
-  double total = 0.0;
-  for (int source = taps.first; source < taps.last; ++source)
-    total += tap_value(filter, axis, taps.centre, source);
-  taps.total = total == 0.0 ? 1.0 : total;
-  return taps;
-}
-
-// The weights of sources 4 * quad to 4 * quad + 3; nothing for those that are no taps.
-__device__ Weights weights_of(int filter, const Axis& axis, const Taps& taps, int quad) {
-  Weights weights = {0, 0, 0, 0};
-  for (int j = 0; j < 4; ++j) {
-    const int source = 4 * quad + j;
-    if (source < taps.first || source >= taps.last) continue;
-    const double value =
-        tap_value(filter, axis, taps.centre, source) / taps.total * (1 << PRECISION);
-    const int weight = static_cast<int>(value < 0.0 ? value - 0.5 : value + 0.5);
-    const unsigned bits = static_cast<unsigned>(weight);
-    weights.low |= (bits & 255u) << (8 * j);
-    weights.middle |= (bits >> 8 & 255u) << (8 * j);
-    weights.high |= (bits >> 16 & 255u) << (8 * j);
-  }
-  return weights;
-}
 
 // Whether all weights of an output fit into a row of QUADS; else they are made step by step.
 __device__ __forceinline__ int quads_of(const Axis& axis) { return (axis.most + 6) / 4; }
@@ -200,7 +101,8 @@ __device__ void load_pixels(const Image& image, int x, int y, unsigned channel[3
   }
 }
 
-// Fill `source` with the pixels from (column, row) on, as far as they are needed; zero below the image.
+// Fill `source` with the pixels from (column, row) on, as far as they are needed; zero below the
+// image.
 __device__ void load_step(const Image& image, int column, int column_end, int row,
                           unsigned* source) {
   const bool along_rows = image.dx == 3 || image.dx == -3;
@@ -224,16 +126,39 @@ __device__ void load_step(const Image& image, int column, int column_end, int ro
   }
 }
 
-// Sums of one run of weights: `words` are those of red, `gap` words before those of green.
-__device__ __forceinline__ void add_quads(const Weights* weights, const unsigned* words, int gap,
-                                          int count, int sums[3]) {
-  unsigned low[3] = {0, 0, 0}, middle[3] = {0, 0, 0};
+__device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
+__device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
+
+// What an output takes from a step: so many quads, from these weights and these pixels on.
+struct __align__(16) Run {
+  int count;
+  int weights;
+  int quad;
+  int unused;
+};
+
+// The run of an output in the `quads` that a step begins at source `begin` with.
+__device__ __forceinline__ Run run_of(const Taps& taps, int begin, int quads, int row, bool whole) {
+  const int from = larger(taps.first / 4, begin / 4);
+  const int to = smaller((taps.last + 3) / 4, begin / 4 + quads);
+  const int base = whole ? taps.first / 4 : begin / 4;
+  return {larger(to - from, 0), row * QUADS + from - base, from - begin / 4, 0};
+}
+
+// Add a run: `words` are those of red, `gap` words before those of green.
+__device__ __forceinline__ void add_run(int count, const Weights* weights, const unsigned* words,
+                                        int gap, int sums[3]) {
+  unsigned low[3], middle[3] = {0, 0, 0};
   int high[3] = {0, 0, 0};
-  for (int q = 0; q < count; ++q) {
-    const Weights weight = weights[q];
+#pragma unroll
+  for (int c = 0; c < 3; ++c) low[c] = static_cast<unsigned>(sums[c]);
+  // Few turns as a rule: unrolled, the code would not fit into the instruction cache.
+#pragma unroll 1
+  for (const Weights* end = weights + count; weights < end; ++weights, ++words) {
+    const Weights weight = *weights;
 #pragma unroll
     for (int c = 0; c < 3; ++c) {
-      const unsigned pixels = words[c * gap + q];
+      const unsigned pixels = words[c * gap];
       low[c] = __dp4a(pixels, weight.low, low[c]);
       middle[c] = __dp4a(pixels, weight.middle, middle[c]);
       high[c] = dot_signed(pixels, weight.high, high[c]);
@@ -241,151 +166,188 @@ __device__ __forceinline__ void add_quads(const Weights* weights, const unsigned
   }
 #pragma unroll
   for (int c = 0; c < 3; ++c)
-    sums[c] += static_cast<int>(low[c] + (middle[c] << 8) + (static_cast<unsigned>(high[c]) << 16));
+    sums[c] = static_cast<int>(low[c] + middle[c] * 256u + static_cast<unsigned>(high[c]) * 65536u);
 }
-
-__device__ __forceinline__ int larger(int a, int b) { return a > b ? a : b; }
-__device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
 
 __device__ __forceinline__ void store(Address target, long long index, unsigned value, int nbytes) {
-  if (nbytes == 4) reinterpret_cast<unsigned*>(target)[index] = value;
-  else if (nbytes == 2) reinterpret_cast<unsigned short*>(target)[index] = static_cast<unsigned short>(value);
-  else reinterpret_cast<Byte*>(target)[index] = static_cast<Byte>(value);
+  if (nbytes == 4)
+    reinterpret_cast<unsigned*>(target)[index] = value;
+  else if (nbytes == 2)
+    reinterpret_cast<unsigned short*>(target)[index] = static_cast<unsigned short>(value);
+  else
+    reinterpret_cast<Byte*>(target)[index] = static_cast<Byte>(value);
 }
 
-// Grid: tiles, images. `values` has 3 x 256 words: what each level of each channel
-// becomes, in the low `value_bytes` of each. `padding` is 0xBBGGRR.
+// What the threads of a block share.
+struct Shared {
+  unsigned source[STEP_ROWS * ROW_WORDS];
+  unsigned resized[3 * TILE_WIDTH * COLUMN_WORDS];  // across only, columns of 4-row words
+  Weights across[TILE_WIDTH * QUADS];
+  Weights down[TILE_HEIGHT * QUADS];
+  Taps taps_x[TILE_WIDTH];
+  Taps taps_y[TILE_HEIGHT];
+  Run runs_x[TILE_WIDTH];
+  Run runs_y[TILE_HEIGHT];
+  unsigned table[3 * 256];
+  // What the loops seldom look at: in registers it would cost blocks that could run beside this
+  // one.
+  Image image;
+  Axis axis_x;
+  Axis axis_y;
+};
+
+// The outputs of a tile along one axis, in the coordinates of the resized image: what is not in
+// [begin, end) is padding.
+struct Span {
+  int at;
+  int begin;
+  int end;
+};
+
+__device__ __forceinline__ Span span_of(int at, int length, int target) {
+  return {at, larger(at, 0), smaller(at + length, target)};
+}
+
+__device__ __forceinline__ bool has(const Span& span, int index) {
+  return span.at + index >= span.begin && span.at + index < span.end;
+}
+
+// Make the weights of a tile's outputs along an axis: all, or those of a step that begins at
+// `begin`.
+__device__ __forceinline__ void make_weights(int filter, const Axis& axis, const Span& span,
+                                             const Taps* taps, int outputs, int begin, int quads,
+                                             bool whole, Weights* weights) {
+  const int room = 4 * (whole ? quads_of(axis) : quads);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < outputs * room; i += THREADS) {
+    const int index = i / room, place = i % room;
+    if (!has(span, index)) continue;
+    const int base = whole ? taps[index].first & ~3 : begin;
+    set_weight(filter, axis, taps[index], base + place, weights + index * QUADS + place / 4);
+  }
+}
+
+// Find what each output takes from a step; nothing for padding.
+__device__ __forceinline__ void find_runs(const Span& span, const Taps* taps, int outputs,
+                                          int begin, int quads, bool whole, Run* runs) {
+  const int index = threadIdx.x;
+  if (index >= outputs) return;
+  const Run none = {0, 0, 0, 0};
+  runs[index] = has(span, index) ? run_of(taps[index], begin, quads, index, whole) : none;
+}
+
+// Resize STEP_ROWS rows of the source across, into `resized`.
+__device__ __forceinline__ void resize_across(Shared& shared, int filter, const Span& span, int row,
+                                              bool first) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const bool whole = quads_of(shared.axis_x) <= QUADS;
+  const int begin = shared.taps_x[span.begin - span.at].first & ~3;
+  // At least one step, even for outputs that find no source: there are barriers in it.
+  const int end = larger(shared.taps_x[span.end - 1 - span.at].last, begin + 1);
+  int sums[COLUMNS_OF_WARP][3];
+#pragma unroll
+  for (int k = 0; k < COLUMNS_OF_WARP; ++k)
+    sums[k][0] = sums[k][1] = sums[k][2] = 1 << (PRECISION - 1);
+  for (int column = begin; column < end; column += STEP_PIXELS) {
+    if ((first && column == begin) || !whole)
+      make_weights(filter, shared.axis_x, span, shared.taps_x, TILE_WIDTH, column, QUADS, whole,
+                   shared.across);
+    find_runs(span, shared.taps_x, TILE_WIDTH, column, QUADS, whole, shared.runs_x);
+    load_step(shared.image, column, end, row, shared.source);
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < COLUMNS_OF_WARP; ++k) {
+      const Run run = shared.runs_x[warp * COLUMNS_OF_WARP + k];
+      add_run(run.count, shared.across + run.weights, shared.source + lane * ROW_WORDS + run.quad,
+              QUADS, sums[k]);
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int k = 0; k < COLUMNS_OF_WARP; ++k)
+    for (int c = 0; c < 3; ++c) {
+      const int column = c * TILE_WIDTH + warp * COLUMNS_OF_WARP + k;
+      reinterpret_cast<Byte*>(shared.resized + column * COLUMN_WORDS)[lane] =
+          static_cast<Byte>(level(sums[k][c]));
+    }
+}
+
+// Resize a tile into `sums`: a column per lane, ROWS_OF_WARP rows per warp.
+__device__ __forceinline__ void resize_tile(Shared& shared, int filter, const Span& span_x,
+                                            const Span& span_y, int sums[ROWS_OF_WARP][3]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const bool whole = quads_of(shared.axis_y) <= QUADS;
+  const int begin = shared.taps_y[span_y.begin - span_y.at].first & ~3;
+  const int end = shared.taps_y[span_y.end - 1 - span_y.at].last;
+  for (int row = begin; row < end; row += STEP_ROWS) {
+    if (row == begin || !whole)
+      make_weights(filter, shared.axis_y, span_y, shared.taps_y, TILE_HEIGHT, row, STEP_ROW_QUADS,
+                   whole, shared.down);
+    find_runs(span_y, shared.taps_y, TILE_HEIGHT, row, STEP_ROW_QUADS, whole, shared.runs_y);
+    resize_across(shared, filter, span_x, row, row == begin);
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < ROWS_OF_WARP; ++k) {
+      const Run run = shared.runs_y[warp * ROWS_OF_WARP + k];
+      add_run(run.count, shared.down + run.weights, shared.resized + lane * COLUMN_WORDS + run.quad,
+              TILE_WIDTH * COLUMN_WORDS, sums[k]);
+    }
+    __syncthreads();
+  }
+}
+
+// Grid: tiles, images. `values` has 3 x 256 words: what each level of each channel becomes, in the
+// low `value_bytes` of each. `padding` is 0xBBGGRR.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     resize_normalize(const Image* images, const unsigned* values, int width, int height, int filter,
                      int channels_last, int value_bytes, unsigned padding) {
-  __shared__ unsigned source[STEP_ROWS * ROW_WORDS];
-  __shared__ unsigned resized[3 * TILE_WIDTH * COLUMN_WORDS];  // across only, columns of 4-row words
-  __shared__ Weights across[TILE_WIDTH * QUADS];
-  __shared__ Weights down[TILE_HEIGHT * QUADS];
-  __shared__ Taps taps[TILE_WIDTH + TILE_HEIGHT];
-  __shared__ unsigned table[3 * 256];
-  // What the loops seldom look at: in registers it would cost blocks that could run beside this one.
-  __shared__ Image image;
-  __shared__ Axis axes[2];
-
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  __shared__ Shared shared;
+  const int thread = threadIdx.x;
   if (thread == 0) {
-    image = images[blockIdx.y];
-    axes[0] = axis_of(filter, image.width, image.left, image.extent_x, image.target_width);
-    axes[1] = axis_of(filter, image.height, image.top, image.extent_y, image.target_height);
+    const Image image = images[blockIdx.y];
+    shared.image = image;
+    shared.axis_x = axis_of(filter, image.width, image.left, image.extent_x, image.target_width);
+    shared.axis_y = axis_of(filter, image.height, image.top, image.extent_y, image.target_height);
   }
-  for (int i = thread; i < 3 * 256; i += THREADS) table[i] = values[i];
+  for (int i = thread; i < 3 * 256; i += THREADS) shared.table[i] = values[i];
   __syncthreads();
-  const Axis &axis_x = axes[0], &axis_y = axes[1];
+
+  const Image& image = shared.image;
   const int outputs_x = image.transposed ? height : width;
   const int outputs_y = image.transposed ? width : height;
   const int tiles_x = (outputs_x + TILE_WIDTH - 1) / TILE_WIDTH;
-  // The tile, in the coordinates of the resized image; what lies outside of that is padding.
-  const int tile_x = static_cast<int>(blockIdx.x) % tiles_x * TILE_WIDTH - image.target_left;
-  const int tile_y = static_cast<int>(blockIdx.x) / tiles_x * TILE_HEIGHT - image.target_top;
-  const int begin_x = larger(tile_x, 0), end_x = smaller(tile_x + TILE_WIDTH, image.target_width);
-  const int begin_y = larger(tile_y, 0), end_y = smaller(tile_y + TILE_HEIGHT, image.target_height);
-  const bool any = begin_x < end_x && begin_y < end_y;
-  if (any && thread < TILE_WIDTH) {
-    if (tile_x + thread >= begin_x && tile_x + thread < end_x)
-      taps[thread] = taps_of(filter, axis_x, tile_x + thread);
-  } else if (any && thread < TILE_WIDTH + TILE_HEIGHT) {
-    const int index = tile_y + thread - TILE_WIDTH;
-    if (index >= begin_y && index < end_y) taps[thread] = taps_of(filter, axis_y, index);
-  }
-  __syncthreads();
-
+  const int tile_x = static_cast<int>(blockIdx.x) % tiles_x * TILE_WIDTH;
+  const int tile_y = static_cast<int>(blockIdx.x) / tiles_x * TILE_HEIGHT;
+  const Span span_x = span_of(tile_x - image.target_left, TILE_WIDTH, image.target_width);
+  const Span span_y = span_of(tile_y - image.target_top, TILE_HEIGHT, image.target_height);
   int sums[ROWS_OF_WARP][3];
 #pragma unroll
   for (int k = 0; k < ROWS_OF_WARP; ++k)
     sums[k][0] = sums[k][1] = sums[k][2] = 1 << (PRECISION - 1);
-
-  const Taps* taps_x = taps;
-  const Taps* taps_y = taps + TILE_WIDTH;
-  const bool whole_x = quads_of(axis_x) <= QUADS, whole_y = quads_of(axis_y) <= QUADS;
-  const int row_begin = any ? taps_y[begin_y - tile_y].first & ~3 : 0;
-  const int row_end = any ? taps_y[end_y - 1 - tile_y].last : 0;
-  const int column_begin = any ? taps_x[begin_x - tile_x].first & ~3 : 0;
-  // At least one step, even for outputs that find no source: the barriers below are in the loop.
-  const int column_end = any ? larger(taps_x[end_x - 1 - tile_x].last, column_begin + 1) : 0;
-
-  for (int row = row_begin; row < row_end; row += STEP_ROWS) {
-    if (row == row_begin || !whole_y) {
-      const int quads = whole_y ? quads_of(axis_y) : STEP_ROW_QUADS;
-      for (int i = thread; i < TILE_HEIGHT * quads; i += THREADS) {
-        const int index = i / quads, quad = i % quads;
-        if (tile_y + index < begin_y || tile_y + index >= end_y) continue;
-        const int base = whole_y ? taps_y[index].first / 4 : row / 4;
-        down[index * QUADS + quad] = weights_of(filter, axis_y, taps_y[index], base + quad);
-      }
-    }
-    int row_sums[COLUMNS_OF_WARP][3];
-#pragma unroll
-    for (int k = 0; k < COLUMNS_OF_WARP; ++k)
-      row_sums[k][0] = row_sums[k][1] = row_sums[k][2] = 1 << (PRECISION - 1);
-
-    for (int column = column_begin; column < column_end; column += STEP_PIXELS) {
-      if ((row == row_begin && column == column_begin) || !whole_x) {
-        const int quads = whole_x ? quads_of(axis_x) : QUADS;
-        for (int i = thread; i < TILE_WIDTH * quads; i += THREADS) {
-          const int index = i / quads, quad = i % quads;
-          if (tile_x + index < begin_x || tile_x + index >= end_x) continue;
-          const int base = whole_x ? taps_x[index].first / 4 : column / 4;
-          across[index * QUADS + quad] = weights_of(filter, axis_x, taps_x[index], base + quad);
-        }
-      }
-      load_step(image, column, column_end, row, source);
-      __syncthreads();
-#pragma unroll
-      for (int k = 0; k < COLUMNS_OF_WARP; ++k) {
-        const int index = warp * COLUMNS_OF_WARP + k;
-        if (tile_x + index < begin_x || tile_x + index >= end_x) continue;
-        const Taps& own = taps_x[index];
-        const int from = larger(own.first / 4, column / 4);
-        const int to = smaller((own.last + 3) / 4, column / 4 + QUADS);
-        const int base = whole_x ? own.first / 4 : column / 4;
-        add_quads(across + index * QUADS + from - base,
-                  source + lane * ROW_WORDS + from - column / 4, QUADS, to - from, row_sums[k]);
-      }
-      __syncthreads();
-    }
-#pragma unroll
-    for (int k = 0; k < COLUMNS_OF_WARP; ++k) {
-      const int index = warp * COLUMNS_OF_WARP + k;
-      for (int c = 0; c < 3; ++c)
-        reinterpret_cast<Byte*>(resized + (c * TILE_WIDTH + index) * COLUMN_WORDS)[lane] =
-            static_cast<Byte>(level(row_sums[k][c]));
-    }
+  if (span_x.begin < span_x.end && span_y.begin < span_y.end) {
+    const int other = thread - TILE_WIDTH;
+    if (thread < TILE_WIDTH && has(span_x, thread))
+      shared.taps_x[thread] = taps_of(filter, shared.axis_x, span_x.at + thread);
+    else if (other >= 0 && other < TILE_HEIGHT && has(span_y, other))
+      shared.taps_y[other] = taps_of(filter, shared.axis_y, span_y.at + other);
     __syncthreads();
-#pragma unroll
-    for (int k = 0; k < ROWS_OF_WARP; ++k) {
-      const int index = warp * ROWS_OF_WARP + k;
-      if (tile_y + index < begin_y || tile_y + index >= end_y) continue;
-      const Taps& own = taps_y[index];
-      const int from = larger(own.first / 4, row / 4);
-      const int to = smaller((own.last + 3) / 4, row / 4 + STEP_ROW_QUADS);
-      const int base = whole_y ? own.first / 4 : row / 4;
-      add_quads(down + index * QUADS + from - base,
-                resized + lane * COLUMN_WORDS + from - row / 4, TILE_WIDTH * COLUMN_WORDS,
-                to - from, sums[k]);
-    }
-    __syncthreads();
+    resize_tile(shared, filter, span_x, span_y, sums);
   }
 
-  const int x = tile_x + image.target_left + lane;
+  const int lane = thread % 32, x = tile_x + lane;
   if (x >= outputs_x) return;
+  const long long plane = static_cast<long long>(width) * height;
 #pragma unroll
   for (int k = 0; k < ROWS_OF_WARP; ++k) {
-    const int index = warp * ROWS_OF_WARP + k, y = tile_y + image.target_top + index;
+    const int index = thread / 32 * ROWS_OF_WARP + k, y = tile_y + index;
     if (y >= outputs_y) continue;
-    const bool inside = tile_x + lane >= begin_x && tile_x + lane < end_x &&
-                        tile_y + index >= begin_y && tile_y + index < end_y;
-    const long long pixel =
-        image.transposed ? static_cast<long long>(x) * width + y : static_cast<long long>(y) * width + x;
-    const long long plane = static_cast<long long>(width) * height;
+    const bool inside = has(span_x, lane) && has(span_y, index);
+    const long long pixel = image.transposed ? static_cast<long long>(x) * width + y
+                                             : static_cast<long long>(y) * width + x;
 #pragma unroll
     for (int c = 0; c < 3; ++c) {
-      const unsigned value = table[c * 256 + (inside ? level(sums[k][c]) : byte_of(padding, c))];
+      const unsigned value =
+          shared.table[c * 256 + (inside ? level(sums[k][c]) : byte_of(padding, c))];
       store(image.target, channels_last ? pixel * 3 + c : c * plane + pixel, value, value_bytes);
     }
   }

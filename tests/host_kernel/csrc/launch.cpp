@@ -43,8 +43,9 @@ void run_thread() {
   t_block->running->ended = true;
 }
 
-// Runs one block; false if some of its threads ended while others waited at a barrier.
-bool run_block(Block& block) {
+// Runs one block; false if some of its threads ended while others waited at a barrier. Between two
+// barriers any thread may be the first: every other block runs them backwards.
+bool run_block(Block& block, bool backwards) {
   t_block = &block;
   for (Fiber& fiber : block.fibers) {
     getcontext(&fiber.context);
@@ -56,7 +57,8 @@ bool run_block(Block& block) {
   }
   while (true) {
     std::size_t ended = 0;
-    for (std::size_t i = 0; i < block.fibers.size(); ++i) {
+    for (std::size_t turn = 0; turn < block.fibers.size(); ++turn) {
+      const std::size_t i = backwards ? block.fibers.size() - 1 - turn : turn;
       threadIdx = {static_cast<unsigned>(i), 0, 0};
       block.running = &block.fibers[i];
       swapcontext(&block.scheduler, &block.fibers[i].context);
@@ -75,8 +77,8 @@ using Resolve = void* (*)(unsigned long long pointer, std::size_t nbytes, const 
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// The bytes of a launch's arguments, and the arguments as the driver is given them, packed there: they
-// are gone when the kernel runs.
+// The bytes of a launch's arguments, and the arguments as the driver is given them, packed there:
+// they are gone when the kernel runs.
 EXPORTED std::size_t argument_bytes() { return sizeof(Arguments); }
 
 EXPORTED void pack_arguments(void** parameters, void* packed) {
@@ -108,10 +110,9 @@ EXPORTED int launch_on_host(const unsigned grid[2], unsigned threads, const void
   for (Image& image : images) {
     const auto first = reinterpret_cast<Address>(
         found(reinterpret_cast<void*>(image.first), image.end - image.first, "read"));
-    const auto target = reinterpret_cast<Address>(
-        found(reinterpret_cast<void*>(image.target),
-              static_cast<std::size_t>(given.width) * given.height * 3 * given.value_bytes,
-              "write"));
+    const auto target = reinterpret_cast<Address>(found(
+        reinterpret_cast<void*>(image.target),
+        static_cast<std::size_t>(given.width) * given.height * 3 * given.value_bytes, "write"));
     if (first == 0 || target == 0) return 1;
     image.origin += first - image.first;
     image.end += first - image.first;
@@ -127,7 +128,7 @@ EXPORTED int launch_on_host(const unsigned grid[2], unsigned threads, const void
   for (unsigned y = 0; y < grid[1]; ++y)
     for (unsigned x = 0; x < grid[0]; ++x) {
       blockIdx = {x, y, 0};
-      if (!run_block(block)) return 2;
+      if (!run_block(block, (x + y) % 2 == 1)) return 2;
     }
   return 0;
 }

@@ -1,5 +1,5 @@
-// A compiler that compiles nothing: its output names the source's length, and the simulated driver runs
-// the library that SIMCUDA_KERNEL names, whatever it is given.
+// A compiler that compiles nothing: its output names the source's length, and the simulated driver
+// runs the library that SIMCUDA_KERNEL names, whatever it is given.
 #include <cstdlib>
 #include <cstring>
 #include <string>
