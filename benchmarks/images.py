@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import numpy as np
 from benchmarks.failure import BenchmarkError
 from benchmarks.image_load import ImageRequests, ask
 from benchmarks.image_models import write_repository
+from benchmarks.image_plot import draw
 from benchmarks.image_rows import BACKEND, OURS_PILLOW, TRITON, ImageReport, ImageRow
 from benchmarks.image_steps import time_steps
 from benchmarks.machine import commit, describe_machine
@@ -29,6 +31,8 @@ _PHOTOS = Path(__file__).resolve().parent.parent / "examples" / "image_preproc" 
 _BATCHES = (1, 2, 4, 8, 16, 32)
 _INSTANCES = (1, 2)
 _SCALING_BATCH = 8
+# Of an instance, so that requests wait and dynamic batches form.
+_CONNECTIONS = 4
 _WARM_UP = 0.5
 # Resizing rounds to whole levels, and the ways to a crop differ by one; the widest after normalising.
 _ONE_LEVEL = 1 / 255 / 0.224 + 1e-5
@@ -48,8 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = json.dumps(report.as_document(), indent=1, ensure_ascii=False)
     stem.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
     stem.with_suffix(".md").write_text(report.page(), encoding="utf-8")
+    if importlib.util.find_spec("matplotlib") is not None:
+        draw(report, stem.with_suffix(".png"))
     print(report.page())
-    print(f"written: {stem}.json, .md", file=sys.stderr)
+    print(f"written: {stem}.json, .md, with matplotlib .png", file=sys.stderr)
     return 1 if report.complaints else 0
 
 
@@ -119,10 +125,13 @@ def _measure(
             servers[side] = stack.enter_context(server)
             server.wait_ready()
         _compare(jpegs, servers)
-        for batch in options.batches:
+        cases = [(batch, _CONNECTIONS * instances) for batch in options.batches]
+        if instances == 1:
+            cases.insert(0, (1, 1))
+        for batch, connections in cases:
             print(f"{instances} instances, batch {batch} ...", file=sys.stderr, flush=True)
-            row = ImageRow(instances, batch, {side: [] for side in servers})
-            requests, connections = ImageRequests.of(jpegs, batch), 2 * instances
+            row = ImageRow(instances, batch, connections, {side: [] for side in servers})
+            requests = ImageRequests.of(jpegs, batch)
             for server in servers.values():
                 requests.load(server, connections, _WARM_UP)
             for _ in range(options.rounds):
