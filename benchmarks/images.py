@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.image_load import ImageRequests, ask
+from benchmarks.image_load import IMAGE_BYTES, ImageRequests, ask, register_region
 from benchmarks.image_models import write_repository
 from benchmarks.image_plot import draw
 from benchmarks.image_rows import BACKEND, OURS_PILLOW, TRITON, ImageReport, ImageRow
@@ -31,6 +32,7 @@ _PHOTOS = Path(__file__).resolve().parent.parent / "examples" / "image_preproc" 
 _BATCHES = (1, 2, 4, 8, 16, 32)
 _INSTANCES = (1, 2)
 _SCALING_BATCH = 8
+_REGION = "gpubridge_bench_pixels"
 # Of an instance, so that requests wait and dynamic batches form.
 _CONNECTIONS = 4
 _WARM_UP = 0.5
@@ -154,10 +156,17 @@ def _compare(jpegs: Sequence[bytes], servers: dict[str, ServerProcess]) -> None:
 
 
 def _scale(jpegs: Sequence[bytes], options: argparse.Namespace) -> list[float]:
-    """Return images/s of two instances of one thread each over those of one, round by round."""
+    """Return images/s of two instances of one thread each over those of one, round by round.
+
+    The pixels go to this process's shared memory: what is sent over sockets would take the processors
+    that the second instance is to have.
+    """
     print("two instances and one, of one thread ...", file=sys.stderr, flush=True)
-    requests = ImageRequests.of(jpegs, _SCALING_BATCH)
+    requests = ImageRequests.of(jpegs, _SCALING_BATCH, _REGION)
     with ExitStack() as stack:
+        memory = SharedMemory(create=True, size=_SCALING_BATCH * IMAGE_BYTES)
+        stack.callback(memory.unlink)
+        stack.callback(memory.close)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubridge-images-")))
         servers = []
         for instances in (1, 2):
@@ -167,6 +176,12 @@ def _scale(jpegs: Sequence[bytes], options: argparse.Namespace) -> list[float]:
             log = folder / f"{instances}.log"
             servers.append(stack.enter_context(ServerProcess(Gpubridge(), repository, log)))
             servers[-1].wait_ready()
+            register_region(
+                servers[-1].http_port,
+                "system",
+                _REGION,
+                {"key": f"/{memory.name.lstrip('/')}", "offset": 0, "byte_size": memory.size},
+            )
             requests.load(servers[-1], 4, _WARM_UP)
         ratios = []
         for _ in range(options.rounds):
