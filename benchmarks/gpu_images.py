@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import http.client
 import importlib.metadata
 import itertools
 import json
@@ -24,7 +23,7 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.gpu_image_limit import BareImages, bare_rate
 from benchmarks.gpu_image_report import ON_CPU, ON_DEVICE, OVER_HTTP, GpuImageReport, GpuImageRow
 from benchmarks.gpu_memory import first_device
-from benchmarks.image_load import ImageRequests, ask, ask_into
+from benchmarks.image_load import IMAGE_BYTES, ImageRequests, ask, ask_into, register_region
 from benchmarks.image_models import write_repository
 from benchmarks.machine import commit, describe_machine
 from benchmarks.serve import Gpubridge
@@ -38,7 +37,6 @@ _PHOTOS = Path(__file__).resolve().parent.parent / "examples" / "image_preproc" 
 _BATCHES = (1, 8, 32, 128)
 _CONNECTIONS = 4
 _REGION = "gpubridge_bench_pixels"
-_OUTPUT = 3 * 224 * 224 * 4
 _WARM_UP = 1.0
 # Decoders differ in how they interpolate colours; what is served is to be what the limit makes.
 _LEVEL = 1 / 255 / 0.224
@@ -133,7 +131,7 @@ def _serve(
     most = max(len(jpegs), *(row.batch for row in rows))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubridge-images-")))
-        memory = stack.enter_context(ClientMemory(device, most * _OUTPUT))
+        memory = stack.enter_context(ClientMemory(device, most * IMAGE_BYTES))
         for kind in ("KIND_GPU", "KIND_CPU"):
             on_gpu = kind == "KIND_GPU"
             print(f"served, {kind} ...", file=sys.stderr, flush=True)
@@ -145,7 +143,13 @@ def _serve(
                     # The server's fallback to the CPU would be measured as the GPU.
                     if "resizing on GPU" not in log.read_text():
                         raise BenchmarkError(f"the model is not on the GPU:\n{log.read_text()}")
-                    _register(server, memory)
+                    handle = base64.b64encode(memory.target.handle).decode()
+                    described: dict[str, object] = {
+                        "raw_handle": {"b64": handle},
+                        "device_id": 0,
+                        "byte_size": memory.nbytes,
+                    }
+                    register_region(server.http_port, "cuda", _REGION, described)
                     _check(device, jpegs, server, memory)
                 for row in rows:
                     sides = {OVER_HTTP: None, ON_DEVICE: _REGION} if on_gpu else {ON_CPU: None}
@@ -158,21 +162,6 @@ def _serve(
                             row.notes.append(f"{side}: {error}")
 
 
-def _register(server: ServerProcess, memory: ClientMemory) -> None:
-    handle = base64.b64encode(memory.target.handle).decode()
-    body = {"raw_handle": {"b64": handle}, "device_id": 0, "byte_size": memory.nbytes}
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
-    try:
-        path = f"/v2/cudasharedmemory/region/{_REGION}/register"
-        connection.request("POST", path, json.dumps(body).encode())
-        response = connection.getresponse()
-        answer = response.read()
-    finally:
-        connection.close()
-    if response.status != 200:
-        raise BenchmarkError(f"{path}: {response.status} {answer[:300]!r}")
-
-
 def _check(
     device: DeviceInfo, jpegs: Sequence[bytes], server: ServerProcess, memory: ClientMemory
 ) -> None:
@@ -180,10 +169,10 @@ def _check(
     with BareImages(device, len(jpegs)) as bare:
         bare.run(jpegs)
         expected = bare.pixels(len(jpegs))
-    memory.prepare(len(jpegs) * _OUTPUT)
+    memory.prepare(len(jpegs) * IMAGE_BYTES)
     answers = {"over HTTP": ask(server.http_port, jpegs)}
     ask_into(server.http_port, jpegs, _REGION)
-    received = memory.received(len(jpegs) * _OUTPUT)
+    received = memory.received(len(jpegs) * IMAGE_BYTES)
     answers["in the region"] = np.frombuffer(received, np.float32).reshape(expected.shape)
     for where, pixels in answers.items():
         _compare(where, pixels, expected)

@@ -20,10 +20,11 @@ from benchmarks.image_models import MODEL
 from benchmarks.proc import cpu_seconds
 from benchmarks.server_process import ServerProcess
 
-__all__ = ["Figures", "ImageRequests", "ask", "ask_into"]
+__all__ = ["IMAGE_BYTES", "Figures", "ImageRequests", "ask", "ask_into", "register_region"]
 
 _PATH = f"/v2/models/{MODEL}/infer"
-_IMAGE = 3 * 224 * 224 * 4
+IMAGE_BYTES = 3 * 224 * 224 * 4
+"""Of the pixels of an image."""
 _HEAD_LIMIT = 1 << 16
 
 
@@ -89,7 +90,7 @@ class ImageRequests:
         began = time.perf_counter()
 
         def work(first: int) -> None:
-            buffer = bytearray(_IMAGE * self.batch + _HEAD_LIMIT)
+            buffer = bytearray(IMAGE_BYTES * self.batch + _HEAD_LIMIT)
             try:
                 with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -124,7 +125,7 @@ class ImageRequests:
 def ask(port: int, jpegs: Sequence[bytes]) -> NDArray[np.float32]:
     """Return the pixels of files in one request: ``[images, 3, 224, 224]``."""
     answer = _answer(port, *_parts(jpegs, None))
-    return np.frombuffer(answer[-_IMAGE * len(jpegs) :], np.float32).reshape(-1, 3, 224, 224)
+    return np.frombuffer(answer[-IMAGE_BYTES * len(jpegs) :], np.float32).reshape(-1, 3, 224, 224)
 
 
 def ask_into(port: int, jpegs: Sequence[bytes], region: str) -> None:
@@ -132,17 +133,35 @@ def ask_into(port: int, jpegs: Sequence[bytes], region: str) -> None:
     _answer(port, *_parts(jpegs, region))
 
 
+def register_region(port: int, kind: str, name: str, description: dict[str, object]) -> None:
+    """Register memory of this process with a server.
+
+    Parameters
+    ----------
+    kind : str
+        "system" or "cuda".
+    description : dict
+        The body of the request, as the protocol has it.
+    """
+    path = f"/v2/{kind}sharedmemory/region/{name}/register"
+    _post(port, path, json.dumps(description).encode(), {})
+
+
 def _answer(port: int, header: bytes, data: bytes) -> bytes:
+    headers = {"Inference-Header-Content-Length": str(len(header))}
+    return _post(port, _PATH, header + data, headers)
+
+
+def _post(port: int, path: str, body: bytes, headers: dict[str, str]) -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        headers = {"Inference-Header-Content-Length": str(len(header))}
-        connection.request("POST", _PATH, header + data, headers)
+        connection.request("POST", path, body, headers)
         response = connection.getresponse()
         answer = response.read()
     finally:
         connection.close()
     if response.status != 200:
-        message = f"{_PATH}: {response.status} {answer[:300]!r}"
+        message = f"{path}: {response.status} {answer[:300]!r}"
         raise BenchmarkError(message)
     return answer
 
@@ -158,7 +177,7 @@ def _parts(jpegs: Sequence[bytes], region: str | None) -> tuple[bytes, bytes]:
     }
     place: dict[str, object] = {"binary_data": True}
     if region is not None:
-        nbytes = _IMAGE * len(jpegs)
+        nbytes = IMAGE_BYTES * len(jpegs)
         place = {"shared_memory_region": region, "shared_memory_byte_size": nbytes}
     wanted = {"name": "PIXELS", "parameters": place}
     return json.dumps({"inputs": [given], "outputs": [wanted]}).encode(), data

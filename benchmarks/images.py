@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.image_load import ImageRequests, ask
+from benchmarks.image_load import IMAGE_BYTES, ImageRequests, ask, register_region
 from benchmarks.image_models import write_repository
+from benchmarks.image_plot import draw
 from benchmarks.image_rows import BACKEND, OURS_PILLOW, TRITON, ImageReport, ImageRow
 from benchmarks.image_steps import time_steps
 from benchmarks.machine import commit, describe_machine
@@ -29,6 +32,9 @@ _PHOTOS = Path(__file__).resolve().parent.parent / "examples" / "image_preproc" 
 _BATCHES = (1, 2, 4, 8, 16, 32)
 _INSTANCES = (1, 2)
 _SCALING_BATCH = 8
+_REGION = "gpubridge_bench_pixels"
+# Of an instance, so that requests wait and dynamic batches form.
+_CONNECTIONS = 4
 _WARM_UP = 0.5
 # Resizing rounds to whole levels, and the ways to a crop differ by one; the widest after normalising.
 _ONE_LEVEL = 1 / 255 / 0.224 + 1e-5
@@ -48,8 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = json.dumps(report.as_document(), indent=1, ensure_ascii=False)
     stem.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
     stem.with_suffix(".md").write_text(report.page(), encoding="utf-8")
+    if importlib.util.find_spec("matplotlib") is not None:
+        draw(report, stem.with_suffix(".png"))
     print(report.page())
-    print(f"written: {stem}.json, .md", file=sys.stderr)
+    print(f"written: {stem}.json, .md, with matplotlib .png", file=sys.stderr)
     return 1 if report.complaints else 0
 
 
@@ -119,10 +127,13 @@ def _measure(
             servers[side] = stack.enter_context(server)
             server.wait_ready()
         _compare(jpegs, servers)
-        for batch in options.batches:
+        cases = [(batch, _CONNECTIONS * instances) for batch in options.batches]
+        if instances == 1:
+            cases.insert(0, (1, 1))
+        for batch, connections in cases:
             print(f"{instances} instances, batch {batch} ...", file=sys.stderr, flush=True)
-            row = ImageRow(instances, batch, {side: [] for side in servers})
-            requests, connections = ImageRequests.of(jpegs, batch), 2 * instances
+            row = ImageRow(instances, batch, connections, {side: [] for side in servers})
+            requests = ImageRequests.of(jpegs, batch)
             for server in servers.values():
                 requests.load(server, connections, _WARM_UP)
             for _ in range(options.rounds):
@@ -145,10 +156,17 @@ def _compare(jpegs: Sequence[bytes], servers: dict[str, ServerProcess]) -> None:
 
 
 def _scale(jpegs: Sequence[bytes], options: argparse.Namespace) -> list[float]:
-    """Return images/s of two instances of one thread each over those of one, round by round."""
+    """Return images/s of two instances of one thread each over those of one, round by round.
+
+    The pixels go to this process's shared memory: what is sent over sockets would take the processors
+    that the second instance is to have.
+    """
     print("two instances and one, of one thread ...", file=sys.stderr, flush=True)
-    requests = ImageRequests.of(jpegs, _SCALING_BATCH)
+    requests = ImageRequests.of(jpegs, _SCALING_BATCH, _REGION)
     with ExitStack() as stack:
+        memory = SharedMemory(create=True, size=_SCALING_BATCH * IMAGE_BYTES)
+        stack.callback(memory.unlink)
+        stack.callback(memory.close)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubridge-images-")))
         servers = []
         for instances in (1, 2):
@@ -158,6 +176,12 @@ def _scale(jpegs: Sequence[bytes], options: argparse.Namespace) -> list[float]:
             log = folder / f"{instances}.log"
             servers.append(stack.enter_context(ServerProcess(Gpubridge(), repository, log)))
             servers[-1].wait_ready()
+            register_region(
+                servers[-1].http_port,
+                "system",
+                _REGION,
+                {"key": f"/{memory.name.lstrip('/')}", "offset": 0, "byte_size": memory.size},
+            )
             requests.load(servers[-1], 4, _WARM_UP)
         ratios = []
         for _ in range(options.rounds):

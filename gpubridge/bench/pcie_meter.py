@@ -122,8 +122,10 @@ class PcieMeter:
             for line in lines:
                 said = line.strip() or said
                 words = line.split()
-                if words[:2] == ["#", "gpu"]:
-                    columns = words[1:]
+                if line.startswith("#"):
+                    heading = line[1:].split()
+                    # The line below it has the units.
+                    columns = heading if heading[:1] == ["gpu"] else columns
                 elif words and words[0].isdigit():
                     self._take(columns, words)
         with self._more:

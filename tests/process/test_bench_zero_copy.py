@@ -177,3 +177,17 @@ def test_a_server_that_cannot_start_is_told_with_its_log(machine, tmp_path):
     assert done.returncode == 2
     assert "the benchmark's server ended; its log" in done.stderr
     assert "planted" in done.stderr
+
+
+def test_an_answer_that_is_not_what_was_sent_ends_the_run(machine, tmp_path):
+    planted = tmp_path / "models"
+    shutil.copytree(MODELS, planted)
+    model = planted / "hand_on" / "1" / "model.py"
+    nothing = 'request.output("OUTPUT0", given.shape(), "float32", device="cuda")'
+    model.write_text(
+        model.read_text().replace('pb_utils.Tensor.from_dlpack("OUTPUT0", given)', nothing)
+    )
+    done, document = bench(machine, tmp_path, models=planted)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"hand_on: an answer of {SIZE} bytes is not what was sent" in done.stderr
+    assert document is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -153,8 +154,9 @@ def test_without_a_batch_dimension(start, dims, count, shape):
     assert outputs(response)["PIXELS"].shape == shape
 
 
-def test_a_bad_image_fails_its_own_request_and_no_other(start):
-    responses = start().execute(
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_bad_image_fails_its_own_request_and_no_other(start, threads):
+    responses = start(CONFIG + parameters(THREADS=threads)).execute(
         [jpegs(PHOTO, PHOTO), jpegs(PHOTO, b"no", PHOTO, PHOTO[:50]), jpegs(PHOTO)]
     )
     assert [response.error() is None for response in responses] == [True, False, True]
@@ -165,7 +167,8 @@ def test_a_bad_image_fails_its_own_request_and_no_other(start):
     assert [line.split(":")[0] for line in lines] == ["JPEG[1]", "JPEG[3]"]
 
 
-def test_a_bug_of_the_backend_is_not_blamed_on_the_image(start):
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_bug_of_the_backend_is_not_blamed_on_the_image(start, count):
     model = start()
 
     def broken(image, pixels):
@@ -173,7 +176,21 @@ def test_a_bug_of_the_backend_is_not_blamed_on_the_image(start):
 
     model.path.normalization = SimpleNamespace(write=broken)
     with pytest.raises(ZeroDivisionError):
-        model.execute([jpegs(PHOTO)])
+        model.execute([jpegs(*[PHOTO] * count)])
+
+
+def test_images_are_worked_on_side_by_side_but_one_alone_where_its_request_is(start):
+    model = start(CONFIG + parameters(THREADS=2))
+    seen = []
+    model.path.normalization = SimpleNamespace(
+        write=lambda image, pixels: seen.append(threading.current_thread())
+    )
+    model.execute([jpegs(PHOTO)])
+    assert seen == [threading.main_thread()]
+    # Neither goes on before the other is there.
+    both = threading.Barrier(2)
+    model.path.normalization = SimpleNamespace(write=lambda image, pixels: both.wait(30))
+    model.execute([jpegs(PHOTO, PHOTO)])
 
 
 def test_an_output_without_room_fails_its_own_request_and_no_other(start, monkeypatch):

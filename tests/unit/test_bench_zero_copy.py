@@ -117,7 +117,7 @@ def test_columns_are_found_by_their_names(tmp_path, monkeypatch):
     smi(
         tmp_path,
         monkeypatch,
-        'echo "# gpu  new  txpci  rxpci"; echo "# Idx  C  MB/s  MB/s"; echo "0 9 3 12"; sleep 60',
+        'echo "#gpu  new  txpci  rxpci"; echo "# Idx  C  MB/s  MB/s"; echo "0 9 3 12"; sleep 60',
     )
     began = time.monotonic() - 2
     meter = open_pcie_meter("GPU-1")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.image_load import Figures, ImageRequests
 from benchmarks.image_models import write_repository
 from benchmarks.image_rows import BACKEND, OURS_PILLOW, TRITON, ImageReport, ImageRow
@@ -13,14 +15,14 @@ from benchmarks.images import main
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def row(backend, triton, *, instances=1, batch=8):
+def row(backend, triton, *, instances=1, batch=8, connections=8):
     sides = {BACKEND: backend, OURS_PILLOW: [100.0] * len(backend), TRITON: triton}
     rounds = {
         side: [Figures(images, 2000.0, 9000.0, 3000.0) for images in taken]
         for side, taken in sides.items()
         if taken
     }
-    return ImageRow(instances, batch, rounds)
+    return ImageRow(instances, batch, connections, rounds)
 
 
 def report(*rows, scaling=()):
@@ -52,12 +54,13 @@ def test_less_than_the_bars_is_told():
         "two instances: 1.75 times one instance's images/s, expected 1.8",
     ]
     assert report(row([150.0], [100.0]), scaling=[1.8]).complaints == []
+    assert report(row([140.0], [100.0], connections=1)).complaints == []
 
 
 def test_the_page_and_the_document_have_the_figures():
     found = report(row([300.0], [100.0]), scaling=[1.9])
     cell = "300 / 2.0 / 9.0 / 3.0"
-    assert f"| 1 | 8 | {cell} | 100 / 2.0" in found.page()
+    assert f"| 1 | 8 | 8 | {cell} | 100 / 2.0" in found.page()
     assert "| 3.00 | 3.00 |" in found.page()
     assert "round by round: 1.90." in found.page()
     (entry,) = json.loads(json.dumps(found.as_document()))["rows"]
@@ -90,17 +93,21 @@ def test_both_makes_have_the_same_tensors(tmp_path):
 
 def test_a_dry_run_without_a_peer(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("GPUBRIDGE_PEER", raising=False)
+    pytest.importorskip("matplotlib")
     code = main(
         ["--output", str(tmp_path), "--batches=2", "--instances=1", "--seconds=0.2", "--rounds=1"]
     )
     document = json.loads((tmp_path / "images.json").read_text())
-    (entry,) = document["rows"]
+    alone, entry = document["rows"]
+    assert (alone["batch"], alone["connections"]) == (1, 1)
+    assert (entry["batch"], entry["connections"]) == (2, 4)
     assert set(entry["rounds"]) == {BACKEND, OURS_PILLOW}
     assert entry["rounds"][BACKEND][0]["images_per_second"] > 0
     assert entry["times_triton"] is None
     assert len(document["two_instances_over_one"]) == 1
     assert code == bool(document["complaints"])
-    assert "| 1 | 2 | " in (tmp_path / "images.md").read_text()
+    assert "| 1 | 2 | 4 | " in (tmp_path / "images.md").read_text()
+    assert (tmp_path / "images.png").read_bytes().startswith(b"\x89PNG")
     assert "| – |" in capsys.readouterr().out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -43,24 +43,41 @@ class HostPath:
 
     def fill(self, requests: Sequence[ImageRequest]) -> None:
         """Write the pixels of all requests, or note what is wrong with their images."""
-        started = []
-        # Every image of the whole batch is handed to the threads before the first is waited for.
+        images = []
         for request in requests:
             if not request.ask_for_output():
                 continue
             pixels = request.output.as_numpy().reshape(request.shape)
-            for index, encoded in enumerate(request.encoded):
-                future = self._threads.submit(self._preprocess, encoded, pixels[index])
-                started.append((request, index, future))
+            images += [
+                (request, index, encoded, pixels[index])
+                for index, encoded in enumerate(request.encoded)
+            ]
         failure = None
-        for request, index, future in started:
-            error = future.exception()
+        for (request, index, _, _), error in zip(images, self._outcomes(images)):
             if isinstance(error, ImageError):
                 request.refuse(index, error)
             # Until all threads are done with the outputs, they stay.
             failure = failure or (None if isinstance(error, ImageError) else error)
         if failure is not None:
             raise failure  # a bug of this backend, not a bad image
+
+    def _outcomes(self, images: Sequence[tuple[Any, ...]]) -> Iterator[Exception | None]:
+        """Preprocess images; what each has raised, in their order."""
+        if len(images) == 1 or self._settings.threads == 1:
+            # Another thread would take it no sooner, and the hand-over costs.
+            yield from (self._attempt(*image[2:]) for image in images)
+            return
+        # Every image of the whole batch is handed to the threads before the first is waited for.
+        started = [self._threads.submit(self._attempt, *image[2:]) for image in images]
+        yield from (future.result() for future in started)
+
+    def _attempt(self, encoded: bytes, pixels: npt.NDArray[Any]) -> Exception | None:
+        try:
+            self._preprocess(encoded, pixels)
+        # Whatever it is, the other images go on.
+        except Exception as error:  # noqa: BLE001
+            return error
+        return None
 
     def close(self) -> None:
         """Nothing is held here."""
