@@ -24,12 +24,12 @@ from gpubridge.cuda_ipc import (
     EventLease,
     find_device,
 )
-from gpubridge.cuda_ipc.driver import call
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.stub.device_events import EdgeEvents, streams_behind
 from gpubridge.stub.device_hold import DeviceHold
 from gpubridge.stub.device_regions import DeviceRegions
 from gpubridge.stub.host_pinning import HostPinning
+from gpubridge.stub.model_streams import follow, precede
 from gpubridge.tensor.device_bytes import DeviceBytes, Ready
 
 __all__ = ["StubDevice"]
@@ -234,18 +234,10 @@ class StubDevice:
         if data.owner_stream is not None:
             # Its library may use the memory again before the copy is made: as the model does with a
             # buffer of its own for each request, and the library's allocator with what is let go of.
-            self._hold_up(data.owner_stream)
+            precede(self.stream, data.owner_stream)
             self._over.append((data.owner, set()))
         copy.ready = self.stream
         return copy
-
-    def _hold_up(self, stream: int) -> None:
-        try:
-            self.stream.order_before(stream)
-        except CudaError as error:
-            # The model has destroyed it, and writes nothing there any more.
-            if error.sticky:
-                raise
 
     def read(self, data: DeviceBytes, target: memoryview) -> None:
         """Begin to copy bytes of the device to the host, in order."""
@@ -354,18 +346,9 @@ class StubDevice:
         # What was done there is in order already.
         used.discard(self.stream.handle)
         for stream in used:
-            self._order_after(stream)
+            follow(self.stream, stream)
             self._begun()
         return found
-
-    def _order_after(self, stream: int) -> None:
-        try:
-            self.stream.order_after(stream)
-        except CudaError as error:
-            if error.sticky:
-                raise
-            # The model has destroyed that stream: what it had to do can only be waited for.
-            call("cuCtxSynchronize")
 
     def _linger(self, over: list[object]) -> None:
         """Look some times whether streams have passed: a client may unregister its memory at once."""

@@ -251,10 +251,10 @@ class Stub:
         while True:
             if soon:
                 channel.poll(self._awake_ns, self._waits)
-            settle_until_message(clients.device, channel)
-            if clients.device is not None and clients.device.lost is not None:
+            lost = None if clients.device is None else settle_until_message(clients.device, channel)
+            if lost is not None:
                 # Even with nothing to do: others may wait for what it has handed on.
-                return self._give_up(clients.device.lost)
+                return self._give_up(lost)
             message, fds = channel.receive()
             kind = message[0]
             if kind == Kind.EXECUTE:
