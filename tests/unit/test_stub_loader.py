@@ -125,9 +125,9 @@ def test_a_file_that_is_not_there_is_told_apart_from_one_that_a_model_misses(tmp
 
 def test_the_places_of_an_error_in_a_shipped_backend_are_told():
     pytest.importorskip("PIL")
-    from gpubridge.backends.image_preproc import jpeg_decoding
+    from gpubridge.backends.image_preproc import image_files
 
-    with pytest.raises(jpeg_decoding.ImageError) as caught:
-        jpeg_decoding.require_jpeg(b"no")
-    pattern = rf"  {re.escape(jpeg_decoding.__file__)}\(\d+\): require_jpeg\n"
+    with pytest.raises(image_files.ImageError) as caught:
+        image_files.require_format(b"no", ["JPEG"])
+    pattern = rf"  {re.escape(image_files.__file__)}\(\d+\): require_format\n"
     assert re.search(pattern, model_error_text(caught.value))
