@@ -77,7 +77,7 @@ class ImageRequests:
         return cls(batch, bodies)
 
     def load(self, server: ServerProcess, connections: int, seconds: float) -> Figures:
-        """Send requests for so long, one at a time on each connection.
+        """Send requests for so long, one at a time on each connection, and one at least.
 
         Raises
         ------
@@ -96,11 +96,12 @@ class ImageRequests:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     for turn in itertools.count(first):
                         start = time.perf_counter()
-                        if start - began > seconds:
-                            return
                         connection.sendall(self.bodies[turn % len(self.bodies)])
                         _receive(connection, memoryview(buffer))
-                        latencies.append(time.perf_counter() - start)
+                        ended = time.perf_counter()
+                        latencies.append(ended - start)
+                        if ended - began > seconds:
+                            return
             except (OSError, BenchmarkError) as error:
                 failures.append(str(error))
 
