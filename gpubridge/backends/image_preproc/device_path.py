@@ -90,8 +90,9 @@ class DevicePath:
         self._settings = settings
         self._threads = threads
         self._memory = memory
-        choice = "pillow" if settings.decoder == "pillow" else "auto"
-        self._host_decoder: Decoder = make_decoder(choice, settings.max_pixels, settings.formats)
+        self._host_decoder: Decoder = make_decoder(
+            settings.decoder, settings.max_pixels, settings.formats
+        )
         self._context = DeviceContext(list_devices()[memory.ordinal])
         try:
             self._stream = CopyStream(self._context)

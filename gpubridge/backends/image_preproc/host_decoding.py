@@ -197,15 +197,13 @@ class NvImageCodecDecoder:
 
 
 def make_decoder(choice: str, max_pixels: int, formats: Sequence[str] = FORMATS) -> Decoder:
-    """Return the decoder that the parameter DECODER asks for.
+    """Return the decoder on the CPU that the parameter DECODER asks for: Pillow, the faster, for auto.
 
     Raises
     ------
     ImportError
         nvImageCodec was asked for by name and is not installed.
     """
-    if choice == "auto":
-        choice = "nvimagecodec" if nvimagecodec_installed() else "pillow"
     kind = NvImageCodecDecoder if choice == "nvimagecodec" else PillowDecoder
     return kind(max_pixels, formats)
 
