@@ -89,7 +89,7 @@ class OwnServer:
             page = connection.getresponse().read().decode()
         finally:
             connection.close()
-        found = dict.fromkeys(("host", "h2d", "d2h", "d2d"), 0)
+        found = dict.fromkeys(("host", "h2d", "d2h", "d2d", "p2p"), 0)
         for name, kind, value in _SAMPLE.findall(page):
             if name == "gpubridge_copied_bytes_total":
                 found[kind] += int(float(value))

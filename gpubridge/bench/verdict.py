@@ -61,7 +61,7 @@ def judge(measured: Measured) -> Verdict:
 def _judge_copies(point: Point, verdict: Verdict) -> None:
     """No byte over the host, and on the device no more than the path needs."""
     where = f"{point.path.title}, {size_text(point.nbytes)}"
-    for kind in ("host", "h2d", "d2h"):
+    for kind in ("host", "h2d", "d2h", "p2p"):
         if point.copied[kind]:
             verdict.failures.append(
                 f"{where}: the bridge copied {point.copied[kind]} bytes {kind}, expected none"
