@@ -253,6 +253,7 @@ class InferRequest:
     """
 
     __slots__ = (
+        "__weakref__",
         "arrived",
         "batch_size",
         "cancelled",

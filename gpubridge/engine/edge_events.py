@@ -8,7 +8,7 @@ nothing of it: the server knows who was handed what.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from gpubridge.engine.announcements import Announcements
 from gpubridge.engine.device_memory import DeviceRegion
@@ -107,6 +107,7 @@ class StubEvents:
         "_arena",
         "_borrowed",
         "_count",
+        "_doomed",
         "_kept",
         "_late",
         "_made",
@@ -131,11 +132,34 @@ class StubEvents:
         self._made: WeakSet[EdgeEvent] = WeakSet()
         # Of answers to its calls, and of requests that are over: any response may come of them.
         self._kept: WeakSet[EdgeEvent] = WeakSet()
+        # What was executed while lost memory went back, and why it was lost.
+        self._doomed: WeakKeyDictionary[InferRequest, str] = WeakKeyDictionary()
 
     def keep(self, ranges: Iterable[MemoryRange]) -> None:
         """The stub looks at memory that it was not handed for one request alone."""
         self._kept.update(awaited_by(ranges))
         self._late.begin()
+
+    def let_go(
+        self,
+        ranges: Iterable[MemoryRange],
+        at_stub: Callable[[], Iterable[tuple[int, int, InferRequest]]],
+        started: int,
+    ) -> None:
+        """The stub looks at memory no more; if that was lost, what it executes now may come of it.
+
+        Parameters
+        ----------
+        at_stub : callable
+            Gives the requests at the stub, each behind the number of its batch and its ticket.
+        started : int
+            The batch that has started last.
+        """
+        for event in awaited_by(ranges):
+            if event.lost:
+                for sequence, _, request in at_stub():
+                    if sequence <= started:
+                        self._doomed[request] = event.lost
 
     def answered(self, outcome: Outcome, record: Record, request: InferRequest) -> Outcome:
         """Return what a stub's response comes to: an error, if what it was made of is lost.
@@ -147,6 +171,8 @@ class StubEvents:
         """
         if not isinstance(outcome, InferResponse):
             return outcome
+        if (reason := self._doomed.get(request)) is not None:
+            return StubDied(reason)
         awaited = {*awaited_by(request.ranges), *self._kept}
         for event in awaited:
             if event.lost:

@@ -261,12 +261,10 @@ class Ledger:
 
     def settle_kept(self) -> bool:
         """Take back the memory that models had kept and are done with; returns whether some is left."""
-        for ticket in [t for t in self._kept if self._lent.settle(t)]:
+        for ticket in [t for t in self._kept if self._end(t)]:
             self._kept.discard(ticket)
         self._settle_answers(len(self._answers))
         return bool(self._kept or self._answers)
-
-    # -- memory of the model's own calls -----------------------------------------------------------
 
     def lend(self, ranges: Sequence[MemoryRange]) -> int:
         """Lend memory to the stub until its last view of it is gone; returns the ticket.
@@ -312,9 +310,16 @@ class Ledger:
         answers = self._answers
         for _ in range(min(len(answers), looks)):
             ticket = answers.popleft()
-            if not self._lent.settle(ticket):
-                # Others may have ended although this one has not.
+            if not self._end(ticket):
                 answers.append(ticket)
+
+    def _end(self, ticket: int) -> bool:
+        """Settle a lease that outlasts its request, or has none; returns whether it is over."""
+        ranges = self._ranges_of(ticket)
+        over = self._lent.settle(ticket)
+        if over and self.events is not None:
+            self.events.let_go(ranges, self._left, self._control.started)
+        return over
 
     def lent_range(self, ref: tuple[int, int, int, int]) -> MemoryRange:
         """Return memory that is lent to the stub, to hand it on.

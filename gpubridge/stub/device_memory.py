@@ -25,6 +25,7 @@ from gpubridge.cuda_ipc import (
     find_device,
 )
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.stub.device_counters import show_work
 from gpubridge.stub.device_events import EdgeEvents, streams_behind
 from gpubridge.stub.device_hold import DeviceHold
 from gpubridge.stub.device_regions import DeviceRegions
@@ -38,7 +39,6 @@ _PATIENCE = 2.0
 """Seconds that an output waits for room in the arena."""
 _LOOK = 0.001
 _LOOKS = 50
-_KINDS = 4
 
 
 class StubDevice:
@@ -300,7 +300,7 @@ class StubDevice:
             self._passed = max(self._passed, queued)
             self._give_back(over)
             self._sweep()
-            self._publish()
+            show_work(self.stream, self._work)
 
     # -- what is over --------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class StubDevice:
             self._sweep()
             self.events.sweep()
             self.regions.close_unused()
-            self._publish()
+            show_work(self.stream, self._work)
 
     @property
     def busy(self) -> bool:
@@ -368,14 +368,6 @@ class StubDevice:
                 self._arena.free(kept)
         # Leases and regions go with the last reference.
         over.clear()
-
-    def _publish(self) -> None:
-        """Show the server what was done."""
-        stream, work = self.stream, self._work
-        for index, kind in enumerate(stream.copied):
-            work[index] = stream.copied[kind]
-            work[index + _KINDS] = stream.copies[kind]
-        work[2 * _KINDS] = stream.waits
 
     def close(self) -> None:
         """The model is finalized: complete what others wait for, let go of what the driver minds."""

@@ -126,6 +126,27 @@ def test_any_response_may_come_of_an_answer_to_a_call():
     asyncio.run(scenario())
 
 
+def test_what_was_executed_when_lost_memory_went_back_is_no_answer():
+    first, caller = Stub("first"), Stub("caller")
+    request, waiting = (InferRequest(b"", None, 0, (), lambda outcome: None) for _ in range(2))
+    at_stub = [(3, 0, request), (4, 1, waiting)]
+
+    async def scenario():
+        answer = handed_on(first.answer(0))
+        caller.events.keep([answer])
+        first.events.close()
+        # Its streams were let go of, and its look at that ends before it is heard of.
+        caller.events.let_go([answer], lambda: at_stub, 3)
+        del answer
+        record = Record(0, Signature((), ()), None, 0, "", ())
+        response = InferResponse(record.signature, [])
+        assert isinstance(caller.events.answered(response, record, request), StubDied)
+        assert caller.events.answered(response, record, waiting) is response
+        caller.events.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_call_comes_of_whatever_its_caller_was_lent():
     first, caller = Stub("first"), Stub("caller")
     lent = handed_on(first.answer(0))

@@ -1,0 +1,64 @@
+"""Where an ensemble's tensors stay: on the GPU that they are made on, if all who need them reach it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpubridge.engine.ensemble.device_edges import DeviceEdges
+
+A, B, C = "GPU-a", "GPU-b", "GPU-c"
+REACHED = {(A, B), (B, A)}
+
+
+class Member:
+    def __init__(self, device):
+        self.device = device
+
+
+class Step:
+    def __init__(self, device, **outputs):
+        self.device = device
+        self.outputs = outputs
+
+
+class Graph:
+    def __init__(self, steps):
+        self.steps = steps
+        self.consumers = {"t": range(1, len(steps))}
+
+
+class Course:
+    def __init__(self, steps, outputs=()):
+        self.graph = Graph(steps)
+        self.steps = range(len(steps))
+        self.outputs = outputs
+
+
+@pytest.mark.parametrize(
+    ("made_on", "needed_on", "leaves", "wanted", "stays"),
+    [
+        (A, [A], False, None, A),
+        (A, [A, A], False, None, A),
+        (A, [B], False, None, A),
+        (A, [A, B], False, None, A),
+        (A, [C], False, None, None),
+        (A, [A, C], False, None, None),
+        (A, [None], False, None, None),
+        (A, [A, None], False, None, None),
+        (A, [], False, None, None),
+        # An instance on each of several GPUs: the one that is on the right one leaves it there.
+        (None, [A], False, None, A),
+        (None, [A, B], False, None, None),
+        # What leaves the ensemble is copied by nobody on its way.
+        (A, [], True, A, A),
+        (A, [], True, B, B),
+        (A, [A], True, A, A),
+        (A, [A], True, B, None),
+        (A, [A], True, None, None),
+    ],
+)
+def test_where_a_tensor_stays(made_on, needed_on, leaves, wanted, stays):
+    edges = DeviceEdges(lambda step: Member(step.device), lambda one, peer: (one, peer) in REACHED)
+    first = Step(made_on, OUT="t")
+    course = Course([first, *map(Step, needed_on)], ("t",) if leaves else ())
+    assert edges.of_step(first, course, wanted).get("OUT") == stays
