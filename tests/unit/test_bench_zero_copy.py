@@ -19,7 +19,7 @@ from gpubridge.cuda_ipc import DeviceInfo
 
 MIB = 1 << 20
 HAND_ON, PLACE, CHAIN, HOST = PATHS
-NOTHING = {"host": 0, "h2d": 0, "d2h": 0, "d2d": 0}
+NOTHING = {"host": 0, "h2d": 0, "d2h": 0, "p2p": 0, "d2d": 0}
 QUIET = PcieRate(0.0, 0.0)
 
 
@@ -41,7 +41,7 @@ def test_quiet_paths_hold():
     assert "nothing on PCIe beyond commands" in verdict.text()
 
 
-@pytest.mark.parametrize("kind", ["host", "h2d", "d2h"])
+@pytest.mark.parametrize("kind", ["host", "h2d", "d2h", "p2p"])
 def test_a_single_byte_that_the_bridge_moves_over_the_host_is_a_failure(kind):
     (failure,) = judge(measured(point(**{kind: 1}))).failures
     assert f"the bridge copied 1 bytes {kind}, expected none" in failure
