@@ -56,7 +56,7 @@ class PendingMemory:
     keep : object
         As that of a `MemoryRange`; such an object, too, for memory that has been handed on.
     event : object
-        What has to come to pass (`gpubridge.engine.edge_events`); that of ``keep`` comes before it.
+        What has to come to pass (`gpubridge.engine.devices.edge_events`); that of ``keep`` comes before it.
     """
 
     __slots__ = ("event", "keep")

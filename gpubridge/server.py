@@ -17,7 +17,7 @@ import gpubridge
 from gpubridge.config import PYTHON_BACKEND, Backends, PythonBackendSettings, ServerSettings
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.context import EngineContext, EngineLimits
-from gpubridge.engine.device_memory import DeviceMemory
+from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.model_loader import ModelLoader
 from gpubridge.engine.regions import Regions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gpubridge.engine.client_device_region import ClientDeviceSegment
-from gpubridge.engine.device_memory import DeviceRegion
+from gpubridge.engine.devices.client_region import ClientDeviceSegment
+from gpubridge.engine.devices.memory import DeviceRegion
 from gpubridge.engine.regions import Regions, RegionUser
 from gpubridge.host_shm import ClientSegment, Segment
 from gpubridge.transport.calls import CallKind

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gpubridge.engine.client_device_region import ClientDeviceSegment
-from gpubridge.engine.client_devices import ClientDevices
-from gpubridge.engine.device_memory import DeviceMemory
+from gpubridge.engine.devices.client_devices import ClientDevices
+from gpubridge.engine.devices.client_region import ClientDeviceSegment
+from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import ClientSegment

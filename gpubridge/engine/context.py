@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpubridge.engine.custom_metrics import CustomMetrics
-from gpubridge.engine.device_memory import DeviceMemory
+from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_process import StartStub, StubProcess

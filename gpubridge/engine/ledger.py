@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from gpubridge.engine.edge_events import StubEvents
+from gpubridge.engine.devices.edge_events import StubEvents
 from gpubridge.engine.outcome import failure_reason, outcome_of
 from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.errors import BridgeError, ErrorCode

@@ -15,8 +15,8 @@ from typing import Any
 
 from gpubridge.engine.announcements import Announcements, OpenDeviceRegions
 from gpubridge.engine.busy_poll import BusyPoll
-from gpubridge.engine.device_memory import DeviceRegion
-from gpubridge.engine.edge_events import ReleaseWaiters, StubEvents, tell_waits
+from gpubridge.engine.devices.edge_events import ReleaseWaiters, StubEvents, tell_waits
+from gpubridge.engine.devices.memory import DeviceRegion
 from gpubridge.engine.execute_watch import ExecuteWatch
 from gpubridge.engine.ledger import Ledger
 from gpubridge.engine.link_events import LinkEvents

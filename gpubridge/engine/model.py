@@ -14,12 +14,12 @@ from gpubridge.engine.backend_environment import environment_parameters
 from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.debugging import debugged
-from gpubridge.engine.device_staging import DeviceStaging
+from gpubridge.engine.devices.placing import InstancePlacing
+from gpubridge.engine.devices.staging import DeviceStaging
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance
-from gpubridge.engine.instance_placing import InstancePlacing
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.ready_check import ReadyCheck

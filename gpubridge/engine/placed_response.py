@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpubridge.engine.device_segments import OF_CLIENTS, ON_DEVICE
+from gpubridge.engine.devices.segments import OF_CLIENTS, ON_DEVICE
 from gpubridge.request import InferResponse, MemoryRange
 
 __all__ = ["PlacedResponse", "held_bytes"]

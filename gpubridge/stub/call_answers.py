@@ -7,8 +7,8 @@ from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceResponse, Tensor, TritonError
-from gpubridge.stub.device_inputs import received_on_device
-from gpubridge.stub.device_memory import StubDevice
+from gpubridge.stub.device.inputs import received_on_device
+from gpubridge.stub.device.memory import StubDevice
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpubridge.errors import BridgeError
-from gpubridge.stub.device_memory import StubDevice
+from gpubridge.stub.device.memory import StubDevice
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.leases import BorrowedMemory
 

@@ -22,8 +22,8 @@ from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
 from gpubridge.stub.call_answers import answer_of
 from gpubridge.stub.call_forms import CallForms
 from gpubridge.stub.call_regions import REGION_KINDS, take_region
-from gpubridge.stub.device_memory import StubDevice
-from gpubridge.stub.device_placement import DevicePlacement, Placed
+from gpubridge.stub.device.memory import StubDevice
+from gpubridge.stub.device.placement import DevicePlacement, Placed
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.questions import Question, Waiting
 from gpubridge.transport.calls import CallKind, decode_records, encode_records

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import ClientMapping
 from gpubridge.pb_utils import Tensor
-from gpubridge.stub.device_memory import StubDevice
+from gpubridge.stub.device.memory import StubDevice
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.tensor.string_fault import string_fault

@@ -16,8 +16,8 @@ from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
 from gpubridge.pb_utils.trace import InferenceTrace
 from gpubridge.stub.answers import AnswerEncoder, ContractError, ModelIdentity, error_extras
 from gpubridge.stub.client_memory import ClientMemory
-from gpubridge.stub.device_inputs import DeviceInputs
-from gpubridge.stub.device_placement import DevicePlacement
+from gpubridge.stub.device.inputs import DeviceInputs
+from gpubridge.stub.device.placement import DevicePlacement
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.placement import Placement
 from gpubridge.stub.response_lines import DecoupledOrigin, RequestOrigin, ResponseDesk

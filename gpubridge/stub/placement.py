@@ -13,7 +13,7 @@ from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.output_tensor import OutputTensor
 from gpubridge.stub.client_memory import ClientMemory, Target, copies_of, targets_of
-from gpubridge.stub.device_placement import DevicePlacement, Placed
+from gpubridge.stub.device.placement import DevicePlacement, Placed
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.control import NO_LEASE

@@ -22,12 +22,12 @@ from gpubridge.stub.calls import CallDesk
 from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.completion import completed_config
 from gpubridge.stub.debugger import wait_for_debugger
-from gpubridge.stub.device_inputs import DeviceInputs
-from gpubridge.stub.device_memory import StubDevice
-from gpubridge.stub.device_placement import DevicePlacement
-from gpubridge.stub.device_rest import settle_until_message
+from gpubridge.stub.device.inputs import DeviceInputs
+from gpubridge.stub.device.memory import StubDevice
+from gpubridge.stub.device.pinning import HostPinning
+from gpubridge.stub.device.placement import DevicePlacement
+from gpubridge.stub.device.rest import settle_until_message
 from gpubridge.stub.executor import Executor
-from gpubridge.stub.host_pinning import HostPinning
 from gpubridge.stub.loader import load_model, model_error_text
 from gpubridge.stub.metrics import MetricDesk
 from gpubridge.stub.model_control import ModelControl

@@ -8,7 +8,7 @@ from hpack import Decoder, Encoder
 
 from gpubridge.config import GrpcConnections
 from gpubridge.engine.client_regions import ClientRegions
-from gpubridge.engine.device_memory import DeviceMemory
+from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings

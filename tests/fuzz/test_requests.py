@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 
 from gpubridge.engine.client_regions import ClientRegions
-from gpubridge.engine.device_memory import DeviceMemory
+from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.http.message import RequestHead

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpubridge.engine.client_regions import ClientRegions, RegionUse
-from gpubridge.engine.device_memory import DeviceMemory
+from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import ClientMapping, ClientSegment

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gpubridge.engine.client_regions import ClientPlace, ClientRegion, ClientRegions, RegionUse
-from gpubridge.engine.device_memory import DeviceMemory
+from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
 

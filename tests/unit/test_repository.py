@@ -7,7 +7,7 @@ import pytest
 
 from gpubridge.config.schema import model_config_schema
 from gpubridge.engine import load_progress
-from gpubridge.engine.device_memory import DeviceMemory
+from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.file_overrides import FileOverrides
 from gpubridge.engine.instance_state import InstanceState

@@ -9,9 +9,9 @@ from tests.simcuda.processes import running_worker
 
 START = """
 from gpubridge.cuda_ipc import find_device, list_devices
-from gpubridge.stub.device_memory import StubDevice
+from gpubridge.stub.device.memory import StubDevice
 from gpubridge.errors import BridgeError
-import gpubridge.stub.device_memory as room, os
+import gpubridge.stub.device.memory as room, os
 room._PATIENCE = 0.05
 work = memoryview(bytearray(72)).cast("Q")
 closed, said = [], []

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gpubridge.config import ModelConfig
 from gpubridge.engine.context import EngineContext
-from gpubridge.engine.device_segments import OF_CLIENTS
+from gpubridge.engine.devices.segments import OF_CLIENTS
 from gpubridge.engine.ensemble.client_outputs import ClientOutputs
 from gpubridge.engine.ensemble.device_edges import DeviceEdges
 from gpubridge.engine.ensemble.execution import Execution

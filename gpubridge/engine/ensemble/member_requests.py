@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubridge.config import ModelConfig
-from gpubridge.engine.device_segments import OF_CLIENTS
+from gpubridge.engine.devices.segments import OF_CLIENTS
 from gpubridge.engine.ensemble.client_outputs import ClientOutputs, StepOutputs
 from gpubridge.engine.ensemble.device_edges import DeviceEdges, outputs_wanted
 from gpubridge.engine.ensemble.graph import Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gpubridge.config import ModelConfig
-from gpubridge.engine.device_segments import OF_CLIENTS
+from gpubridge.engine.devices.segments import OF_CLIENTS
 from gpubridge.engine.placed_response import PlacedResponse, held_bytes
 from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.host_shm import HostArena

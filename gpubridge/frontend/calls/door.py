@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from gpubridge.engine.announcements import Announcements
-from gpubridge.engine.edge_events import tell_waits
+from gpubridge.engine.devices.edge_events import tell_waits
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.link import StubLink
 from gpubridge.engine.model import Model

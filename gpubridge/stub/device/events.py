@@ -14,7 +14,7 @@ from typing import Any, Callable
 from gpubridge.cuda_ipc import CopyStream, EventLease, EventRing, SharedEvents
 from gpubridge.errors import InternalError
 from gpubridge.pb_utils.logger import Logger
-from gpubridge.stub.device_regions import DeviceRegions
+from gpubridge.stub.device.regions import DeviceRegions
 from gpubridge.tensor.device_bytes import DeviceBytes
 from gpubridge.transport.device_events import waits_of
 

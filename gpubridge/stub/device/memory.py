@@ -25,12 +25,12 @@ from gpubridge.cuda_ipc import (
     find_device,
 )
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.stub.device_counters import show_work
-from gpubridge.stub.device_events import EdgeEvents, streams_behind
-from gpubridge.stub.device_hold import DeviceHold
-from gpubridge.stub.device_regions import DeviceRegions
-from gpubridge.stub.host_pinning import HostPinning
-from gpubridge.stub.model_streams import follow, precede
+from gpubridge.stub.device.counters import show_work
+from gpubridge.stub.device.events import EdgeEvents, streams_behind
+from gpubridge.stub.device.hold import DeviceHold
+from gpubridge.stub.device.model_streams import follow, precede
+from gpubridge.stub.device.pinning import HostPinning
+from gpubridge.stub.device.regions import DeviceRegions
 from gpubridge.tensor.device_bytes import DeviceBytes, Ready
 
 __all__ = ["StubDevice"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.device_tensor import DeviceTensor
-from gpubridge.stub.device_memory import StubDevice
+from gpubridge.stub.device.memory import StubDevice
 from gpubridge.tensor.device_bytes import DeviceBytes, Ready
 from gpubridge.transport.records import Record
 

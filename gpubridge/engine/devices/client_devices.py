@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from gpubridge.cuda_ipc import ClientDeviceRegion, CudaError, DeviceInfo
-from gpubridge.engine.client_device_region import ClientDeviceSegment
-from gpubridge.engine.device_memory import DeviceMemory
+from gpubridge.engine.devices.client_region import ClientDeviceSegment
+from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.errors import BridgeError, ErrorCode
 
 __all__ = ["ClientDevices"]

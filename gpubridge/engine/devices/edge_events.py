@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from weakref import WeakKeyDictionary, WeakSet
 
 from gpubridge.engine.announcements import Announcements
-from gpubridge.engine.device_memory import DeviceRegion
-from gpubridge.engine.device_segments import ON_DEVICE
-from gpubridge.engine.late_leases import LateLeases
+from gpubridge.engine.devices.late_leases import LateLeases
+from gpubridge.engine.devices.memory import DeviceRegion
+from gpubridge.engine.devices.segments import ON_DEVICE
 from gpubridge.errors import StubDied
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome, PendingMemory
 from gpubridge.transport.device_events import event_of, with_waits

@@ -14,7 +14,7 @@ from gpubridge.pb_utils.device_tensor import DeviceTensor
 from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.output_tensor import OutputTensor
 from gpubridge.stub.client_memory import ClientMemory, Target
-from gpubridge.stub.device_memory import StubDevice
+from gpubridge.stub.device.memory import StubDevice
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.device_bytes import DeviceBytes
 from gpubridge.transport.control import NO_LEASE

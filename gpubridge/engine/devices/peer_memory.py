@@ -26,7 +26,7 @@ from gpubridge.request import MemoryRange
 from gpubridge.transport.device_regions import arena_region
 
 if TYPE_CHECKING:
-    from gpubridge.engine.device_memory import DeviceMemory, DeviceRegion
+    from gpubridge.engine.devices.memory import DeviceMemory, DeviceRegion
 
 __all__ = ["NotByPeerCopy", "PeerMemory"]
 

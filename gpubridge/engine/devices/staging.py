@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from gpubridge.engine.client_device_region import ClientDeviceSegment
-from gpubridge.engine.device_memory import DeviceMemory
-from gpubridge.engine.device_segments import ON_DEVICE
-from gpubridge.engine.edge_events import EdgeEvent, awaited_by
-from gpubridge.engine.peer_memory import NotByPeerCopy
+from gpubridge.engine.devices.client_region import ClientDeviceSegment
+from gpubridge.engine.devices.edge_events import EdgeEvent, awaited_by
+from gpubridge.engine.devices.memory import DeviceMemory
+from gpubridge.engine.devices.peer_memory import NotByPeerCopy
+from gpubridge.engine.devices.segments import ON_DEVICE
 from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.host_shm import HostArena, Slot

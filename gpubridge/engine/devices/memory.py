@@ -24,9 +24,9 @@ from gpubridge.cuda_ipc import (
     DeviceSegment,
     probe_devices,
 )
-from gpubridge.engine.arena_events import ArenaEvents, Releases
+from gpubridge.engine.devices.arena_events import ArenaEvents, Releases
+from gpubridge.engine.devices.peer_memory import PeerMemory
 from gpubridge.engine.instance_settings import InstanceSettings
-from gpubridge.engine.peer_memory import PeerMemory
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.transport.device_regions import arena_region, reserve_addresses
 

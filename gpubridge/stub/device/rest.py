@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpubridge.cuda_ipc import CudaError
 from gpubridge.errors import BridgeError
-from gpubridge.stub.device_memory import StubDevice
+from gpubridge.stub.device.memory import StubDevice
 from gpubridge.transport.channel import Channel
 
 __all__ = ["settle_until_message"]

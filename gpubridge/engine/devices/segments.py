@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpubridge.engine.client_device_region import ClientDeviceSegment
-from gpubridge.engine.device_memory import DeviceRegion
+from gpubridge.engine.devices.client_region import ClientDeviceSegment
+from gpubridge.engine.devices.memory import DeviceRegion
 from gpubridge.host_shm import ClientSegment
 
 __all__ = ["OF_CLIENTS", "ON_DEVICE"]
