@@ -101,7 +101,6 @@ def test_device_paths_are_zero_copy_and_the_host_path_is_seen_to_cross(machine, 
         copied = row["copied_bytes"]
         assert (copied["host"], copied["h2d"], copied["d2h"]) == (0, 0, 0)
         assert copies is None or copied["d2d"] == copies * SIZE * row["requests"]
-        assert row["pcie_bytes"] == 0
         assert 0 < row["p50_us"] <= row["p99_us"]
     host = rows["host"]
     assert host["copied_bytes"]["h2d"] == host["copied_bytes"]["d2h"] == SIZE * host["requests"]

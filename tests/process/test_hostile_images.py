@@ -19,9 +19,9 @@ from tests.process.server import running_server
 
 CLIENTS = 4
 THREADS = 2
-ROUNDS = 3
+ROUNDS = 8
 LARGEST, _ = HOSTILE_FILES["jpeg: larger than it is"]
-SLACK_BYTES = 48 << 20
+SLACK_BYTES = 8 << 20
 BATCHING = "dynamic_batching { max_queue_delay_microseconds: 2000 }"
 
 
@@ -41,12 +41,17 @@ def test_a_load_of_hostile_files_disturbs_nobody(served):
         for _ in range(3):
             refused(http, [LARGEST] * THREADS)
     attack(served, expected, 0)
-    before, files = [resident(pid) for pid in stubs], open_files(stubs)
+    files = open_files(stubs)
+    sizes = [sum(map(resident, stubs))]
     for seed in range(1, ROUNDS + 1):
         attack(served, expected, seed)
+        sizes.append(sum(map(resident, stubs)))
+        # Allocators keep what several images took at once, the more the worse these met; not for ever.
+        if seed > 1 and sizes[-1] <= max(sizes[:-1]) + SLACK_BYTES:
+            break
+    else:
+        pytest.fail(f"memory grows with every round: {sizes}")
     assert served.stubs() == stubs
-    grown = [resident(pid) - was for pid, was in zip(stubs, before, strict=True)]
-    assert max(grown) < SLACK_BYTES, grown
     # The bridge's arenas are files, too, and as many as the load needs at a time; not one per image.
     more = [now - was for now, was in zip(open_files(stubs), files, strict=True)]
     assert max(more) < len(HOSTILE_FILES), more
