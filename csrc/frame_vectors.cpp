@@ -25,7 +25,9 @@ class Pieces {
   }
 
   // Holds on to the memory of a buffer until the call is over.
-  const BufferView& hold(nb::handle buffer, int flags) { return views_.emplace_back(buffer, flags); }
+  const BufferView& hold(nb::handle buffer, int flags) {
+    return views_.emplace_back(buffer, flags);
+  }
 
   void add_vector(const nb::tuple& vector, int flags) {
     if (vector.size() != 4) throw nb::value_error("expected headers, payload, size and lead");
