@@ -26,6 +26,7 @@ NB_MODULE(_native, module) {
   gpubridge::bind_records(module);
   module.def("arena_set", &gpubridge::arena_set);
   module.def("arena_state", &gpubridge::arena_state);
+  module.def("offset_within", &gpubridge::offset_within);
   module.def("place", &gpubridge::place);
   module.def("read_opening", &gpubridge::read_opening);
   module.def("read_request", &gpubridge::read_request);

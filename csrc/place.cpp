@@ -81,4 +81,16 @@ nb::list place(nb::handle memory, nb::handle buffers, std::uint64_t region, std:
   return fields;
 }
 
+std::int64_t offset_within(nb::handle memory, nb::handle buffer) {
+  const BufferView around(memory, PyBUF_SIMPLE);
+  const BufferView inner(buffer, PyBUF_SIMPLE);
+  const auto begin = reinterpret_cast<std::uintptr_t>(around.data());
+  const auto address = reinterpret_cast<std::uintptr_t>(inner.data());
+  if (address < begin || inner.size() > around.size() ||
+      address - begin > around.size() - inner.size()) {
+    return -1;
+  }
+  return static_cast<std::int64_t>(address - begin);
+}
+
 }  // namespace gpubridge

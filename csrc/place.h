@@ -12,4 +12,7 @@ namespace gpubridge {
 nanobind::list place(nanobind::handle memory, nanobind::handle buffers, std::uint64_t region,
                      std::uint64_t offset, std::uint64_t lease);
 
+// Where in `memory` all of `buffer` lies, -1 where it does not.
+std::int64_t offset_within(nanobind::handle memory, nanobind::handle buffer);
+
 }  // namespace gpubridge

@@ -154,7 +154,8 @@ class CallDesk:
         self._unsent: deque[bytes] = deque()
         self._reading = threading.Lock()
         self._awake_ns = awake_ns
-        self._waits = ShortWaits(awake_ns)
+        # Of another model: often the processor that it runs on is this one.
+        self._waits = ShortWaits(awake_ns, for_work=True)
         self._waiting: set[Waiting] = set()
         self._readable = select.poll()
         self._readable.register(channel.fileno(), select.POLLIN)

@@ -15,6 +15,7 @@ import numpy as np
 
 from gpubridge.pb_utils import Tensor
 from gpubridge.stub.outputs import OutputMemory
+from gpubridge.tensor.native import native
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
 
@@ -78,6 +79,8 @@ class PassedOn:
         """
         places = [place for place in self._places if place is not None]
         free = not lent[places[0][3]]
+        if free and len(self._places) == 1:
+            return list(places[0]), True
         # Who looks at it still may write to it, and keeps it where it is meanwhile.
         passed = [field for place in places for field in place] if free else self._copied(places)
         fields: list[int] = []
@@ -112,6 +115,8 @@ class PassingOn:
     def __init__(self, outputs: OutputMemory, borrowed: BorrowedMemory) -> None:
         self._outputs = outputs
         self._borrowed = borrowed
+        compiled = native()
+        self._offset = _offset_within if compiled is None else compiled.offset_within
 
     def place(self, record: Record, tensors: Sequence[Tensor]) -> PassedOn | None:
         """Place the tensors of a response that are not passed on; None if none of them is.
@@ -123,13 +128,13 @@ class PassingOn:
         """
         places = [self._place(record, tensor) for tensor in tensors]
         found = [place for place in places if place is not None]
-        # Of two that overlap, who gets the one may write to the other.
-        found.sort()
-        overlap = any(a[1] + a[2] > b[1] and a[0] == b[0] for a, b in zip(found, found[1:]))
-        if not found or overlap:
+        if not found or (len(found) > 1 and _overlap(found)):
             return None
-        others = [tensor._payload() for tensor, place in zip(tensors, places) if place is None]
-        return PassedOn(self._outputs, self._borrowed, places, self._outputs.place(others))
+        fields: Sequence[int] = ()
+        if len(found) < len(places):
+            others = [tensor._payload() for tensor, place in zip(tensors, places) if place is None]
+            fields = self._outputs.place(others)
+        return PassedOn(self._outputs, self._borrowed, places, fields)
 
     def _place(self, record: Record, tensor: Tensor) -> tuple[int, int, int, int] | None:
         """Return where in its request's memory a large tensor lies."""
@@ -139,14 +144,25 @@ class PassingOn:
         nbytes = payload.nbytes
         if nbytes < _WORTHWHILE_BYTES:
             return None
-        address = _address(payload)
         for region, offset, size, lease in record.refs:
             if size < nbytes or region >> 32 != _SERVER or lease != record.ticket:
                 continue
-            base = _address(self._borrowed.segment(region).view)
-            if base + offset <= address and address + nbytes <= base + offset + size:
-                return region, address - base, nbytes, lease
+            at = self._offset(self._borrowed.segment(region).view, payload)
+            if offset <= at and at + nbytes <= offset + size:
+                return region, at, nbytes, lease
         return None
+
+
+def _overlap(places: list[tuple[int, int, int, int]]) -> bool:
+    """Say whether any two places do: who gets the one may write to the other."""
+    places.sort()
+    return any(a[1] + a[2] > b[1] and a[0] == b[0] for a, b in zip(places, places[1:]))
+
+
+def _offset_within(memory: memoryview, buffer: Any) -> int:
+    """Do what the compiled module does faster."""
+    at = _address(buffer) - _address(memory)
+    return at if 0 <= at <= memory.nbytes - buffer.nbytes else -1
 
 
 def _address(buffer: Any) -> int:

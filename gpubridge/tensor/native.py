@@ -101,6 +101,9 @@ class NativeModule(Protocol):
     def arena_state(self) -> tuple[int, int]:
         """Return bytes in use, and the last size refused since this was asked last, or 0."""
 
+    def offset_within(self, memory: memoryview, buffer: Any, /) -> int:
+        """Return where in `memory` all of a C-contiguous buffer lies, -1 where it does not."""
+
     def place(
         self, memory: memoryview, buffers: Sequence[Any], region: int, offset: int, lease: int, /
     ) -> list[int]:

@@ -35,12 +35,16 @@ class ShortWaits:
     ----------
     awake_ns : int
         For how long one would stay awake; 0 for never.
+    for_work : bool, optional
+        Whether it is other processes' work that one waits for: then that they take the processor for
+        a while is no reason to sleep, as what one waits for comes of it.
     """
 
-    __slots__ = ("_limit", "_run", "_since")
+    __slots__ = ("_limit", "_patience", "_run", "_since")
 
-    def __init__(self, awake_ns: int) -> None:
+    def __init__(self, awake_ns: int, for_work: bool = False) -> None:
         self._limit = _SHORT * awake_ns
+        self._patience = _CONTENDED_NS if for_work else _TAKEN_NS
         self._since = 0
         self._run = 0
 
@@ -65,7 +69,7 @@ class ShortWaits:
         away = time.monotonic_ns() - before
         if away > _CONTENDED_NS:
             self._run = -_PENALTY
-        return away > _TAKEN_NS
+        return away > self._patience
 
     def crowd(self) -> None:
         """Note that there is no waiting: work comes faster than it is done."""

@@ -112,6 +112,14 @@ def test_a_client_that_takes_the_processor_is_no_other_work(clock: Clock) -> Non
     assert waits.begin(0)
 
 
+def test_the_work_that_is_waited_for_may_take_the_processor(clock: Clock) -> None:
+    waits = ShortWaits(AWAKE, for_work=True)
+    clock.taken = 50_000
+    assert not waits.offer_processor()
+    clock.taken = 600_000
+    assert waits.offer_processor()
+
+
 def test_a_single_processor_is_never_kept_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     assert busy_poll_ns(200) == 200_000
