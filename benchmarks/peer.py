@@ -14,7 +14,8 @@ _VARIABLE = "GPUBRIDGE_PEER"
 _QUESTIONS = (
     "import platform, sysconfig, importlib.metadata as packages;"
     "print(sysconfig.get_path('purelib'));print(sysconfig.get_config_var('LIBDIR'));"
-    "print(platform.python_version(), 'with numpy', packages.version('numpy'))"
+    "print(platform.python_version(), f'({platform.python_build()[1]}, {platform.python_compiler()})',"
+    "'with numpy', packages.version('numpy'))"
 )
 
 

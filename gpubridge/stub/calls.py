@@ -212,17 +212,12 @@ class CallDesk:
         """Return where the tensors lie in shared memory; those that do not are copied there."""
         if self._placement is not None:
             return self._placement.references(tensors)
-        own = [tensor for tensor in tensors if tensor._reference is None]
-        placed = self._outputs.place([tensor._payload() for tensor in own]) if own else []
-        fields: list[int] = []
-        at = 0
-        for tensor in tensors:
-            if tensor._reference is None:
-                fields += placed[at : at + 4]
-                at += 4
-            else:
-                fields += tensor._reference
-        return fields, None
+        refs: list[Any] = [tensor._reference for tensor in tensors]
+        if None in refs:
+            own = [tensor for tensor, ref in zip(tensors, refs) if ref is None]
+            placed = iter(self._outputs.place([tensor._payload() for tensor in own]))
+            refs = [tuple(itertools.islice(placed, 4)) if ref is None else ref for ref in refs]
+        return [field for ref in refs for field in ref], None
 
     def tell(self, kind: int, **fields: Any) -> None:
         """Send a message of a rare kind."""
@@ -297,9 +292,9 @@ class CallDesk:
                     continue
                 try:
                     while not call.ready:
-                        if self._waits.begin(time.monotonic_ns()):
-                            self._channel.poll(self._awake_ns, self._waits)
-                        self._readable.poll()
+                        soon = self._waits.begin(time.monotonic_ns())
+                        if not soon or not self._channel.poll(self._awake_ns, self._waits):
+                            self._readable.poll()
                         self._waits.end(time.monotonic_ns())
                         self._receive()
                 finally:

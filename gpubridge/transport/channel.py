@@ -126,8 +126,8 @@ class Channel:
             return _read_spilled(message, fds), fds
         return message, fds
 
-    def poll(self, nanoseconds: int, waits: ShortWaits) -> None:
-        """Stay awake until `receive` would not wait, for so long at most.
+    def poll(self, nanoseconds: int, waits: ShortWaits) -> bool:
+        """Stay awake until `receive` would not wait, for so long at most; tell whether that is so.
 
         Given up early where others want the processor, which ``waits`` finds out.
         """
@@ -137,11 +137,12 @@ class Channel:
                 self.socket.recv(1, _LOOK)
             except BlockingIOError:
                 if waits.offer_processor():
-                    return
+                    return False
             except OSError:
-                return
+                return True
             else:
-                return
+                return True
+        return False
 
     def wait(self, seconds: float) -> bool:
         """Wait until `receive` would not wait, for so long at most; tell whether that is so."""

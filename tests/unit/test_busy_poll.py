@@ -176,21 +176,21 @@ def test_the_loop_sleeps_when_somebody_wants_the_processor(clock: Clock) -> None
 def test_poll_leaves_the_message_to_receive(ends: tuple[Channel, Channel]) -> None:
     here, there = ends
     there.send(b"\x20message")
-    here.poll(10**12, ShortWaits(AWAKE))
+    assert here.poll(10**12, ShortWaits(AWAKE))
     assert here.receive() == (b"\x20message", [])
 
 
 def test_poll_leaves_a_closed_channel_to_receive(ends: tuple[Channel, Channel]) -> None:
     here, there = ends
     there.close()
-    here.poll(10**12, ShortWaits(AWAKE))
+    assert here.poll(10**12, ShortWaits(AWAKE))
     with pytest.raises(ChannelClosed):
         here.receive()
 
 
 def test_poll_ends_without_a_message(ends: tuple[Channel, Channel]) -> None:
     here, there = ends
-    here.poll(1000, ShortWaits(AWAKE))
+    assert not here.poll(1000, ShortWaits(AWAKE))
     there.send(b"\x20later")
     assert here.receive() == (b"\x20later", [])
 
