@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import shutil
@@ -88,6 +89,14 @@ class Machine:
         """Let the devices say that they are for one process each."""
         struct.pack_into("=I", self._page, 16, 3)
 
+    def refuse_legacy_handles(self) -> None:
+        """Let no process open another one's memory by a handle, as in WSL2 and some containers."""
+        self.fail("cuIpcOpenMemHandle", 801)
+
+    def refuse_memory_fds(self) -> None:
+        """Let memory not be exported as a file descriptor."""
+        struct.pack_into("=I", self._page, 20, 1)
+
     def fail(self, call: str, code: int, *, nth: int = -1) -> None:
         """Let a call fail, in whatever process: the n-th from now on, or each one."""
         for index in range(_FAULTS):
@@ -105,8 +114,8 @@ class Machine:
     # -- what was done on it ---------------------------------------------------------------------
 
     def used(self, device: int) -> int:
-        """Return the bytes that living processes have allocated on a device."""
-        total = 0
+        """Return the bytes that living processes have allocated, or hold, on a device."""
+        total = sum(map(_held_bytes, self._folder.glob(f"physical-*-{device}")))
         for file in self._folder.glob(f"memory-*-{device}"):
             with contextlib.suppress(FileNotFoundError):
                 if Path(f"/proc/{file.name.split('-')[1]}").exists():
@@ -132,6 +141,20 @@ class Machine:
     def _lines(self, name: str) -> list[str]:
         path = self._folder / name
         return path.read_text().splitlines() if path.exists() else []
+
+
+def _held_bytes(file: Path) -> int:
+    """Return the size of physical memory, unless nobody has a handle, a mapping or a descriptor of it."""
+    try:
+        with file.open("rb") as opened:
+            # Whoever has one keeps a lock, and the kernel ends that with the process.
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with contextlib.suppress(FileNotFoundError):
+            return file.stat().st_size
+    except FileNotFoundError:
+        pass
+    return 0
 
 
 @contextlib.contextmanager

@@ -133,9 +133,15 @@ SIMCUDA_API cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
   Call call("cuDeviceGetAttribute");
   if (const CUresult fault = call.with(attribute).with(device).begin(false)) return call.end(fault);
   if (context_of(device) == nullptr) return call.end(kInvalidDevice);
-  // Unified addressing, compute capability 9.0, the compute mode; nothing else is there.
+  // Unified addressing, compute capability 9.0, the compute mode, virtual memory and descriptors of
+  // it; nothing else is there.
   const int mode = static_cast<int>(control().compute_mode);
-  *value = attribute == 41 ? 1 : attribute == 75 ? 9 : attribute == 20 ? mode : 0;
+  const int fds = control().without_fds == 0 ? 1 : 0;
+  *value = attribute == 41 || attribute == 102 ? 1
+           : attribute == 75                   ? 9
+           : attribute == 20                   ? mode
+           : attribute == 103                  ? fds
+                                               : 0;
   return call.end(kSuccess);
 }
 

@@ -14,6 +14,23 @@ using CUmodule = struct Module*;
 using CUfunction = struct Function*;
 using CUhostFn = void (*)(void*);
 
+using CUmemGenericAllocationHandle = unsigned long long;
+
+struct CUmemLocation {
+  int type;
+  int id;
+};
+struct CUmemAllocationProp {
+  int type;
+  int requested_handle_types;
+  CUmemLocation location;
+  void* win32_metadata;
+  unsigned char flags[8];
+};
+struct CUmemAccessDesc {
+  CUmemLocation location;
+  int flags;
+};
 struct CUuuid {
   char bytes[16];
 };
@@ -42,6 +59,11 @@ enum : CUresult {
   kHostMemoryNotRegistered = 713,
   kNotSupported = 801,
 };
+
+constexpr int kMemoryPinned = 1;
+constexpr int kMemoryOnDevice = 1;
+constexpr int kPosixFileDescriptor = 1;
+constexpr int kReadWrite = 3;
 
 inline CUstream legacy_stream() { return reinterpret_cast<CUstream>(1); }
 

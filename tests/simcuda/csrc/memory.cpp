@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "contexts.h"
+#include "mappings.h"
 #include "streams.h"
 #include "world.h"
 
@@ -44,20 +45,6 @@ auto& g_allocations = *new std::map<CUdeviceptr, Allocation>;
 auto& g_pinned = *new std::map<std::uintptr_t, Pinned>;
 CUdeviceptr g_next = 0;
 std::uint64_t g_count = 0;
-
-// Addresses that nothing is mapped at: who takes a device pointer for one of the host's dies of it.
-// They are never given twice, and differ from process to process.
-CUdeviceptr new_address(std::size_t nbytes) {
-  if (g_next == 0) {
-    void* reserved =
-        mmap(nullptr, kAddresses, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    const auto at = reinterpret_cast<CUdeviceptr>(reserved) + (getpid() % 512) * kAlignment;
-    g_next = (at + kAlignment) / kAlignment * kAlignment;
-  }
-  const CUdeviceptr address = g_next;
-  g_next += (nbytes + 2 * kAlignment - 1) / kAlignment * kAlignment;
-  return address;
-}
 
 std::map<CUdeviceptr, Allocation>::iterator containing(CUdeviceptr pointer) {
   auto after = g_allocations.upper_bound(pointer);
@@ -93,21 +80,12 @@ void reap() {
     int physical = 0;
     struct stat status{};
     const std::string path = world_path(entry->d_name);
+    if (reap_physical(entry->d_name)) continue;
     if (std::sscanf(entry->d_name, "memory-%d-%d-%d", &owner, &number, &physical) == 3 &&
         kill(owner, 0) != 0 && stat(path.c_str(), &status) == 0 && unlink(path.c_str()) == 0)
       control().used_bytes[physical] -= static_cast<std::uint64_t>(status.st_size);
   }
   closedir(directory);
-}
-
-bool take_room(int physical, std::size_t nbytes) {
-  auto& used = control().used_bytes[physical];
-  for (const bool again : {true, false}) {
-    if (used.fetch_add(nbytes) + nbytes <= control().memory_bytes) return true;
-    used -= nbytes;
-    if (again) reap();
-  }
-  return false;
 }
 
 void forget(std::map<CUdeviceptr, Allocation>::iterator found) {
@@ -132,14 +110,37 @@ bool is_mapped(std::uintptr_t at, std::size_t nbytes) {
 
 }  // namespace
 
+// Addresses that nothing is mapped at: who takes a device pointer for one of the host's dies of it.
+// They are never given twice, and differ from process to process.
+CUdeviceptr new_address(std::size_t nbytes) {
+  static std::mutex& mutex = *new std::mutex;
+  const std::lock_guard lock(mutex);
+  if (g_next == 0) {
+    void* reserved =
+        mmap(nullptr, kAddresses, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const auto at = reinterpret_cast<CUdeviceptr>(reserved) + (getpid() % 512) * kAlignment;
+    g_next = (at + kAlignment) / kAlignment * kAlignment;
+  }
+  const CUdeviceptr address = g_next;
+  g_next += (nbytes + 2 * kAlignment - 1) / kAlignment * kAlignment;
+  return address;
+}
+
+bool take_room(int physical, std::size_t nbytes) {
+  auto& used = control().used_bytes[physical];
+  for (const bool again : {true, false}) {
+    if (used.fetch_add(nbytes) + nbytes <= control().memory_bytes) return true;
+    used -= nbytes;
+    if (again) reap();
+  }
+  return false;
+}
+
 void* resolve(CUdeviceptr pointer, std::size_t nbytes, const char* what) {
   const std::lock_guard lock(g_mutex);
   const auto found = containing(pointer);
   const std::string where = std::string(what) + ": " + std::to_string(nbytes) + " bytes ";
-  if (found == g_allocations.end()) {
-    violation(where + "at an address that is not allocated, or not any more");
-    return nullptr;
-  }
+  if (found == g_allocations.end()) return resolve_mapping(pointer, nbytes, where);
   const auto& [base, allocation] = *found;
   if (pointer + nbytes > base + allocation.nbytes) {
     violation(where + "beyond the end of an allocation");
@@ -168,6 +169,7 @@ void forget_all(CUcontext context) {
     if (gone->second.context != context) continue;
     gone->second.exporter == 0 ? free_own(gone) : forget(gone);
   }
+  note_left_mappings(context);
 }
 
 CUresult describe(CUdeviceptr pointer, Exported* exported) {
@@ -264,9 +266,13 @@ SIMCUDA_API cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* nbytes, CUde
   if (const CUresult fault = call.begin()) return call.end(fault);
   const std::lock_guard lock(g_mutex);
   const auto found = containing(pointer);
-  if (found == g_allocations.end()) return call.end(kInvalidValue);
-  if (base != nullptr) *base = found->first;
-  if (nbytes != nullptr) *nbytes = found->second.nbytes;
+  Mapped place{};
+  if (found != g_allocations.end())
+    place = {found->first, found->second.nbytes, found->second.physical};
+  else if (!find_mapping(pointer, &place))
+    return call.end(kInvalidValue);
+  if (base != nullptr) *base = place.base;
+  if (nbytes != nullptr) *nbytes = place.nbytes;
   return call.end(kSuccess);
 }
 
@@ -276,12 +282,16 @@ SIMCUDA_API cuPointerGetAttribute(void* data, int attribute, CUdeviceptr pointer
   const bool pinned = is_pinned(reinterpret_cast<void*>(pointer), 1);
   const std::lock_guard lock(g_mutex);
   const auto found = containing(pointer);
-  const bool device = found != g_allocations.end();
+  // What is mapped has no context of its own, whatever has been made current.
+  Mapped place{};
+  const bool mapped = found == g_allocations.end() && find_mapping(pointer, &place);
+  const bool device = found != g_allocations.end() || mapped;
   if (!device && !pinned) return call.end(kInvalidValue);
-  CUcontext context = device ? context_of_physical(found->second.physical) : context_of(0);
+  if (device && !mapped) place = {found->first, found->second.nbytes, found->second.physical};
+  CUcontext context = device ? context_of_physical(place.physical) : context_of(0);
   switch (attribute) {
     case 1:  // the context
-      *static_cast<CUcontext*>(data) = context;
+      *static_cast<CUcontext*>(data) = mapped ? nullptr : context;
       break;
     case 2:  // the kind of memory: the host's or a device's
       *static_cast<unsigned*>(data) = device ? 2 : 1;
@@ -293,10 +303,10 @@ SIMCUDA_API cuPointerGetAttribute(void* data, int attribute, CUdeviceptr pointer
       *static_cast<int*>(data) = context == nullptr ? -1 : context->device;
       break;
     case 11:  // where its range begins
-      *static_cast<CUdeviceptr*>(data) = device ? found->first : pointer;
+      *static_cast<CUdeviceptr*>(data) = device ? place.base : pointer;
       break;
     case 12:  // how long that is
-      *static_cast<std::size_t*>(data) = device ? found->second.nbytes : 0;
+      *static_cast<std::size_t*>(data) = place.nbytes;
       break;
     default:
       return call.end(kInvalidValue);

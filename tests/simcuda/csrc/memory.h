@@ -8,6 +8,10 @@
 
 // Returns the host's address of device memory when work runs, or null after noting what is wrong.
 void* resolve(CUdeviceptr pointer, std::size_t nbytes, const char* what);
+// Addresses that nothing is mapped at, and that are never given twice.
+CUdeviceptr new_address(std::size_t nbytes);
+// Counts memory of a device as used; false when it has not so much left.
+bool take_room(int physical, std::size_t nbytes);
 // Whether a copy may read or write memory of the host while it runs.
 bool is_pinned(const void* pointer, std::size_t nbytes);
 

@@ -28,7 +28,8 @@ struct Control {
   std::uint32_t peer_access;
   // 0: any process may use the devices; 3: one only.
   std::uint32_t compute_mode;
-  std::uint32_t unused;
+  // 1: memory cannot be exported as a file descriptor.
+  std::uint32_t without_fds;
   std::uint64_t memory_bytes;
   std::atomic<std::uint64_t> used_bytes[kDevices];
   Fault faults[kFaults];

@@ -1,0 +1,275 @@
+"""Physical memory, mappings and descriptors of the simulated driver: each misuse is planted, and caught."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simcuda.machine import running_machine
+from tests.simcuda.processes import running_worker
+
+pytest.importorskip("cuda.bindings")
+
+BLOCK = 2 << 20
+# What a process does to have memory mapped, in steps that tests leave out or do otherwise.
+SETUP = f"""
+import array, os, socket
+BLOCK = {BLOCK}
+FD = d.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+def properties(device=0, shared=True):
+    made = d.CUmemAllocationProp()
+    made.type = d.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    made.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    made.location.id = device
+    if shared:
+        made.requestedHandleTypes = FD
+    return made
+
+def allow(pointer, nbytes, device=0):
+    access = d.CUmemAccessDesc()
+    access.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device
+    access.flags = d.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    ok(d.cuMemSetAccess(int(pointer), nbytes, [access], 1))
+
+def mapped(handle, nbytes=BLOCK):
+    pointer = int(ok(d.cuMemAddressReserve(nbytes, 0, 0, 0)))
+    ok(d.cuMemMap(pointer, nbytes, 0, handle, 0))
+    return pointer
+
+def listen(path):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    return listener
+
+def send(path, fd):
+    with socket.socket(socket.AF_UNIX) as to:
+        to.connect(path)
+        socket.send_fds(to, [b"x"], [fd])
+
+def take(listener):
+    taken, _ = listener.accept()
+    with taken:
+        return socket.recv_fds(taken, 1, 1)[1][0]
+
+start()
+"""
+MAPPED = SETUP + "handle = ok(d.cuMemCreate(BLOCK, properties(), 0)); pointer = mapped(handle)\n"
+USABLE = MAPPED + "allow(pointer, BLOCK)\n"
+FREE = "ok(d.cuMemUnmap(pointer, BLOCK)); ok(d.cuMemAddressFree(pointer, BLOCK))\n"
+
+
+@pytest.fixture
+def machine():
+    with running_machine() as machine:
+        yield machine
+        assert machine.violations() == []
+
+
+@pytest.fixture
+def careless():
+    """A machine on which rules are broken."""
+    with running_machine() as machine:
+        yield machine
+        assert machine.violations() != []
+
+
+def test_what_is_mapped_is_used_as_an_allocation(machine):
+    with running_worker(machine) as worker:
+        worker.do(USABLE)
+        assert machine.used(0) == BLOCK
+        worker.do("fill(pointer, 7, BLOCK); ok(d.cuMemRelease(handle))")
+        assert worker.do("answer = read(pointer + BLOCK - 1, 1)[0]") == 7
+        assert worker.do(
+            "kinds = d.CUpointer_attribute\n"
+            "answer = [ok(d.cuPointerGetAttribute(kinds(9), pointer)),\n"
+            "          int(ok(d.cuPointerGetAttribute(kinds(1), pointer))),\n"
+            "          int(ok(d.cuMemGetAddressRange(pointer + 5))[1])]"
+        ) == [0, 0, BLOCK]
+        worker.do(FREE)
+        assert machine.used(0) == 0
+        # The last of the context finds nothing left.
+        worker.do("ok(d.cuDevicePrimaryCtxRelease(0))")
+
+
+@pytest.mark.parametrize(
+    ("misuse", "text"),
+    [
+        ("ok(d.cuMemUnmap(pointer, BLOCK)); read(pointer, 1)", "nothing is mapped"),
+        (FREE + "read(pointer, 1)", "not allocated"),
+        ("read(pointer + BLOCK - 1, 2)", "beyond the end of a mapping"),
+        ("read(mapped(handle), 1)", "no access"),
+        ("read(int(ok(d.cuMemAddressReserve(BLOCK, 0, 0, 0))), 1)", "nothing is mapped"),
+        ("fill(pointer, 1, BLOCK + 1); ok(d.cuCtxSynchronize())", "beyond the end of a mapping"),
+        (
+            "start(1); fill(pointer, 1, BLOCK); ok(d.cuCtxSynchronize())",
+            "no access",
+        ),
+    ],
+)
+def test_a_wrong_use_ends_the_context(careless, misuse, text):
+    with running_worker(careless) as worker:
+        worker.do(USABLE)
+        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
+            worker.do(misuse)
+        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
+            worker.do("ok(d.cuMemAlloc(1))")
+    assert text in careless.violations()[0]
+
+
+def test_unmapping_does_not_wait_for_what_runs(careless):
+    with running_worker(careless) as worker:
+        worker.do(USABLE + "stream = ok(d.cuStreamCreate(1)); hold(stream)")
+        worker.do("fill(pointer, 1, BLOCK, stream); ok(d.cuMemUnmap(pointer, BLOCK))")
+        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
+            worker.do("released.set(); ok(d.cuStreamSynchronize(stream))")
+    assert "nothing is mapped" in careless.violations()[0]
+
+
+@pytest.mark.parametrize(
+    ("misuse", "text"),
+    [
+        ("ok(d.cuMemAddressFree(pointer, BLOCK))", "in which memory is mapped"),
+        ("ok(d.cuMemAddressFree(pointer, 2 * BLOCK))", "not reserved so"),
+        ("ok(d.cuMemUnmap(pointer + BLOCK, BLOCK))", "not mapped so"),
+        ("ok(d.cuMemUnmap(pointer, BLOCK)); ok(d.cuMemUnmap(pointer, BLOCK))", "not mapped so"),
+        (FREE + "ok(d.cuMemAddressFree(pointer, BLOCK))", "not reserved so"),
+        ("ok(d.cuMemRelease(handle)); ok(d.cuMemRelease(handle))", "no handle"),
+        ("ok(d.cuMemMap(pointer, BLOCK, 0, handle, 0))", "where memory is mapped"),
+        ("ok(d.cuMemMap(pointer + 4 * BLOCK, BLOCK, 0, handle, 0))", "not reserved"),
+    ],
+)
+def test_what_is_not_so_cannot_be_undone(careless, misuse, text):
+    with running_worker(careless) as worker:
+        worker.do(USABLE)
+        with pytest.raises(RuntimeError, match="INVALID_VALUE"):
+            worker.do(misuse)
+    assert text in careless.violations()[0]
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        "ok(d.cuMemCreate(BLOCK + 4096, properties(), 0))",
+        "ok(d.cuMemCreate(0, properties(), 0))",
+        "ok(d.cuMemAddressReserve(4096, 0, 0, 0))",
+        "mapped(handle, 2 * BLOCK)",
+        "ok(d.cuMemMap(int(ok(d.cuMemAddressReserve(BLOCK, 0, 0, 0))), 4096, 0, handle, 0))",
+        "allow(pointer, BLOCK // 2)",
+        "allow(pointer + BLOCK, BLOCK)",
+        "ok(d.cuMemImportFromShareableHandle(0, FD))",
+        "ok(d.cuMemImportFromShareableHandle(987, FD))",
+    ],
+)
+def test_wrong_sizes_and_descriptors_are_refused(machine, misuse):
+    with running_worker(machine) as worker:
+        worker.do(USABLE)
+        with pytest.raises(RuntimeError, match="INVALID_VALUE"):
+            worker.do(misuse)
+
+
+@pytest.mark.parametrize(
+    ("left", "text"),
+    [
+        ("", "still mapped"),
+        ("ok(d.cuMemUnmap(pointer, BLOCK))", "still reserved"),
+        (FREE, "not released"),
+    ],
+)
+def test_what_is_left_when_the_last_context_goes_is_noted(careless, left, text):
+    with running_worker(careless) as worker:
+        worker.do(USABLE + left)
+        worker.do("ok(d.cuDevicePrimaryCtxRelease(0))")
+    assert any(text in noted for noted in careless.violations())
+
+
+def test_a_device_is_given_access_where_it_reaches_the_memory(machine):
+    with running_worker(machine) as worker:
+        worker.do(USABLE)
+        with pytest.raises(RuntimeError, match="INVALID_DEVICE"):
+            worker.do("allow(pointer, BLOCK, 1)")
+        machine.allow_peers()
+        worker.do("allow(pointer, BLOCK, 1); start(1)")
+        worker.do("fill(pointer, 3, BLOCK); answer = read(pointer, 1)[0]")
+        assert machine.used(0) == BLOCK
+
+
+# -- between processes ------------------------------------------------------------------------------
+
+IMPORT = (
+    "handle = ok(d.cuMemImportFromShareableHandle(fd, FD)); os.close(fd)\n"
+    "pointer = mapped(handle); ok(d.cuMemRelease(handle)); allow(pointer, BLOCK)\n"
+)
+EXPORT = (
+    "fd = int(ok(d.cuMemExportToShareableHandle(handle, FD, 0))); ok(d.cuMemRelease(handle))\n"
+    "send(told, fd); os.close(fd)\n"
+)
+
+
+def share(one, two, path):
+    """Have the second process map what the first has."""
+    two.do(SETUP + "listener = listen(told)", str(path))
+    one.do(USABLE + EXPORT, str(path))
+    two.do("fd = take(listener)\n" + IMPORT)
+
+
+def test_memory_is_shared_by_a_descriptor(machine, tmp_path):
+    with running_worker(machine) as one, running_worker(machine) as two:
+        share(one, two, tmp_path / "socket")
+        assert one.do("answer = pointer") != two.do("answer = pointer")
+        one.do("fill(pointer, 5, BLOCK); ok(d.cuCtxSynchronize())")
+        assert two.do("fill(pointer, 6, 1); answer = list(read(pointer, 2))") == [6, 5]
+        assert one.do("answer = read(pointer, 1)[0]") == 6
+        assert machine.used(0) == BLOCK
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_memory_outlives_who_has_made_it(machine, tmp_path, killed):
+    machine.set_memory(BLOCK)
+    with running_worker(machine) as one, running_worker(machine) as two:
+        share(one, two, tmp_path / "socket")
+        one.do("fill(pointer, 5, BLOCK); ok(d.cuCtxSynchronize())")
+        if killed:
+            one.kill()
+        else:
+            one.do(FREE)
+        assert machine.used(0) == BLOCK
+        assert two.do("answer = read(pointer, 1)[0]") == 5
+        with pytest.raises(RuntimeError, match="OUT_OF_MEMORY"):
+            two.do("ok(d.cuMemAlloc(1))")
+        two.do(FREE)
+        assert machine.used(0) == 0
+        two.do("ok(d.cuMemAlloc(1))")
+
+
+def test_a_descriptor_alone_keeps_memory(machine):
+    machine.set_memory(BLOCK)
+    with running_worker(machine) as worker:
+        worker.do(USABLE + "fd = int(ok(d.cuMemExportToShareableHandle(handle, FD, 0)))")
+        worker.do(FREE + "ok(d.cuMemRelease(handle))")
+        assert machine.used(0) == BLOCK
+        worker.do("os.close(fd)")
+        assert machine.used(0) == 0
+        worker.do("ok(d.cuMemAlloc(BLOCK))")
+
+
+def test_a_machine_may_do_without_descriptors(machine):
+    machine.refuse_memory_fds()
+    with running_worker(machine) as worker:
+        worker.do(SETUP)
+        with pytest.raises(RuntimeError, match="NOT_SUPPORTED"):
+            worker.do("ok(d.cuMemCreate(BLOCK, properties(), 0))")
+        assert worker.do(
+            "answer = [ok(d.cuDeviceGetAttribute(d.CUdevice_attribute(n), 0)) for n in (102, 103)]"
+        ) == [1, 0]
+        worker.do("ok(d.cuMemRelease(ok(d.cuMemCreate(BLOCK, properties(0, False), 0))))")
+
+
+def test_a_machine_may_refuse_handles(machine):
+    machine.refuse_legacy_handles()
+    with running_worker(machine) as one, running_worker(machine) as two:
+        handle = one.do("start(); answer = raw(ok(d.cuIpcGetMemHandle(ok(d.cuMemAlloc(1)))))")
+        two.do("start()")
+        with pytest.raises(RuntimeError, match="NOT_SUPPORTED"):
+            two.do("ok(d.cuIpcOpenMemHandle(made(d.CUipcMemHandle, told), 1))", handle)
