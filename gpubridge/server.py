@@ -144,7 +144,7 @@ def build_repository(
     calls = ModelCallServer()
     regions = Regions(settings.request_arena_limit)
     environments = ModelEnvironments(backend.environment_cache, backend.environment_limit_bytes)
-    devices = DeviceMemory(backend.device_arena_bytes)
+    devices = DeviceMemory(backend.device_arena_bytes, backend.device_memory_handles)
     context = EngineContext(
         regions, environments, limits, telemetry, calls, devices, start_stub=start_stub
     )

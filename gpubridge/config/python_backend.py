@@ -14,8 +14,10 @@ from gpubridge.errors import BridgeError, ErrorCode
 __all__ = ["InputPlacement", "PythonBackendSettings"]
 
 InputPlacement = Literal["source", "device", "host"]
+DeviceMemoryHandles = Literal["auto", "legacy", "fd"]
 
 _INPUT_PLACEMENTS = ("source", "device", "host")
+_DEVICE_MEMORY_HANDLES = ("auto", "legacy", "fd")
 _BUSY_POLL_US = 200
 _LONGEST_BUSY_POLL = 10_000
 _LEAST_SHM_BYTES = 1024 * 1024
@@ -39,6 +41,9 @@ class PythonBackendSettings:
         the other; 0 for never.
     device_arena_bytes : int
         Device memory that each stub with a GPU gets for its outputs.
+    device_memory_handles : {"auto", "legacy", "fd"}
+        By what that crosses processes: legacy IPC handles, or file descriptors of it; "auto" takes
+        these where those are refused.
     restart_backoff_limit_seconds : float
         The longest wait before a stub that keeps dying is started again.
     environment_cache : Path or None
@@ -53,6 +58,7 @@ class PythonBackendSettings:
     input_placement: InputPlacement | None = None
     busy_poll_us: int = _BUSY_POLL_US
     device_arena_bytes: int = _DEVICE_ARENA_BYTES
+    device_memory_handles: DeviceMemoryHandles = "auto"
     restart_backoff_limit_seconds: float = _RESTART_BACKOFF_SECONDS
     environment_cache: Path | None = None
     environment_limit_bytes: int = _ENVIRONMENT_BYTES
@@ -120,6 +126,12 @@ def _placement(key: str, value: str) -> InputPlacement:
     return cast("InputPlacement", value)
 
 
+def _handles(key: str, value: str) -> DeviceMemoryHandles:
+    if value not in _DEVICE_MEMORY_HANDLES:
+        raise _refuse(f"{key} expects one of {', '.join(_DEVICE_MEMORY_HANDLES)}, got '{value}'")
+    return cast("DeviceMemoryHandles", value)
+
+
 def _directory(key: str, value: str) -> Path:
     path = Path(value)
     if not path.is_absolute() or "\0" in value:
@@ -166,6 +178,7 @@ _OWN: Mapping[str, Callable[[str, str], object]] = {
     "input-placement": _placement,
     "busy-poll-us": _microseconds,
     "device-arena-bytes": _positive,
+    "device-memory-handles": _handles,
     "restart-backoff-limit-seconds": _timeout,
     "environment-cache": _directory,
     "environment-limit-bytes": _positive,

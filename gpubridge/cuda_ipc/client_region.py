@@ -7,11 +7,17 @@ So each process that looks at it is one that may be started again.
 from __future__ import annotations
 
 from gpubridge.cuda_ipc.context import DeviceContext
-from gpubridge.cuda_ipc.driver import OUT_OF_MEMORY, CudaError, call, load
-from gpubridge.cuda_ipc.segment import open_handle
+from gpubridge.cuda_ipc.driver import NOT_SUPPORTED, OUT_OF_MEMORY, CudaError, call, load
+from gpubridge.cuda_ipc.legacy_handles import open_handle
 from gpubridge.errors import BridgeError, ErrorCode
 
 __all__ = ["ClientDeviceRegion"]
+
+# Whatever the arenas of models cross by: a client's raw handle is such a one.
+_NEEDS_LEGACY = (
+    "; clients' CUDA shared memory needs legacy handles: use system shared memory here, or send "
+    "tensors with the request"
+)
 
 
 class ClientDeviceRegion:
@@ -63,8 +69,9 @@ class ClientDeviceRegion:
         except CudaError as error:
             if error.sticky or error.status == OUT_OF_MEMORY:
                 raise
+            reason = error.message + (_NEEDS_LEGACY if error.status == NOT_SUPPORTED else "")
             raise BridgeError(
-                f"failed to open CUDA IPC handle: {error.message}", ErrorCode.INVALID_ARG
+                f"failed to open CUDA IPC handle: {reason}", ErrorCode.INVALID_ARG
             ) from error
         opened = cls(context, pointer, size)
         try:

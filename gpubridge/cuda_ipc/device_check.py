@@ -10,6 +10,7 @@ import contextlib
 import json
 import mmap
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,10 +37,11 @@ _NO_MEMORY = "not tried, since device memory is not shared"
 
 def main(arguments: list[str]) -> None:
     """Run one of the two; the exporter prints what works, as `check_device` reads it."""
-    role, device_uuid = arguments
+    role, device_uuid, *descriptor = arguments
     if role == "import":
         try:
-            _Importer(device_uuid, sys.stdin, sys.stdout).run()
+            with socket.socket(fileno=int(descriptor[0])) as fds:
+                _Importer(device_uuid, sys.stdin, sys.stdout, fds).run()
         except BridgeError as error:
             json.dump({"error": error.message}, sys.stdout)
         return
@@ -47,35 +49,54 @@ def main(arguments: list[str]) -> None:
 
 
 def _export(device_uuid: str) -> dict[str, str]:
-    with subprocess.Popen(
-        check_command("import", device_uuid),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as importer:
-        assert importer.stdin is not None
-        assert importer.stdout is not None
-        try:
-            exporter = _Exporter(device_uuid, importer.stdin, importer.stdout)
-            memory = _reason(exporter.share_memory)
-            events = _NO_MEMORY if memory else _reason(exporter.share_events)
-            pinning = _reason(exporter.pin)
-        except BridgeError as error:
-            memory, events, pinning = error.message, _NO_MEMORY, error.message
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                importer.stdin.close()
-    return {"memory": memory, "events": events, "pinning": pinning}
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        importer = subprocess.Popen(
+            check_command("import", device_uuid, str(theirs.fileno())),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=(theirs.fileno(),),
+        )
+        theirs.close()
+        with importer:
+            return _exported(device_uuid, importer, ours)
+
+
+def _exported(
+    device_uuid: str, importer: subprocess.Popen[str], fds: socket.socket
+) -> dict[str, str]:
+    assert importer.stdin is not None
+    assert importer.stdout is not None
+    try:
+        exporter = _Exporter(device_uuid, importer.stdout, importer.stdin, fds)
+        memory = _reason(lambda: exporter.share_memory(by_fd=False))
+        memory_fds = _reason(lambda: exporter.share_memory(by_fd=True))
+        events = _NO_MEMORY if memory and memory_fds else _reason(exporter.share_events)
+        pinning = _reason(exporter.pin)
+    except BridgeError as error:
+        memory = memory_fds = pinning = error.message
+        events = _NO_MEMORY
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            importer.stdin.close()
+    return {"memory": memory, "memory_fds": memory_fds, "events": events, "pinning": pinning}
 
 
 class _Device:
-    """What both have: the device, a stream, and the other one's lines."""
+    """What both have: the device, a stream, the other one's lines, and a socket for descriptors."""
 
-    def __init__(self, device_uuid: str, inbound: IO[str], outbound: IO[str]) -> None:
+    def __init__(
+        self, device_uuid: str, inbound: IO[str], outbound: IO[str], fds: socket.socket
+    ) -> None:
         self.context = DeviceContext(find_device(device_uuid))
         self.copies = CopyStream(self.context)
+        self.fds = fds
+        # Where memory lies here that both have.
+        self.pointer = 0
         self._inbound = inbound
         self._outbound = outbound
+        self._last_words = "the other process has ended"
 
     def tell(self, message: dict[str, Any]) -> None:
         # Who has ended has said why, which is heard next.
@@ -86,10 +107,11 @@ class _Device:
     def hear(self) -> dict[str, Any]:
         line = self._inbound.readline()
         if not line:
-            raise BridgeError("the other process has ended")
+            raise BridgeError(self._last_words)
         message: dict[str, Any] = json.loads(line)
         if message.get("error"):
-            raise BridgeError(message["error"])
+            self._last_words = message["error"]
+            raise BridgeError(self._last_words)
         return message
 
     def write(self, pointer: int, data: bytes) -> None:
@@ -112,21 +134,20 @@ class _Device:
 
 
 class _Exporter(_Device):
-    def __init__(self, device_uuid: str, outbound: IO[str], inbound: IO[str]) -> None:
-        super().__init__(device_uuid, inbound, outbound)
-        self._pointer = 0
-
-    def share_memory(self) -> None:
-        segment = DeviceSegment.allocate(self.context, 0, _SIZE)
-        self._pointer = segment.pointer
+    def share_memory(self, *, by_fd: bool) -> None:
+        segment = DeviceSegment.allocate(self.context, 0, _SIZE, by_fd=by_fd)
         pattern = os.urandom(_PATTERN)
         self.write(segment.pointer, pattern)
+        if by_fd:
+            with contextlib.suppress(OSError):
+                socket.send_fds(self.fds, [b"m"], segment.fds)
         self.tell({"memory": segment.handle.hex()})
         seen = self.hear()["seen"]
         if seen != pattern.hex():
             raise BridgeError("the other process reads other bytes than were written")
         if self.read(segment.pointer) != pattern[::-1]:
             raise BridgeError("what the other process has written is not seen")
+        self.pointer = segment.pointer
 
     def share_events(self) -> None:
         # Either process records one: a stub records events that the server has made.
@@ -134,14 +155,14 @@ class _Exporter(_Device):
         self.tell({"events": [handle.hex() for handle in events.handles]})
         self.hear()
         pattern = os.urandom(_PATTERN)
-        self.begin_slowly(self._pointer, pattern, events, 0)
+        self.begin_slowly(self.pointer, pattern, events, 0)
         self.tell({"recorded": 0})
         if self.hear()["seen"] != pattern.hex():
             raise BridgeError("a stream of the other process did not wait for the event")
         self.tell({"record": 1})
         pattern = bytes.fromhex(self.hear()["written"])
         events.order(1, self.copies.handle)
-        if self.read(self._pointer) != pattern:
+        if self.read(self.pointer) != pattern:
             raise BridgeError("a stream did not wait for what the other process has recorded")
 
     def pin(self) -> None:
@@ -158,9 +179,10 @@ class _Exporter(_Device):
 
 
 class _Importer(_Device):
-    def __init__(self, device_uuid: str, inbound: IO[str], outbound: IO[str]) -> None:
-        super().__init__(device_uuid, inbound, outbound)
-        self._pointer = 0
+    def __init__(
+        self, device_uuid: str, inbound: IO[str], outbound: IO[str], fds: socket.socket
+    ) -> None:
+        super().__init__(device_uuid, inbound, outbound, fds)
         self._events: SharedEvents | None = None
 
     def run(self) -> None:
@@ -178,10 +200,10 @@ class _Importer(_Device):
 
     def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         if "memory" in message:
-            handle = bytes.fromhex(message["memory"])
-            self._pointer = DeviceSegment.open(self.context, 0, handle, _SIZE).pointer
-            seen = self.read(self._pointer)
-            self.write(self._pointer, seen[::-1])
+            pointer = self._open(bytes.fromhex(message["memory"])).pointer
+            seen = self.read(pointer)
+            self.write(pointer, seen[::-1])
+            self.pointer = pointer
             return {"seen": seen.hex()}
         if "events" in message:
             handles = [bytes.fromhex(handle) for handle in message["events"]]
@@ -190,10 +212,19 @@ class _Importer(_Device):
         assert self._events is not None
         if "record" in message:
             pattern = os.urandom(_PATTERN)
-            self.begin_slowly(self._pointer, pattern, self._events, message["record"])
+            self.begin_slowly(self.pointer, pattern, self._events, message["record"])
             return {"written": pattern.hex()}
         self._events.order(message["recorded"], self.copies.handle)
-        return {"seen": self.read(self._pointer).hex()}
+        return {"seen": self.read(self.pointer).hex()}
+
+    def _open(self, handle: bytes) -> DeviceSegment:
+        if handle:
+            return DeviceSegment.open(self.context, 0, handle, _SIZE)
+        _, (fd,), _, _ = socket.recv_fds(self.fds, 1, 1)
+        try:
+            return DeviceSegment.open_fd(self.context, 0, fd, _SIZE)
+        finally:
+            os.close(fd)
 
 
 def _reason(attempt: Callable[[], None]) -> str:

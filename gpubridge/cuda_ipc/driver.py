@@ -16,6 +16,7 @@ __all__ = ["CudaError", "DriverAbsent", "call", "handle_bytes", "handle_from", "
 SUCCESS = 0
 OUT_OF_MEMORY = 2
 NOT_READY = 600
+NOT_SUPPORTED = 801
 HANDLE_BYTES = 64
 # No status of the driver's: it did not get as far.
 _NOT_FOUND = -1
@@ -29,9 +30,10 @@ _FOREIGN = (
     "be different processes that see each other (in containers --pid=host, or one pod with a "
     "shared process namespace)"
 )
-_NO_IPC = (
-    "this device or platform does not share device memory between processes (WSL2, MIG and some "
-    "sandboxes do not); tensors cross in host memory instead"
+_NO_IPC = "this device or platform has no legacy CUDA IPC (WSL2, MIG and some sandboxes do not)"
+_NO_FDS = (
+    "this device or platform does not share device memory by file descriptors (WSL2 and some "
+    "sandboxes do not)"
 )
 _RESTART = "the device's context in this process is lost: the process has to be started again"
 # What to do, by the driver's code; of one call where that is another thing.
@@ -69,6 +71,12 @@ _ADVICE_OF_CALL = {
     ("cuIpcGetMemHandle", 801): _NO_IPC,
     ("cuIpcGetEventHandle", 801): _NO_IPC,
     ("cuIpcOpenEventHandle", 801): _NO_IPC,
+    ("cuMemGetAllocationGranularity", 801): _NO_FDS,
+    ("cuMemCreate", 801): _NO_FDS,
+    ("cuMemExportToShareableHandle", 801): _NO_FDS,
+    ("cuMemImportFromShareableHandle", 801): _NO_FDS,
+    ("cuMemImportFromShareableHandle", 1): "the descriptor is not one of device memory",
+    ("cuMemSetAccess", 101): "the memory is on another GPU, which this one does not reach",
     ("cuMemHostRegister", 1): "the memory cannot be pinned; copies of it are slower",
     ("cuMemHostRegister", 2): "raise the limit of locked memory: ulimit -l unlimited",
     ("cuMemHostRegister", 801): "the memory cannot be pinned here; copies of it are slower",

@@ -52,7 +52,9 @@ class DeviceCheck:
     Attributes
     ----------
     memory : Ability
-        Whether one reads and writes the other's allocation.
+        Whether one reads and writes the other's allocation, opened by its legacy handle.
+    memory_fds : Ability
+        Whether one reads and writes the other's memory, mapped by its file descriptor.
     events : Ability
         Whether one's streams wait for the other's.
     pinning : Ability
@@ -60,6 +62,7 @@ class DeviceCheck:
     """
 
     memory: Ability
+    memory_fds: Ability
     events: Ability
     pinning: Ability
 
@@ -94,7 +97,8 @@ def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck
         raise
     try:
         found = json.loads(out)
-        return DeviceCheck(*(_ability(found[name]) for name in ("memory", "events", "pinning")))
+        names = ("memory", "memory_fds", "events", "pinning")
+        return DeviceCheck(*(_ability(found[name]) for name in names))
     except (ValueError, KeyError):
         lines = err.strip().splitlines() or [_SHORTEST_REASON]
         return _nothing(f"{lines[-1]} (exit code {process.returncode})")
@@ -115,10 +119,10 @@ def probe_peers(device: DeviceInfo, peer: DeviceInfo) -> Ability:
     )
 
 
-def check_command(role: str, device_uuid: str) -> list[str]:
+def check_command(*arguments: str) -> list[str]:
     """Return the command of one of the two processes, which reads nothing of the current folder."""
     home = str(Path(gpubridge.__file__).parent.parent)
-    return [sys.executable, "-c", _PROGRAM, home, role, device_uuid]
+    return [sys.executable, "-c", _PROGRAM, home, *arguments]
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
@@ -133,4 +137,4 @@ def _ability(reason: str) -> Ability:
 
 
 def _nothing(reason: str) -> DeviceCheck:
-    return DeviceCheck(_ability(reason), _ability(reason), _ability(reason))
+    return DeviceCheck(*(_ability(reason) for _ in range(4)))

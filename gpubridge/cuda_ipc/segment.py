@@ -1,25 +1,21 @@
-"""A segment: one allocation of device memory, its handle, and this process's pointer to it.
+"""A segment: device memory that processes share, and this process's pointer to it.
 
 The server owns segments and exports each one once; stubs open each one once and find tensors in it by
-their offset. So no handle is made or opened for a request, and a stub that dies takes no memory with
-it that others use.
+their offset. So nothing is exported or opened for a request, and a stub that dies takes no memory with
+it that others use. It crosses by a legacy handle or by a file descriptor; nothing else depends on which.
 """
 
 from __future__ import annotations
 
 from gpubridge.cuda_ipc.context import DeviceContext
-from gpubridge.cuda_ipc.driver import CudaError, call, handle_bytes, handle_from
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.cuda_ipc.legacy_handles import LegacyMemory
+from gpubridge.cuda_ipc.memory_fds import FdMemory
 
-__all__ = ["DeviceSegment", "open_handle"]
-
-# The driver cuts smaller allocations from shared blocks of this size, which a handle would lay open.
-_GRANULARITY = 2 << 20
-_LAZY_ENABLE_PEER_ACCESS = 1
+__all__ = ["DeviceSegment"]
 
 
 class DeviceSegment:
-    """Device memory, owned (`allocate`) or opened (`open`); `close` frees or closes it.
+    """Device memory, made (`allocate`, `private`) or opened (`open`, `open_fd`); `close` lets it go.
 
     Attributes
     ----------
@@ -32,49 +28,41 @@ class DeviceSegment:
     uuid : str
         The device of the context that it was made or opened with.
     handle : bytes
-        64 bytes, for `open` in another process.
+        64 bytes, for `open` in another process; empty where it crosses otherwise.
     """
 
-    __slots__ = ("_context", "_owned", "handle", "pointer", "region", "size", "uuid")
+    __slots__ = ("_memory", "handle", "pointer", "region", "size", "uuid")
 
     def __init__(
-        self,
-        context: DeviceContext,
-        region: int,
-        pointer: int,
-        size: int,
-        handle: bytes,
-        *,
-        owned: bool,
+        self, context: DeviceContext, region: int, memory: LegacyMemory | FdMemory
     ) -> None:
-        self._context: DeviceContext | None = context
-        self._owned = owned
+        self._memory = memory
         self.region = region
-        self.pointer = pointer
-        self.size = size
-        self.handle = handle
+        self.pointer = memory.pointer
+        self.size = memory.size
+        self.handle = memory.handle
         self.uuid = context.device.uuid
 
     @classmethod
-    def allocate(cls, context: DeviceContext, region: int, size: int) -> DeviceSegment:
+    def allocate(
+        cls, context: DeviceContext, region: int, size: int, *, by_fd: bool = False
+    ) -> DeviceSegment:
         """Allocate at least ``size`` bytes (contents undefined) that others may open.
 
         Takes milliseconds, so never for a request.
+
+        Parameters
+        ----------
+        by_fd : bool
+            Whether they do that by a file descriptor, and not by a handle.
 
         Raises
         ------
         CudaError
             UNAVAILABLE when the device has no memory left; INTERNAL when it cannot be shared.
         """
-        size = -(-max(size, 1) // _GRANULARITY) * _GRANULARITY
-        with context.pushed():
-            pointer = int(call("cuMemAlloc", size))
-            try:
-                handle = handle_bytes(call("cuIpcGetMemHandle", pointer))
-            except CudaError:
-                call("cuMemFree", pointer)
-                raise
-        return cls(context, region, pointer, size, handle, owned=True)
+        kind = FdMemory if by_fd else LegacyMemory
+        return cls(context, region, kind.allocate(context, size))
 
     @classmethod
     def private(cls, context: DeviceContext, region: int, size: int) -> DeviceSegment:
@@ -85,10 +73,7 @@ class DeviceSegment:
         CudaError
             UNAVAILABLE when the device has no memory left.
         """
-        size = -(-max(size, 1) // _GRANULARITY) * _GRANULARITY
-        with context.pushed():
-            pointer = int(call("cuMemAlloc", size))
-        return cls(context, region, pointer, size, b"", owned=True)
+        return cls(context, region, LegacyMemory.allocate(context, size, shared=False))
 
     @classmethod
     def open(cls, context: DeviceContext, region: int, handle: bytes, size: int) -> DeviceSegment:
@@ -110,8 +95,41 @@ class DeviceSegment:
         CudaError
             The driver does not open it: it is this process's own, another device's, gone.
         """
-        pointer = open_handle(context, handle, size)
-        return cls(context, region, pointer, size, handle, owned=False)
+        return cls(context, region, LegacyMemory.open(context, handle, size))
+
+    @classmethod
+    def open_fd(cls, context: DeviceContext, region: int, fd: int, size: int) -> DeviceSegment:
+        """Open memory that another process has made, by a descriptor, which stays the caller's.
+
+        Takes up to milliseconds, so never for a request.
+
+        Parameters
+        ----------
+        size : int
+            All its bytes, as its maker's segment has it.
+
+        Raises
+        ------
+        CudaError
+            The driver does not open it: it is no such descriptor, or another device's memory.
+        """
+        return cls(context, region, FdMemory.open(context, fd, size))
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptor for `open_fd` in other processes, if there is one; closed with the segment."""
+        fd = self._memory.fd
+        return () if fd is None else (fd,)
+
+    def let_reach(self, peer: DeviceContext) -> None:
+        """Let another device copy to and from here, peer access being enabled.
+
+        Raises
+        ------
+        CudaError
+            That one does not reach this memory.
+        """
+        self._memory.let_reach(peer)
 
     def close(self) -> None:
         """Free or close the memory, which nobody may look at any more; idempotent.
@@ -123,38 +141,4 @@ class DeviceSegment:
         CudaError
             The context is lost; the memory goes with the process.
         """
-        context, self._context = self._context, None
-        if context is not None:
-            with context.pushed():
-                call("cuMemFree" if self._owned else "cuIpcCloseMemHandle", self.pointer)
-
-
-def open_handle(context: DeviceContext, handle: bytes, size: int) -> int:
-    """Open an allocation, check that it has ``size`` bytes, and return its pointer.
-
-    Raises
-    ------
-    BridgeError, CudaError
-        As `DeviceSegment.open`; it is closed again then.
-    """
-    if size <= 0:
-        raise BridgeError(
-            f"expected a size of at least one byte of device memory, got {size}",
-            ErrorCode.INVALID_ARG,
-        )
-    ipc = handle_from("CUipcMemHandle", handle)
-    with context.pushed():
-        pointer = int(call("cuIpcOpenMemHandle", ipc, _LAZY_ENABLE_PEER_ACCESS))
-        try:
-            base, nbytes = call("cuMemGetAddressRange", pointer)
-            end = int(base) + int(nbytes)
-            if pointer + size > end:
-                raise BridgeError(
-                    f"expected device memory of {size} bytes, got {end - pointer}; register no "
-                    "more bytes than were allocated",
-                    ErrorCode.INVALID_ARG,
-                )
-        except BridgeError:
-            call("cuIpcCloseMemHandle", pointer)
-            raise
-    return pointer
+        self._memory.close()

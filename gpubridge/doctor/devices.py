@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpubridge.cuda_ipc import (
     Ability,
+    DeviceCheck,
     DeviceInfo,
     DeviceProbe,
     check_device,
@@ -26,6 +27,7 @@ _MODULE = Path("/proc/driver/nvidia/version")
 _BINDINGS = ("cuda-bindings", "cuda-python")
 _PINNED_BYTES = 256 << 20
 _NO_IPC = "tensors cross between processes in host memory; nothing else changes"
+_NO_REGIONS = "clients' CUDA shared memory, which needs those handles, is refused"
 _NO_EVENTS = "the process that makes a tensor waits for it before it passes it on; nothing to do"
 _NO_PEERS = "models that pass tensors to each other on the GPU belong on the same one"
 
@@ -97,7 +99,7 @@ def _abilities(device: DeviceInfo) -> list[Finding]:
         ]
     check = check_device(device.uuid)
     return [
-        _ability(f"{name}, tensors between processes", check.memory, "CUDA IPC memory", _NO_IPC),
+        _memory(f"{name}, tensors between processes", check),
         _ability(f"{name}, order between processes", check.events, "CUDA IPC events", _NO_EVENTS),
         _ability(
             f"{name}, pinned host memory",
@@ -106,6 +108,22 @@ def _abilities(device: DeviceInfo) -> list[Finding]:
             "copies between host and GPU are slower; raise ulimit -l, or loosen the sandbox",
         ),
     ]
+
+
+def _memory(subject: str, check: DeviceCheck) -> Finding:
+    """Say by what memory crosses: arenas take the first that works, clients' regions need the first."""
+    handles, fds = check.memory, check.memory_fds
+    if handles.works:
+        detail = "by legacy IPC handles: tried by two processes"
+        more = (
+            "VMM file descriptors, too" if fds.works else f"no VMM file descriptors: {fds.reason}"
+        )
+        return Finding(subject, works=True, detail=f"{detail}; {more}")
+    if fds.works:
+        detail = "by VMM file descriptors: tried by two processes; no legacy IPC handles: "
+        return Finding(subject, works=True, detail=detail + handles.reason, advice=_NO_REGIONS)
+    detail = f"no legacy IPC handles: {handles.reason}; no VMM file descriptors: {fds.reason}"
+    return Finding(subject, works=False, detail=detail, advice=_NO_IPC)
 
 
 def _ability(subject: str, ability: Ability, what: str, advice: str) -> Finding:

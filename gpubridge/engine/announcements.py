@@ -111,7 +111,8 @@ class Announcements:
                 "uuid": segment.uuid,
                 "client": isinstance(segment, ClientDeviceSegment),
             }
-            self._send(control_message(self._kinds.DEVICE_REGION, **fields))
+            fds = segment.fds if isinstance(segment, DeviceRegion) else ()
+            self._send(control_message(self._kinds.DEVICE_REGION, **fields), fds)
             return
         message = control_message(
             self._kinds.REGION,

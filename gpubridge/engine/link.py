@@ -105,13 +105,13 @@ class StubLink:
 
     # -- what the owner asks -------------------------------------------------------------------
 
-    def initialize(self, settings: dict[str, Any], calls: int) -> None:
-        """Send the stub its settings, the control page, and its end of the channel of its calls."""
+    def initialize(self, settings: dict[str, Any], calls: int, arena: tuple[int, ...]) -> None:
+        """Send the stub its settings, the control page, its end of the calls' channel, its arena."""
         self.busy_poll = BusyPoll(self._loop, busy_poll_ns(settings["busy_poll_us"]))
         message = control_message(
             Kind.INITIALIZE, owner=self._outputs.owner, output_limit=self._outputs.limit, **settings
         )
-        self._outbox.send(message, (self._control.segment.fd, calls))
+        self._outbox.send(message, (self._control.segment.fd, calls, *arena))
 
     def give_arena(self, arena: DeviceRegion, release: ReleaseWaiters) -> None:
         """Let the stub put outputs into device memory; its settings say where that is."""
@@ -121,9 +121,9 @@ class StubLink:
         borrowed.know(arena)
         self.open_devices.told(arena)
 
-    def tell(self, kind: int, **fields: Any) -> None:
-        """Send a message of a rare kind."""
-        self._outbox.send(control_message(kind, **fields))
+    def tell(self, kind: int, *fds: int, **fields: Any) -> None:
+        """Send a message of a rare kind, with descriptors."""
+        self._outbox.send(control_message(kind, **fields), fds)
 
     @property
     def owner(self) -> int:
@@ -362,14 +362,16 @@ class StubLink:
             self._events.on_completed(completed_text(decode_control(message)))
         elif kind == Kind.READY:
             if self.device is not None and not decode_control(message).get("device"):
-                self._take_back_arena()
+                self.take_back_arena()
             self._events.on_ready(fds.pop() if fds else None)
         elif kind == Kind.FAILED:
             self._events.on_failed(str(decode_control(message).get("error")))
+        elif kind == Kind.ARENA_REFUSED:
+            self._events.on_arena_refused(str(decode_control(message).get("reason")))
         elif kind != Kind.FINALIZED:
             raise MalformedMessage(f"unknown kind {kind}")
 
-    def _take_back_arena(self) -> None:
+    def take_back_arena(self) -> None:
         """The stub has no device after all, or cannot open what others have there."""
         self.device = self._ledger.events = None
         self.open_devices.close()

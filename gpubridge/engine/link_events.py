@@ -15,7 +15,7 @@ __all__ = ["LinkEvents"]
 class LinkEvents:
     """What a link tells its owner; called on the event loop.
 
-    ``on_ready`` gets the socket by which the model's ``is_ready`` is asked, if it has one, which it then
+    ``on_arena_refused`` gets why the stub cannot open its arena; ``on_ready`` the socket by which the model's ``is_ready`` is asked, if it has one, which it then
     owns; ``on_landed`` gets the batches that were answered in one message, and when; ``on_responses`` the
     requests of earlier batches that ended now, when that was, and how many bytes were copied.
     """
@@ -27,3 +27,4 @@ class LinkEvents:
     on_landed: Callable[[list[Landed], int], None]
     on_responses: Callable[[list[Closed], int, int], None]
     on_log: Callable[[dict[str, Any]], None]
+    on_arena_refused: Callable[[str], None]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from gpubridge.cuda_ipc import DeviceInfo
 from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.instance_owner import CallDoor
@@ -66,6 +67,9 @@ class StubRun:
         self._completion = completion
         self._loop = asyncio.get_running_loop()
         self._open = True
+        # By what the arena crosses that the stub has been offered, and may refuse: by a descriptor?
+        self._offered: bool | None = None
+        self._offer: asyncio.Task[None] | None = None
         self._process: RunningStub | None = None
         self._call_door: CallDoor | None = None
         self._started: asyncio.Future[None] = self._loop.create_future()
@@ -77,6 +81,7 @@ class StubRun:
             on_landed=on_landed,
             on_responses=on_responses,
             on_log=on_log,
+            on_arena_refused=self._on_arena_refused,
         )
         try:
             ours, self._theirs = pair()
@@ -112,7 +117,8 @@ class StubRun:
         instance = self._instance
         with calls:
             try:
-                settings = await self._context.devices.equip(instance.settings, self.link)
+                settings, fds = await self._context.devices.equip(instance.settings, self.link)
+                self._offered = bool(fds)
                 environment, model = instance.settings.environment, instance.settings.stub["name"]
                 start = self._context.start_stub
                 self._process = start(environment, model, instance.name, self._theirs)
@@ -121,7 +127,7 @@ class StubRun:
                 raise
             self._call_door = self._context.calls.open(ours, self.link, instance)
             self._process.exited.add_done_callback(self._on_exit)
-            self.link.initialize(settings, calls.fileno())
+            self.link.initialize(settings, calls.fileno(), fds)
         if self._completion is not None:
             await self._completion.settled(instance.index == 0, self._started)
             self.link.tell(Kind.CONFIGURE, **instance.settings.stub)
@@ -158,6 +164,8 @@ class StubRun:
         """Close what led to a dead stub; returns the requests that it had started, and had not."""
         # The process's, if there ever was one.
         self._theirs.close()
+        if self._offer is not None:
+            self._offer.cancel()
         door, self._call_door = self._call_door, None
         if door is not None:
             door.close()
@@ -178,6 +186,28 @@ class StubRun:
             self._instance.ready_check.connect(fd)
         if not self._started.done():
             self._started.set_result(None)
+
+    def _on_arena_refused(self, reason: str) -> None:
+        by_fd, self._offered = self._offered, None
+        ordinal = self._instance.settings.device
+        if by_fd is None or ordinal is None or self._started.done():
+            self.link.distrust("refused memory that it was not offered")
+            return
+        self.link.take_back_arena()
+        device = self._context.devices.device(ordinal)
+        self._context.devices.sharing.refused(device.uuid, by_fd, reason)
+        self._offer = self._loop.create_task(self._offer_arena(device))
+
+    async def _offer_arena(self, device: DeviceInfo) -> None:
+        """Offer the stub an arena that crosses in another way, or say why there is none."""
+        try:
+            devices, name = self._context.devices, self._instance.name
+            told, fds = await devices.offer_arena(device, name, self.link)
+        except BridgeError as error:
+            self._on_failed(error.message)
+            return
+        self._offered = bool(fds) if not told["reason"] else None
+        self.link.tell(Kind.ARENA, *fds, **told)
 
     def _on_failed(self, text: str) -> None:
         if not self._started.done():

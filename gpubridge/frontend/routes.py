@@ -255,7 +255,7 @@ class MetricsRouter(_Failures):
                 self._telemetry.machine,
                 self._telemetry.metrics,
                 self._fallbacks,
-                self._repository.metrics.families(),
+                [*self._repository.devices.families(), *self._repository.metrics.families()],
             ),
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 from gpubridge.errors import BridgeError
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.transport.calls import CallKind
+from gpubridge.transport.channel import close_all
 from gpubridge.transport.leases import BorrowedMemory
 
 __all__ = ["REGION_KINDS", "take_region"]
@@ -34,6 +35,8 @@ def take_region(
         borrowed.announce(fields["region"], fds.pop(), fields["size"])
     elif device is not None:
         try:
-            borrowed.know(device.regions.announce(fields))
+            borrowed.know(device.regions.announce(fields, fds))
         except BridgeError as error:
             device.note(error)
+    else:
+        close_all(fds)

@@ -22,6 +22,7 @@ from gpubridge.stub.calls import CallDesk
 from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.completion import completed_config
 from gpubridge.stub.debugger import wait_for_debugger
+from gpubridge.stub.device.arena_offers import ArenaOffers
 from gpubridge.stub.device.inputs import DeviceInputs
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.stub.device.pinning import HostPinning
@@ -129,6 +130,7 @@ class Stub:
         self._waits = ShortWaits(_AWAKE_SHARE * self._awake_ns)
         calls = socket.socket(fileno=fds[1])
         calls.setblocking(False)
+        self._offers = ArenaOffers(channel, settings.get("device"), list(fds[2:]))
         self._device: StubDevice | None = None
         # Where the memory of requests is pinned, if inputs are copied from there to the GPU.
         self._uploads: HostPinning | None = None
@@ -188,7 +190,7 @@ class Stub:
     def _open_device(self) -> None:
         """Make the model's GPU current, and open the memory that this stub has on it."""
         self._device = device = StubDevice.of_stub(
-            self._settings.get("device"),
+            self._offers,
             self._control.device_work,
             self._control.pending,
             self._tell_closed,
@@ -236,7 +238,7 @@ class Stub:
         if settings["completion"] == Completes.HERE:
             text = completed_config(kind, settings["name"], settings["args"]["model_config"])
             self._channel.send(control_message(Kind.COMPLETED, config=text))
-        message, _ = self._channel.receive()
+        message, _ = self._offers.next_message()
         if message[0] != Kind.CONFIGURE:
             raise MalformedMessage(
                 f"expected the configuration, got a message of kind {message[0]}"
@@ -286,7 +288,7 @@ class Stub:
             return
         assert self._device is not None
         try:
-            self._borrowed.know(self._device.regions.announce(fields))
+            self._borrowed.know(self._device.regions.announce(fields, fds))
         except BridgeError as error:
             self._device.note(error)
             self._log(

@@ -59,6 +59,7 @@ class Kind:
     CONFIGURE = 7
     DEVICE_REGION = 8
     DEVICE_ALONE = 9
+    ARENA = 10
     READY = 16
     FAILED = 17
     RESULTS = 18
@@ -67,6 +68,7 @@ class Kind:
     RESPONSES = 21
     COMPLETED = 22
     REGION_CLOSED = 23
+    ARENA_REFUSED = 24
 
 
 class Completes:

@@ -133,6 +133,7 @@ async def _hear(messages: list[bytes]) -> None:
             lambda landed, now: None,
             lambda closed, now, copied: None,
             lambda fields: None,
+            lambda reason: None,
         ),
     )
     asked = [Asked(regions.arena) for _ in range(3)]

@@ -19,6 +19,7 @@ class Segment:
     """A segment of device memory that says when it is given back."""
 
     region, size, uuid, handle, pointer = REGION, 4096, "GPU-0", bytes(64), 0
+    fds: tuple[int, ...] = ()
 
 
 class Link:
@@ -72,6 +73,15 @@ def test_a_region_is_told_by_its_handle_and_without_a_descriptor(announcements, 
         "uuid": "GPU-0",
         "client": False,
     }
+
+
+def test_a_region_without_a_handle_is_told_with_its_descriptor(announcements, freed, told):
+    segment = Segment()
+    segment.handle, segment.fds = b"", (11,)
+    announcements.tell(DeviceRegion(segment, freed.append))
+    ((message, fds),) = told
+    assert fds == (11,)
+    assert decode_control(message)["handle"] == ""
 
 
 def test_what_a_stub_has_open_is_not_freed_before_it_is_closed(announcements, opened, arena, freed):

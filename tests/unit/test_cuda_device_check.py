@@ -19,7 +19,8 @@ pytest.importorskip("cuda.bindings")
 PROBE = """
 import json, gpubridge.cuda_ipc as c
 check = c.check_device(c.list_devices()[{ordinal}].uuid)
-print(json.dumps([check.memory.works, check.memory.reason, check.events.works, check.events.reason]))
+found = [check.memory, check.memory_fds, check.events]
+print(json.dumps([fact for each in found for fact in (each.works, each.reason)]))
 """
 
 
@@ -45,7 +46,7 @@ def probe(machine, ordinal=0):
 @pytest.mark.parametrize("ordinal", [0, 1])
 def test_memory_and_events_cross_and_are_waited_for(machine, ordinal):
     machine.delay(2000)
-    assert probe(machine, ordinal) == [True, "", True, ""]
+    assert probe(machine, ordinal) == [True, "", True, "", True, ""]
     # The process that asks gets no context, and each other one only that of the device.
     retained = machine.calls("cuDevicePrimaryCtxRetain")
     assert [call.arguments for call in retained] == [(ordinal,)] * 2
@@ -54,18 +55,44 @@ def test_memory_and_events_cross_and_are_waited_for(machine, ordinal):
 
 
 @pytest.mark.parametrize("call", ["cuMemAlloc", "cuIpcGetMemHandle", "cuIpcOpenMemHandle"])
-def test_memory_that_does_not_cross_says_why(machine, call):
+def test_handles_that_do_not_cross_say_why(machine, call):
     machine.fail(call, 801)
-    memory, why, events, why_not = probe(machine)
-    assert (memory, events) == (False, False)
+    memory, why, fds, no_reason, events, _ = probe(machine)
+    assert (memory, fds, no_reason, events) == (False, True, "", True)
     assert why.startswith(f"{call} failed: CUDA_ERROR_NOT_SUPPORTED (801): ")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuMemCreate",
+        "cuMemExportToShareableHandle",
+        "cuMemImportFromShareableHandle",
+        "cuMemMap",
+        "cuMemSetAccess",
+    ],
+)
+def test_descriptors_that_do_not_cross_say_why(machine, call):
+    machine.fail(call, 801)
+    memory, _, fds, why, events, _ = probe(machine)
+    assert (memory, fds, events) == (True, False, True)
+    assert why.startswith(f"{call} failed: CUDA_ERROR_NOT_SUPPORTED (801): ")
+
+
+def test_memory_that_does_not_cross_at_all_says_why(machine):
+    machine.refuse_legacy_handles()
+    machine.refuse_memory_fds()
+    memory, why, fds, why_no_fds, events, why_not = probe(machine)
+    assert (memory, fds, events) == (False, False, False)
+    assert why.startswith("cuIpcOpenMemHandle failed: ")
+    assert "file descriptors" in why_no_fds
     assert why_not == "not tried, since device memory is not shared"
 
 
 @pytest.mark.parametrize("call", ["cuIpcGetEventHandle", "cuIpcOpenEventHandle"])
 def test_events_that_do_not_cross_say_why(machine, call):
     machine.fail(call, 801)
-    memory, why, events, why_not = probe(machine)
+    memory, why, _, _, events, why_not = probe(machine)
     assert (memory, why, events) == (True, "", False)
     assert why_not.startswith(f"{call} failed: CUDA_ERROR_NOT_SUPPORTED (801): ")
 
@@ -86,9 +113,10 @@ def test_memory_that_cannot_be_pinned_says_why(machine):
 @pytest.mark.parametrize("nth", [1, 2])
 def test_no_memory_for_a_context_is_a_reason(machine, nth):
     machine.fail("cuDevicePrimaryCtxRetain", 2, nth=nth)
-    memory, why, events, _ = probe(machine)
-    assert (memory, events) == (False, False)
+    memory, why, fds, why_no_fds, events, _ = probe(machine)
+    assert (memory, fds, events) == (False, False, False)
     assert "CUDA_ERROR_OUT_OF_MEMORY" in why
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in why_no_fds
 
 
 def test_a_device_that_is_not_there_is_a_reason():

@@ -70,8 +70,6 @@ def test_looking_makes_no_context_in_the_process_that_asks(machine):
 @pytest.mark.parametrize(
     ("call", "code", "subjects", "text", "advice"),
     [
-        ("cuIpcOpenMemHandle", 801, GPU_0[:2], "do not", "in host memory"),
-        ("cuIpcOpenMemHandle", 201, GPU_0[:2], "PID namespace", "in host memory"),
         ("cuIpcOpenEventHandle", 801, GPU_0[1:2], "NOT_SUPPORTED", "nothing to do"),
         ("cuMemHostRegister", 801, GPU_0[2:], "cannot be pinned", "ulimit -l"),
         ("cuDevicePrimaryCtxRetain", 2, GPU_0, "OUT_OF_MEMORY", ""),
@@ -83,6 +81,29 @@ def test_what_does_not_work_says_why_and_what_to_do(machine, call, code, subject
     assert broken(found) == subjects
     assert text in found[subjects[0]]["detail"]
     assert advice in found[subjects[0]]["advice"]
+
+
+@pytest.mark.parametrize(
+    ("handles", "fds", "works", "texts", "advice"),
+    [
+        (True, True, True, ["by legacy IPC handles", "VMM file descriptors, too"], ""),
+        (True, False, True, ["by legacy IPC handles", "no VMM file descriptors: cu"], ""),
+        (False, True, True, ["by VMM file descriptors", "WSL2"], "clients' CUDA shared memory"),
+        (False, False, False, ["no legacy IPC handles: cu", "descriptors: cu"], "in host memory"),
+    ],
+)
+def test_by_what_memory_crosses_is_told(machine, handles, fds, works, texts, advice):
+    if not handles:
+        machine.refuse_legacy_handles()
+    if not fds:
+        machine.refuse_memory_fds()
+    found = findings(machine, CUDA_VISIBLE_DEVICES="0")
+    memory = found[GPU_0[0]]
+    assert memory["works"] is works
+    assert found[GPU_0[1]]["works"] is works
+    assert all(text in memory["detail"] for text in texts)
+    assert advice in memory["advice"]
+    assert bool(memory["advice"]) is bool(advice)
 
 
 def test_devices_that_do_not_reach_each_other_are_named(machine):

@@ -9,6 +9,7 @@ from tests.simcuda.processes import running_worker
 
 START = """
 from gpubridge.cuda_ipc import find_device, list_devices
+from gpubridge.stub.device.arena_offers import ArenaOffers
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.errors import BridgeError
 import gpubridge.stub.device.memory as room, os
@@ -16,10 +17,10 @@ room._PATIENCE = 0.05
 work = memoryview(bytearray(72)).cast("Q")
 closed, said = [], []
 ok(d.cuInit(0))
+offered = {"uuid": list_devices()[0].uuid, "region": 1 << 31, "size": 2 << 20, "handle": "",
+           "server": os.getpid(), "reason": "", "events": "", "no_events": ""}
 device = StubDevice(
-    {"uuid": list_devices()[0].uuid, "region": 1 << 31, "size": 2 << 20, "handle": "",
-     "server": os.getpid(), "reason": "", "events": "", "no_events": ""},
-    work, memoryview(bytearray(64)), lambda *what: closed.append(what), lambda *what: said.append(what))
+    ArenaOffers(None, offered, []), work, memoryview(bytearray(64)), lambda *what: closed.append(what), lambda *what: said.append(what))
 stream = int(ok(d.cuStreamCreate(1)))
 whole = device.own.size
 

@@ -10,11 +10,13 @@ import asyncio
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
+from gpubridge.config.python_backend import DeviceMemoryHandles
 from gpubridge.cuda_ipc import (
     CopyStream,
     CudaError,
@@ -26,8 +28,10 @@ from gpubridge.cuda_ipc import (
 )
 from gpubridge.engine.devices.arena_events import ArenaEvents, Releases
 from gpubridge.engine.devices.peer_memory import PeerMemory
+from gpubridge.engine.devices.sharing import MemorySharing
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.telemetry.exposition import Family
 from gpubridge.transport.device_regions import arena_region, reserve_addresses
 
 __all__ = ["DeviceMemory", "DeviceRegion"]
@@ -51,7 +55,7 @@ class DeviceRegion:
     uuid : str
         The device.
     handle : bytes
-        By which other processes open it.
+        By which other processes open it; empty where they do that by ``fds``.
     pointer : int
         In the server's own addresses.
     events : ArenaEvents or None
@@ -59,6 +63,7 @@ class DeviceRegion:
     """
 
     __slots__ = (
+        "__weakref__",
         "_free",
         "_segment",
         "events",
@@ -85,6 +90,11 @@ class DeviceRegion:
         self.handle = segment.handle
         self.pointer = segment.pointer
         self.view = reserve_addresses(segment.size)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptor by which they open it otherwise; this object's."""
+        return self._segment.fds
 
     def __del__(self) -> None:
         if self.events is not None:
@@ -126,17 +136,23 @@ class DeviceMemory:
     ----------
     arena_bytes : int
         The size of the arena of a stub.
+    handles : {"auto", "legacy", "fd"}
+        By what it may cross to the stub.
 
     Attributes
     ----------
+    sharing : MemorySharing
+        Allocates what stubs open.
     used : bool
         Whether any tensor may be on a GPU.
     peers : PeerMemory
         Brings tensors from one GPU to another.
     """
 
-    def __init__(self, arena_bytes: int) -> None:
+    def __init__(self, arena_bytes: int, handles: DeviceMemoryHandles = "auto") -> None:
         self.arena_bytes = arena_bytes
+        self.sharing = MemorySharing(handles)
+        self._arenas: WeakSet[DeviceRegion] = WeakSet()
         self._lock = threading.Lock()
         self._probe: DeviceProbe | None = None
         self._contexts: dict[str, DeviceContext] = {}
@@ -185,8 +201,16 @@ class DeviceMemory:
 
     # -- arenas --------------------------------------------------------------------------------
 
-    async def equip(self, settings: InstanceSettings, link: ArenaHolder) -> dict[str, Any]:
+    async def equip(
+        self, settings: InstanceSettings, link: ArenaHolder
+    ) -> tuple[dict[str, Any], tuple[int, ...]]:
         """Return what a stub is told when it starts, with the memory on its GPU, if it has one.
+
+        Returns
+        -------
+        settings : dict
+        fds : tuple of int
+            Descriptors that go with them; they stay the arena's, which the link has now.
 
         Raises
         ------
@@ -194,8 +218,14 @@ class DeviceMemory:
             UNAVAILABLE when the device has no memory left, INTERNAL when the driver fails.
         """
         if settings.device is None:
-            return settings.stub
-        device = self.device(settings.device)
+            return settings.stub, ()
+        told, fds = await self.offer_arena(self.device(settings.device), settings.name, link)
+        return {**settings.stub, "device": told}, fds
+
+    async def offer_arena(
+        self, device: DeviceInfo, instance: str, link: ArenaHolder
+    ) -> tuple[dict[str, Any], tuple[int, ...]]:
+        """Make an arena for a stub, and return what it is told of that, as `equip` does."""
         region = arena_region(link.owner)
         told = {
             "uuid": device.uuid,
@@ -208,25 +238,38 @@ class DeviceMemory:
             "reason": "",
         }
         try:
-            arena, no_events = await self.run(lambda: self._allocate(device, region, settings.name))
-        except CudaError as error:
+            arena, no_events = await self.run(lambda: self._allocate(device, region, instance))
+        except BridgeError as error:
             if error.code is ErrorCode.UNAVAILABLE:
                 raise
             # The stub can use its GPU all the same, alone.
             told["reason"] = error.message
-        else:
-            link.give_arena(arena, self.release_waiters)
-            told["size"] = arena.size
-            told["handle"] = arena.handle.hex()
-            told["events"] = arena.events.handles.hex() if arena.events else ""
-            told["no_events"] = no_events
-        return {**settings.stub, "device": told}
+            return told, ()
+        link.give_arena(arena, self.release_waiters)
+        self._arenas.add(arena)
+        told["size"] = arena.size
+        told["handle"] = arena.handle.hex()
+        told["events"] = arena.events.handles.hex() if arena.events else ""
+        told["no_events"] = no_events
+        return told, arena.fds
+
+    def families(self) -> list[Family]:
+        """Return how many stubs have an arena on each GPU, by what they have opened it."""
+        family = Family(
+            "gpubridge_device_arenas",
+            "Device memory of stubs that others can open, by how it crosses processes",
+            "gauge",
+        )
+        ways = Counter((arena.uuid, "fd" if arena.fds else "legacy") for arena in self._arenas)
+        for (uuid, handles), count in ways.items():
+            family.add({"gpu_uuid": uuid, "handles": handles}, count)
+        return [family]
 
     def _allocate(self, device: DeviceInfo, region: int, instance: str) -> tuple[DeviceRegion, str]:
         """Make an arena with its events; says why it has none."""
         self.peers.look_at(device)
         context = self.context(device)
-        segment = DeviceSegment.allocate(context, region, self.arena_bytes)
+        segment = self.sharing.allocate(context, region, self.arena_bytes)
         try:
             events, reason = ArenaEvents.create(context, instance)
         except CudaError:

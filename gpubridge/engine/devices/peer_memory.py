@@ -16,7 +16,6 @@ from gpubridge.cuda_ipc import (
     DeviceArena,
     DeviceContext,
     DeviceInfo,
-    DeviceSegment,
     enable_peer_access,
     probe_peers,
 )
@@ -55,6 +54,7 @@ class PeerMemory:
         self._devices = devices
         self._abilities: dict[tuple[str, str], Ability] = {}
         self._enabled: set[tuple[str, str]] = set()
+        self._reached: set[tuple[str, str]] = set()
         self._arenas: dict[str, tuple[DeviceRegion, DeviceArena]] = {}
         self._without: dict[str, str] = {}
 
@@ -88,6 +88,8 @@ class PeerMemory:
         for source in {part.segment.uuid for part in parts}:
             self._enable(source, target)
         region, arena = self._arena(target)
+        for source in {part.segment.uuid for part in parts}:
+            self._let_reach(arena, source, target)
         brought = []
         for part in parts:
             try:
@@ -128,6 +130,19 @@ class PeerMemory:
             raise NotByPeerCopy("no_peer_access", error.message) from error
         self._enabled.add((source, target))
 
+    def _let_reach(self, arena: DeviceArena, source: str, target: str) -> None:
+        """Have the stream of the source, which copies, reach the memory; at the first time only."""
+        if (source, target) in self._reached:
+            return
+        try:
+            arena.segment.let_reach(self._context(source))
+        except CudaError as error:
+            if error.sticky:
+                raise
+            self._abilities[source, target] = Ability(works=False, reason=error.message)
+            raise NotByPeerCopy("no_peer_access", error.message) from error
+        self._reached.add((source, target))
+
     def _arena(self, target: str) -> tuple[DeviceRegion, DeviceArena]:
         if target in self._without:
             raise NotByPeerCopy("peer_memory_absent", self._without[target])
@@ -135,9 +150,9 @@ class PeerMemory:
             context = self._context(target)
             region = arena_region(_SERVER) + context.device.ordinal
             try:
-                segment = DeviceSegment.allocate(context, region, self._devices.arena_bytes)
-            except CudaError as error:
-                if error.sticky:
+                segment = self._devices.sharing.allocate(context, region, self._devices.arena_bytes)
+            except BridgeError as error:
+                if isinstance(error, CudaError) and error.sticky:
                     raise
                 self._without[target] = error.message
                 raise NotByPeerCopy("peer_memory_absent", error.message) from error

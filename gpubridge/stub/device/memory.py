@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Callable
 
 from gpubridge.cuda_ipc import (
     CopyMark,
@@ -25,6 +25,7 @@ from gpubridge.cuda_ipc import (
     find_device,
 )
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.stub.device.arena_offers import ArenaOffers
 from gpubridge.stub.device.counters import show_work
 from gpubridge.stub.device.events import EdgeEvents, streams_behind
 from gpubridge.stub.device.hold import DeviceHold
@@ -46,8 +47,8 @@ class StubDevice:
 
     Parameters
     ----------
-    settings : dict
-        Field ``device`` of the INITIALIZE message.
+    offers : ArenaOffers
+        Of the server, which says what GPU it is and what memory there is for it.
     work : memoryview
         Where the server sees what was done: bytes by kind, copies by kind, waits.
     pending : memoryview
@@ -80,14 +81,15 @@ class StubDevice:
 
     def __init__(
         self,
-        settings: dict[str, Any],
+        offers: ArenaOffers,
         work: memoryview,
         pending: memoryview,
         tell_closed: Callable[[int, int], None],
         fall_back: Callable[..., None],
     ) -> None:
         self._work = work
-        info = find_device(settings["uuid"])
+        assert offers.fields is not None
+        info = find_device(offers.fields["uuid"])
         self.uuid = info.uuid
         self.ordinal = info.ordinal
         self._over: deque[tuple[object, set[int]]] = deque()
@@ -101,7 +103,7 @@ class StubDevice:
         self._counting = threading.Lock()
         # Any thread may settle; finalizers only add to what is over.
         self._settling = threading.Lock()
-        self.regions = DeviceRegions(self._context, settings, tell_closed)
+        self.regions = DeviceRegions(self._context, offers, tell_closed)
         self.own = self.regions.own
         self.shared = True
         self._fall_back = fall_back
@@ -115,7 +117,7 @@ class StubDevice:
     @classmethod
     def of_stub(
         cls,
-        settings: dict[str, Any] | None,
+        offers: ArenaOffers,
         work: memoryview,
         pending: memoryview,
         tell_closed: Callable[[int, int], None],
@@ -128,14 +130,16 @@ class StubDevice:
         BridgeError
             The device is there and does not work.
         """
-        if settings is None:
+        if offers.fields is None:
             return None
         try:
-            return cls(settings, work, pending, tell_closed, fall_back)
+            return cls(offers, work, pending, tell_closed, fall_back)
         except DriverAbsent as error:
             text = f"tensors stay in host memory, since the GPU cannot be used: {error.message}"
             fall_back("device_absent", text)
             return None
+        finally:
+            offers.close()
 
     def keep_alone(self, reason: str) -> None:
         """Hand on no more tensors on the device; those that others have stay theirs."""

@@ -10,6 +10,8 @@ from typing import Any, Callable, Optional
 from gpubridge.cuda_ipc import CudaError, DeviceContext, DeviceSegment, SharedEvents
 from gpubridge.cuda_ipc.driver import HANDLE_BYTES
 from gpubridge.errors import ErrorCode
+from gpubridge.stub.device.arena_offers import ArenaOffers
+from gpubridge.transport.channel import close_all
 from gpubridge.transport.device_regions import reserve_addresses
 
 __all__ = ["DeviceRegions", "OpenedRegion"]
@@ -77,10 +79,8 @@ class DeviceRegions:
     ----------
     context : DeviceContext
         Of the device that they are on.
-    arena : dict
-        Says which region is the stub's own: ``region``, ``size``, ``handle`` (empty, with a
-        ``reason``, where there is none), ``events`` (likewise, with ``no_events``), and ``server``,
-        the server's process id.
+    offers : ArenaOffers
+        Says which region is the stub's own.
     tell_closed : callable
         Tells the server that a region was closed, and how many announcements of it had come by then.
 
@@ -97,32 +97,46 @@ class DeviceRegions:
     def __init__(
         self,
         context: DeviceContext,
-        arena: dict[str, Any],
+        offers: ArenaOffers,
         tell_closed: Callable[[int, int], None],
     ) -> None:
         self._context = context
         self._tell_closed = tell_closed
         self._closing: deque[_Closing] = deque()
         self._known: weakref.WeakValueDictionary[int, OpenedRegion] = weakref.WeakValueDictionary()
-        self.reason: str = arena["reason"]
-        self.no_events: str = arena["no_events"]
-        segment = self._open_own(arena)
-        events = None if self.reason else self._open_events(arena)
+        self.reason = ""
+        segment = self._open_own(offers)
+        assert offers.fields is not None
+        self.no_events: str = offers.fields["no_events"]
+        events = None if self.reason else self._open_events(offers.fields)
         self.own = OpenedRegion(segment, events, False, self._closing)
         self._known[self.own.region] = self.own
 
-    def _open_own(self, arena: dict[str, Any]) -> DeviceSegment:
-        context, region, size = self._context, arena["region"], arena["size"]
-        if arena["server"] == os.getpid():
-            self.reason = "the model runs in its server's process"
-        elif arena["handle"]:
+    def _open_own(self, offers: ArenaOffers) -> DeviceSegment:
+        while True:
+            offered = offers.fields
+            assert offered is not None
+            self.reason = offered["reason"]
+            if offered["server"] == os.getpid():
+                self.reason = "the model runs in its server's process"
+            if self.reason:
+                return DeviceSegment.private(self._context, offered["region"], offered["size"])
             try:
-                return DeviceSegment.open(context, region, bytes.fromhex(arena["handle"]), size)
+                return self._open(offered, offers.take_fds())
             except CudaError as error:
                 if error.sticky or error.code is ErrorCode.UNAVAILABLE:
                     raise
-                self.reason = error.message
-        return DeviceSegment.private(context, region, size)
+                offers.refuse(error.message)
+
+    def _open(self, fields: dict[str, Any], fds: list[int]) -> DeviceSegment:
+        """Open memory, by its descriptor if there is one; closes that."""
+        region, size = fields["region"], fields["size"]
+        try:
+            if fds:
+                return DeviceSegment.open_fd(self._context, region, fds[0], size)
+            return DeviceSegment.open(self._context, region, bytes.fromhex(fields["handle"]), size)
+        finally:
+            close_all(fds)
 
     def _open_events(self, fields: dict[str, Any]) -> SharedEvents | None:
         raw = bytes.fromhex(fields["events"])
@@ -137,8 +151,8 @@ class DeviceRegions:
             self.no_events = error.message
             return None
 
-    def announce(self, fields: dict[str, Any]) -> OpenedRegion:
-        """Open a region that the server tells of, unless it is open.
+    def announce(self, fields: dict[str, Any], fds: list[int]) -> OpenedRegion:
+        """Open a region that the server tells of, unless it is open; closes the descriptors.
 
         Raises
         ------
@@ -149,15 +163,12 @@ class DeviceRegions:
         if opened is None:
             # It may be one that is about to be closed, and nothing can be open twice.
             self.close_unused()
-            segment = DeviceSegment.open(
-                self._context,
-                fields["region"],
-                bytes.fromhex(fields["handle"]),
-                fields["size"],
-            )
+            segment = self._open(fields, fds)
             events = self._open_events(fields)
             opened = OpenedRegion(segment, events, fields["client"], self._closing)
             self._known[opened.region] = opened
+        else:
+            close_all(fds)
         opened.announcements += 1
         return opened
 
