@@ -69,6 +69,7 @@ class StubRun:
         self._open = True
         # By what the arena crosses that the stub has been offered, and may refuse: by a descriptor?
         self._offered: bool | None = None
+        self._refusals: dict[bool, str] = {}
         self._offer: asyncio.Task[None] | None = None
         self._process: RunningStub | None = None
         self._call_door: CallDoor | None = None
@@ -118,7 +119,7 @@ class StubRun:
         with calls:
             try:
                 settings, fds = await self._context.devices.equip(instance.settings, self.link)
-                self._offered = bool(fds)
+                self._offered = bool(fds) if self.link.device else None
                 environment, model = instance.settings.environment, instance.settings.stub["name"]
                 start = self._context.start_stub
                 self._process = start(environment, model, instance.name, self._theirs)
@@ -195,18 +196,19 @@ class StubRun:
             return
         self.link.take_back_arena()
         device = self._context.devices.device(ordinal)
-        self._context.devices.sharing.refused(device.uuid, by_fd, reason)
+        self._context.devices.sharing.doubt(device.uuid, by_fd)
+        self._refusals[by_fd] = reason
         self._offer = self._loop.create_task(self._offer_arena(device))
 
     async def _offer_arena(self, device: DeviceInfo) -> None:
         """Offer the stub an arena that crosses in another way, or say why there is none."""
         try:
             devices, name = self._context.devices, self._instance.name
-            told, fds = await devices.offer_arena(device, name, self.link)
+            told, fds = await devices.offer_arena(device, name, self.link, self._refusals)
         except BridgeError as error:
             self._on_failed(error.message)
             return
-        self._offered = bool(fds) if not told["reason"] else None
+        self._offered = bool(fds) if self.link.device else None
         self.link.tell(Kind.ARENA, *fds, **told)
 
     def _on_failed(self, text: str) -> None:

@@ -13,6 +13,7 @@ from tests.simcuda.machine import running_machine
 __all__ = [
     "ARENA",
     "DOUBLE",
+    "HANDLES",
     "LIBRARY",
     "WHERE",
     "DeviceServer",
@@ -140,6 +141,9 @@ class TritonPythonModel:
 ARENA = 16 << 20
 """Bytes of each stub's arena."""
 
+HANDLES = ("legacy", "fd")
+"""By what memory of a device crosses processes; what a server does is the same."""
+
 
 def write_device_model(repository, name, source, *, config="", gpus="", **tensors):
     """Write a model with an instance on each GPU of ``gpus`` (the first, if it is not said)."""
@@ -211,11 +215,13 @@ def running_device_server(
     faults=(),
     tolerated=None,
     peers=False,
+    handles="auto",
     **options,
 ):
     """Serve a repository on a simulated machine; at the end, no rule of the driver was broken.
 
-    ``tolerated`` are words of the one that may be; ``peers`` lets the GPUs reach each other.
+    ``tolerated`` are words of the one that may be; ``peers`` lets the GPUs reach each other;
+    ``handles`` says by what their memory crosses processes.
     """
     environment = options.pop("environment", {})
     with running_machine(seed) as machine:
@@ -225,7 +231,11 @@ def running_device_server(
             machine.allow_peers()
         for call, code in faults:
             machine.fail(call, code)
-        flags = (f"--backend-config=python,device-arena-bytes={arena}", *flags)
+        flags = (
+            f"--backend-config=python,device-arena-bytes={arena}",
+            f"--backend-config=python,device-memory-handles={handles}",
+            *flags,
+        )
         arguments = {"environment": {**machine.environment(), **environment}, **options}
         with running_server(repository, *flags, **arguments) as server:
             yield DeviceServer(server, machine)

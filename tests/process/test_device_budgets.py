@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tests.process.device_models import DOUBLE, running_device_server, write_device_model
+from tests.process.device_models import DOUBLE, HANDLES, running_device_server, write_device_model
 from tests.process.test_device_clients import IN_PLACE, Client, infer, prepared, region
 from tests.process.test_device_edges import CALLER, IN_ARENA, ensemble
 from tests.process.test_device_network import placement
@@ -80,8 +80,8 @@ ALLOWED = {
 }
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
+@pytest.fixture(scope="module", params=HANDLES)
+def served(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("models")
     write_device_model(folder, "uploaded", DOUBLE, config=placement("device"))
     write_device_model(folder, "double", DOUBLE)
@@ -92,7 +92,7 @@ def served(tmp_path_factory):
     write_device_model(folder, "call_arena", CALLER)
     ensemble(folder, "by_user", ["double", "last"])
     ensemble(folder, "by_arena", ["arena", "last"])
-    with running_device_server(folder, "--allow-client-shm=true") as served:
+    with running_device_server(folder, "--allow-client-shm=true", handles=request.param) as served:
         yield served
 
 

@@ -13,6 +13,7 @@ import pytest
 from tests.process.device_models import (
     ARENA,
     DOUBLE,
+    HANDLES,
     LIBRARY,
     running_device_server,
     write_device_model,
@@ -88,12 +89,20 @@ def kill(served, model):
     return pid
 
 
-def test_what_a_dead_stub_has_handed_on_is_there_until_nobody_needs_it(tmp_path):
+@pytest.mark.parametrize("handles", HANDLES)
+def test_what_a_dead_stub_has_handed_on_is_there_until_nobody_needs_it(tmp_path, handles):
     write_device_model(tmp_path, "arena", IN_ARENA)
     write_device_model(tmp_path, "slow", SLOW)
     ensemble(tmp_path, "both", ["arena", "slow"])
     marks = tmp_path / "slow"
-    with running_device_server(tmp_path) as served, ThreadPoolExecutor(1) as pool:
+    closing, freeing = {
+        "legacy": ("cuIpcCloseMemHandle", "cuMemFree"),
+        "fd": ("cuMemAddressFree", "cuMemAddressFree"),
+    }[handles]
+    with (
+        running_device_server(tmp_path, handles=handles) as served,
+        ThreadPoolExecutor(1) as pool,
+    ):
         given = values()
         future = pool.submit(served.infer, "both", given)
         wait_until((marks / "begun").exists, "the second model to begin", served.server)
@@ -112,10 +121,10 @@ def test_what_a_dead_stub_has_handed_on_is_there_until_nobody_needs_it(tmp_path)
         order = [
             (call.pid, call.name)
             for call in served.machine.calls()
-            if call.name in ("cuMemFree", "cuIpcCloseMemHandle")
+            if call.name in (closing, freeing)
         ]
-        closed = order.index((reader, "cuIpcCloseMemHandle"))
-        assert closed < order.index((served.server.pid, "cuMemFree"))
+        closed = order.index((reader, closing))
+        assert closed < order.index((served.server.pid, freeing))
         assert served.infer("both", given) == (200, (4 * given).tolist())
 
 
@@ -190,13 +199,24 @@ def test_an_error_that_stays_ends_the_stub_and_nobody_else(tmp_path):
         assert pids_of(served, "other") == pids[1]
 
 
-@pytest.mark.parametrize("call", ["cuIpcGetMemHandle", "cuIpcOpenMemHandle"])
-def test_where_memory_cannot_be_shared_tensors_go_by_way_of_the_host(tmp_path, call):
+@pytest.mark.parametrize(
+    ("calls", "handles"),
+    [
+        (["cuIpcGetMemHandle"], "legacy"),
+        (["cuIpcOpenMemHandle"], "legacy"),
+        (["cuMemExportToShareableHandle"], "fd"),
+        (["cuMemImportFromShareableHandle"], "fd"),
+        (["cuIpcGetMemHandle", "cuMemCreate"], "auto"),
+        (["cuIpcOpenMemHandle", "cuMemImportFromShareableHandle"], "auto"),
+    ],
+)
+def test_where_memory_cannot_be_shared_tensors_go_by_way_of_the_host(tmp_path, calls, handles):
     write_device_model(tmp_path, "first", DOUBLE)
     write_device_model(tmp_path, "second", DOUBLE, config=placement("device"))
     write_device_model(tmp_path, "call_second", CALLER)
     ensemble(tmp_path, "both", ["first", "second"])
-    with running_device_server(tmp_path, faults=[(call, NOT_SUPPORTED)]) as served:
+    faults = [(call, NOT_SUPPORTED) for call in calls]
+    with running_device_server(tmp_path, faults=faults, handles=handles) as served:
         given = values()
         with served.doing("first", d2h=(NBYTES, 1), waits=1):
             assert served.infer("both", given) == (200, (4 * given).tolist())
@@ -207,6 +227,9 @@ def test_where_memory_cannot_be_shared_tensors_go_by_way_of_the_host(tmp_path, c
         name = 'gpubridge_fallbacks_total{model="first",reason="device_not_shared",version="1"}'
         assert counted[name] == 1
         assert "tensors leave the GPU between models" in served.server.log()
+        assert all(f"{call} failed: " in served.server.log() for call in calls)
+        # Three stubs with arenas of their own, and nothing of what was offered to them.
+        assert served.machine.used(0) < 4 * ARENA
 
 
 def test_where_there_is_no_driver_models_that_need_none_are_served(tmp_path):
@@ -216,9 +239,10 @@ def test_where_there_is_no_driver_models_that_need_none_are_served(tmp_path):
         assert "no GPU is used: " in served.server.log()
 
 
-def test_nothing_is_left_behind(tmp_path):
+@pytest.mark.parametrize("handles", HANDLES)
+def test_nothing_is_left_behind(tmp_path, handles):
     write_device_model(tmp_path, "double", DOUBLE)
-    with running_device_server(tmp_path) as served:
+    with running_device_server(tmp_path, handles=handles) as served:
         assert served.infer("double", values())[0] == 200
         served.server.stop()
         assert served.machine.used(0) == 0

@@ -9,6 +9,7 @@ import pytest
 
 from tests.process.device_models import (
     DOUBLE,
+    HANDLES,
     LIBRARY,
     running_device_server,
     write_device_model,
@@ -100,8 +101,8 @@ def ensemble(repository, name, members):
     )
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
+@pytest.fixture(scope="module", params=HANDLES)
+def served(tmp_path_factory, request):
     repository = tmp_path_factory.mktemp("models")
     for name in ("first", "second"):
         write_device_model(repository, name, DOUBLE)
@@ -115,7 +116,7 @@ def served(tmp_path_factory):
     ensemble(repository, "by_host", ["first", "host", "second"])
     ensemble(repository, "to_other", ["first", "other"])
     write_device_model(repository, "call_both", CALLER)
-    with running_device_server(repository) as served:
+    with running_device_server(repository, handles=request.param) as served:
         yield served
 
 

@@ -13,8 +13,9 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 
-from tests.process.device_models import DOUBLE, running_device_server, write_device_model
+from tests.process.device_models import DOUBLE, HANDLES, running_device_server, write_device_model
 from tests.process.server import wait_until
 from tests.process.test_device_edges import CALLER, IN_ARENA, ensemble
 from tests.process.test_device_network import pids_of, placement
@@ -88,13 +89,15 @@ def kill_at_random(served, load, random, asking, pause):
     return killed
 
 
-def test_kills_at_random_moments(tmp_path):
+@pytest.mark.parametrize("handles", HANDLES)
+def test_kills_at_random_moments(tmp_path, handles):
     factors = write_models(tmp_path)
     flags = (
         "--backend-config=python,restart-backoff-limit-seconds=0.1",
         f"--request-arena-limit={REQUEST_ARENA}",
     )
-    with running_device_server(tmp_path, *flags, delay_us=2000, arena=ARENA) as served:
+    options = {"delay_us": 2000, "arena": ARENA, "handles": handles}
+    with running_device_server(tmp_path, *flags, **options) as served:
         load = Load(served, factors)
         steady = pids_of(served, "steady")
         with ThreadPoolExecutor(2 * len(factors)) as pool:

@@ -20,7 +20,8 @@ def served(tmp_path_factory):
     write_device_model(repository, "double", DOUBLE)
     write_device_model(repository, "uploaded", DOUBLE, config=UPLOADED)
     with running_machine() as machine:
-        machine.fail("cuIpcOpenMemHandle", 801)
+        machine.refuse_legacy_handles()
+        machine.refuse_memory_fds()
         flag = f"--backend-config=python,device-arena-bytes={ARENA}"
         environment = dict(machine.environment())
         with running_server(repository, flag, environment=environment) as server:

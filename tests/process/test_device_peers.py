@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tests.process.device_models import DOUBLE, running_device_server, write_device_model
+from tests.process.device_models import DOUBLE, HANDLES, running_device_server, write_device_model
 from tests.process.server import write_model
 from tests.process.test_device_clients import Client, infer, prepared, region
 from tests.process.test_device_edges import CALLER, HOST, IN_ARENA, ensemble
@@ -17,6 +17,7 @@ COUNT = 50_000
 NBYTES = 4 * COUNT
 PEER_ACCESS_UNSUPPORTED = 217
 NOT_SUPPORTED = 801
+INVALID_DEVICE = 101
 
 
 @contextmanager
@@ -33,9 +34,9 @@ def running(repository, *, peers=True, **options):
         yield it
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    with running(tmp_path_factory.mktemp("models")) as served:
+@pytest.fixture(scope="module", params=HANDLES)
+def served(tmp_path_factory, request):
+    with running(tmp_path_factory.mktemp("models"), handles=request.param) as served:
         yield served
 
 
@@ -99,7 +100,15 @@ def test_the_copy_is_made_before_anybody_looks_and_after_all_is_there(served):
 
 def test_no_memory_is_opened_or_made_for_a_request(served):
     assert served.infer("to_other", values())[0] == 200
-    names = ("cuIpcOpenMemHandle", "cuMemAlloc", "cuMemFree", "cuCtxEnablePeerAccess")
+    names = (
+        "cuIpcOpenMemHandle",
+        "cuMemAlloc",
+        "cuMemFree",
+        "cuMemCreate",
+        "cuMemImportFromShareableHandle",
+        "cuMemSetAccess",
+        "cuCtxEnablePeerAccess",
+    )
     before = [len(served.machine.calls(name)) for name in names]
     for _ in range(5):
         assert served.infer("to_other", values())[0] == 200
@@ -130,14 +139,17 @@ def test_where_gpus_do_not_reach_each_other_tensors_go_by_way_of_the_host(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("call", "code", "reason"),
+    ("call", "code", "reason", "handles"),
     [
-        ("cuCtxEnablePeerAccess", PEER_ACCESS_UNSUPPORTED, "no_peer_access"),
-        ("cuIpcGetMemHandle", NOT_SUPPORTED, "peer_memory_absent"),
+        ("cuCtxEnablePeerAccess", PEER_ACCESS_UNSUPPORTED, "no_peer_access", "legacy"),
+        ("cuIpcGetMemHandle", NOT_SUPPORTED, "peer_memory_absent", "legacy"),
+        ("cuMemSetAccess", INVALID_DEVICE, "peer_memory_absent", "fd"),
+        ("cuCtxEnablePeerAccess", PEER_ACCESS_UNSUPPORTED, "no_peer_access", "fd"),
+        ("cuMemExportToShareableHandle", NOT_SUPPORTED, "peer_memory_absent", "fd"),
     ],
 )
-def test_a_driver_that_refuses_when_it_comes_to_it(tmp_path, call, code, reason):
-    with running(tmp_path) as served:
+def test_a_driver_that_refuses_when_it_comes_to_it(tmp_path, call, code, reason, handles):
+    with running(tmp_path, handles=handles) as served:
         served.machine.fail(call, code)
         given = values()
         for _ in range(2):

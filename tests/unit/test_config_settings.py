@@ -103,6 +103,7 @@ class TestPythonBackend:
             {
                 "stub-timeout-seconds": "2.5",
                 "input-placement": "host",
+                "device-memory-handles": "fd",
                 "environment-cache": "/var/environments",
                 "environment-limit-bytes": "1000",
                 "restart-backoff-limit-seconds": "0.5",
@@ -111,6 +112,7 @@ class TestPythonBackend:
         assert settings == PythonBackendSettings(
             2.5,
             "host",
+            device_memory_handles="fd",
             environment_cache=Path("/var/environments"),
             environment_limit_bytes=1000,
             restart_backoff_limit_seconds=0.5,
@@ -176,6 +178,11 @@ class TestPythonBackend:
                 "input-placement expects one of source, device, host, got 'gpu'",
             ),
             (
+                "device-memory-handles",
+                "fabric",
+                "device-memory-handles expects one of auto, legacy, fd, got 'fabric'",
+            ),
+            (
                 "stub-timeout-second",
                 "1",
                 (
@@ -195,7 +202,7 @@ class TestPythonBackend:
                 (
                     "unknown key 'zzz' in --backend-config=python,zzz=...; known keys are "
                     "stub-timeout-seconds, input-placement, busy-poll-us, device-arena-bytes, "
-                    "restart-backoff-limit-seconds, "
+                    "device-memory-handles, restart-backoff-limit-seconds, "
                     "environment-cache, environment-limit-bytes, "
                     "shm-default-byte-size, shm-growth-byte-size, shm-region-prefix-name, "
                     "shm_message_queue_size, thread-pool-size, default-max-batch-size"

@@ -11,8 +11,9 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -219,13 +220,16 @@ class DeviceMemory:
         """
         if settings.device is None:
             return settings.stub, ()
-        told, fds = await self.offer_arena(self.device(settings.device), settings.name, link)
+        told, fds = await self.offer_arena(self.device(settings.device), settings.name, link, {})
         return {**settings.stub, "device": told}, fds
 
     async def offer_arena(
-        self, device: DeviceInfo, instance: str, link: ArenaHolder
+        self, device: DeviceInfo, instance: str, link: ArenaHolder, refusals: Mapping[bool, str]
     ) -> tuple[dict[str, Any], tuple[int, ...]]:
-        """Make an arena for a stub, and return what it is told of that, as `equip` does."""
+        """Make an arena for a stub, and return what it is told of that, as `equip` does.
+
+        ``refusals`` are those of the stub (`MemorySharing.allocate`).
+        """
         region = arena_region(link.owner)
         told = {
             "uuid": device.uuid,
@@ -237,8 +241,9 @@ class DeviceMemory:
             "server": os.getpid(),
             "reason": "",
         }
+        make = partial(self._allocate, device, region, instance, refusals)
         try:
-            arena, no_events = await self.run(lambda: self._allocate(device, region, instance))
+            arena, no_events = await self.run(make)
         except BridgeError as error:
             if error.code is ErrorCode.UNAVAILABLE:
                 raise
@@ -265,11 +270,13 @@ class DeviceMemory:
             family.add({"gpu_uuid": uuid, "handles": handles}, count)
         return [family]
 
-    def _allocate(self, device: DeviceInfo, region: int, instance: str) -> tuple[DeviceRegion, str]:
+    def _allocate(
+        self, device: DeviceInfo, region: int, instance: str, refusals: Mapping[bool, str]
+    ) -> tuple[DeviceRegion, str]:
         """Make an arena with its events; says why it has none."""
         self.peers.look_at(device)
         context = self.context(device)
-        segment = self.sharing.allocate(context, region, self.arena_bytes)
+        segment = self.sharing.allocate(context, region, self.arena_bytes, refusals)
         try:
             events, reason = ArenaEvents.create(context, instance)
         except CudaError:

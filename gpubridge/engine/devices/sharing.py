@@ -1,13 +1,15 @@
 """By what device memory crosses to stubs: legacy handles where they are opened, else file descriptors.
 
 Whether a handle is opened only another process can find out. So the first stub on a GPU is offered an
-arena by handle; if it cannot open that, it says so and is offered another, and what it has said holds
-for all memory of that GPU from then on.
+arena by handle; if it cannot open that, it says so and is offered another. All others of that GPU are
+then offered that at once, and may say otherwise: what is wrong may be wrong with the one stub alone.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from gpubridge.config.python_backend import DeviceMemoryHandles
 from gpubridge.cuda_ipc import CudaError, DeviceContext, DeviceSegment
@@ -31,47 +33,58 @@ class MemorySharing:
 
     def __init__(self, handles: DeviceMemoryHandles) -> None:
         self._ways = {"auto": (False, True), "legacy": (False,), "fd": (True,)}[handles]
-        # By the GPU, and whether by descriptors: why it does not work.
-        self._refusals: dict[tuple[str, bool], str] = {}
+        # GPUs, and whether by descriptors: what a stub could not open, so that it is tried last.
+        self._doubted: set[tuple[str, bool]] = set()
         self._said: set[tuple[str, bool]] = set()
 
-    def allocate(self, context: DeviceContext, region: int, size: int) -> DeviceSegment:
-        """Allocate at least ``size`` bytes by the first way that nobody has refused.
+    def allocate(
+        self,
+        context: DeviceContext,
+        region: int,
+        size: int,
+        refusals: Mapping[bool, str] = MappingProxyType({}),
+    ) -> DeviceSegment:
+        """Allocate at least ``size`` bytes by the first way that works.
+
+        Parameters
+        ----------
+        refusals : mapping of bool to str
+            The ways that whoever is to open it could not open already, and why: False for handles,
+            True for descriptors.
 
         Raises
         ------
         CudaError
             UNAVAILABLE when the device has no memory left, INTERNAL when its context is lost.
         BridgeError
-            UNSUPPORTED when memory of this GPU cannot be shared; says why.
+            UNSUPPORTED when it cannot be shared; says why.
         """
         uuid = context.device.uuid
-        for by_fd in self._ways:
-            if (uuid, by_fd) in self._refusals:
+        reasons = dict(refusals)
+        for by_fd in sorted(self._ways, key=lambda way: (uuid, way) in self._doubted):
+            if by_fd in refusals:
                 continue
             try:
                 segment = DeviceSegment.allocate(context, region, size, by_fd=by_fd)
             except CudaError as error:
                 if error.sticky or error.code is ErrorCode.UNAVAILABLE:
                     raise
-                self.refused(uuid, by_fd, error.message)
+                reasons[by_fd] = error.message
             else:
-                self._say(uuid, by_fd)
+                self._say(uuid, by_fd, reasons.get(not by_fd))
                 return segment
-        reasons = (f"no {_NAMES[by_fd]}: {self._refusals[uuid, by_fd]}" for by_fd in self._ways)
+        told = "; ".join(f"no {_NAMES[by_fd]}: {reasons[by_fd]}" for by_fd in self._ways)
         raise BridgeError(
-            f"memory of GPU {uuid} does not cross processes: {'; '.join(reasons)}",
-            ErrorCode.UNSUPPORTED,
+            f"memory of GPU {uuid} does not cross processes: {told}", ErrorCode.UNSUPPORTED
         )
 
-    def refused(self, uuid: str, by_fd: bool, reason: str) -> None:
-        """Memory of a GPU that is shared in this way cannot be opened, or not be made."""
-        self._refusals.setdefault((uuid, by_fd), reason)
+    def doubt(self, uuid: str, by_fd: bool) -> None:
+        """A stub could not open memory of a GPU that was shared in this way."""
+        self._doubted.add((uuid, by_fd))
 
-    def _say(self, uuid: str, by_fd: bool) -> None:
+    def _say(self, uuid: str, by_fd: bool, refusal: str | None) -> None:
         if (uuid, by_fd) in self._said:
             return
         self._said.add((uuid, by_fd))
-        refusal = self._refusals.get((uuid, not by_fd))
-        why = f", since {_NAMES[not by_fd]} are refused: {refusal}" if refusal else ""
+        why = "" if refusal is None else f", since {_NAMES[not by_fd]} are refused: {refusal}"
         _logger.info("memory of GPU %s crosses processes by %s%s", uuid, _NAMES[by_fd], why)

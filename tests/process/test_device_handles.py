@@ -1,0 +1,167 @@
+"""By what memory of a GPU crosses processes: found out, told, forced, and nothing else depends on it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.process.device_models import ARENA, DOUBLE, running_device_server, write_device_model
+from tests.process.server import wait_until
+from tests.process.test_device_clients import Client
+from tests.process.test_device_edges import CALLER, ensemble
+from tests.process.test_device_network import pids_of
+from tests.simcuda.processes import running_worker
+
+COUNT = 50_000
+NBYTES = 4 * COUNT
+NOT_SUPPORTED = 801
+NO_HANDLES = [("cuIpcOpenMemHandle", NOT_SUPPORTED)]
+
+
+def values():
+    return np.random.default_rng().random(COUNT, np.float32)
+
+
+def arenas(served):
+    page = served.server.metrics()
+    return {name: count for name, count in page.items() if "gpubridge_device_arenas" in name}
+
+
+def fallbacks(served):
+    return {name: n for name, n in served.server.metrics().items() if "fallbacks" in name and n}
+
+
+def write_pair(repository):
+    write_device_model(repository, "first", DOUBLE)
+    write_device_model(repository, "second", DOUBLE)
+    ensemble(repository, "both", ["first", "second"])
+
+
+@pytest.mark.parametrize("call", ["cuIpcGetMemHandle", "cuIpcOpenMemHandle"])
+def test_where_handles_are_refused_descriptors_do_the_same(tmp_path, call):
+    write_pair(tmp_path)
+    write_device_model(tmp_path, "call_second", CALLER)
+    with running_device_server(tmp_path, faults=[(call, NOT_SUPPORTED)]) as served:
+        for _ in range(3):
+            given = values()
+            with (
+                served.doing("first", d2d=(NBYTES, 1)),
+                served.doing("second", d2h=(NBYTES, 1), waits=1),
+            ):
+                assert served.infer("both", given) == (200, (4 * given).tolist())
+            assert served.infer("call_second", given) == (200, (2 * given).tolist())
+        assert fallbacks(served) == {}
+        ((name, count),) = arenas(served).items()
+        assert 'handles="fd"' in name
+        assert count == 3
+        log = served.server.log()
+        assert "crosses processes by VMM file descriptors, since legacy IPC handles are" in log
+        assert f"{call} failed: CUDA_ERROR_NOT_SUPPORTED" in log
+        # What was offered first is gone.
+        wait_until(lambda: served.machine.used(0) < 4 * ARENA, "one arena each", served.server)
+
+
+def test_who_starts_later_is_offered_at_once_what_works(tmp_path):
+    write_device_model(tmp_path, "double", DOUBLE)
+    with running_device_server(tmp_path, faults=NO_HANDLES) as served:
+        (pid,) = pids_of(served, "double")
+        refused = len(served.machine.calls("cuIpcOpenMemHandle"))
+        assert refused == 1
+        os.kill(pid, 9)
+        wait_until(lambda: pids_of(served, "double") not in ([], [pid]), "a stub", served.server)
+        wait_until(served.server.is_ready, "the stub to be ready", served.server)
+        given = values()
+        assert served.infer("double", given) == (200, (2 * given).tolist())
+        assert len(served.machine.calls("cuIpcOpenMemHandle")) == refused
+
+
+def test_several_instances_find_it_out_while_their_model_is_completed(tmp_path):
+    source = DOUBLE + (
+        "    @staticmethod\n    def auto_complete_config(config):\n        return config\n"
+    )
+    write_device_model(tmp_path, "double", source, gpus="0, 0, 1")
+    with running_device_server(tmp_path, faults=NO_HANDLES) as served:
+        given = values()
+        for _ in range(6):
+            assert served.infer("double", given) == (200, (2 * given).tolist())
+        assert fallbacks(served) == {}
+        assert sum(arenas(served).values()) == 3
+
+
+def test_handles_are_taken_where_both_work(tmp_path):
+    write_device_model(tmp_path, "double", DOUBLE)
+    with running_device_server(tmp_path) as served:
+        assert served.infer("double", values())[0] == 200
+        ((name, count),) = arenas(served).items()
+        assert 'handles="legacy"' in name
+        assert count == 1
+        assert "crosses processes by legacy IPC handles\n" in served.server.log()
+        assert served.machine.calls("cuMemCreate") == []
+
+
+@pytest.mark.parametrize(
+    ("handles", "faults"),
+    [("legacy", NO_HANDLES), ("fd", [("cuMemImportFromShareableHandle", NOT_SUPPORTED)])],
+)
+def test_nothing_else_is_tried_when_one_is_asked_for(tmp_path, handles, faults):
+    write_device_model(tmp_path, "double", DOUBLE)
+    with running_device_server(tmp_path, faults=faults, handles=handles) as served:
+        given = values()
+        assert served.infer("double", given) == (200, (2 * given).tolist())
+        other = {"legacy": "cuMemCreate", "fd": "cuIpcGetMemHandle"}[handles]
+        assert served.machine.calls(other) == []
+        assert arenas(served) == {}
+        (name,) = fallbacks(served)
+        assert 'reason="device_not_shared"' in name
+
+
+def test_a_client_is_told_that_its_memory_needs_handles(tmp_path):
+    write_device_model(tmp_path, "double", DOUBLE)
+    with (
+        running_device_server(tmp_path, "--allow-client-shm=true", faults=NO_HANDLES) as served,
+        running_worker(served.machine) as worker,
+    ):
+        client = Client(worker, served.server)
+        client.allocate("in", NBYTES)
+        status, error = client.register("in", NBYTES)
+        assert status == 400
+        assert "failed to register CUDA shared memory region 'in': " in error
+        assert "clients' CUDA shared memory needs legacy handles: use system shared" in error
+        # Models have their GPU all the same.
+        given = values()
+        assert served.infer("double", given) == (200, (2 * given).tolist())
+
+
+def test_reloads_leave_no_memory_and_no_descriptors(tmp_path):
+    write_pair(tmp_path)
+
+    def left():
+        used = served.machine.used(0)
+        return used, len(list(Path(f"/proc/{served.server.pid}/fd").iterdir()))
+
+    flag = "--model-control-mode=explicit"
+    with running_device_server(tmp_path, flag, "--load-model=*", handles="fd") as served:
+        given = values()
+        assert served.infer("both", given)[0] == 200
+        before = left()
+        for model in ("first", "second") * 2:
+            # With a member its ensemble goes.
+            for step in (f"{model}/unload", f"{model}/load", "both/load"):
+                path = f"/v2/repository/models/{step}"
+                assert served.server.request("POST", path, "")[0] == 200
+            assert served.infer("both", given) == (200, (4 * given).tolist())
+        wait_until(lambda: left() <= before, "what unloaded models had to be free", served.server)
+
+
+def test_stubs_keep_no_descriptor_of_memory(tmp_path):
+    write_pair(tmp_path)
+    with running_device_server(tmp_path, handles="fd") as served:
+        assert served.infer("both", values())[0] == 200
+        # The simulated driver has one open for each mapping: a stub's arena, and that of whose it reads.
+        for model, mapped in (("first", 1), ("second", 2)):
+            (pid,) = pids_of(served, model)
+            opened = [fd.readlink() for fd in Path(f"/proc/{pid}/fd").iterdir()]
+            assert len([path for path in opened if path.name.startswith("physical-")]) == mapped
