@@ -40,8 +40,13 @@ def pytest_report_header():
 
 def _abilities(device):
     check = check_device(device.uuid)
-    found = {"memory": check.memory, "events": check.events, "pinning": check.pinning}
-    return [f"{name} {'works' if a.works else a.reason}" for name, a in found.items()]
+    found = {
+        "memory by legacy handles": check.memory,
+        "memory by VMM file descriptors": check.memory_fds,
+        "events": check.events,
+        "pinning": check.pinning,
+    }
+    return [f"{name}: {'works' if a.works else a.reason}" for name, a in found.items()]
 
 
 @pytest.fixture(scope="module")

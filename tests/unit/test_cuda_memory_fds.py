@@ -178,6 +178,16 @@ def test_a_segment_of_a_lost_context_says_so_once(machine):
         assert worker.do("answer = segment.fds") == []
 
 
+def test_closing_waits_for_what_still_runs_there(machine):
+    with device_worker(machine) as worker:
+        worker.do(OWN + "context.make_current(); stream = ok(d.cuStreamCreate(1)); hold(stream)")
+        worker.do(
+            "fill(segment.pointer, 1, 64, stream)\n"
+            "threading.Timer(0.2, released.set).start(); segment.close()"
+        )
+        assert worker.do("answer = released.is_set()")
+
+
 def test_opening_and_closing_leaves_the_current_context_alone(machine):
     with device_worker(machine) as worker:
         worker.do("DeviceContext(list_devices()[1]).make_current()")
