@@ -111,6 +111,10 @@ LIES = {
         "results(record(0, encode_signature([('OUT', 'FP99', [1])]), (0, 0, 4, 0)))",
         "sent a malformed message (signature",
     ),
+    "arena_refused": (
+        "wire.control_message(wire.Kind.ARENA_REFUSED, reason='no')",
+        "refused memory that it was not offered and was killed",
+    ),
     "closed": ("b''", "closed its channel and was killed"),
 }
 """What a model sends over its stub's channel in its first ``execute``, and what is said of it.
