@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from gpubridge.stub.uploading import UploadingExecutor
 from tests.simcuda.machine import running_machine
 from tests.simcuda.processes import running_worker
 from tests.unit.test_stub_device_memory import START as DEVICE
@@ -47,7 +50,6 @@ borrowed.add(5, memoryview(memory))
 def record(ticket, count=1, nbytes=part, extras=None, datatype="UINT8", region=5):
     table[ticket] = 1
     memory[ticket * part :][:nbytes] = ticket + 1
-    tensors = [SimpleNamespace(name="IN", datatype=datatype, shape=(nbytes,))] * count
     tensors = [("IN%d" % i, datatype, (nbytes,)) for i in range(count)]
     refs = [(region, ticket * part, nbytes, ticket)] * count
     return Record(ticket, SimpleNamespace(tensors=tensors), extras, 0, "", refs)
@@ -115,6 +117,26 @@ def test_a_response_does_not_wait_for_the_uploads_of_the_next_request(worker):
         "target = source(0); device.read(data, memoryview(target)); del data; device.finish();"
         "answer = [released.is_set(), bool((target == 7).all())]; released.set(); timer.cancel()"
     ) == [False, True]
+
+
+def test_a_response_waits_for_the_uploads_that_it_gives_up_and_for_no_later_one(worker):
+    """Its slot is given up before it is filled: the model has not looked at it."""
+    worker.do(
+        """
+later = threading.Event()
+late = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: later.wait())
+hold(uploads.stream.handle)
+(data,) = begin(source(7))
+ok(d.cuLaunchHostFunc(uploads.stream.handle, ctypes.cast(late, ctypes.c_void_p).value, 0))
+(other,) = begin(source(9))
+threading.Timer(0.2, released.set).start()
+timer = threading.Timer(5, later.set); timer.start()
+"""
+    )
+    assert worker.do(
+        "del data; device.settle(); device.finish();"
+        "answer = [released.is_set(), later.is_set()]; later.set(); timer.cancel()"
+    ) == [True, False]
 
 
 def test_what_an_upload_reads_is_held_until_it_is_done_whoever_lets_go(worker):
@@ -275,3 +297,12 @@ def test_a_device_that_is_lost_ahead_is_found_out_by_what_runs(machine, ahead):
     machine.fail("cuMemcpyHtoDAsync", ILLEGAL_ADDRESS, nth=1)
     assert ahead.do("answer = ahead([record(0)], inputs)") == []
     assert ahead.do("inputs.begin([]); answer = inputs.failure(0)") is None
+
+
+def test_a_cancelled_request_is_let_go_by_whoever_still_looks_at_it():
+    executor = object.__new__(UploadingExecutor)
+    executor._inputs = SimpleNamespace(has_looked_at={1}.__contains__)
+    executor._control = SimpleNamespace(lent=bytearray((1, 1)))
+    for ticket in (0, 1):
+        executor._let_go(ticket)
+    assert list(executor._control.lent) == [0, 1]
