@@ -16,14 +16,16 @@ _LIMIT = 64
 class FeedWindow:
     """Follows how long a stub's requests take."""
 
-    __slots__ = ("_execute_ns",)
+    __slots__ = ("_execute_ns", "_least")
 
     def __init__(self) -> None:
         self._execute_ns = 0.0
+        self._least = 1
 
-    def forget(self) -> None:
-        """Another stub comes."""
+    def forget(self, least: int) -> None:
+        """Another stub comes, which may have so many requests at once however long they take."""
         self._execute_ns = 0.0
+        self._least = least
 
     def observe(self, landed: Sequence[Landed]) -> int:
         """Take the times of batches; returns how many requests they had."""
@@ -39,4 +41,4 @@ class FeedWindow:
     @property
     def size(self) -> int:
         """Requests that the stub may have at once."""
-        return max(1, min(_LIMIT, int(_AHEAD_NS / (self._execute_ns + 1.0))))
+        return max(self._least, min(_LIMIT, int(_AHEAD_NS / (self._execute_ns + 1.0))))

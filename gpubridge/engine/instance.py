@@ -179,7 +179,7 @@ class Instance:
                 if request.slot is not None:
                     self._context.regions.arena.free(request.slot)
             raise
-        self._feed.forget()
+        self._feed.forget(self.settings.least_window)
 
     async def _keep_running(self) -> None:
         """Wait for the stub's death, settle its debts, start the next; until told to stop."""

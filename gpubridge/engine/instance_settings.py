@@ -32,6 +32,8 @@ class InstanceSettings:
         The number of its GPU, if it has one.
     warmup : sequence of WarmupSample
         What it executes before it is ready.
+    least_window : int
+        Requests that its stub may have at once, however long they take.
     """
 
     name: str
@@ -41,3 +43,4 @@ class InstanceSettings:
     timeout: float | None
     device: int | None = None
     warmup: Sequence[WarmupSample] = ()
+    least_window: int = 1

@@ -35,7 +35,7 @@ def main():
     sys.modules["gpubridge"] = package
     spec.loader.exec_module(package)  # type: ignore[union-attr]
 
-    from gpubridge.stub.process import run
+    from gpubridge.stub.entry import run
 
     return run(fd, server_pid)
 

@@ -156,20 +156,22 @@ class Executor:
     def _request(self, origin: RequestOrigin) -> InferenceRequest:
         record = origin.record
         signature = record.signature
-        received = Tensor._received
-        handed_on = self._handed_on
         extras = record.extras or _NO_EXTRAS
-        views = self._views(record.refs)
-        if "shared" in extras:
-            # The model that sent them looks at them, too.
-            views = [view.toreadonly() for view in views]
-        inputs = [
-            received(spec[0], spec[1], spec[2], view, ref if handed_on else None)
-            for spec, view, ref in zip(signature.tensors, views, record.refs)
-        ]
-        if self._device_inputs is not None:
-            private = self._identity.iterative
-            inputs = self._device_inputs.placed(inputs, record, private=private)
+        device = self._device_inputs
+        inputs = None if device is None else device.taken(record.ticket)
+        if inputs is None:
+            received = Tensor._received
+            handed_on = self._handed_on
+            views = self._views(record.refs)
+            if "shared" in extras:
+                # The model that sent them looks at them, too.
+                views = [view.toreadonly() for view in views]
+            inputs = [
+                received(spec[0], spec[1], spec[2], view, ref if handed_on else None)
+                for spec, view, ref in zip(signature.tensors, views, record.refs)
+            ]
+            if device is not None:
+                inputs = device.placed(inputs, record, private=self._identity.iterative)
         if "client" in extras:
             self._clients.protect(inputs, extras["client"])
         if "controls" in extras:
@@ -198,7 +200,7 @@ class Executor:
             if error is None:
                 admitted.append(record)
             else:
-                self._control.lent[record.ticket] = 0
+                self._let_go(record.ticket)
                 answers.append(self._answers.answer(record, error_extras(error)))
         return admitted
 
@@ -331,8 +333,12 @@ class Executor:
         run = {record.ticket for record in live}
         skipped = [record.ticket for record in records if record.ticket not in run]
         for ticket in skipped:
-            self._control.lent[ticket] = 0
+            self._let_go(ticket)
         return [self._answers.nothing(ticket, ResponseFlag.CANCELLED) for ticket in skipped]
+
+    def _let_go(self, ticket: int) -> None:
+        """Give back the memory of a request that no model has seen."""
+        self._control.lent[ticket] = 0
 
 
 async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:

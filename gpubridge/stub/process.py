@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import gc
 import os
-import signal
 import socket
 import sys
 import time
@@ -18,12 +15,14 @@ from gpubridge.host_shm import Segment
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.logger import Logger
 from gpubridge.stub.answers import ModelIdentity
+from gpubridge.stub.batches_ahead import BatchesAhead
 from gpubridge.stub.calls import CallDesk
 from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.completion import completed_config
 from gpubridge.stub.debugger import wait_for_debugger
 from gpubridge.stub.device.arena_offers import ArenaOffers
 from gpubridge.stub.device.inputs import DeviceInputs
+from gpubridge.stub.device.inputs_ahead import InputsAhead
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.stub.device.pinning import HostPinning
 from gpubridge.stub.device.placement import DevicePlacement
@@ -36,11 +35,13 @@ from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.readiness import answer_readiness
 from gpubridge.stub.results import ResultSender
 from gpubridge.stub.states import SequenceStates
-from gpubridge.tensor.native import absence
-from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
+from gpubridge.stub.uploading import UploadingExecutor
+from gpubridge.tensor.native import NativeRecordReader, absence
+from gpubridge.transport.channel import Channel, MalformedMessage
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import (
+    Batch,
     Completes,
     Kind,
     comes_alone,
@@ -51,40 +52,10 @@ from gpubridge.transport.messages import (
 from gpubridge.transport.records import record_reader
 from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
 
-__all__ = ["Stub", "run"]
-
-_PR_SET_PDEATHSIG = 1
+__all__ = ["Stub"]
 
 _AWAKE_SHARE = 4
 """A stub stays awake for a part of the time that the server does: the client needs a processor."""
-
-
-def run(fd: int, server_pid: int) -> int:
-    """Serve the channel on descriptor ``fd`` until it closes; returns the exit code."""
-    _die_with(server_pid)
-    channel = Channel(socket.socket(fileno=fd))
-    os.register_at_fork(after_in_child=channel.close)
-    # Whole lines, whatever PYTHONUNBUFFERED says: other processes write to the same log.
-    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
-    try:
-        message, fds = channel.receive()
-        stub = Stub(channel, decode_control(message), fds)
-        return stub.serve() if stub.initialize() else 1
-    except ChannelClosed as closed:
-        cause = closed.__cause__
-        if os.getppid() != server_pid or getattr(cause, "errno", 0) != errno.EBADF:
-            # The server is gone, or this is a child that the model forked.
-            return 0
-        sys.stderr.write("the model closed its stub's channel to the server: the stub ends\n")
-        return 1
-
-
-def _die_with(server_pid: int) -> None:
-    """Have the kernel kill this process when the server dies: a hung model reads no end of file."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != server_pid:
-        sys.exit(0)
 
 
 class Stub:
@@ -124,6 +95,9 @@ class Stub:
         )
         os.register_at_fork(after_in_child=self._detach)
         self._reader = record_reader()
+        # Where messages come from, and what takes those with batches apart.
+        self._incoming: Channel | BatchesAhead = channel
+        self._decode: Callable[[bytes, NativeRecordReader], list[Batch]] = decode_execute
         self._results = ResultSender(channel)
         awake_ns = busy_poll_ns(settings["busy_poll_us"])
         self._awake_ns = awake_ns // _AWAKE_SHARE
@@ -215,11 +189,10 @@ class Stub:
         )
         inputs = placement = None
         if self._device is not None:
-            where = self._settings["input_placement"]
-            inputs = DeviceInputs(self._device, where, self._fall_back)
+            inputs = self._place_inputs(self._device, identity)
             placement = DevicePlacement(self._outputs, self._device, self._clients)
             self._calls.use_device(self._device, placement)
-        return Executor(
+        parts = (
             model,
             identity,
             self._outputs,
@@ -231,6 +204,17 @@ class Stub:
             inputs,
             placement,
         )
+        if not isinstance(inputs, InputsAhead):
+            return Executor(*parts)
+        self._incoming = ahead = BatchesAhead(self._channel, self._reader, self._map)
+        self._decode = ahead.batches
+        return UploadingExecutor(parts, inputs, ahead)
+
+    def _place_inputs(self, device: StubDevice, identity: ModelIdentity) -> DeviceInputs:
+        where = self._settings["input_placement"]
+        if where == "device" and not identity.iterative:
+            return InputsAhead(device, self._fall_back, self._borrowed)
+        return DeviceInputs(device, where, self._fall_back)
 
     def _configure(self, kind: Any) -> None:
         """Wait for the settings of the completed configuration, having completed it if asked to."""
@@ -247,7 +231,7 @@ class Stub:
 
     def serve(self) -> int:
         """Answer messages until told to finalize or the server is gone; returns the exit code."""
-        channel, clients = self._channel, self._clients
+        channel, clients = self._incoming, self._clients
         assert clients is not None
         soon = False
         while True:
@@ -262,7 +246,7 @@ class Stub:
             if kind == Kind.EXECUTE:
                 soon = self._run_batches(message)
             elif kind in (Kind.REGION, Kind.DEVICE_REGION):
-                self._map(kind, decode_control(message), fds)
+                self._map(message, fds)
             elif kind == Kind.DROP_REGION:
                 self._drop(decode_control(message)["region"], clients)
             elif kind == Kind.TRIM:
@@ -277,9 +261,10 @@ class Stub:
             else:
                 raise MalformedMessage(f"message of unknown kind {kind} from the server")
 
-    def _map(self, kind: int, fields: dict[str, Any], fds: list[int]) -> None:
+    def _map(self, message: bytes, fds: list[int]) -> None:
         """Map a region; requests that name memory which cannot be mapped are refused."""
-        if kind == Kind.REGION:
+        fields = decode_control(message)
+        if message[0] == Kind.REGION:
             assert self._clients is not None
             memory = self._clients if fields["client"] else self._borrowed
             memory.announce(fields["region"], fds.pop(), fields["size"])
@@ -309,7 +294,7 @@ class Stub:
         waits.end(time.monotonic_ns())
         executor = self._executor
         assert executor is not None
-        batches = decode_execute(message, self._reader)
+        batches = self._decode(message, self._reader)
         last = len(batches) - 1
         for i, batch in enumerate(batches):
             result = executor.run(batch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tests.process.device_models import LIBRARY, write_device_model
 
-__all__ = ["DOES", "write_lab", "write_member"]
+__all__ = ["DOES", "write_lab", "write_member", "write_patient", "write_stream"]
 
 _DRIVER = """
 def begin(device):
@@ -277,6 +277,42 @@ class TritonPythonModel:
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
+_PATIENT = """
+from gpubridge.pb_utils import host
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def note(name, what):
+    with open(os.path.join(HERE, name), "a") as file:
+        file.write(what)
+
+
+def size(name):
+    path = os.path.join(HERE, name)
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        begin(int(args["model_instance_device_id"]))
+
+    def execute(self, requests):
+        note("begun", "x")
+        number = size("begun")
+        while os.path.exists(os.path.join(HERE, "hold")) and size("permits") < number:
+            time.sleep(0.002)
+        uploads = host.current().device.uploads.stream
+        until = time.monotonic() + 20
+        while not uploads.done() and time.monotonic() < until:
+            time.sleep(0.001)
+        note("seen", f"{uploads.copies['h2d']}:{uploads.done()} ")
+        return [
+            pb_utils.InferenceResponse([give("OUT", double(take(request.inputs()[0])))])
+            for request in requests
+        ]
+"""
+
 _PLACED = 'parameters { key: "INPUT_PLACEMENT" value { string_value: "device" } }'
 
 
@@ -296,3 +332,9 @@ def write_stream(repository, library, name="stream", **options):
     config = f"{_PLACED}\nmodel_transaction_policy {{ decoupled: true }}"
     source = _PRELUDES[library] + _STREAM
     return write_device_model(repository, name, source, config=config, **options)
+
+
+def write_patient(repository, library, name="patient", **options):
+    """Write a model that waits for permits, and says what it has seen of uploads when it got one."""
+    source = _PRELUDES[library] + _PATIENT
+    return write_device_model(repository, name, source, config=_PLACED, **options)

@@ -40,7 +40,7 @@ def loaded_by(statement):
         ("import gpubridge", (*FOREIGN, *SERVER_ONLY, "numpy", "asyncio")),
         ("import gpubridge.pb_utils", (*FOREIGN, *SERVER_ONLY, "asyncio")),
         ("import triton_python_backend_utils", (*FOREIGN, *SERVER_ONLY)),
-        ("import gpubridge.stub.process", (*FOREIGN, *SERVER_ONLY)),
+        ("import gpubridge.stub.entry", (*FOREIGN, *SERVER_ONLY)),
         ("import gpubridge.cli", (*FOREIGN[:-2], "matplotlib")),
         ("from gpubridge import doctor; doctor.examine()", ("torch", "cupy", "jax", "grpc")),
     ],

@@ -15,6 +15,10 @@ from gpubridge.engine.warmup import WarmupSample
 
 __all__ = ["InstancePlacing"]
 
+_UPLOADING_WINDOW = 3
+"""Requests at a stub that uploads: one that runs, the next, whose inputs are copied meanwhile, and one
+that is there when that begins, for the same."""
+
 
 class InstancePlacing:
     """Places the instances of one version of a model.
@@ -85,6 +89,7 @@ class InstancePlacing:
                         self._limits.stub_timeout,
                         device if group.kind == "KIND_GPU" else None,
                         warmup,
+                        _least_window(group, stub["input_placement"]),
                     )
                 )
         return settings
@@ -96,6 +101,16 @@ class InstancePlacing:
         if given is None and "FORCE_CPU_ONLY_INPUT_TENSORS" in parameters:
             given = "host" if parameters["FORCE_CPU_ONLY_INPUT_TENSORS"] == "yes" else "source"
         return given or self._limits.input_placement or "source"
+
+
+def _least_window(group: InstanceGroup, placement: str) -> int:
+    """Return how many requests a stub may have at once, whatever it takes for them.
+
+    Of several instances on a GPU one copies while another executes: there, requests had better wait
+    for whichever is free first.
+    """
+    uploads = group.kind == "KIND_GPU" and placement == "device" and group.count == 1
+    return _UPLOADING_WINDOW if uploads else 1
 
 
 def _input_sharing(config: ModelConfig) -> str:

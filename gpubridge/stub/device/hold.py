@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Optional
 
-__all__ = ["DeviceHold"]
+from gpubridge.cuda_ipc import CopyMark
+
+__all__ = ["DeviceHold", "Over"]
+
+Over = deque[tuple[object, set[int], Optional[CopyMark]]]
+"""What nobody looks at any more, with the streams that used it and the upload that filled it."""
 
 
 class DeviceHold:
@@ -16,14 +22,17 @@ class DeviceHold:
         What goes back.
     streams : set of int
         Those that may use the memory.
+    filled : CopyMark or None
+        Where an upload into the memory ends.
     """
 
-    __slots__ = ("__weakref__", "_over", "kept", "streams")
+    __slots__ = ("__weakref__", "_over", "filled", "kept", "streams")
 
-    def __init__(self, kept: object, over: deque[tuple[object, set[int]]]) -> None:
+    def __init__(self, kept: object, over: Over) -> None:
         self.kept = kept
         self.streams: set[int] = set()
+        self.filled: CopyMark | None = None
         self._over = over
 
     def __del__(self) -> None:
-        self._over.append((self.kept, self.streams))
+        self._over.append((self.kept, self.streams, self.filled))

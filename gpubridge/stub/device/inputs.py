@@ -60,9 +60,7 @@ class DeviceInputs:
         As given.
     """
 
-    def __init__(
-        self, device: StubDevice, placement: str, fall_back: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, device: StubDevice, placement: str, fall_back: Callable[..., None]) -> None:
         self.device = device
         self._placement = placement
         self._fall_back = fall_back
@@ -92,8 +90,13 @@ class DeviceInputs:
         if private:
             tensors = [self._private(tensor) for tensor in tensors]
         if self._placement == "device":
-            tensors = [self._uploaded(tensor) for tensor in tensors]
+            tensors = self._uploaded(tensors)
         return tensors
+
+    def taken(self, ticket: int, /) -> list[Tensor] | None:
+        """Return the inputs of a request that are placed already; None if they are not."""
+        del ticket  # Nothing is placed before it is asked for.
+        return None
 
     def _on_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return tensors whose data is in host memory; however many there are, one wait."""
@@ -118,17 +121,27 @@ class DeviceInputs:
             return tensor
         return _moved(tensor, self.device.copy_on_device(data))
 
-    def _uploaded(self, tensor: Tensor) -> Tensor:
-        memory = tensor._source
-        if memory is None or tensor._datatype == "BYTES":
-            return tensor
-        if not memory.nbytes:
-            # On the device like others: frameworks do not mix tensors of two.
-            return _moved(tensor, DeviceBytes(0, 0, self.device.ordinal))
-        if memory.nbytes > self.device.own.size:
-            self._say_too_large(tensor, memory.nbytes)
-            return tensor
-        return _moved(tensor, self.device.upload(memory))
+    def _uploaded(self, tensors: Sequence[Tensor], *, patient: bool = True) -> list[Tensor]:
+        """Return tensors that are on the device, or on the way there."""
+        placed = []
+        copies = []
+        for tensor in tensors:
+            memory = tensor._source
+            if memory is None or tensor._datatype == "BYTES":
+                placed.append(tensor)
+            elif not memory.nbytes:
+                # On the device like others: frameworks do not mix tensors of two.
+                placed.append(_moved(tensor, DeviceBytes(0, 0, self.device.ordinal)))
+            elif memory.nbytes > self.device.own.size:
+                self._say_too_large(tensor, memory.nbytes)
+                placed.append(tensor)
+            else:
+                data = self.device.allocate_device(memory.nbytes, patient=patient)
+                copies.append((memory, data))
+                placed.append(_moved(tensor, data))
+        if copies:
+            self.device.uploads.begin(copies)
+        return placed
 
     def _say_too_large(self, tensor: Tensor, nbytes: int) -> None:
         if self._said:

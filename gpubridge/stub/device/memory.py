@@ -28,10 +28,11 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.stub.device.arena_offers import ArenaOffers
 from gpubridge.stub.device.counters import show_work
 from gpubridge.stub.device.events import EdgeEvents, streams_behind
-from gpubridge.stub.device.hold import DeviceHold
+from gpubridge.stub.device.hold import DeviceHold, Over
 from gpubridge.stub.device.model_streams import follow, precede
 from gpubridge.stub.device.pinning import HostPinning
 from gpubridge.stub.device.regions import DeviceRegions
+from gpubridge.stub.device.uploads import Uploads
 from gpubridge.tensor.device_bytes import DeviceBytes, Ready
 
 __all__ = ["StubDevice"]
@@ -64,7 +65,9 @@ class StubDevice:
     ordinal : int
         The device, and its number in this process.
     stream : CopyStream
-        Where all copies are made.
+        Where all copies are made, those of `uploads` excepted.
+    uploads : Uploads
+        Copies of inputs.
     pinning : HostPinning
         Makes host memory fit for asynchronous copies.
     own : OpenedRegion
@@ -92,11 +95,12 @@ class StubDevice:
         info = find_device(offers.fields["uuid"])
         self.uuid = info.uuid
         self.ordinal = info.ordinal
-        self._over: deque[tuple[object, set[int]]] = deque()
+        self._over: Over = deque()
         self._passing: deque[tuple[CopyMark, list[object]]] = deque()
         self._context = DeviceContext(info)
         self._context.make_current()
         self.stream = CopyStream(self._context)
+        self.uploads = Uploads(self._context)
         self.pinning = HostPinning(self._context, fall_back)
         self.lost: CudaError | None = None
         self._queued = self._passed = 0
@@ -113,6 +117,8 @@ class StubDevice:
         self._arena = DeviceArena(self.own.segment)
         #: Takes back slots that the server is done with; set by who lends them.
         self.reclaim: Callable[[], None] = _nothing
+        #: Lets go of slots that are filled ahead of their time; set by who does that.
+        self.make_room: Callable[[], None] = _nothing
 
     @classmethod
     def of_stub(
@@ -188,15 +194,15 @@ class StubDevice:
         """Hold something for tensors, until all streams that used them have passed."""
         return DeviceHold(kept, self._over)
 
-    def allocate_device(self, nbytes: int) -> DeviceBytes:
-        """Return bytes in the arena, contents undefined; waits some time for room.
+    def allocate_device(self, nbytes: int, *, patient: bool = True) -> DeviceBytes:
+        """Return bytes in the arena, contents undefined; waits some time for room if ``patient``.
 
         Raises
         ------
         BridgeError
             UNAVAILABLE when there is none.
         """
-        slot = self._slot(nbytes)
+        slot = self._slot(nbytes) if patient else self._arena.allocate(nbytes)
         hold = DeviceHold(slot, self._over)
         return DeviceBytes(slot.pointer, nbytes, self.ordinal, hold, streams=hold.streams)
 
@@ -213,6 +219,7 @@ class StubDevice:
                 if now >= deadline:
                     raise
             self.reclaim()
+            self.make_room()
             self.settle()
             time.sleep(_LOOK)
 
@@ -222,7 +229,7 @@ class StubDevice:
         """Begin to copy host memory into the arena; it stays held until that is done."""
         data = self.allocate_device(memory.nbytes)
         self.load(memory, data.pointer)
-        self._over.append((memory, set()))
+        self._over.append((memory, set(), None))
         data.ready = self.stream
         return data
 
@@ -239,7 +246,7 @@ class StubDevice:
             # Its library may use the memory again before the copy is made: as the model does with a
             # buffer of its own for each request, and the library's allocator with what is let go of.
             precede(self.stream, data.owner_stream)
-            self._over.append((data.owner, set()))
+            self._over.append((data.owner, set(), None))
         copy.ready = self.stream
         return copy
 
@@ -304,7 +311,8 @@ class StubDevice:
             self._passed = max(self._passed, queued)
             self._give_back(over)
             self._sweep()
-            show_work(self.stream, self._work)
+            self.uploads.sweep()
+            show_work((self.stream, self.uploads.stream), self._work)
 
     # -- what is over --------------------------------------------------------------------------
 
@@ -318,14 +326,15 @@ class StubDevice:
                 self._passing.append((self.stream.mark(), over))
                 self._linger(over)
             self._sweep()
+            self.uploads.sweep()
             self.events.sweep()
             self.regions.close_unused()
-            show_work(self.stream, self._work)
+            show_work((self.stream, self.uploads.stream), self._work)
 
     @property
     def busy(self) -> bool:
         """Whether streams may still use what is over, or write what was handed on."""
-        return bool(self._passing or self._over or self.events.unfinished)
+        return bool(self._passing or self._over or self.uploads.busy or self.events.unfinished)
 
     def check(self) -> None:
         """Find out whether the device still works here: a model may have failed on it."""
@@ -344,9 +353,13 @@ class StubDevice:
         found: list[object] = []
         used: set[int] = set()
         while self._over:
-            kept, streams = self._over.popleft()
+            kept, streams, filled = self._over.popleft()
             found.append(kept)
             used |= streams
+            if filled is not None and not filled.done():
+                # That one, and not all that the stream of uploads has to do by now.
+                filled.order_before(self.stream.handle)
+                self._begun()
         # What was done there is in order already.
         used.discard(self.stream.handle)
         for stream in used:
@@ -377,6 +390,7 @@ class StubDevice:
         """The model is finalized: complete what others wait for, let go of what the driver minds."""
         try:
             self.events.finish()
+            self.uploads.close()
         finally:
             self.pinning.close()
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from gpubridge.cuda_ipc import CudaError
 from gpubridge.errors import BridgeError
 from gpubridge.stub.device.memory import StubDevice
-from gpubridge.transport.channel import Channel
 
 __all__ = ["settle_until_message"]
+
+
+class Incoming(Protocol):
+    """Where messages come from."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until one is there, for so long at most; tell whether that is so."""
+
 
 _FIRST_LOOK = 0.0005
 _LONGEST_LOOK = 0.02
 
 
-def settle_until_message(device: StubDevice, channel: Channel) -> CudaError | None:
+def settle_until_message(device: StubDevice, channel: Incoming) -> CudaError | None:
     """Give back memory as soon as its streams have passed, until a message is there or all is back.
 
     A client cannot unregister memory that is lent, nor the server give its slot to others; the next

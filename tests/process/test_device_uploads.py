@@ -1,0 +1,325 @@
+"""Inputs that go to the GPU while the batch before theirs runs, and what may happen to them until then."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2
+
+from tests.process.device_models import LIBRARY, running_device_server, write_device_model
+from tests.process.raw_http import connected
+from tests.process.raw_http2 import PING, frames, open_stream, send_data
+from tests.process.server import wait_until
+from tests.process.test_device_network import pids_of, placement
+
+COUNT = 10_000
+NBYTES = 4 * COUNT
+INVALID_VALUE = 1
+ILLEGAL_ADDRESS = 700
+
+# Doubles its input on the GPU, when it may: each execute takes one permit, if permits are asked for.
+# With "fill" among its parameters, it needs so many bytes of the arena meanwhile.
+PATIENT = (
+    LIBRARY
+    + """
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def size(name):
+    path = os.path.join(HERE, name)
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.library = Library()
+
+    def execute(self, requests):
+        with open(os.path.join(HERE, "begun"), "a") as file:
+            file.write("x")
+        number = size("begun")
+        while os.path.exists(os.path.join(HERE, "hold")) and size("permits") < number:
+            time.sleep(0.002)
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        library = self.library
+        (given,) = request.inputs()
+        fill = int(json.loads(request.parameters()).get("fill", 0))
+        if fill:
+            held = pb_utils.Tensor.empty("HELD", [fill], np.uint8, "cuda")
+        out = library.array("out", given.shape())
+        library.double(
+            library.pointer(given), out.__cuda_array_interface__["data"][0],
+            int(np.prod(given.shape())))
+        return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", out)])
+"""
+).replace("import ctypes, os", "import ctypes, json, os")
+
+
+class Permits:
+    """Says which executes may go on."""
+
+    def __init__(self, repository, model, served):
+        self._folder = repository / model
+        self._served = served
+        self._model = model
+        for name in ("begun", "permits"):
+            (self._folder / name).write_text("")
+        (self._folder / "hold").touch()
+
+    def give(self):
+        with (self._folder / "permits").open("a") as file:
+            file.write("x")
+
+    def give_all(self):
+        (self._folder / "hold").unlink(missing_ok=True)
+
+    def wait_for(self, begun):
+        wait_until(
+            lambda: (self._folder / "begun").stat().st_size >= begun,
+            f"{begun} executes to have begun",
+            self._served.server,
+        )
+
+    def wait_for_requests(self, pending):
+        """All have been sent to the stub when they count: as many as it may have at once."""
+        name = f'nv_inference_pending_request_count{{model="{self._model}",version="1"}}'
+        wait_until(
+            lambda: self._served.server.metrics()[name] == pending,
+            f"{pending} requests",
+            self._served.server,
+        )
+
+
+def serve_patient(repository, **options):
+    write_device_model(repository, "patient", PATIENT, config=placement("device"))
+    return running_device_server(repository, **options)
+
+
+@contextmanager
+def lined_up(served, repository, count=COUNT, parameters=({}, {}, {}), size=None):
+    """Three requests at the stub: the first is being executed; gives permits and what is asked."""
+    # From the first answer on, the server feeds ahead.
+    given = [np.random.default_rng().random(count, np.float32) for _ in parameters]
+    assert served.infer("patient", given[0])[0] == 200
+    permits = Permits(repository, "patient", served)
+    with ThreadPoolExecutor(len(given)) as pool:
+        answers = []
+        try:
+            for number, (values, each) in enumerate(zip(given, parameters, strict=True), 1):
+                answers.append(pool.submit(served.infer, "patient", values, parameters=each))
+                permits.wait_for_requests(number)
+                if number == 1:
+                    permits.wait_for(1)
+            yield permits, answers, given
+        finally:
+            permits.give_all()
+
+
+def uploads(served, pid, nbytes=NBYTES):
+    """Copies of inputs: what the model's kernel brings to the GPU comes from its own memory."""
+    calls = served.machine.calls("cuMemcpyHtoDAsync", pid)
+    return [call for call in calls if call.arguments[0] == nbytes]
+
+
+def doubled(values):
+    return 200, (2 * values).tolist()
+
+
+def test_inputs_go_to_the_gpu_while_the_batch_before_theirs_runs(tmp_path):
+    with serve_patient(tmp_path) as served, lined_up(served, tmp_path) as (permits, answers, given):
+        (pid,) = pids_of(served, "patient")
+        before = len(uploads(served, pid))
+        permits.give()
+        permits.wait_for(2)
+        # The kernel of the first, and the input of the third; that of the second came before, while
+        # there was nothing to overlap with, or now.
+        wait_until(
+            lambda: len(uploads(served, pid)) == before + 3,
+            "the third's input to be on its way while the second is executed",
+            served.server,
+        )
+        assert not answers[1].done()
+        permits.give_all()
+        for answer, values in zip(answers, given, strict=True):
+            assert answer.result() == doubled(values)
+
+
+def test_many_at_once_are_right_and_cost_what_one_does(tmp_path):
+    with (
+        serve_patient(tmp_path, delay_us=3000, seed=11) as served,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        given = [np.random.default_rng(i).random(COUNT, np.float32) for i in range(48)]
+        for values in given[:8]:
+            assert served.infer("patient", values) == doubled(values)
+        (pid,) = pids_of(served, "patient")
+        before = len(served.machine.calls(pid=pid))
+        with served.doing("patient", h2d=(48 * NBYTES, 48), d2h=(48 * NBYTES, 48), waits=48):
+            answers = list(pool.map(lambda values: served.infer("patient", values), given))
+        for answer, values in zip(answers, given, strict=True):
+            assert answer == doubled(values)
+        calls = [call.name for call in served.machine.calls(pid=pid)][before:]
+        forbidden = ("cuIpc", "cuMemAlloc", "cuMemFree", "cuDevicePrimary", "cuCtxSynchronize")
+        assert not [name for name in calls if name.startswith(forbidden)]
+        assert calls.count("cuStreamSynchronize") == 48
+        assert calls.count("cuEventSynchronize") == 0
+
+
+RST_STREAM = 3
+CANCEL = 8
+
+
+def send_frame(sock, kind, flags, stream, payload=b""):
+    head = len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
+    sock.sendall(head + payload)
+
+
+@contextmanager
+def asked_by_hand(served, values):
+    """Ask over gRPC; gives what cancels that, and returns when the server has seen it."""
+    message = service_pb2.ModelInferRequest(model_name="patient")
+    tensor = message.inputs.add(name="IN", datatype="FP32", shape=[values.size])
+    assert tensor.name == "IN"
+    message.raw_input_contents.append(values.tobytes())
+    body = message.SerializeToString()
+    body = b"\0" + len(body).to_bytes(4, "big") + body
+
+    def cancel():
+        send_frame(sock, RST_STREAM, 0, 1, CANCEL.to_bytes(4, "big"))
+        send_frame(sock, PING, 0, 0, bytes(8))
+        assert any(kind == PING for kind, _ in frames(sock))
+
+    with connected(served.server.grpc_url) as sock:
+        open_stream(sock, b"ModelInfer")
+        for at in range(0, len(body), 16_000):
+            send_data(sock, body[at : at + 16_000])
+        send_frame(sock, 0, 1, 1)
+        yield cancel
+
+
+def test_a_request_that_is_cancelled_after_its_upload_has_begun_is_not_executed(tmp_path):
+    arena = 2 << 20
+    with serve_patient(tmp_path, arena=arena) as served:
+        with (
+            lined_up(served, tmp_path, parameters=({}, {})) as (permits, answers, given),
+            asked_by_hand(served, given[0]) as cancel,
+        ):
+            (pid,) = pids_of(served, "patient")
+            permits.wait_for_requests(3)
+            before = len(uploads(served, pid))
+            permits.give()
+            permits.wait_for(2)
+            wait_until(lambda: len(uploads(served, pid)) == before + 3, "its upload", served.server)
+            cancel()
+            permits.give()
+            for answer, each in zip(answers, given, strict=True):
+                assert answer.result() == doubled(each)
+            permits.wait_for_requests(0)
+        assert (tmp_path / "patient" / "begun").stat().st_size == 2
+        # Nothing of it is left in the arena.
+        whole = np.ones(arena // 4, np.float32)
+        assert served.infer("patient", whole) == doubled(whole)
+
+
+def test_a_stub_that_dies_with_uploads_under_way_loses_what_it_had_begun_and_no_more(tmp_path):
+    with serve_patient(tmp_path) as served:
+        with lined_up(served, tmp_path) as (permits, answers, given):
+            (pid,) = pids_of(served, "patient")
+            before = len(uploads(served, pid))
+            permits.give()
+            permits.wait_for(2)
+            wait_until(lambda: len(uploads(served, pid)) == before + 3, "the upload", served.server)
+            os.kill(pid, signal.SIGKILL)
+            assert answers[0].result() == doubled(given[0])
+            status, error = answers[1].result()
+            assert status == 503
+            assert "is not healthy" in error
+            permits.give_all()
+            assert answers[2].result() == doubled(given[2])
+        values = np.ones(COUNT, np.float32)
+        assert served.infer("patient", values) == doubled(values)
+
+
+def fallbacks(served):
+    name = 'gpubridge_fallbacks_total{model="patient",reason="device_inputs_in_turn",version="1"}'
+    return served.server.metrics().get(name, 0)
+
+
+def test_where_the_arena_has_no_room_for_two_inputs_go_up_at_their_turn(tmp_path):
+    count = (3 << 20) // 2 // 4
+    with (
+        serve_patient(tmp_path, arena=2 << 20) as served,
+        lined_up(served, tmp_path, count) as (permits, answers, given),
+    ):
+        (pid,) = pids_of(served, "patient")
+        before = len(uploads(served, pid, 4 * count))
+        permits.give()
+        permits.wait_for(2)
+        wait_until(lambda: fallbacks(served) == 1, "it to be told", served.server)
+        assert len(uploads(served, pid, 4 * count)) == before + 2
+        permits.give_all()
+        for answer, values in zip(answers, given, strict=True):
+            assert answer.result() == doubled(values)
+
+
+def test_what_a_model_needs_of_the_arena_comes_before_the_inputs_of_the_next(tmp_path):
+    count = (1 << 19) // 4
+    # Beside its own input there is room for this, but not beside that of the next one.
+    parameters = ({}, {"fill": (1 << 20) + 4096}, {})
+    with (
+        serve_patient(tmp_path, arena=2 << 20) as served,
+        lined_up(served, tmp_path, count, parameters) as (permits, answers, given),
+    ):
+        permits.give_all()
+        for answer, values in zip(answers, given, strict=True):
+            assert answer.result() == doubled(values)
+        assert fallbacks(served) == 1
+
+
+@pytest.mark.parametrize("nth", [2, 3])
+def test_an_upload_that_fails_fails_the_request_that_it_is_for(tmp_path, nth):
+    """The second's at its turn, or the third's before its."""
+    with (
+        serve_patient(tmp_path) as served,
+        lined_up(served, tmp_path) as (permits, answers, given),
+    ):
+        (pid,) = pids_of(served, "patient")
+        # The first is the kernel's of the request that is executed.
+        served.machine.fail("cuMemcpyHtoDAsync", INVALID_VALUE, nth=nth)
+        permits.give()
+        permits.wait_for(2)
+        # Else each second, or third, would fail.
+        served.machine.heal()
+        permits.give_all()
+        for number, (answer, values) in enumerate(zip(answers, given, strict=True), 1):
+            if number == nth:
+                status, error = answer.result()
+                assert status == 500
+                assert "cuMemcpyHtoDAsync failed" in error
+            else:
+                assert answer.result() == doubled(values)
+        assert pids_of(served, "patient") == [pid]
+
+
+def test_a_device_that_is_lost_with_the_next_upload_costs_what_was_begun(tmp_path):
+    with (
+        serve_patient(tmp_path) as served,
+        lined_up(served, tmp_path) as (permits, answers, given),
+    ):
+        (pid,) = pids_of(served, "patient")
+        permits.give()
+        permits.wait_for(2)
+        served.machine.fail("cuStreamSynchronize", ILLEGAL_ADDRESS)
+        permits.give()
+        assert answers[1].result()[0] == 500
+        served.machine.heal()
+        permits.give_all()
+        assert answers[2].result() == doubled(given[2])
+        assert pids_of(served, "patient") != [pid]

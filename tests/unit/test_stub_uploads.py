@@ -1,0 +1,308 @@
+"""Uploads of inputs: what waits for them, what does not, and what they hold until they are done."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from gpubridge.stub.uploading import UploadingExecutor
+from tests.simcuda.machine import running_machine
+from tests.simcuda.processes import running_worker
+from tests.unit.test_stub_device_memory import START as DEVICE
+
+START = (
+    DEVICE
+    + """
+import time, weakref, numpy as np
+from gpubridge.stub.device.inputs_ahead import InputsAhead
+from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.records import Record, Signature
+from types import SimpleNamespace
+
+uploads = device.uploads
+part = whole // 4
+
+def source(value, nbytes=part):
+    place = int(ok(d.cuMemHostAlloc(nbytes, 0)))
+    array = np.frombuffer((ctypes.c_char * nbytes).from_address(place), np.uint8)
+    array[:] = value
+    return array
+
+def begin(*arrays):
+    slots = [device.allocate_device(array.nbytes) for array in arrays]
+    uploads.begin([(memoryview(array), slot) for array, slot in zip(arrays, slots)])
+    return slots
+
+def consumed(data, nbytes=part):
+    # As a model does: its stream waits for the data, then reads it.
+    data.hand_out(stream)
+    target = source(0, nbytes)
+    ok(d.cuMemcpyDtoHAsync(target.ctypes.data, data.pointer, nbytes, stream))
+    return target
+
+# What the server lends: eight tensors' bytes, each under a lease of its own.
+memory = source(0, 8 * part)
+table = bytearray(8)
+borrowed = BorrowedMemory(memoryview(table))
+borrowed.add(5, memoryview(memory))
+
+def record(ticket, count=1, nbytes=part, extras=None, datatype="UINT8", region=5):
+    table[ticket] = 1
+    memory[ticket * part :][:nbytes] = ticket + 1
+    tensors = [("IN%d" % i, datatype, (nbytes,)) for i in range(count)]
+    refs = [(region, ticket * part, nbytes, ticket)] * count
+    return Record(ticket, SimpleNamespace(tensors=tensors), extras, 0, "", refs)
+
+def ahead(records, inputs):
+    inputs.look_ahead(records)
+    return sorted(inputs._next.tensors)
+
+def settled():
+    ok(d.cuStreamSynchronize(uploads.stream.handle))
+    device.finish()
+    device.settle()
+"""
+)
+
+INVALID_VALUE = 1
+OUT_OF_MEMORY = 2
+ILLEGAL_ADDRESS = 700
+
+
+@pytest.fixture
+def machine():
+    with running_machine() as machine:
+        yield machine
+        assert machine.violations() == []
+
+
+@pytest.fixture
+def worker(machine):
+    with running_worker(machine) as worker:
+        worker.do(START)
+        yield worker
+
+
+@pytest.fixture
+def ahead(worker):
+    worker.do("inputs = InputsAhead(device, lambda *what: said.append(what[0]), borrowed)")
+    worker.do("said.clear()")
+    return worker
+
+
+def test_a_stream_that_is_to_read_waits_for_the_upload(worker):
+    assert worker.do(
+        "hold(uploads.stream.handle); (data,) = begin(source(7)); target = consumed(data);"
+        "time.sleep(0.1); answer = [bool(target.any())]; released.set();"
+        "ok(d.cuStreamSynchronize(stream)); answer.append(bool((target == 7).all()))"
+    ) == [False, True]
+
+
+def test_a_stream_does_not_wait_for_the_uploads_of_the_next_request(worker):
+    """Else nothing would overlap: the next one's have begun by the time the model looks at its own."""
+    assert worker.do(
+        "(data,) = begin(source(7)); hold(uploads.stream.handle); (other,) = begin(source(9));"
+        "target = consumed(data); ok(d.cuStreamSynchronize(stream));"
+        "answer = [released.is_set(), bool((target == 7).all())]; released.set()"
+    ) == [False, True]
+
+
+def test_a_response_does_not_wait_for_the_uploads_of_the_next_request(worker):
+    worker.do(
+        "(data,) = begin(source(7)); hold(uploads.stream.handle); (other,) = begin(source(9));"
+        "timer = threading.Timer(5, released.set); timer.start()"
+    )
+    assert worker.do(
+        "target = source(0); device.read(data, memoryview(target)); del data; device.finish();"
+        "answer = [released.is_set(), bool((target == 7).all())]; released.set(); timer.cancel()"
+    ) == [False, True]
+
+
+def test_a_response_waits_for_the_uploads_that_it_gives_up_and_for_no_later_one(worker):
+    """Its slot is given up before it is filled: the model has not looked at it."""
+    worker.do(
+        """
+later = threading.Event()
+late = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: later.wait())
+hold(uploads.stream.handle)
+(data,) = begin(source(7))
+ok(d.cuLaunchHostFunc(uploads.stream.handle, ctypes.cast(late, ctypes.c_void_p).value, 0))
+(other,) = begin(source(9))
+threading.Timer(0.2, released.set).start()
+timer = threading.Timer(5, later.set); timer.start()
+"""
+    )
+    assert worker.do(
+        "del data; device.settle(); device.finish();"
+        "answer = [released.is_set(), later.is_set()]; later.set(); timer.cancel()"
+    ) == [True, False]
+
+
+def test_what_an_upload_reads_is_held_until_it_is_done_whoever_lets_go(worker):
+    assert worker.do(
+        "array = source(7); watch = weakref.ref(array); hold(uploads.stream.handle);"
+        "slots = begin(array); del array, slots; device.settle(); device.settle();"
+        "answer = [watch() is not None, device.busy]; released.set(); settled();"
+        "answer += [watch() is None, device.busy]"
+    ) == [True, True, True, False]
+
+
+def test_a_slot_that_is_given_up_is_nobody_elses_before_its_upload_is_done(worker):
+    assert worker.do(
+        "hold(uploads.stream.handle); slots = begin(source(7), source(8)); slots.clear();"
+        "answer = [room_for(whole)]; released.set(); settled(); answer.append(room_for(whole))"
+    ) == [False, True]
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_where_one_copy_fails_the_others_hold_what_they_read(machine, worker, nth):
+    worker.do("first, second = source(1), source(2); watch = weakref.ref(first)")
+    machine.fail("cuMemcpyHtoDAsync", INVALID_VALUE, nth=nth)
+    assert worker.do(
+        """
+hold(uploads.stream.handle)
+try:
+    begin(first, second)
+except BridgeError as error:
+    told = error.call
+del first, second
+device.settle()
+answer = [told, watch() is not None, room_for(whole)]
+released.set(); settled()
+answer += [watch() is None, room_for(whole)]
+"""
+    ) == ["cuMemcpyHtoDAsync", True, False, True, True]
+
+
+def test_where_no_mark_can_be_made_the_upload_is_waited_for(machine, worker):
+    machine.fail("cuEventRecord", INVALID_VALUE, nth=1)
+    assert worker.do(
+        "(data,) = begin(source(7)); answer = [data.ready is None, uploads.busy,"
+        "read(data.pointer, part) == bytes([7]) * part]"
+    ) == [True, False, True]
+    assert worker.do("device.settle(); answer = work[8]") == 1
+
+
+def test_uploads_are_counted_with_the_other_copies(worker):
+    worker.do("slots = begin(source(7, 64), source(8, 64)); target = source(0, 64)")
+    worker.do("device.read(slots[0], memoryview(target)); device.finish()")
+    assert worker.do("answer = list(work)") == [128, 64, 0, 0, 2, 1, 0, 0, 1]
+
+
+def test_at_the_end_uploads_that_nobody_waits_for_are_waited_for(worker):
+    """Memory that is still read must not be unpinned."""
+    worker.do(
+        "threading.Timer(0.2, released.set).start(); hold(uploads.stream.handle); begin(source(7))"
+    )
+    assert worker.do("device.close(); answer = [released.is_set(), uploads.busy]") == [True, False]
+
+
+# -- ahead of their turn ---------------------------------------------------------------------------
+
+
+def test_what_was_placed_ahead_is_there_at_its_turn_and_copied_once(ahead):
+    assert ahead.do("answer = ahead([record(0), record(1)], inputs)") == [0, 1]
+    assert ahead.do(
+        "inputs.begin([record(0), record(1)]); tensors = inputs.taken(0) + inputs.taken(1);"
+        "targets = [consumed(t._device_bytes) for t in tensors];"
+        "ok(d.cuStreamSynchronize(stream)); settled();"
+        "answer = [[int(t[0]), int(t[-1])] for t in targets] + [work[4], inputs.taken(0)]"
+    ) == [[1, 1], [2, 2], 2, None]
+
+
+def test_what_has_no_room_ahead_is_placed_at_its_turn(ahead):
+    ahead.do("held = device.allocate_device(3 * part)")
+    assert ahead.do("answer = ahead([record(0), record(1)], inputs)") == [0]
+    assert ahead.do("answer = said") == ["device_inputs_in_turn"]
+    assert ahead.do(
+        "del held; device.settle(); inputs.begin([record(0), record(1)]);"
+        "answer = [list(t.shape()) for ticket in (0, 1) for t in inputs.taken(ticket)] == [[part]] * 2"
+    )
+
+
+def test_what_the_model_has_no_room_for_comes_before_what_was_placed_ahead(ahead):
+    assert ahead.do("answer = ahead([record(0), record(1)], inputs)") == [0, 1]
+    # More than what is left, so that its model would fail for the sake of one that is not its turn.
+    assert ahead.do(
+        "data = device.allocate_device(3 * part); answer = [device.own.size >= 4 * part, said]"
+    ) == [True, ["device_inputs_in_turn"]]
+    assert ahead.do(
+        "del data; inputs.begin([record(0)]); (tensor,) = inputs.taken(0);"
+        "target = consumed(tensor._device_bytes); ok(d.cuStreamSynchronize(stream));"
+        "answer = bool((target == 1).all())"
+    )
+
+
+def test_after_want_of_room_nothing_is_placed_ahead_for_a_while(ahead):
+    ahead.do("held = device.allocate_device(whole); ahead([record(0)], inputs); del held")
+    ahead.do("device.settle()")
+    assert (
+        ahead.do(
+            """
+answer = []
+for _ in range(20):
+    answer.append(len(ahead([record(0)], inputs)))
+    inputs.begin([]); inputs.end(); settled()
+"""
+        )
+        == [0] * 16 + [1] * 4
+    )
+
+
+def test_memory_that_was_looked_at_goes_back_after_its_copy(ahead):
+    assert ahead.do(
+        "hold(uploads.stream.handle); ahead([record(0), record(1)], inputs); inputs.begin([]);"
+        "answer = [inputs.has_looked_at(0), inputs.has_looked_at(2)];"
+        "inputs.end(); device.settle(); answer.append(list(table)[:2]);"
+        "released.set(); settled(); answer.append(list(table)[:2])"
+    ) == [True, False, [1, 1], [0, 0]]
+
+
+def test_what_is_withdrawn_and_then_cancelled_was_looked_at_all_the_same(ahead):
+    assert ahead.do(
+        "hold(uploads.stream.handle); ahead([record(0)], inputs); device.make_room();"
+        "inputs.begin([]); answer = [inputs.taken(0), inputs.has_looked_at(0)];"
+        "device.settle(); answer.append(table[0]); released.set(); settled();"
+        "answer.append(table[0])"
+    ) == [None, True, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "datatype='BYTES'",
+        "extras={'client': {'in': [0]}}",
+        "region=device.own.region",
+        "nbytes=0",
+        "nbytes=whole + 1",
+    ],
+)
+def test_only_what_is_plain_is_placed_ahead(ahead, given):
+    assert ahead.do(f"answer = ahead([record(0, {given})], inputs)") == []
+    assert ahead.do("inputs.begin([]); answer = [inputs.has_looked_at(0), work[4]]") == [False, 0]
+
+
+def test_an_upload_that_fails_ahead_fails_its_request_and_no_other(machine, ahead):
+    machine.fail("cuMemcpyHtoDAsync", INVALID_VALUE, nth=2)
+    assert ahead.do("answer = ahead([record(0), record(1), record(2)], inputs)") == [0, 2]
+    assert ahead.do(
+        "inputs.begin([record(0), record(1), record(2)]);"
+        "answer = [None if inputs.failure(t) is None else inputs.failure(t).call for t in range(3)]"
+        "+ [inputs.taken(1)]"
+    ) == [None, "cuMemcpyHtoDAsync", None, None]
+
+
+def test_a_device_that_is_lost_ahead_is_found_out_by_what_runs(machine, ahead):
+    machine.fail("cuMemcpyHtoDAsync", ILLEGAL_ADDRESS, nth=1)
+    assert ahead.do("answer = ahead([record(0)], inputs)") == []
+    assert ahead.do("inputs.begin([]); answer = inputs.failure(0)") is None
+
+
+def test_a_cancelled_request_is_let_go_by_whoever_still_looks_at_it():
+    executor = object.__new__(UploadingExecutor)
+    executor._inputs = SimpleNamespace(has_looked_at={1}.__contains__)
+    executor._control = SimpleNamespace(lent=bytearray((1, 1)))
+    for ticket in (0, 1):
+        executor._let_go(ticket)
+    assert list(executor._control.lent) == [0, 1]
