@@ -83,6 +83,8 @@ class Dispatcher:
         self._stopping = False
         self._on_idle: Callable[[], None] | None = None
         self.instances: Sequence[Instance] = ()
+        #: Those of them that get batches before they are free.
+        self.fed_ahead: Sequence[Instance] = ()
 
     # -- what the model asks -------------------------------------------------------------------
 
@@ -169,7 +171,10 @@ class Dispatcher:
             best.submit(requests)
 
     def _feed(self, now: int) -> None:
-        """Hand out batches, each as late as possible: to instances that have nothing to do."""
+        """Hand out batches, each as late as possible: to instances that have nothing to do.
+
+        Those that copy the inputs of a batch while they execute another get it before, if it is full.
+        """
         free = [i for i in self.instances if i.window and not i.in_flight]
         if not free:
             self._check_hope()
@@ -178,6 +183,12 @@ class Dispatcher:
             if items:
                 made = self._sequences
                 instance.submit([i.request if made is None else made.of(i) for i in items])
+        for instance in self.fed_ahead:
+            while instance.window and 0 < instance.batches_at_stub < instance.least_window:
+                items = self._scheduler.take_ahead(instance.index, now)
+                if not items:
+                    break
+                instance.submit([item.request for item in items])
 
     def _check_hope(self) -> None:
         """Refuse what waits when no instance is going to take it."""

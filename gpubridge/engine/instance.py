@@ -75,6 +75,7 @@ class Instance:
         self.name = settings.name
         self.state = InstanceState.STOPPED
         self.in_flight = 0
+        self.batches_at_stub = 0
         self.window = 0
         self.restarts = 0
         self.index = index
@@ -97,6 +98,11 @@ class Instance:
     def fallbacks(self) -> Counter[str]:
         """How often its stubs took a slower way, by reason."""
         return self._said.fallbacks
+
+    @property
+    def least_window(self) -> int:
+        """How many requests, or batches of them, its stub may have however long they take."""
+        return self.settings.least_window
 
     @property
     def device(self) -> str | None:
@@ -245,7 +251,7 @@ class Instance:
         assert run is not None
         self._dead_work.add(run.link.device_work())
         left = run.close()
-        self.in_flight = self.window = 0
+        self.in_flight = self.batches_at_stub = self.window = 0
         return left
 
     # -- work ----------------------------------------------------------------------------------
@@ -266,8 +272,12 @@ class Instance:
         return 0 if self._run is None else self._run.link.open_requests
 
     def submit(self, requests: Sequence[InferRequest]) -> None:
-        """Send one batch to the stub; only while fewer than ``window`` requests are in flight."""
+        """Send one batch to the stub; only while fewer than ``window`` requests are in flight.
+
+        Or, of batches of several requests, fewer than ``least_window`` batches.
+        """
         assert self._run is not None
+        self.batches_at_stub += 1
         self.in_flight += len(requests)
         self._run.link.submit(requests)
 
@@ -311,6 +321,7 @@ class Instance:
 
     def _on_landed(self, landed: list[Landed], now: int) -> None:
         self.in_flight -= self._feed.observe(landed)
+        self.batches_at_stub -= len(landed)
         if self._run is not None and self.state is InstanceState.READY:
             self.window = min(self._feed.size, self.in_flight + self._run.link.free_tickets)
         self._listener.on_landed(landed, now)

@@ -191,6 +191,7 @@ class StubModel(Model):
             for index, entry in enumerate(entries)
         ]
         self._dispatcher.instances = self._instances
+        self._dispatcher.fed_ahead = self._fed_ahead()
         try:
             failures = await start_all(self._instances, completion)
         except asyncio.CancelledError:
@@ -248,6 +249,10 @@ class StubModel(Model):
         self._dispatcher = dispatcher
         for instance, entry in zip(self._instances, await self._settings(environment), strict=True):
             instance.configure(entry, dispatcher)
+        dispatcher.fed_ahead = self._fed_ahead()
+
+    def _fed_ahead(self) -> list[Instance]:
+        return [instance for instance in self._instances if instance.least_window > 1]
 
     def _new_dispatcher(self, config: ModelConfig) -> Dispatcher:
         arena = self._context.regions.arena

@@ -97,16 +97,16 @@ class Permits:
         )
 
 
-def serve_patient(repository, **options):
-    write_device_model(repository, "patient", PATIENT, config=placement("device"))
+def serve_patient(repository, config="", **options):
+    write_device_model(repository, "patient", PATIENT, config=f"{placement('device')}\n{config}")
     return running_device_server(repository, **options)
 
 
 @contextmanager
-def lined_up(served, repository, count=COUNT, parameters=({}, {}, {}), size=None):
+def lined_up(served, repository, shape=COUNT, parameters=({}, {}, {})):
     """Three requests at the stub: the first is being executed; gives permits and what is asked."""
     # From the first answer on, the server feeds ahead.
-    given = [np.random.default_rng().random(count, np.float32) for _ in parameters]
+    given = [np.random.default_rng().random(shape, np.float32) for _ in parameters]
     assert served.infer("patient", given[0])[0] == 200
     permits = Permits(repository, "patient", served)
     with ThreadPoolExecutor(len(given)) as pool:
@@ -129,11 +129,19 @@ def uploads(served, pid, nbytes=NBYTES):
 
 
 def doubled(values):
-    return 200, (2 * values).tolist()
+    return 200, (2 * values).ravel().tolist()
 
 
-def test_inputs_go_to_the_gpu_while_the_batch_before_theirs_runs(tmp_path):
-    with serve_patient(tmp_path) as served, lined_up(served, tmp_path) as (permits, answers, given):
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [("", COUNT), ("max_batch_size: 1 dynamic_batching { }", (1, COUNT))],
+    ids=["plain", "dynamic"],
+)
+def test_inputs_go_to_the_gpu_while_the_batch_before_theirs_runs(tmp_path, config, shape):
+    with (
+        serve_patient(tmp_path, config) as served,
+        lined_up(served, tmp_path, shape) as (permits, answers, given),
+    ):
         (pid,) = pids_of(served, "patient")
         before = len(uploads(served, pid))
         permits.give()

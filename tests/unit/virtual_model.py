@@ -64,6 +64,7 @@ class VirtualInstance:
 
     def __init__(self, model, index, window):
         self.model, self.index, self.room = model, index, window
+        self.least_window = 1
         self.state = InstanceState.RESTARTING
         self.window = self.in_flight = 0
         self.open: list[InferRequest] = []
@@ -75,9 +76,13 @@ class VirtualInstance:
     def open_requests(self):
         return len(self.open)
 
+    @property
+    def batches_at_stub(self):
+        return len(self.batches)
+
     def submit(self, requests):
         assert self.state is InstanceState.READY
-        assert self.in_flight < self.window
+        assert self.in_flight < self.window or len(self.batches) < self.least_window
         assert requests
         self.in_flight += len(requests)
         self.batches.append(Execution(list(requests)))
@@ -179,12 +184,17 @@ class VirtualModel:
             self.dispatcher = Dispatcher(
                 config, arena, ModelStatistics("m", 1), SimpleNamespace(used=False)
             )
-        # Only a scheduler without choice feeds ahead of what an instance does now.
+        # Only a scheduler without choice feeds ahead of what any instance does now; others do for those
+        # that want to have a batch before its turn.
         ahead = config.message.WhichOneof("scheduling_choice") is None
         self.instances = [
             VirtualInstance(self, i, window if ahead else 1) for i in range(instances)
         ]
         self.dispatcher.instances = self.instances
+        if not ahead and window > 1:
+            self.dispatcher.fed_ahead = self.instances
+            for instance in self.instances:
+                instance.least_window = window
 
     @property
     def alarm(self):

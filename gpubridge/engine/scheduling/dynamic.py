@@ -99,6 +99,10 @@ class DynamicScheduler(Generic[ItemT]):
         self._forming = _Forming(frozenset(settings.preferred_batch_sizes), max(max_batch_size, 1))
         self._order = ReleaseOrder() if settings.preserve_ordering else None
         self._late: list[Item] = []
+        policy = settings.default_queue_policy
+        self._may_run_ahead = not (
+            settings.priority_levels or policy.max_queue_size or policy.default_timeout_us
+        )
         self._stopped = False
         self.wants_answers = settings.preserve_ordering
 
@@ -146,6 +150,12 @@ class DynamicScheduler(Generic[ItemT]):
         if self._order is not None:
             self._order.taken(items)
         return items
+
+    def take_ahead(self, instance: int, now_ns: int) -> list[ItemT] | None:
+        """Give away the next batch if it cannot grow, and nothing may come before it or has a limit."""
+        if not self._may_run_ahead or not self._look().closed:
+            return None
+        return self.take(instance, now_ns)
 
     def _due(self, now_ns: int) -> int:
         """Return how many items make the batch to take now; 0 for none."""

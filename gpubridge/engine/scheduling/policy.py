@@ -48,6 +48,12 @@ class Scheduler(Protocol[ItemT]):
     def take(self, instance: int, now_ns: int, /) -> list[ItemT] | None:
         """Give away the next batch for an instance that has room, if one is due."""
 
+    def take_ahead(self, instance: int, now_ns: int, /) -> list[ItemT] | None:
+        """Give away the next batch for an instance that is at another, if that takes nothing from it.
+
+        Nothing that comes later could join it, overtake it, or be refused if it stayed.
+        """
+
     def next_wakeup(self, now_ns: int, /) -> int | None:
         """Return when to call `refused`, and `take` for the free instances, if nothing else happens.
 
