@@ -291,12 +291,18 @@ def test_what_a_model_needs_of_the_arena_comes_before_the_inputs_of_the_next(tmp
         assert fallbacks(served) == 1
 
 
-@pytest.mark.parametrize("nth", [2, 3])
-def test_an_upload_that_fails_fails_the_request_that_it_is_for(tmp_path, nth):
-    """The second's at its turn, or the third's before its."""
+TWO = "max_batch_size: 2 dynamic_batching { }"
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "nth"),
+    [("", COUNT, 2), ("", COUNT, 3), (TWO, (1, COUNT), 2), (TWO, (1, COUNT), 3)],
+    ids=["at its turn", "ahead", "first of a batch", "last of a batch"],
+)
+def test_an_upload_that_fails_fails_the_request_that_it_is_for(tmp_path, config, shape, nth):
     with (
-        serve_patient(tmp_path) as served,
-        lined_up(served, tmp_path) as (permits, answers, given),
+        serve_patient(tmp_path, config) as served,
+        lined_up(served, tmp_path, shape) as (permits, answers, given),
     ):
         (pid,) = pids_of(served, "patient")
         # The first is the kernel's of the request that is executed.

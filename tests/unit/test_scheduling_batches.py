@@ -41,10 +41,6 @@ def refused(scheduler, now):
     return [(item.request, error.message) for item, error in scheduler.refused(now)]
 
 
-def take_ahead(scheduler, now=0):
-    return names(scheduler.take_ahead(0, now))
-
-
 # -- default ---------------------------------------------------------------------------------------
 
 
@@ -373,39 +369,3 @@ def test_an_orphan_keeps_its_place_until_it_is_answered_or_cancelled():
     assert scheduler.cancel(a)
     assert scheduler.releasable() == [b]
     assert scheduler.answered(c, 0) == [c]
-
-
-# -- ahead -----------------------------------------------------------------------------------------
-
-
-def test_default_gives_its_requests_ahead():
-    scheduler = DefaultScheduler()
-    add(scheduler, "a", "b")
-    assert [take_ahead(scheduler) for _ in range(3)] == [["a"], ["b"], None]
-
-
-def test_dynamic_gives_a_batch_ahead_that_nothing_can_join():
-    scheduler = dynamic(2)
-    add(scheduler, "a")
-    # It is due, for an instance that is free.
-    assert take_ahead(scheduler, now=10**9) is None
-    add(scheduler, "b", "c")
-    assert [take_ahead(scheduler) for _ in range(2)] == [["a", "b"], None]
-    add(scheduler, "d", shape="another")
-    assert [take_ahead(scheduler) for _ in range(2)] == [["c"], None]
-    assert take(scheduler, now=10**9) == ["d"]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"priority_levels": 2, "default_priority_level": 1},
-        {"default_queue_policy": QueuePolicy(max_queue_size=4)},
-        {"default_queue_policy": QueuePolicy(default_timeout_us=1000)},
-    ],
-)
-def test_dynamic_gives_nothing_ahead_where_it_matters_what_still_waits(settings):
-    scheduler = dynamic(2, **settings)
-    add(scheduler, "a", "b")
-    assert take_ahead(scheduler) is None
-    assert take(scheduler) == ["a", "b"]

@@ -371,11 +371,3 @@ def test_what_is_put_back_is_first_again(make):
     scheduler.put_back(items)
     assert scheduler.pending == 2
     assert [run(scheduler), run(scheduler)] == [["a"], ["b"]]
-
-
-@BOTH
-def test_nothing_of_a_sequence_is_given_ahead(make):
-    scheduler = make(size=1)
-    add(scheduler, "a", 1, "s")
-    assert scheduler.take_ahead(0, 0) is None
-    assert take(scheduler) == ["a"]
