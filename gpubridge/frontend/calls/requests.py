@@ -8,6 +8,7 @@ import orjson
 
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.protocol.fields import text_of_sequence
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.request_form import InputForm, OutputForm, RequestForm
 from gpubridge.request import RequestOptions
@@ -84,10 +85,13 @@ _PASSED_ON = ("correlation_id", "flags", "timeout", "parameters")
 
 def _options(extras: dict[str, Any], form: RequestForm) -> RequestOptions:
     flags = extras.get("flags", 0)
+    correlation_id = extras.get("correlation_id", 0)
+    if isinstance(correlation_id, str):
+        text_of_sequence(correlation_id)
     return RequestOptions(
         0,
         extras.get("timeout", 0),
-        extras.get("correlation_id", 0),
+        correlation_id,
         bool(flags & _START),
         bool(flags & _END),
         form.options.shapes,
