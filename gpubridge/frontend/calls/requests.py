@@ -48,7 +48,7 @@ class CallForms:
         if plain and "parameters" not in extras:
             return form, _SHARED, options
         passed_on = {name: extras[name] for name in _PASSED_ON if name in extras}
-        return form, orjson.dumps({**passed_on, "shared": True}), options
+        return form, _encoded({**passed_on, "shared": True}), options
 
     def _form(self, record: Record, model: Model) -> RequestForm:
         signature = record.signature
@@ -78,6 +78,17 @@ class CallForms:
             # The signature is held, so that nothing else gets its address.
             self._known[key] = signature, form
         return form
+
+
+def _encoded(extras: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(extras)
+    except orjson.JSONEncodeError as error:
+        raise BridgeError(
+            "the request's correlation id, flags, timeout or parameters cannot be passed on: "
+            f"{error}",
+            ErrorCode.INVALID_ARG,
+        ) from None
 
 
 _PASSED_ON = ("correlation_id", "flags", "timeout", "parameters")
