@@ -182,15 +182,6 @@ def test_a_sequence_id_is_a_number_or_a_text(number):
         parse_request(document(parameters={"sequence_id": number}), ALL_TYPES)
 
 
-def test_a_sequence_id_may_be_a_text_of_128_bytes():
-    longest = "ä" * 64
-    taken = parse_request(document(parameters={"sequence_id": longest}), ALL_TYPES)
-    assert taken.options.correlation_id == longest
-    with pytest.raises(BridgeError, match="string correlation ID cannot be longer than 128") as e:
-        parse_request(document(parameters={"sequence_id": longest + "a"}), ALL_TYPES)
-    assert e.value.code is ErrorCode.UNSUPPORTED
-
-
 def test_a_byte_order_mark_is_skipped():
     assert parse_request(b"\xef\xbb\xbf" + document(), ALL_TYPES).inputs == []
 
