@@ -103,7 +103,13 @@ def _validate_reshape(config: ProtoMessage, what: str, tensor: ProtoMessage) -> 
             f"{what} reshape dimensions must be integer >= 1, or -1 to indicate a variable-size "
             f"dimension for {config.name}"
         )
-    if _fixed_sizes(tensor.dims) != _fixed_sizes(shape):
+    sizes, reshaped = _fixed_sizes(tensor.dims), _fixed_sizes(shape)
+    if len(sizes) != len(reshaped) and min(len(sizes), len(reshaped)) > 1:
+        raise refuse(
+            f"{what} has different number of variable-size dimensions for dims and reshape for "
+            f"{config.name}"
+        )
+    if sizes != reshaped:
         raise refuse(f"{what} has different size for dims and reshape for {config.name}")
 
 

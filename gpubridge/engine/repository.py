@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpubridge.config import ModelControlMode
+from gpubridge.engine.dependents import Dependents
 from gpubridge.engine.ensemble.missing import explain_circle, explain_missing
 from gpubridge.engine.housekeeper import keep_house
 from gpubridge.engine.model import Model
@@ -76,6 +77,7 @@ class ModelRepository(ServedModels):
         self.telemetry.log.on_change(self._tell_log_levels)
         self._sources = ModelSources(settings.directories)
         self._locks = ModelLocks()
+        self._dependents = Dependents()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self.arena = self.regions.arena
@@ -155,12 +157,13 @@ class ModelRepository(ServedModels):
             # Many bytes, perhaps: not on the event loop.
             return await asyncio.to_thread(self._sources.sent, name, config, files, before)
 
-        await self._see_through(self._load(name, source))
+        await self._see_through(self._load_with_dependents(name, source))
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Unload a model; returns when it takes no more requests, and while it answers the last.
 
-        It is no error when no such model is loaded. Models that require it are unloaded, too.
+        It is no error when no such model is loaded. Models that require it are unloaded, too, until
+        it is loaded again.
 
         Parameters
         ----------
@@ -173,6 +176,7 @@ class ModelRepository(ServedModels):
             UNAVAILABLE when models are not unloaded by clients.
         """
         self.check_control()
+        self._dependents.forget(name)
         await self._see_through(self.remove(name, dependents=dependents))
 
     def check_control(self) -> None:
@@ -195,10 +199,11 @@ class ModelRepository(ServedModels):
 
     async def reload(self, name: str) -> None:
         """Load a model from its directory, whatever the mode; raises BridgeError as :meth:`load`."""
-        await self._load(name, self._locate)
+        await self._load_with_dependents(name, self._locate)
 
     async def withdraw(self, name: str) -> None:
         """Unload a model that there is no more, whatever the mode."""
+        self._dependents.forget(name)
         await self.remove(name)
         self._index.forget(name)
 
@@ -206,6 +211,7 @@ class ModelRepository(ServedModels):
         """Unload a model as :meth:`unload`, whatever the mode."""
         for other, served in list(self._served.items()):
             if name in required_models(served.prepared.config):
+                self._dependents.gone(other, served)
                 await self.remove(other)
         async with self._locks.change(name):
             was = self._served.get(name)
@@ -217,6 +223,23 @@ class ModelRepository(ServedModels):
                 required = self._served.get(other)
                 if required is not None and not required.asked:
                     await self.remove(other, dependents=True)
+
+    async def _load_with_dependents(
+        self, name: str, find_source: Callable[[str], Awaitable[ModelSource]]
+    ) -> None:
+        """Load a model, then those that have gone with it; that one does not is no fault of it."""
+        await self._load(name, find_source)
+        for other, source in self._dependents.possible(name, self._served):
+
+            async def found(_: str, source: ModelSource = source) -> ModelSource:
+                return source
+
+            try:
+                await self._load_with_dependents(other, found)
+            except BridgeError as error:
+                _logger.warning(
+                    "model '%s' does not come back with '%s': %s", other, name, error.message
+                )
 
     async def _load(
         self,
@@ -240,6 +263,7 @@ class ModelRepository(ServedModels):
                     if not missing:
                         await self._replace(name, prepared, partial=partial)
                         self._served[name].asked = self._served[name].asked or not chain
+                        self._dependents.forget(name)
                         return
                 finally:
                     source.release()

@@ -28,23 +28,36 @@ def text(value: Any, what: str) -> str:
         For anything else.
     """
     if isinstance(value, str):
+        if not value.isascii():
+            _refuse_half_characters(value, what)
         return value
     if isinstance(value, bytes):
         return value.decode()
     raise wrong_type(what, "str", value)
 
 
-def integer(value: Any, what: str, least: int | None = None) -> int:
-    """Take an int (bool included) that is not smaller than `least`.
+def _refuse_half_characters(value: str, what: str) -> None:
+    # What cannot be encoded cannot be sent, either.
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise wrong_type(what, "str without lone surrogates", value) from None
+
+
+def integer(value: Any, what: str, least: int | None = None, most: int | None = None) -> int:
+    """Take an int (bool included) from `least` to `most`.
 
     Raises
     ------
     TypeError
         For anything else, a number out of range included.
     """
-    if not isinstance(value, int) or (least is not None and value < least):
+    fits = isinstance(value, int) and not (
+        (least is not None and value < least) or (most is not None and value > most)
+    )
+    if not fits:
         expected = "int" if least is None else f"int of {least} or more"
-        raise wrong_type(what, expected, value)
+        raise wrong_type(what, expected if most is None else f"int of {least} to {most}", value)
     return int(value)
 
 

@@ -14,7 +14,7 @@ from gpubridge.pb_utils.constants import (
 from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.output_form import output_form, wants_device
 from gpubridge.pb_utils.preferred_memory import MemoryType, PreferredMemory
-from gpubridge.pb_utils.request_fields import NO_TRACE, RequestFields
+from gpubridge.pb_utils.request_fields import MOST_FLAGS, NO_TRACE, RequestFields
 from gpubridge.pb_utils.request_origin import RequestOrigin
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
@@ -114,7 +114,7 @@ class InferenceRequest(RequestFields):
 
     def set_flags(self, flags: int) -> None:
         """Set the ``TRITONSERVER_REQUEST_FLAG_...`` bits of a request to send."""
-        self._flags = integer(flags, "flags", least=0)
+        self._flags = integer(flags, "flags", 0, MOST_FLAGS)
 
     def timeout(self) -> int:
         """Give the time limit in microseconds; 0 is none."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Parameters = Mapping[str, Union[bool, int, str]]
     Names = Union[Sequence[str], set[str], frozenset[str]]
 
-__all__ = ["NO_TRACE", "RequestFields"]
+__all__ = ["MOST_FLAGS", "NO_TRACE", "RequestFields"]
 
 
 class _Required(enum.Enum):
@@ -31,6 +31,8 @@ class _Required(enum.Enum):
 
 _REQUIRED: Any = _Required.REQUIRED
 NO_TRACE = InferenceTrace()
+MOST_FLAGS = (1 << 32) - 1
+_MOST_UNSIGNED = (1 << 64) - 1
 
 
 class RequestFields:
@@ -114,9 +116,9 @@ class RequestFields:
     ) -> None:
         self._request_id = text(request_id, "request_id")
         self._model_name = text(model_name, "model_name")
-        self._model_version = integer(model_version, "model_version")
-        self._flags = integer(flags, "flags", least=0)
-        self._timeout = integer(timeout, "timeout", least=0)
+        self._model_version = integer(model_version, "model_version", -(1 << 63), (1 << 63) - 1)
+        self._flags = integer(flags, "flags", 0, MOST_FLAGS)
+        self._timeout = integer(timeout, "timeout", 0, _MOST_UNSIGNED)
         if preferred_memory is not _REQUIRED and not isinstance(preferred_memory, PreferredMemory):
             raise wrong_type("preferred_memory", "PreferredMemory", preferred_memory)
         # None is "wherever the called model puts it", which has no public name.
@@ -136,6 +138,8 @@ class RequestFields:
         for tensor in tensors:
             if tensor is not None and not isinstance(tensor, Tensor):
                 raise wrong_type("an element of inputs", "Tensor", tensor)
+            if tensor is not None and not tensor._name.isascii():
+                text(tensor._name, "the name of an input")
         if None in tensors:
             raise TritonModelException(f"Input tensor for {self._described()} should not be empty.")
         return tensors
@@ -161,7 +165,7 @@ def _checked_correlation_id(value: Any) -> int | str:
     if value is None:
         raise wrong_type("correlation_id", "int or str", value)
     if isinstance(value, str):
-        return value
-    if isinstance(value, int) and value >= 0:
+        return text(value, "correlation_id")
+    if isinstance(value, int) and 0 <= value <= _MOST_UNSIGNED:
         return int(value)
     raise TritonModelException("Correlation ID must be integer or string")

@@ -17,8 +17,12 @@ __all__ = [
     "invalid",
     "parse_json",
     "string",
+    "text_of_sequence",
     "unsigned",
 ]
+
+_SEQUENCE_TEXT_BYTES = 128
+"""A string correlation id may be as long as this; longer ones have no room at Triton."""
 
 JsonObject = dict[str, Any]
 
@@ -107,4 +111,20 @@ def boolean(value: Any, name: str) -> bool:
     """Return a value that must be true or false."""
     if type(value) is not bool:
         raise internal(f"Unable to parse '{name}': attempt to access JSON non-boolean as boolean")
+    return value
+
+
+def text_of_sequence(value: str) -> str:
+    """Return a correlation id that is a string, if it is not too long.
+
+    Raises
+    ------
+    BridgeError
+        UNSUPPORTED, if it has more than 128 bytes.
+    """
+    if len(value.encode(errors="replace")) > _SEQUENCE_TEXT_BYTES:
+        raise BridgeError(
+            f"string correlation ID cannot be longer than {_SEQUENCE_TEXT_BYTES} characters",
+            ErrorCode.UNSUPPORTED,
+        )
     return value

@@ -23,6 +23,7 @@ from gpubridge.protocol.fields import (
     invalid,
     parse_json,
     string,
+    text_of_sequence,
     unsigned,
 )
 from gpubridge.protocol.json_tensor import data_from_json
@@ -368,7 +369,7 @@ _SEQUENCE_FLAGS = {"sequence_start": 1, "sequence_end": 2}
 
 def _sequence_id(value: Any) -> str | int:
     if type(value) is str:
-        return value
+        return text_of_sequence(value)
     if type(value) is int and 0 <= value < 1 << 64:
         return value
     raise internal("Unable to parse 'sequence_id': attempt to access JSON non-string as string")

@@ -48,6 +48,28 @@ def server(tmp_path_factory):
             ),
         ),
         (
+            "call(1, model_version=-2).exec()",
+            (
+                "NOT_FOUND: Model add_sub - Error when running inference: Failed for execute the inference "
+                "request. Model 'add_sub' is not ready."
+            ),
+        ),
+        (
+            "call(1, correlation_id='a' * 129).exec()",
+            (
+                "UNSUPPORTED: Model add_sub - Error when running inference: string correlation ID cannot "
+                "be longer than 128 characters"
+            ),
+        ),
+        (
+            # What the constructor refuses: the server answers even so.
+            "[q := call(1), setattr(q, '_correlation_id', 1 << 64), q.exec()][2]",
+            (
+                "INVALID_ARG: Model add_sub - Error when running inference: the request's correlation id, "
+                "flags, timeout or parameters cannot be passed on: Integer exceeds 64-bit range"
+            ),
+        ),
+        (
             "call(inputs=[tensor('A', [1])]).exec()",
             (
                 "INVALID_ARG: Model add_sub - Error when running inference: [request id: <id_unknown>] "

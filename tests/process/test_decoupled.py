@@ -11,7 +11,9 @@ import pytest
 from tests.process.server import running_server, wait_until
 from tests.process.streams import Stream, write_models
 
+grpc = pytest.importorskip("grpc")
 triton = pytest.importorskip("tritonclient.grpc")
+from tritonclient.grpc import service_pb2_grpc  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 
 
@@ -105,6 +107,49 @@ def test_an_error_is_one_of_the_responses(stream):
         ("", "2", False),
         ("", None, True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "model", "expected"),
+    [
+        ("request.get_response_sender().send(failure('boom'), FINAL)", "m", [("boom", True)]),
+        ("raise ValueError('no')", "m", [("ValueError: no", True)]),
+        (
+            "s = request.get_response_sender(); s.send(failure('boom')); s.send(flags=FINAL)",
+            "m",
+            [("boom", False), ("", True)],
+        ),
+        ("result = failure('boom')", "one", [("boom", True)]),
+    ],
+)
+def test_an_error_says_whether_it_is_the_last_response(server, code, model, expected):
+    answers = responses_to(server, code, model)
+    assert [answer.infer_response.model_name for answer in answers] == [model] * len(expected)
+    assert [answer.infer_response.id for answer in answers] == ["name"] * len(expected)
+    for answer, (text, final) in zip(answers, expected, strict=True):
+        assert text in answer.error_message
+        told = answer.infer_response.parameters["triton_final_response"]
+        assert (told.WhichOneof("parameter_choice"), told.bool_param) == ("bool_param", final)
+
+
+def test_the_error_of_a_request_that_no_model_got_is_no_response(server):
+    (answer,) = responses_to(server, "pass", "nowhere")
+    assert "Request for unknown model: 'nowhere' is not found" in answer.error_message
+    assert answer.infer_response.id == "name"
+    assert not answer.infer_response.parameters
+
+
+def responses_to(server, code, model):
+    """All messages that answer one request of a stream, with errors as they are sent."""
+    tensor = triton.InferInput("CODE", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([code], object))
+    message = triton._utils._get_inference_request(
+        model, [tensor], "", "name", None, 0, False, False, 0, None, None
+    )
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return list(stub.ModelStreamInfer(iter([message]), timeout=150))
 
 
 def test_execute_that_raises_ends_its_requests_and_closes_their_senders(stream):

@@ -102,6 +102,40 @@ def test_members_come_and_go_with_the_ensemble(tmp_path):
         assert "circular dependency between ensembles: circle -> ... -> circle -> circle" in error
 
 
+def test_an_ensemble_comes_back_with_its_member(tmp_path):
+    write_model(tmp_path, "add", ADD)
+    write_model(tmp_path, "other", ADD)
+    write_ensemble(tmp_path, "e", "add IN=A > OUT=t", "other IN=t > OUT=B")
+    write_ensemble(tmp_path, "around", "e A=A > B=B")
+    write_ensemble(tmp_path, "unwanted", "add IN=A > OUT=B")
+    with running_server(tmp_path, *EXPLICIT) as server:
+        for name in ("around", "unwanted", "e"):
+            assert control(server, "load", name) == (200, "")
+        for name in ("other", "add"):
+            assert control(server, "unload", name) == (200, "")
+        wait_until(lambda: not server.stubs(), "the stubs to end", server)
+        assert control(server, "unload", "unwanted") == (200, "")
+        assert control(server, "load", "other") == (200, "")
+        assert infer(server, "e", {"A": [1.0]})[0] == 404
+        assert control(server, "load", "add") == (200, "")
+        assert infer(server, "around", {"A": [1.0]}) == {"B": [3.0]}
+        assert states(server, "e") == {1: "READY"}
+        assert not server.is_ready("unwanted")
+
+
+def test_an_ensemble_that_cannot_come_back_keeps_nobody_from_it(tmp_path):
+    write_model(tmp_path, "add", ADD)
+    write_ensemble(tmp_path, "e", "add IN=A > OUT=B")
+    with running_server(tmp_path, *EXPLICIT) as server:
+        assert control(server, "load", "e") == (200, "")
+        assert control(server, "unload", "add") == (200, "")
+        (tmp_path / "e" / "config.pbtxt").write_text("nonsense")
+        assert control(server, "load", "add") == (200, "")
+        assert server.is_ready("add")
+        assert not server.is_ready("e")
+        assert "model 'e' does not come back with 'add': failed to load 'e'" in server.log()
+
+
 def test_a_member_that_is_loaded_anew_fails_no_request(tmp_path):
     write_model(tmp_path, "add", ADD)
     write_ensemble(tmp_path, "e", "add IN=A > OUT=t", "add IN=t > OUT=B")

@@ -109,6 +109,13 @@ REFUSED_AS_TRITON_DOES = {
         tensor(NAMED + "dims: [ 4 ] reshape { shape: [ -1 ] }"),
         "model input 'X' has different size for dims and reshape for m",
     ),
+    "reshape to fewer variable dimensions": (
+        tensor(NAMED + "dims: [ -1, -1 ] reshape { shape: [ -1 ] }"),
+        (
+            "model input 'X' has different number of variable-size dimensions for dims and reshape "
+            "for m"
+        ),
+    ),
     "reshape across a variable dimension": (
         tensor(NAMED + "dims: [ 2, -1, 4 ] reshape { shape: [ 4, -1, 2 ] }"),
         "model input 'X' has different size for dims and reshape for m",

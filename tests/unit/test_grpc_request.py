@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol.grpc import infer_request
 from gpubridge.request import RequestOptions
 from gpubridge.transport.signatures import SignatureCache
@@ -147,6 +147,14 @@ def test_a_sequence_may_have_a_name():
     _, made, _ = make(request)
     assert made.options.correlation_id == "abc"
     assert json.loads(made.extras) == {"correlation_id": "abc"}
+
+
+def test_a_name_of_a_sequence_has_128_bytes_at_most():
+    request = two_inputs()
+    request.parameters["sequence_id"].string_param = "a" * 129
+    with pytest.raises(BridgeError, match="string correlation ID cannot be longer than 128") as e:
+        make(request)
+    assert e.value.code is ErrorCode.UNSUPPORTED
 
 
 def test_an_infinite_parameter_reaches_the_model():

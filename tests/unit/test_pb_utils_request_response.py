@@ -108,6 +108,37 @@ def test_requested_output_names_can_be_passed_on():
 
 
 @pytest.mark.parametrize(
+    ("keyword", "value", "expected"),
+    [
+        ("timeout", 1 << 64, "int of 0 to 18446744073709551615 for timeout"),
+        ("timeout", -1, "int of 0 to 18446744073709551615 for timeout"),
+        ("flags", 1 << 32, "int of 0 to 4294967295 for flags"),
+        ("model_version", 1 << 63, "int of -9223372036854775808 to 9223372036854775807 for model_"),
+        (
+            "inputs",
+            [pb_utils.Tensor("\ud800", np.zeros(1))],
+            "str without lone surrogates for the name of an",
+        ),
+        ("request_id", "\ud800", "str without lone surrogates for request_id"),
+        ("model_name", "\ud800", "str without lone surrogates for model_name"),
+        ("correlation_id", "\ud800", "str without lone surrogates for correlation_id"),
+        ("requested_output_names", ["\ud800"], "str without lone surrogates for an element of"),
+    ],
+)
+def test_values_that_no_request_can_carry(keyword, value, expected):
+    with pytest.raises(TypeError, match=expected):
+        request(**{keyword: value})
+
+
+def test_what_a_request_can_just_carry():
+    most = (1 << 64) - 1
+    made = request(correlation_id=most, timeout=most, flags=(1 << 32) - 1, request_id="ü")
+    assert (made.correlation_id(), made.timeout(), made.flags()) == (most, most, (1 << 32) - 1)
+    with pytest.raises(TypeError, match="int of 0 to 4294967295 for flags"):
+        made.set_flags(1 << 32)
+
+
+@pytest.mark.parametrize(
     ("keywords", "text"),
     [
         (
@@ -120,6 +151,8 @@ def test_requested_output_names_can_be_passed_on():
         ),
         ({"correlation_id": 1.5}, "Correlation ID must be integer or string"),
         ({"correlation_id": b"x"}, "Correlation ID must be integer or string"),
+        ({"correlation_id": -1}, "Correlation ID must be integer or string"),
+        ({"correlation_id": 1 << 64}, "Correlation ID must be integer or string"),
         ({"parameters": []}, "Expect N8pybind114dictE, got <class 'list'>"),
         (
             {"parameters": {1: 2}},

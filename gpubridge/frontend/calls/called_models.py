@@ -32,7 +32,7 @@ class CalledModels:
         self._versions.clear()
 
     def find(self, name: str, version: int) -> Model:
-        """Return the model that a call is for; its highest version for one below 0.
+        """Return the model that a call is for; its highest version for -1.
 
         Raises
         ------
@@ -43,7 +43,7 @@ class CalledModels:
         if found is not None:
             return found
         try:
-            found = self._repository.find(name, None if version < 0 else version)
+            found = self._repository.find(name, None if version == -1 else version)
         except BridgeError:
             raise BridgeError(
                 f"Failed for execute the inference request. Model '{name}' is not ready.",

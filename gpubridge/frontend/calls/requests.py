@@ -8,6 +8,7 @@ import orjson
 
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.protocol.fields import text_of_sequence
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.request_form import InputForm, OutputForm, RequestForm
 from gpubridge.request import RequestOptions
@@ -47,7 +48,7 @@ class CallForms:
         if plain and "parameters" not in extras:
             return form, _SHARED, options
         passed_on = {name: extras[name] for name in _PASSED_ON if name in extras}
-        return form, orjson.dumps({**passed_on, "shared": True}), options
+        return form, _encoded({**passed_on, "shared": True}), options
 
     def _form(self, record: Record, model: Model) -> RequestForm:
         signature = record.signature
@@ -79,15 +80,29 @@ class CallForms:
         return form
 
 
+def _encoded(extras: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(extras)
+    except orjson.JSONEncodeError as error:
+        raise BridgeError(
+            "the request's correlation id, flags, timeout or parameters cannot be passed on: "
+            f"{error}",
+            ErrorCode.INVALID_ARG,
+        ) from None
+
+
 _PASSED_ON = ("correlation_id", "flags", "timeout", "parameters")
 
 
 def _options(extras: dict[str, Any], form: RequestForm) -> RequestOptions:
     flags = extras.get("flags", 0)
+    correlation_id = extras.get("correlation_id", 0)
+    if isinstance(correlation_id, str):
+        text_of_sequence(correlation_id)
     return RequestOptions(
         0,
         extras.get("timeout", 0),
-        extras.get("correlation_id", 0),
+        correlation_id,
         bool(flags & _START),
         bool(flags & _END),
         form.options.shapes,

@@ -19,7 +19,7 @@ from gpubridge.protocol.grpc.fields import read_request
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
 from gpubridge.protocol.grpc.infer_response import FrameSegments, encode_response
 from gpubridge.protocol.grpc.receiver import whole_request
-from gpubridge.protocol.grpc.stream import error_frame, final_frame, stream_frame
+from gpubridge.protocol.grpc.stream import error_frame, failure_frame, final_frame, stream_frame
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
 __all__ = ["StreamCall"]
@@ -166,7 +166,7 @@ class StreamCall(Call):
             if known.form.shared:
                 self._memory.share(request, known.form)
         except BridgeError as error:
-            self._fail_turn(turn, error, _identifier(message))
+            self._fail_turn(turn, error, error_frame(error.message, _identifier(message)))
             return
         turn.known = known
         turn.request = request
@@ -213,16 +213,16 @@ class StreamCall(Call):
         try:
             turn.frame = _frame(known, request, outcome, final=True)
         except BridgeError as error:
-            self._fail_turn(turn, error, request.identifier)
+            self._fail_turn(turn, error, _failure(known, request, error, final=True))
             return
         self._send_ready()
 
-    def _fail_turn(self, turn: _Turn, error: BridgeError, identifier: str) -> None:
+    def _fail_turn(self, turn: _Turn, error: BridgeError, frame: FrameSegments) -> None:
         if self._errors_end:
             self._give_up()
             self.fail(error)
             return
-        turn.frame = error_frame(error.message, identifier)
+        turn.frame = frame
         self._send_ready()
 
     def _send_ready(self) -> None:
@@ -265,7 +265,7 @@ class StreamCall(Call):
                 self._give_up()
                 self.fail(error)
                 return
-            frame = error_frame(error.message, flow.request.identifier)
+            frame = _failure(flow.known, flow.request, error, final=final)
         self._send(frame)
 
     def _send(self, frame: FrameSegments) -> None:
@@ -294,6 +294,13 @@ def _frame(
     return stream_frame(
         encode_response(known.form, request.identifier, response, model.config, model.version)
     )
+
+
+def _failure(
+    known: KnownRequest[Model], request: InferRequest, error: BridgeError, *, final: bool
+) -> FrameSegments:
+    """Encode an error that is the answer of a model, or one of its answers."""
+    return failure_frame(error.message, known.model.name, request.identifier, final=final)
 
 
 def _identifier(message: bytes) -> str:

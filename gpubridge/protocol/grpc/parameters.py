@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gpubridge.config.schema import ProtoMessage
-from gpubridge.protocol.fields import invalid
+from gpubridge.protocol.fields import invalid, text_of_sequence
 from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_OPTIONS, RequestOptions
 
@@ -164,7 +164,7 @@ def _boolean(name: str, value: ProtoMessage) -> bool:
 
 def _sequence_id(value: ProtoMessage) -> int | str:
     given: int | str = _choice("sequence_id", value, ("int64_param", "string_param"))
-    return given if isinstance(given, str) else given & _UNSIGNED
+    return text_of_sequence(given) if isinstance(given, str) else given & _UNSIGNED
 
 
 def _priority(value: ProtoMessage) -> int:
