@@ -11,7 +11,7 @@ from typing import Any
 
 from gpubridge.pb_utils.exceptions import TritonModelException
 
-__all__ = ["integer", "json_parameters", "sequence", "text", "wrong_type"]
+__all__ = ["integer", "json_parameters", "sendable", "sequence", "text", "wrong_type"]
 
 
 def wrong_type(what: str, expected: str, got: object) -> TypeError:
@@ -28,20 +28,27 @@ def text(value: Any, what: str) -> str:
         For anything else.
     """
     if isinstance(value, str):
-        if not value.isascii():
-            _refuse_half_characters(value, what)
         return value
     if isinstance(value, bytes):
         return value.decode()
     raise wrong_type(what, "str", value)
 
 
-def _refuse_half_characters(value: str, what: str) -> None:
-    # What cannot be encoded cannot be sent, either.
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise wrong_type(what, "str without lone surrogates", value) from None
+def sendable(value: Any, what: str) -> str:
+    """Take text as :func:`text` does, if it can be sent: a lone surrogate cannot be encoded.
+
+    Raises
+    ------
+    TypeError
+        For anything else.
+    """
+    taken = text(value, what)
+    if not taken.isascii():
+        try:
+            taken.encode()
+        except UnicodeEncodeError:
+            raise wrong_type(what, "str without lone surrogates", taken) from None
+    return taken
 
 
 def integer(value: Any, what: str, least: int | None = None, most: int | None = None) -> int:

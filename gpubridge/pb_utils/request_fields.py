@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, overload
 
-from gpubridge.pb_utils.arguments import integer, json_parameters, sequence, text, wrong_type
+from gpubridge.pb_utils.arguments import integer, json_parameters, sendable, sequence, wrong_type
 from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.preferred_memory import PreferredMemory
 from gpubridge.pb_utils.tensor import Tensor
@@ -114,8 +114,8 @@ class RequestFields:
         trace: InferenceTrace = NO_TRACE,
         parameters: Parameters | None = None,
     ) -> None:
-        self._request_id = text(request_id, "request_id")
-        self._model_name = text(model_name, "model_name")
+        self._request_id = sendable(request_id, "request_id")
+        self._model_name = sendable(model_name, "model_name")
         self._model_version = integer(model_version, "model_version", -(1 << 63), (1 << 63) - 1)
         self._flags = integer(flags, "flags", 0, MOST_FLAGS)
         self._timeout = integer(timeout, "timeout", 0, _MOST_UNSIGNED)
@@ -139,7 +139,7 @@ class RequestFields:
             if tensor is not None and not isinstance(tensor, Tensor):
                 raise wrong_type("an element of inputs", "Tensor", tensor)
             if tensor is not None and not tensor._name.isascii():
-                text(tensor._name, "the name of an input")
+                sendable(tensor._name, "the name of an input")
         if None in tensors:
             raise TritonModelException(f"Input tensor for {self._described()} should not be empty.")
         return tensors
@@ -148,7 +148,7 @@ class RequestFields:
         # A set has no duplicates to lose: what requested_output_names() gives can be passed on.
         given = list(names) if isinstance(names, (set, frozenset)) else names
         checked = [
-            text(name, "an element of requested_output_names")
+            sendable(name, "an element of requested_output_names")
             for name in sequence(given, "requested_output_names")
         ]
         if "" in checked:
@@ -165,7 +165,7 @@ def _checked_correlation_id(value: Any) -> int | str:
     if value is None:
         raise wrong_type("correlation_id", "int or str", value)
     if isinstance(value, str):
-        return text(value, "correlation_id")
+        return sendable(value, "correlation_id")
     if isinstance(value, int) and 0 <= value <= _MOST_UNSIGNED:
         return int(value)
     raise TritonModelException("Correlation ID must be integer or string")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from gpubridge.tensor.native import native
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.signatures import Signature, SignatureCache
+from gpubridge.transport.signatures import MOST_TENSORS, Signature, SignatureCache
 
 if TYPE_CHECKING:
     from gpubridge.tensor.native import NativeRecordReader
@@ -52,7 +52,6 @@ _RECORD = struct.Struct("<IIIII")
 _REF = "QQQI"
 _TENSOR_REF = struct.Struct("<" + _REF)
 _REFS = [struct.Struct("<" + _REF * count) for count in range(9)]
-_MAX_TENSORS = 4096
 _PLAIN_LIMIT = 1024
 _SHORT_EXTRAS = 256
 _EXTRAS_KEPT = 256
@@ -158,8 +157,8 @@ class _RecordReader:
             if len(message) - at < _RECORD.size:
                 raise ValueError(_CUT)
             ticket, signed, extra, word, tensors = _RECORD.unpack_from(message, at)
-            if tensors > _MAX_TENSORS:
-                raise ValueError(f"a record of {tensors} tensors came (limit {_MAX_TENSORS})")
+            if tensors > MOST_TENSORS:
+                raise ValueError(f"a record of {tensors} tensors came (limit {MOST_TENSORS})")
             at += _RECORD.size
             signature = signatures[message[at : at + signed]]
             at += signed

@@ -10,13 +10,15 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.tensor.dtypes import byte_size
 from gpubridge.transport.channel import MalformedMessage
 
-__all__ = ["Signature", "SignatureCache", "TensorSpec", "encode_signature"]
+__all__ = ["MOST_TENSORS", "Signature", "SignatureCache", "TensorSpec", "encode_signature"]
 
 
+MOST_TENSORS = 4096
+"""A record has no more tensors than that."""
 _DIM_LIMIT = 1 << 63
 """Dims beyond that fit neither into an array nor into an answer, even where another one is 0."""
 
@@ -40,7 +42,18 @@ class Signature(NamedTuple):
 def encode_signature(
     tensors: Sequence[tuple[str, str, Sequence[int]]], requested: Sequence[str] = ()
 ) -> bytes:
-    """Make the signature of tensors given as (name, datatype, shape)."""
+    """Make the signature of tensors given as (name, datatype, shape).
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG for more of them than the other process takes.
+    """
+    if len(tensors) > MOST_TENSORS:
+        raise BridgeError(
+            f"expected at most {MOST_TENSORS} tensors in a request or response, got {len(tensors)}",
+            ErrorCode.INVALID_ARG,
+        )
     fields: dict[str, Any] = {"t": [[name, kind, list(shape)] for name, kind, shape in tensors]}
     if requested:
         fields["o"] = list(requested)

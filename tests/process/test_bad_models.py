@@ -62,6 +62,10 @@ class TritonPythonModel:
     def tensors(self, requests):
         return [pb_utils.Tensor("OUT", np.zeros(1)) for _ in requests]
 
+    def thousands(self, requests):
+        tensor = pb_utils.Tensor("OUT", requests[0].inputs()[0].as_numpy())
+        return [pb_utils.InferenceResponse([tensor] * 5000) for _ in requests]
+
     def dtype(self, requests):
         return [self.answer(np.zeros(2, np.complex64)) for _ in requests]
 
@@ -159,6 +163,7 @@ def test_what_models_do_wrong_is_told_to_their_client(server, fault, text):
     [
         ("not_found", 404, "lost"),
         ("surrogate_error", 500, "?"),
+        ("thousands", 400, "expected at most 4096 tensors in a request or response, got 5000"),
         ("too_large", 503, "shared memory arena is full"),
     ],
 )
