@@ -113,6 +113,34 @@ def test_what_the_called_model_raises_is_the_answer(server):
     )
 
 
+# Plants a fault in the server: calls of this version fail where nobody expects it.
+FAULT = """
+import sys
+
+if "serve" in sys.orig_argv:
+    from gpubridge.frontend.calls import door
+
+    def find_circle(caller, name, instances, find=door.find_circle):
+        if name == "repeat":
+            raise ZeroDivisionError("planted")
+        return find(caller, name, instances)
+
+    door.find_circle = find_circle
+"""
+
+
+def test_a_fault_of_the_server_is_answered_and_logged(tmp_path):
+    (tmp_path / "fault").mkdir()
+    (tmp_path / "fault" / "sitecustomize.py").write_text(FAULT)
+    write_models(tmp_path / "models")
+    environment = {"PYTHONPATH": str(tmp_path / "fault")}
+    with running_server(tmp_path / "models", environment=environment) as server:
+        said = run(server, "said = show(next(iter(repeat(1).exec(decoupled=True))))")
+        assert said == "INTERNAL: the server could not take the call: ZeroDivisionError('planted')"
+        assert run(server, "said = show(call(1, 2).exec())") == "{'SUM': [2.0, 3.0]}"
+        assert "A model's call failed in the server" in server.log()
+
+
 def test_what_else_a_call_says_arrives(server):
     said = run(
         server,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -36,6 +37,8 @@ from gpubridge.transport.records import Record, record_encoder, record_reader
 from gpubridge.transport.signatures import encode_signature
 
 __all__ = ["ModelCallServer", "StubCalls"]
+
+_logger = logging.getLogger(__name__)
 
 _NOTHING = encode_signature(())
 _HEARD_TOGETHER = 256
@@ -177,7 +180,14 @@ class StubCalls:
         if kind == CallKind.CALL:
             self._link.busy_poll.heard()
             for record in decode_records(message, self._reader, named=True):
-                self._begin(record)
+                try:
+                    self._begin(record)
+                except MalformedMessage:
+                    raise
+                except Exception as error:
+                    # A fault of the server, but the model must not wait for ever for that.
+                    _logger.exception("A model's call failed in the server")
+                    self._fail(record.ticket, error)
             return
         if kind not in (CallKind.CANCEL, CallKind.TAKEN, CallKind.ASK, CallKind.CLOSE_FAMILY):
             raise MalformedMessage(f"unknown kind {kind}")
@@ -244,6 +254,13 @@ class StubCalls:
         for each in needed:
             waits_for[each] = waits_for.get(each, 0) + 1
         model.submit(request, self._cause(extras.get("trace"), model))
+
+    def _fail(self, number: int, error: Exception) -> None:
+        failure = BridgeError(f"the server could not take the call: {error!r}", ErrorCode.INTERNAL)
+        if number in self._calls:
+            self._end(number, failure)
+        else:
+            self._answer(number, failure, 0)
 
     @staticmethod
     def _cause(trace: object, model: Model) -> Caused:
