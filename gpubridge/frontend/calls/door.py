@@ -179,15 +179,7 @@ class StubCalls:
         kind = message[0]
         if kind == CallKind.CALL:
             self._link.busy_poll.heard()
-            for record in decode_records(message, self._reader, named=True):
-                try:
-                    self._begin(record)
-                except MalformedMessage:
-                    raise
-                except Exception as error:
-                    # A fault of the server, but the model must not wait for ever for that.
-                    _logger.exception("A model's call failed in the server")
-                    self._fail(record.ticket, error)
+            self._begin_all(decode_records(message, self._reader, named=True))
             return
         if kind not in (CallKind.CANCEL, CallKind.TAKEN, CallKind.ASK, CallKind.CLOSE_FAMILY):
             raise MalformedMessage(f"unknown kind {kind}")
@@ -206,6 +198,17 @@ class StubCalls:
             responses = fields.get("responses")
             if call is not None and type(responses) is int and responses > 0:
                 call.request.passed_on(responses)
+
+    def _begin_all(self, records: Sequence[Record]) -> None:
+        for record in records:
+            try:
+                self._begin(record)
+            except MalformedMessage:
+                raise
+            except Exception as error:
+                # A fault of the server, but the model must not wait for ever for that.
+                _logger.exception("A model's call failed in the server")
+                self._fail(record.ticket, error)
 
     def _begin(self, record: Record) -> None:
         number = record.ticket
