@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 
 from tests.conformance.api_differences import DIFFERENCES
+from tests.conformance.by_hand import BY_HAND
 
 
 @dataclass(frozen=True)
@@ -297,13 +298,22 @@ a newer Triton than 2.51.
 | situation | Triton 2.51 | gpubridge | why |
 |---|---|---|---|
 """
+_OTHERS = """
+## Seen by hand
+
+Requests and models that were put to both by hand; no test keeps these rows true.
+
+| situation | Triton 2.51 | gpubridge | why |
+|---|---|---|---|
+"""
 
 
 def document() -> str:
     """The text of docs/differences.md."""
     rows = [f"| {d.what} | {d.triton} | {d.here} | {d.why} |" for d in _documented()]
     api = [f"| {d.what} | {d.triton} | {d.here} | {d.why} |" for d in DIFFERENCES]
-    parts = [(_TOP, rows), (_API, api)]
+    others = [f"| {' | '.join(row)} |" for row in BY_HAND]
+    parts = [(_TOP, rows), (_API, api), (_OTHERS, others)]
     return "".join(head + "\n".join(lines) + "\n" for head, lines in parts)
 
 

@@ -1,0 +1,51 @@
+"""Differences seen where the same was put to both servers by hand: no recorded answer keeps these true."""
+
+from __future__ import annotations
+
+__all__ = ["BY_HAND"]
+
+# Situation, Triton, gpubridge, and why.
+BY_HAND = (
+    (
+        "status of a load that a fault in the scheduler's settings or an ensemble's maps prevents",
+        "500, `failed to poll`",
+        "400, `load failed`, with the same reason",
+        "the configuration is at fault, not the server",
+    ),
+    (
+        "`/generate`, and the model's error has the code UNAVAILABLE",
+        "400",
+        "503",
+        "as over `/infer`: clients try again later",
+    ),
+    (
+        "statistics: errors that a model returns, requests that the sequence scheduler refuses",
+        "no count knows of them",
+        "are failures",
+        "every request is in one of the counts",
+    ),
+    (
+        "a stream with `triton_grpc_error` asks for a model that is not there",
+        "goes on after the error",
+        "ends with it",
+        "that header asks for gRPC's own errors, and those end a call",
+    ),
+    (
+        "an `np.bytes_` in an output's array of objects",
+        "is sent as the text of its `repr`",
+        "is sent as its bytes",
+        "the data is what the model meant",
+    ),
+    (
+        "outputs and parameters of an ensemble's answer",
+        "any order; parameters such as `sequence_id` among them",
+        "the configuration's order; no such parameters",
+        "repeatable",
+    ),
+    (
+        "strings of a `config.pbtxt` that are not UTF-8",
+        "are loaded",
+        "are refused, with the place",
+        "protobuf's text is UTF-8",
+    ),
+)
