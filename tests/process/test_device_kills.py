@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -53,6 +54,9 @@ class Load:
 
     def __init__(self, served, factors):
         self.statuses = Counter()
+        # What was asked lately, and who was killed when: to tell whose data a wrong answer has.
+        self.asked = deque(maxlen=64)
+        self.killed = deque(maxlen=8)
         self._served = served
         self._factors = factors
         self._over = threading.Event()
@@ -60,11 +64,14 @@ class Load:
     def ask(self, model):
         while not self._over.is_set():
             given = np.random.default_rng().random(COUNT, np.float32)
+            self.asked.append((model, given))
+            begun = time.monotonic()
             status, answer = self._served.infer(model, given)
             self.statuses[status] += 1
             # Whoever gets an answer gets the right one.
             if status == 200:
-                assert answer == (self._factors[model] * given).tolist()
+                right = answer == (self._factors[model] * given).tolist()
+                assert right, self._origin(model, given, np.array(answer, np.float32), begun)
             else:
                 # A caller tells of the death of whom it has called as an error of its own.
                 assert status == 503 or "is not healthy" in answer, answer
@@ -72,13 +79,29 @@ class Load:
     def stop(self):
         self._over.set()
 
+    def _origin(self, model, given, answer, begun):
+        """Say whose data a wrong answer has."""
+        now = time.monotonic()
+        said = [f"wrong answer of {model}, asked {now - begun:.3f} s ago; killed:"]
+        said += [f"  {name} ({pid}) {now - when:.3f} s ago" for when, name, pid in self.killed]
+        for other, data in [(f"{model}, this request", given), *self.asked]:
+            for factor in (1, 2, 4):
+                same = np.flatnonzero(answer == factor * data)
+                if len(same) > 1:
+                    said.append(
+                        f"  {len(same)} of {COUNT} are {factor} x {other}: {same[0]}..{same[-1]}"
+                    )
+        said.append(f"  {np.count_nonzero(answer == 0)} are 0; {answer[:4]} for {given[:4]}")
+        return "\n".join(said)
+
 
 def kill_at_random(served, load, random, asking, pause):
     """Kill stubs until so many are dead, and as many requests were answered; returns their ids."""
     killed = set()
     while min(len(killed), load.statuses[200]) < KILLS and not any(f.done() for f in asking):
         pause.wait(random.uniform(0, LONGEST_PAUSE_SECONDS))
-        pids = [pid for model in VICTIMS for pid in pids_of(served, model) if pid not in killed]
+        victims = {pid: model for model in VICTIMS for pid in pids_of(served, model)}
+        pids = [pid for pid in victims if pid not in killed]
         if pids:
             pid = int(random.choice(pids))
             try:
@@ -86,6 +109,7 @@ def kill_at_random(served, load, random, asking, pause):
             except ProcessLookupError:  # it was given up by the server in this moment
                 continue
             killed.add(pid)
+            load.killed.append((time.monotonic(), victims[pid], pid))
     return killed
 
 
