@@ -26,6 +26,12 @@ KILLS = int(os.environ.get("GPUBRIDGE_TEST_KILLS", "12"))
 INSTANCES = 2 if KILLS < 100 else 3
 VICTIMS = ("first", "second", "call_second")
 COUNT = 50_000
+# Its copy of a host input must not overtake what its stream still reads of the last one: the memory
+# is the same, and answers are handed on before they are complete.
+IN_ORDER = DOUBLE.replace(
+    "cuMemcpyHtoD(pointer, values, values.nbytes)",
+    "cuMemcpyHtoDAsync(pointer, values.tobytes(), values.nbytes, library.stream)",
+)
 ARENA = 4 << 20
 LONGEST_PAUSE_SECONDS = 0.2
 # Little more than the last request needs: a slot lost now and then would leave it no room.
@@ -36,8 +42,8 @@ def write_models(repository):
     """Three models that are killed, one that never is and lends its memory to them, and their edges."""
     many = f"gpus: [0] count: {INSTANCES}"
     for name, source, config in (
-        ("first", DOUBLE, placement("device")),
-        ("second", DOUBLE, ""),
+        ("first", IN_ORDER, placement("device")),
+        ("second", IN_ORDER, ""),
         ("call_second", CALLER, ""),
     ):
         directory = write_device_model(repository, name, source, config=config)
