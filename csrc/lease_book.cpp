@@ -80,16 +80,36 @@ struct LentBytes {
   std::shared_ptr<Loan> loan;
   char* data;
   Py_ssize_t size;
+  bool read_only;
 };
 
 int export_bytes(PyObject* self, Py_buffer* view, int flags) {
   const auto* lent = nb::inst_ptr<LentBytes>(nb::handle(self));
-  return PyBuffer_FillInfo(view, self, lent->data, lent->size, 0, flags);
+  return PyBuffer_FillInfo(view, self, lent->data, lent->size, lent->read_only ? 1 : 0, flags);
 }
 
 PyType_Slot lent_bytes_slots[] = {// NOLINT: the C API's own form
                                   {Py_bf_getbuffer, reinterpret_cast<void*>(export_bytes)},
                                   {0, nullptr}};
+
+nb::object checked(PyObject* made) {
+  if (made == nullptr) throw nb::python_error();
+  return nb::steal(made);
+}
+
+// The slots of a Tensor.
+struct SlotNames {
+  PyObject* name = PyUnicode_InternFromString("_name");
+  PyObject* datatype = PyUnicode_InternFromString("_datatype");
+  PyObject* shape = PyUnicode_InternFromString("_shape");
+  PyObject* source = PyUnicode_InternFromString("_source");
+  PyObject* array = PyUnicode_InternFromString("_array");
+  PyObject* place = PyUnicode_InternFromString("_place");
+};
+
+void set(nb::handle object, PyObject* name, nb::handle value) {
+  if (PyObject_SetAttr(object.ptr(), name, value.ptr()) != 0) throw nb::python_error();
+}
 
 class LeaseBook {
  public:
@@ -108,9 +128,12 @@ class LeaseBook {
   [[nodiscard]] std::size_t held_bytes() const { return table_->held_bytes; }
 
   nb::object views(nb::handle refs);
+  nb::object tensors(nb::handle refs, nb::handle specs, nb::handle kind, bool placed,
+                     bool read_only);
 
  private:
   static std::vector<Place> read(nb::handle refs);
+  std::vector<nb::object> lend(nb::handle refs, bool read_only);
   [[nodiscard]] std::shared_ptr<Region> check(const Place& place) const;
 
   std::shared_ptr<Table> table_;
@@ -143,31 +166,61 @@ std::shared_ptr<Region> LeaseBook::check(const Place& place) const {
   throw nb::value_error(text.str().c_str());
 }
 
-nb::object LeaseBook::views(nb::handle refs) {
+std::vector<nb::object> LeaseBook::lend(nb::handle refs, bool read_only) {
   const std::vector<Place> places = read(refs);
-  nb::list views;
+  std::vector<nb::object> views;
+  views.reserve(places.size());
   std::shared_ptr<Loan> loan;
   std::uint64_t region = 0;
   std::uint64_t lease = kNoLease;
   for (const Place& place : places) {
+    nb::object exporter;
     if (place.lease == kNoLease && place.nbytes == 0) {
-      views.append(nb::steal(PyMemoryView_FromObject(nb::bytes("").ptr())));
-      continue;
+      exporter = nb::bytes("");
+    } else {
+      auto bytes = check(place);
+      // The tensors of a record mostly share slot and lease.
+      if (loan == nullptr || region != place.region || lease != place.lease) {
+        loan = std::make_shared<Loan>(table_, std::move(bytes), place.lease);
+        region = place.region;
+        lease = place.lease;
+      }
+      exporter = nb::cast(
+          LentBytes{loan, loan->take(place), static_cast<Py_ssize_t>(place.nbytes), read_only});
     }
-    auto bytes = check(place);
-    // The tensors of a record mostly share slot and lease.
-    if (loan == nullptr || region != place.region || lease != place.lease) {
-      loan = std::make_shared<Loan>(table_, std::move(bytes), place.lease);
-      region = place.region;
-      lease = place.lease;
-    }
-    nb::object lent =
-        nb::cast(LentBytes{loan, loan->take(place), static_cast<Py_ssize_t>(place.nbytes)});
-    nb::object view = nb::steal(PyMemoryView_FromObject(lent.ptr()));
-    if (!view.is_valid()) throw nb::python_error();
-    views.append(std::move(view));
+    views.push_back(checked(PyMemoryView_FromObject(exporter.ptr())));
   }
   return views;
+}
+
+nb::object LeaseBook::views(nb::handle refs) {
+  nb::list views;
+  for (nb::object& view : lend(refs, false)) views.append(std::move(view));
+  return views;
+}
+
+// The same as views, each in a `gpubridge.pb_utils.Tensor`, as its `_received` makes them.
+nb::object LeaseBook::tensors(nb::handle refs, nb::handle specs, nb::handle kind, bool placed,
+                              bool read_only) {
+  static const SlotNames names;
+  auto* type = reinterpret_cast<PyTypeObject*>(kind.ptr());
+  const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+  const std::vector<nb::object> views = lend(refs, read_only);
+  nb::list tensors;
+  for (std::size_t index = 0; index < views.size(); ++index) {
+    const nb::object tensor = checked(allocate(type, 0));
+    const nb::object spec =
+        checked(PySequence_GetItem(specs.ptr(), static_cast<Py_ssize_t>(index)));
+    const auto fields = nb::cast<nb::tuple>(spec);
+    set(tensor, names.name, fields[0]);
+    set(tensor, names.datatype, fields[1]);
+    set(tensor, names.shape, fields[2]);
+    set(tensor, names.source, views[index]);
+    set(tensor, names.array, nb::none());
+    set(tensor, names.place, placed ? nb::object(refs[index]) : nb::none());
+    tensors.append(tensor);
+  }
+  return tensors;
 }
 
 }  // namespace
@@ -180,6 +233,7 @@ void bind_lease_book(nb::module_& module) {
       .def("remove", &LeaseBook::remove)
       .def("forget", &LeaseBook::forget)
       .def("views", &LeaseBook::views)
+      .def("tensors", &LeaseBook::tensors)
       .def_prop_ro("held", &LeaseBook::held)
       .def_prop_ro("held_bytes", &LeaseBook::held_bytes);
 }

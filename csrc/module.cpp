@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include "bytes_codec.h"
+#include "datagrams.h"
 #include "dlpack_capsule.h"
 #include "frame_vectors.h"
 #include "http2_calls.h"
@@ -31,6 +32,8 @@ NB_MODULE(_native, module) {
   module.def("read_opening", &gpubridge::read_opening);
   module.def("read_request", &gpubridge::read_request);
   module.def("scan_calls", &gpubridge::scan_calls);
+  module.def("receive_message", &gpubridge::receive_message);
+  module.def("stay_awake", &gpubridge::stay_awake);
   module.def("read_vector", &gpubridge::read_vector);
   module.def("write_parts", &gpubridge::write_parts);
 }

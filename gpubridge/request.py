@@ -112,6 +112,11 @@ class InferResponse:
     def ranges(self) -> list[MemoryRange]:
         """Return where the outputs lie, to hand them on to a stub; asked when the response arrives."""
         memory = self.memory
+        if memory is not None and self.event is None:
+            return [
+                range_of(memory, ref, buffer)
+                for ref, buffer in zip(self.refs, self.buffers, strict=True)
+            ]
         return [
             NO_BYTES if memory is None else range_of(memory, ref, self._keep(ref[0], buffer))
             for ref, buffer in zip(self.refs, self.buffers, strict=True)

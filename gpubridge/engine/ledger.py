@@ -111,8 +111,10 @@ class Ledger:
             ticket = self._lent.lend(request.slot)
             ranges = request.ranges
             if ranges is not None:
-                if any(part.nbytes for part in ranges):
-                    self._lent.keep(ticket, ranges)
+                for part in ranges:
+                    if part.nbytes:
+                        self._lent.keep(ticket, ranges)
+                        break
                 else:
                     # The stub will look at nothing, and so not say that it has.
                     control.lent[ticket] = 0
@@ -281,7 +283,10 @@ class Ledger:
                 "go of some before it gets others",
                 ErrorCode.UNAVAILABLE,
             )
-        if not any(part.nbytes for part in ranges):
+        for part in ranges:
+            if part.nbytes:
+                break
+        else:
             return NO_LEASE
         ticket = self._lent.lend(None)
         self._lent.keep(ticket, ranges)
@@ -315,9 +320,11 @@ class Ledger:
 
     def _end(self, ticket: int) -> bool:
         """Settle a lease that outlasts its request, or has none; returns whether it is over."""
+        if self.events is None:
+            return self._lent.settle(ticket)
         ranges = self._ranges_of(ticket)
         over = self._lent.settle(ticket)
-        if over and self.events is not None:
+        if over:
             self.events.let_go(ranges, self._left, self._control.started)
         return over
 
@@ -339,16 +346,18 @@ class Ledger:
             kept: object = shared
         else:
             kept = self._lent.kept(ticket)
+        end = offset + nbytes
         if isinstance(kept, SharedSlot):
             slot = kept.slot
-            ranges = [MemoryRange(slot.segment, slot.offset, slot.size, kept)]
+            at = slot.offset
+            if slot.segment.region == region and at <= offset and end <= at + slot.size:
+                return MemoryRange(slot.segment, offset, nbytes, kept)
         else:
-            ranges = list(self._ranges_of(ticket))
-        for part in ranges:
-            if part.segment is None or part.segment.region != region:
-                continue
-            if part.offset <= offset and offset + nbytes <= part.offset + part.nbytes:
-                return MemoryRange(part.segment, offset, nbytes, part.keep)
+            for segment, at, size, keep in self._ranges_of(ticket):
+                if segment is None or segment.region != region:
+                    continue
+                if at <= offset and end <= at + size:
+                    return MemoryRange(segment, offset, nbytes, keep)
         raise MalformedMessage(
             f"{nbytes} bytes at {offset} of region {region:#x} are not lent under ticket {ticket}"
         )

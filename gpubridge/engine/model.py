@@ -324,10 +324,12 @@ class StubModel(Model):
             self.tracing.tell(request)
         if self.statistics.first_response is not None:
             FirstResponse(self.statistics.first_response, request)
-        if request.ranges is not None and self._staging.needed(request, self.device):
-            self._staging.begin(request, self.device, self._submit)
-        else:
-            self._dispatcher.submit(request)
+        if request.ranges is not None and self._staging.possible:
+            device = self.device
+            if self._staging.needed(request, device):
+                self._staging.begin(request, device, self._submit)
+                return
+        self._dispatcher.submit(request)
 
     def _submit(self, request: InferRequest) -> None:
         # Its dispatcher may be another by now.

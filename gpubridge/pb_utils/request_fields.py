@@ -114,11 +114,23 @@ class RequestFields:
         trace: InferenceTrace = NO_TRACE,
         parameters: Parameters | None = None,
     ) -> None:
-        self._request_id = sendable(request_id, "request_id")
-        self._model_name = sendable(model_name, "model_name")
-        self._model_version = integer(model_version, "model_version", -(1 << 63), (1 << 63) - 1)
-        self._flags = integer(flags, "flags", 0, MOST_FLAGS)
-        self._timeout = integer(timeout, "timeout", 0, _MOST_UNSIGNED)
+        # Each of these is checked here where that can be seen at a glance: models make a request for
+        # each call, and to ask a function takes longer than its answer.
+        if type(request_id) is not str or not request_id.isascii():
+            request_id = sendable(request_id, "request_id")
+        self._request_id = request_id
+        if type(model_name) is not str or not model_name.isascii():
+            model_name = sendable(model_name, "model_name")
+        self._model_name = model_name
+        if type(model_version) is not int or not -1 <= model_version <= MOST_FLAGS:
+            model_version = integer(model_version, "model_version", -(1 << 63), (1 << 63) - 1)
+        self._model_version = model_version
+        if type(flags) is not int or not 0 <= flags <= MOST_FLAGS:
+            flags = integer(flags, "flags", 0, MOST_FLAGS)
+        self._flags = flags
+        if type(timeout) is not int or not 0 <= timeout <= _MOST_UNSIGNED:
+            timeout = integer(timeout, "timeout", 0, _MOST_UNSIGNED)
+        self._timeout = timeout
         if preferred_memory is not _REQUIRED and not isinstance(preferred_memory, PreferredMemory):
             raise wrong_type("preferred_memory", "PreferredMemory", preferred_memory)
         # None is "wherever the called model puts it", which has no public name.
@@ -129,7 +141,7 @@ class RequestFields:
         self._correlation_id = _checked_correlation_id(correlation_id)
         self._inputs = self._checked_inputs(inputs)
         self._requested_output_names = self._checked_names(requested_output_names)
-        self._parameters = json_parameters(parameters)
+        self._parameters = "{}" if parameters is None else json_parameters(parameters)
         self._release_flags = 0
         self._origin = None
 
@@ -148,7 +160,9 @@ class RequestFields:
         # A set has no duplicates to lose: what requested_output_names() gives can be passed on.
         given = list(names) if isinstance(names, (set, frozenset)) else names
         checked = [
-            sendable(name, "an element of requested_output_names")
+            name
+            if type(name) is str and name.isascii()
+            else sendable(name, "an element of requested_output_names")
             for name in sequence(given, "requested_output_names")
         ]
         if "" in checked:
@@ -162,6 +176,8 @@ class RequestFields:
 
 
 def _checked_correlation_id(value: Any) -> int | str:
+    if type(value) is int and 0 <= value <= _MOST_UNSIGNED:
+        return value
     if value is None:
         raise wrong_type("correlation_id", "int or str", value)
     if isinstance(value, str):

@@ -57,6 +57,15 @@ class InferenceResponse:
         self._error = error
         self._parameters = "{}" if parameters is None else json_parameters(parameters)
 
+    @classmethod
+    def _received(cls, tensors: list[Tensor], parameters: str) -> InferenceResponse:
+        """Wrap an answer that arrived; its list of tensors becomes the response's own."""
+        response = object.__new__(cls)
+        response._tensors = tensors
+        response._error = None
+        response._parameters = parameters
+        return response
+
     def output_tensors(self) -> list[Tensor]:
         """Give the output tensors as a new list."""
         return list(self._tensors)

@@ -24,21 +24,14 @@ def answer_of(
     if record.word & ResponseFlag.ERROR:
         error = TritonError(extras["error"], _code(extras["code"]))
         return InferenceResponse([], error)
-    received = Tensor._received
     try:
-        views = borrowed.views(record.refs)
-        tensors = [
-            received(spec.name, spec.datatype, spec.shape, view, ref)
-            for spec, view, ref in zip(record.signature.tensors, views, record.refs)
-        ]
+        tensors = borrowed.tensors(record.refs, record.signature.tensors, Tensor)
         if device is not None:
             tensors = received_on_device(device, tensors, record)
     except BridgeError as failure:
         return InferenceResponse([], TritonError(failure.message))
-    response = InferenceResponse(tensors)
-    if "parameters" in extras:
-        response._parameters = json.dumps(extras["parameters"])
-    return response
+    parameters = json.dumps(extras["parameters"]) if "parameters" in extras else "{}"
+    return InferenceResponse._received(tensors, parameters)
 
 
 def _code(number: int) -> Any:

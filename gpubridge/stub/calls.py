@@ -201,6 +201,9 @@ class CallDesk:
             request._request_id.encode(),
             extras,
         )
+        if loop is None and not self._unsent:
+            self._pass(encode_records(CallKind.CALL, (record,)))
+            return call
         self._unsent.append(record)
         if loop is None or len(self._unsent) >= _SENT_TOGETHER:
             self._send_calls()
@@ -280,7 +283,8 @@ class CallDesk:
         """Wait until a call or question is ready: read for all who wait, or let another do that."""
         self._waiting.add(call)
         try:
-            self._send_calls()
+            if self._unsent:
+                self._send_calls()
             while not call.ready:
                 if not self._reading.acquire(blocking=False):
                     if call.event is None:

@@ -81,7 +81,8 @@ class Executor:
         self._loop_lock = threading.Lock()
         self._keeps = False
         self._private_bytes = 0
-        self._views = borrowed.views
+        self._lease_book = borrowed.book
+        self._crowded = False
         self._handed_on = True
         self.ended_at = 0
 
@@ -90,7 +91,10 @@ class Executor:
         cancelled = self._control.cancelled
         live = waiting = [record for record in batch.records if not cancelled[record.ticket]]
         self._private_bytes = 0
-        self._choose_views()
+        book = self._lease_book
+        self._crowded = book.held > _KEPT_LEASES or book.held_bytes > _KEPT_BYTES
+        # A request may come back: with the inputs it had, whatever the model did to them.
+        self._handed_on = not (self._crowded or self._identity.iterative)
         started = self._control.start(batch.sequence)
         answers: list[bytes] = []
         clients = self._clients
@@ -136,18 +140,6 @@ class Executor:
         ours = error if isinstance(error, BridgeError) else self._identity.failure(error)
         return error_extras(ours)
 
-    def _choose_views(self) -> None:
-        """Decide whether the inputs of the next batch are views of lent memory, or copies."""
-        borrowed = self._borrowed
-        crowded = borrowed.held > _KEPT_LEASES or borrowed.held_bytes > _KEPT_BYTES
-        self._handed_on = not (crowded or self._identity.iterative)
-        self._views = borrowed.views
-        if crowded:
-            self._views = self._spared_views
-        elif self._identity.iterative:
-            # A request may come back: with the inputs it had, whatever the model did to them.
-            self._views = self._private_views
-
     def close(self) -> None:
         """Stop the loop that coroutines ran on, if there is one."""
         if self._loop is not None:
@@ -160,16 +152,13 @@ class Executor:
         device = self._device_inputs
         inputs = None if device is None else device.taken(record.ticket)
         if inputs is None:
-            received = Tensor._received
-            handed_on = self._handed_on
-            views = self._views(record.refs)
-            if "shared" in extras:
-                # The model that sent them looks at them, too.
-                views = [view.toreadonly() for view in views]
-            inputs = [
-                received(spec[0], spec[1], spec[2], view, ref if handed_on else None)
-                for spec, view, ref in zip(signature.tensors, views, record.refs)
-            ]
+            # Those of a call are read-only: the model that sent them looks at them, too.
+            shared = "shared" in extras
+            if self._handed_on:
+                borrowed = self._borrowed
+                inputs = borrowed.tensors(record.refs, signature.tensors, Tensor, True, shared)
+            else:
+                inputs = self._copied_inputs(record, shared)
             if device is not None:
                 inputs = device.placed(inputs, record, private=self._identity.iterative)
         if "client" in extras:
@@ -204,25 +193,26 @@ class Executor:
                 answers.append(self._answers.answer(record, error_extras(error)))
         return admitted
 
-    def _spared_views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
-        """Copy inputs: this model keeps so many that the server would run out of memory to lend."""
-        if not self._keeps:
+    def _copied_inputs(self, record: Record, shared: bool) -> list[Tensor]:
+        """Return inputs whose memory need not be lent, those on a device excepted."""
+        if self._crowded and not self._keeps:
             self._keeps = True
             self._fall_back(
                 "inputs_kept",
                 f"model '{self._identity.instance}' keeps more than {_KEPT_LEASES} inputs or "
-                f"{_KEPT_BYTES} bytes of them: it gets copies from now on while it does",
+                f"{_KEPT_BYTES} bytes of them, so that the server would run out of memory to lend: "
+                "it gets copies from now on while it does",
             )
-        return self._private_views(refs)
-
-    def _private_views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
-        views = self._borrowed.views(refs)
+        tensors = self._borrowed.tensors(
+            record.refs, record.signature.tensors, Tensor, False, shared
+        )
         device = self._device_inputs
-        for index, ref in enumerate(refs):
+        for tensor, ref in zip(tensors, record.refs):
             if device is None or not device.has(ref[0]):
                 self._private_bytes += ref[2]
-                views[index] = memoryview(bytearray(views[index]))
-        return views
+                copy = memoryview(bytearray(tensor._source))
+                tensor._source = copy.toreadonly() if shared else copy
+        return tensors
 
     def _call(
         self, requests: list[InferenceRequest], origins: Sequence[RequestOrigin]
@@ -273,8 +263,7 @@ class Executor:
                         "Expected a None object in the execute function return list for reschduled "
                         f"request, found type '{type(response)}'."
                     )
-                continue
-            if not isinstance(response, InferenceResponse) and (
+            elif not isinstance(response, InferenceResponse) and (
                 response is not None or origin.sender is None
             ):
                 raise ContractError(
@@ -283,7 +272,9 @@ class Executor:
                 )
         # Where the sender has sent something, that is the answer.
         return [
-            response if response is not None and origin.take_back() else None
+            response
+            if response is not None and (origin.sender is None or origin.take_back())
+            else None
             for response, origin in zip(responses, origins)
         ]
 

@@ -90,14 +90,17 @@ class OutputMemory:
         BridgeError
             UNAVAILABLE when the output memory is full.
         """
-        sizes = [payload.nbytes for payload in payloads]
-        total = sum([(size + 63) & -_ALIGNMENT for size in sizes])
+        total = copied = 0
+        for payload in payloads:
+            size = payload.nbytes
+            copied += size
+            total += (size + 63) & -_ALIGNMENT
         if total == 0:
-            return [0, 0, 0, NO_LEASE] * len(sizes)
+            return [0, 0, 0, NO_LEASE] * len(payloads)
         with self._lock:
             slot = self._allocate(total)
             lease = self._lent.lend(slot)
-            self._copied += sum(sizes)
+            self._copied += copied
         return self._place(slot.memory, payloads, slot.segment.region, slot.offset, lease)
 
     def lend_to_model(self, nbytes: int) -> tuple[Slot, NDArray[np.uint8]]:
@@ -228,8 +231,8 @@ class OutputMemory:
             self._collect()
         if self._lent.exhausted:
             self._lent.sweep()
-        if self._lent.exhausted:
-            raise _exhausted(len(self._lent))
+            if self._lent.exhausted:
+                raise _exhausted(len(self._lent))
         try:
             return self._arena.allocate(nbytes)
         except BridgeError:

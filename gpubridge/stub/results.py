@@ -52,6 +52,9 @@ class ResultSender:
         if ended_at - started_at > _LONG_NS:
             self._keep_watch()
         with self._lock:
+            if last and not self._results:
+                self._channel.send(encode_frame(Kind.RESULTS, (result,)))
+                return
             self._results.append(result)
             self._size += len(result)
             self._since = self._since or started_at

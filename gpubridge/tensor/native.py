@@ -71,6 +71,17 @@ class NativeLeaseBook(Protocol):
     def views(self, refs: Sequence[tuple[int, int, int, int]], /) -> list[memoryview]:
         """Return the bytes at places; ValueError where one does not exist."""
 
+    def tensors(
+        self,
+        refs: Sequence[tuple[int, int, int, int]],
+        specs: Sequence[tuple[Any, ...]],
+        kind: type[Any],
+        placed: bool,
+        read_only: bool,
+        /,
+    ) -> list[Any]:
+        """Return tensors of those bytes; see `gpubridge.transport.leases`."""
+
 
 class NativeRecordReader(Protocol):
     """Takes records of messages apart."""
@@ -123,6 +134,14 @@ class NativeModule(Protocol):
         self, buffer: bytearray, position: int, end: int, known: dict[bytes, Any], longest: int, /
     ) -> tuple[list[tuple[int, Any, int, int, int, int, int]], int, int, int]:
         """Look for whole calls; see `gpubridge.frontend.http2.whole_calls`."""
+
+    def receive_message(
+        self, descriptor: int, scratch: bytearray, /
+    ) -> tuple[bytes, list[int], bool]:
+        """Receive a message; see `gpubridge.transport.channel`."""
+
+    def stay_awake(self, descriptor: int, nanoseconds: int, patience: int, /) -> tuple[bool, int]:
+        """Look for something to read; see `gpubridge.transport.short_waits`."""
 
     def read_vector(self, descriptor: int, vector: tuple[Any, memoryview, int, int], /) -> int:
         """Receive frames; see `gpubridge.frontend.grpc.vectored_io`."""

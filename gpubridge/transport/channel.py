@@ -7,14 +7,15 @@ and its descriptor is sent instead; the receiver does not see the difference.
 from __future__ import annotations
 
 import array
+import errno
 import os
 import select
 import socket
 import struct
-import time
 from collections.abc import Sequence
 
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.tensor.native import native
 from gpubridge.transport.short_waits import ShortWaits
 
 __all__ = ["FRAME_LIMIT", "Channel", "ChannelClosed", "MalformedMessage", "close_all", "pair"]
@@ -28,7 +29,6 @@ _SPILL_KIND = 0
 _MAX_FDS = 16
 _ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 # Plain numbers: to join two of the socket module's flags takes as long as to receive a message.
-_LOOK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
 _CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
@@ -55,12 +55,13 @@ def pair() -> tuple[socket.socket, socket.socket]:
 class Channel:
     """Sends and receives messages over one socket, which it owns."""
 
-    __slots__ = ("_buffer", "_view", "socket")
+    __slots__ = ("_receive", "_scratch", "socket")
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self._buffer = bytearray(FRAME_LIMIT)
-        self._view = memoryview(self._buffer)
+        self._scratch = bytearray(FRAME_LIMIT)
+        compiled = native()
+        self._receive = _receive if compiled is None else compiled.receive_message
 
     def fileno(self) -> int:
         """The socket's descriptor, for an event loop."""
@@ -105,23 +106,19 @@ class Channel:
             When the socket does not block and nothing is there.
         """
         try:
-            count, ancillary, flags, _ = self.socket.recvmsg_into(
-                [self._buffer], _ANCILLARY, _RECEIVE_FLAGS
-            )
+            message, fds, cut = self._receive(self.socket.fileno(), self._scratch)
         except BlockingIOError:
             raise
         except OSError as error:
             raise ChannelClosed from error
-        fds = _descriptors(ancillary) if ancillary else []
-        if count == 0:
+        if not message:
             close_all(fds)
             raise ChannelClosed
-        if flags & _CUT:
+        if cut:
             close_all(fds)
             raise MalformedMessage(
                 f"a message of more than {FRAME_LIMIT} bytes or {_MAX_FDS} descriptors came"
             )
-        message = bytes(self._view[:count])
         if message[0] == _SPILL_KIND:
             return _read_spilled(message, fds), fds
         return message, fds
@@ -131,18 +128,7 @@ class Channel:
 
         Given up early where others want the processor, which ``waits`` finds out.
         """
-        end = time.monotonic_ns() + nanoseconds
-        while time.monotonic_ns() < end:
-            try:
-                self.socket.recv(1, _LOOK)
-            except BlockingIOError:
-                if waits.offer_processor():
-                    return False
-            except OSError:
-                return True
-            else:
-                return True
-        return False
+        return waits.stay_awake(self.socket.fileno(), nanoseconds)
 
     def wait(self, seconds: float) -> bool:
         """Wait until `receive` would not wait, for so long at most; tell whether that is so."""
@@ -190,6 +176,18 @@ def _read_spilled(notice: bytes, fds: list[int]) -> bytes:
     finally:
         os.close(spill)
     return message
+
+
+def _receive(descriptor: int, scratch: bytearray) -> tuple[bytes, list[int], bool]:
+    """Do what the compiled module does faster."""
+    if descriptor < 0:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=descriptor)
+    try:
+        count, ancillary, flags, _ = sock.recvmsg_into([scratch], _ANCILLARY, _RECEIVE_FLAGS)
+    finally:
+        sock.detach()
+    return bytes(memoryview(scratch)[:count]), _descriptors(ancillary), bool(flags & _CUT)
 
 
 def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:

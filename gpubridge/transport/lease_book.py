@@ -97,6 +97,29 @@ class LeaseBook:
                 return [whole[ref[1] - start : ref[1] - start + ref[2]] for ref in refs]
         return [self._view(*ref) for ref in refs]
 
+    def tensors(
+        self,
+        refs: Sequence[tuple[int, int, int, int]],
+        specs: Sequence[tuple[Any, ...]],
+        kind: type[Any],
+        placed: bool,
+        read_only: bool,
+    ) -> list[Any]:
+        """Return tensors of the bytes at places, by their specs: what the tensor's class makes of them.
+
+        Raises
+        ------
+        ValueError
+            When a place does not exist.
+        """
+        views = self.views(refs)
+        if read_only:
+            views = [view.toreadonly() for view in views]
+        return [
+            kind._received(spec[0], spec[1], spec[2], view, ref if placed else None)
+            for spec, view, ref in zip(specs, views, refs)
+        ]
+
     def _view(self, region: int, offset: int, nbytes: int, lease: int) -> memoryview:
         if lease == NO_LEASE and nbytes == 0:
             return memoryview(b"")

@@ -159,25 +159,17 @@ class BorrowedMemory:
     ----------
     arena : bool
         Whether device memory may be among it.
+    book : NativeLeaseBook
+        Says how many leases last, and of how many bytes.
     """
 
-    __slots__ = ("_book", "_segments", "_views", "arena")
+    __slots__ = ("_segments", "_views", "arena", "book")
 
     def __init__(self, table: memoryview) -> None:
-        self._book = lease_book(table)
-        self._views = self._book.views
+        self.book = lease_book(table)
+        self._views = self.book.views
         self._segments: dict[int, KnownSegment] = {}
         self.arena = False
-
-    @property
-    def held(self) -> int:
-        """How many leases last, because views under them exist."""
-        return self._book.held
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all views that exist."""
-        return self._book.held_bytes
 
     def announce(self, region: int, fd: int, size: int) -> None:
         """Map a region from now on; takes over ``fd``.
@@ -189,16 +181,16 @@ class BorrowedMemory:
         """
         segment = Segment.open(region, fd, size)
         self._segments[region] = segment
-        self._book.add(region, segment.view)
+        self.book.add(region, segment.view)
 
     def add(self, region: int, memory: memoryview) -> None:
         """Know a region that somebody else has mapped, and owns."""
-        self._book.add(region, memory)
+        self.book.add(region, memory)
 
     def know(self, segment: KnownSegment) -> None:
         """Know a region that is mapped already, or that cannot be: its views only keep leases."""
         self._segments[segment.region] = segment
-        self._book.add(segment.region, segment.view)
+        self.book.add(segment.region, segment.view)
         self.arena = self.arena or is_arena(segment.region)
 
     def knows(self, region: int) -> bool:
@@ -215,7 +207,7 @@ class BorrowedMemory:
 
     def drop(self, region: int) -> None:
         """Unmap a region; views that still exist, and who was handed it, keep its memory."""
-        self._book.remove(region)
+        self.book.remove(region)
         self._segments.pop(region, None)
 
     def views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
@@ -231,9 +223,38 @@ class BorrowedMemory:
         except ValueError as error:
             raise MalformedMessage(str(error)) from error
 
+    def tensors(
+        self,
+        refs: Sequence[tuple[int, int, int, int]],
+        specs: Sequence[tuple[Any, ...]],
+        kind: type[Any],
+        placed: bool = True,
+        read_only: bool = False,
+    ) -> list[Any]:
+        """Return tensors of the bytes at places, of a class that has ``_received``, as `views` does.
+
+        Parameters
+        ----------
+        specs : sequence of (str, str, tuple of int, ...)
+            Name, datatype and shape of each.
+        placed : bool, optional
+            Whether they know their places, and so can be handed on.
+        read_only : bool, optional
+            Whether who looks at them may not write.
+
+        Raises
+        ------
+        MalformedMessage
+            As `views` does.
+        """
+        try:
+            return self.book.tensors(refs, specs, kind, placed, read_only)
+        except ValueError as error:
+            raise MalformedMessage(str(error)) from error
+
     def forget(self, table: memoryview) -> None:
         """Write to ``table`` from now on: this process no longer speaks for the borrower (a fork)."""
-        self._book.forget(table)
+        self.book.forget(table)
 
     def close(self) -> None:
         """Unmap every region."""

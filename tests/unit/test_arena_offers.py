@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 
 import pytest
 
@@ -17,7 +18,7 @@ def ends():
     """The server's end, and the stub's."""
     server, stub = map(Channel, pair())
     # What never comes fails, and does not hang.
-    stub.socket.settimeout(10)
+    stub.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 10, 0))
     yield server, stub
     server.close()
     stub.close()

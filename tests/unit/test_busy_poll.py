@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import select
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import uvloop
 
 from gpubridge.config.python_backend import PythonBackendSettings
-from gpubridge.engine.busy_poll import BusyPoll
+from gpubridge.engine.busy_poll import BusyPoll, _descriptor_of_events
 from gpubridge.errors import BridgeError
+from gpubridge.tensor.native import absence, native
 from gpubridge.transport import short_waits
 from gpubridge.transport.channel import Channel, ChannelClosed, pair
 from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
@@ -53,6 +59,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("time.monotonic_ns", clock.monotonic_ns)
     monkeypatch.setattr("os.sched_yield", clock.sched_yield)
+    # Compiled code has its own.
+    monkeypatch.setattr(short_waits, "native", lambda: None)
     return clock
 
 
@@ -62,6 +70,22 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     yield channels  # type: ignore[misc]
     for channel in channels:
         channel.close()
+
+
+@pytest.fixture(params=["compiled", "in Python"])
+def waits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ShortWaits:
+    """Waits of either kind: both look in the same way."""
+    if request.param == "in Python":
+        monkeypatch.setattr(short_waits, "native", lambda: None)
+    elif native() is None:
+        pytest.skip(f"the compiled module is not there: {absence()}")
+    return ShortWaits(AWAKE)
+
+
+def offered(waits: ShortWaits) -> bool:
+    """Offer the processor once; returns whether others wanted it."""
+    assert not waits.stay_awake(-1, 0)
+    return waits.taken
 
 
 def after_short_waits(count: int) -> ShortWaits:
@@ -98,7 +122,7 @@ def test_nobody_stays_awake_for_no_time() -> None:
 def test_other_work_on_the_processor_is_left_alone_for_long(clock: Clock) -> None:
     waits = after_short_waits(8)
     clock.taken = 600_000
-    assert waits.offer_processor()
+    assert offered(waits)
     for _ in range(200):
         waits.end(0)
         assert not waits.begin(0)
@@ -106,18 +130,18 @@ def test_other_work_on_the_processor_is_left_alone_for_long(clock: Clock) -> Non
 
 def test_a_client_that_takes_the_processor_is_no_other_work(clock: Clock) -> None:
     waits = after_short_waits(8)
-    assert not waits.offer_processor()
+    assert not offered(waits)
     clock.taken = 50_000
-    assert waits.offer_processor()
+    assert offered(waits)
     assert waits.begin(0)
 
 
 def test_the_work_that_is_waited_for_may_take_the_processor(clock: Clock) -> None:
     waits = ShortWaits(AWAKE, for_work=True)
     clock.taken = 50_000
-    assert not waits.offer_processor()
+    assert not offered(waits)
     clock.taken = 600_000
-    assert waits.offer_processor()
+    assert offered(waits)
 
 
 def test_a_single_processor_is_never_kept_awake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,26 +197,79 @@ def test_the_loop_sleeps_when_somebody_wants_the_processor(clock: Clock) -> None
     assert not loop.due
 
 
-def test_poll_leaves_the_message_to_receive(ends: tuple[Channel, Channel]) -> None:
+def test_poll_leaves_the_message_to_receive(
+    ends: tuple[Channel, Channel], waits: ShortWaits
+) -> None:
     here, there = ends
     there.send(b"\x20message")
-    assert here.poll(10**12, ShortWaits(AWAKE))
+    assert here.poll(10**12, waits)
     assert here.receive() == (b"\x20message", [])
 
 
-def test_poll_leaves_a_closed_channel_to_receive(ends: tuple[Channel, Channel]) -> None:
+def test_poll_leaves_a_closed_channel_to_receive(
+    ends: tuple[Channel, Channel], waits: ShortWaits
+) -> None:
     here, there = ends
     there.close()
-    assert here.poll(10**12, ShortWaits(AWAKE))
+    assert here.poll(10**12, waits)
     with pytest.raises(ChannelClosed):
         here.receive()
 
 
-def test_poll_ends_without_a_message(ends: tuple[Channel, Channel]) -> None:
+def test_poll_ends_without_a_message(ends: tuple[Channel, Channel], waits: ShortWaits) -> None:
     here, there = ends
-    assert not here.poll(1000, ShortWaits(AWAKE))
+    assert not here.poll(1000, waits)
     there.send(b"\x20later")
     assert here.receive() == (b"\x20later", [])
+
+
+def test_poll_sees_what_comes_while_it_looks(
+    ends: tuple[Channel, Channel], waits: ShortWaits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whoever else runs meanwhile is to be no reason to sleep.
+    monkeypatch.setattr(waits, "_patience", 10**12)
+    here, there = ends
+    later = threading.Timer(0.01, there.send, [b"\x20later"])
+    later.start()
+    assert here.poll(10**12, waits)
+    later.join()
+    assert here.receive() == (b"\x20later", [])
+
+
+def test_poll_ends_when_somebody_wants_the_processor(
+    ends: tuple[Channel, Channel], waits: ShortWaits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No time is too short: whoever had the processor had it for longer.
+    monkeypatch.setattr(waits, "_patience", -1)
+    assert not ends[0].poll(10**12, waits)
+    assert waits.taken
+
+
+def test_the_loop_says_when_it_has_events() -> None:
+    loop = uvloop.new_event_loop()
+    here, there = socket.socketpair()
+    try:
+        loop.add_reader(here, lambda: None)
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        events = select.poll()
+        events.register(_descriptor_of_events(loop), select.POLLIN)
+        assert not events.poll(0)
+        there.send(b"x")
+        assert events.poll(10_000)
+        loop.remove_reader(here)
+    finally:
+        loop.close()
+        here.close()
+        there.close()
+
+
+def test_a_loop_that_does_not_say_has_a_turn_each_time() -> None:
+    loop = asyncio.SelectorEventLoop()
+    try:
+        assert _descriptor_of_events(loop) == -1
+    finally:
+        loop.close()
 
 
 def test_the_time_is_a_setting() -> None:

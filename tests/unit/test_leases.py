@@ -143,7 +143,7 @@ def test_views_die_on_many_threads_while_others_are_made(wall):
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wall.borrower.held
+    assert not wall.borrower.book.held
     assert bytes(wall.table) == b"\1" * LEASES
 
 
@@ -260,7 +260,7 @@ def test_places_that_do_not_exist_are_refused(wall, region, offset, nbytes, leas
         wall.borrower.views(
             [(slot.segment.region if region is None else region, offset, nbytes, lease)]
         )
-    assert not wall.borrower.held
+    assert not wall.borrower.book.held
 
 
 def test_views_outlive_their_region(wall):

@@ -1,5 +1,7 @@
 """How results leave a stub: quick ones together, none waiting for a batch that takes long."""
 
+import socket
+import struct
 import time
 
 import pytest
@@ -16,7 +18,7 @@ EMPTY = encode_signature(())
 @pytest.fixture
 def ends():
     stub, server = pair()
-    server.settimeout(30)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 30, 0))
     sender, receiver = Channel(stub), Channel(server)
     yield ResultSender(sender), receiver
     sender.close()

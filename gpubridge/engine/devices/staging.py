@@ -63,10 +63,15 @@ class DeviceStaging:
         """Requests under way."""
         return len(self._tasks)
 
+    @property
+    def possible(self) -> bool:
+        """Whether tensors may be on a device at all."""
+        return self._devices.used
+
     def needed(self, request: InferRequest, device: str | None) -> bool:
         """Whether a model that is on ``device`` could not reach the tensors of a request."""
         ranges = request.ranges
-        if ranges is None or not self._devices.used:
+        if ranges is None or not self.possible:
             return False
         segments = [part.segment for part in ranges]
         if request.client is not None:

@@ -26,11 +26,16 @@ def find_circle(
     instances : callable
         Gives the instances of all versions of a model.
     """
-    if any(not each.waits_for and each is not caller for each in instances(target)):
-        return []
-    if not caller.in_flight:
-        # It executes nothing that waits.
-        return []
+    for each in instances(target):
+        if not each.waits_for and each is not caller:
+            return []
+    # Without a batch it executes nothing that waits.
+    return _circle(caller, target, instances) if caller.in_flight else []
+
+
+def _circle(
+    caller: Instance, target: str, instances: Callable[[str], Iterable[Instance]]
+) -> list[str]:
     found = {target: list(instances(target))}
     waiting = [target]
     while waiting:

@@ -27,7 +27,7 @@ class CallForms:
     """What signatures of calls mean to the models that are called; bounded."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, Model], tuple[Signature, RequestForm]] = {}
+        self._known: dict[tuple[int, Model], tuple[Signature, list[int], RequestForm]] = {}
 
     def forget(self) -> None:
         """Models have changed."""
@@ -55,8 +55,8 @@ class CallForms:
         key = id(signature), model
         known = self._known.get(key)
         sizes = [ref[2] for ref in record.refs]
-        if known is not None and [entry.nbytes for entry in known[1].inputs] == sizes:
-            return known[1]
+        if known is not None and known[1] == sizes:
+            return known[2]
         names = {spec.name for spec in model.config.outputs}
         for name in signature.requested:
             if name not in names:
@@ -76,7 +76,7 @@ class CallForms:
             if len(self._known) >= _KEPT:
                 self._known.clear()
             # The signature is held, so that nothing else gets its address.
-            self._known[key] = signature, form
+            self._known[key] = signature, sizes, form
         return form
 
 
