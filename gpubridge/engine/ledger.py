@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from gpubridge.engine.devices.edge_events import StubEvents
+from gpubridge.engine.lent_ranges import LentRanges
 from gpubridge.engine.outcome import failure_reason, outcome_of
-from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena
-from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
+from gpubridge.request import InferRequest, MemoryRange
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.control import NO_LEASE, NOBODY_WAITS, STILL_READ, ControlPage
 from gpubridge.transport.leases import BorrowedMemory, LentSlots
@@ -59,12 +59,15 @@ class Ledger:
     ----------
     events : StubEvents or None
         Those that tensors on the stub's GPU wait for.
+    ranges : LentRanges
+        Finds what is lent to the stub.
     """
 
     def __init__(self, control: ControlPage, arena: HostArena, borrowed: BorrowedMemory) -> None:
         self._control = control
         self._borrowed = borrowed
         self._lent = LentSlots(control.lent, arena)
+        self.ranges = LentRanges(self._lent, arena)
         # The batches at the stub: by sequence number, each its requests by ticket.
         self._flights: dict[int, dict[int, InferRequest]] = {}
         # Requests whose batch has landed, and whose model still answers.
@@ -74,7 +77,6 @@ class Ledger:
         self._kept: set[int] = set()
         # Tickets under which answers to the model's own calls are lent, oldest first.
         self._answers: deque[int] = deque()
-        self._arena = arena
         self.events: StubEvents | None = None
 
     @property
@@ -179,7 +181,7 @@ class Ledger:
                 self._come_back(request, ticket)
                 failures = {**failures, request: COMES_BACK}
                 continue
-            outcome = outcome_of(record, self._borrowed, request, self.lent_range)
+            outcome = outcome_of(record, self._borrowed, request, self.ranges.find)
             if events is not None:
                 outcome = events.answered(outcome, record, request)
             if record.word or (events is not None and isinstance(outcome, BridgeError)):
@@ -225,7 +227,7 @@ class Ledger:
         if request is None or request.ticket != ticket:
             raise MalformedMessage(f"a response for ticket {ticket}, which is not running")
         empty = record.word & ResponseFlag.EMPTY
-        outcome = None if empty else outcome_of(record, self._borrowed, request, self.lent_range)
+        outcome = None if empty else outcome_of(record, self._borrowed, request, self.ranges.find)
         if outcome is not None and self.events is not None:
             outcome = self.events.answered(outcome, record, request)
         if record.word & ResponseFlag.OPEN:
@@ -259,7 +261,7 @@ class Ledger:
         if not self._lent.settle(ticket):
             self._kept.add(ticket)
             if self.events is not None:
-                self.events.keep(self._ranges_of(ticket))
+                self.events.keep(self.ranges.of(ticket))
 
     def settle_kept(self) -> bool:
         """Take back the memory that models had kept and are done with; returns whether some is left."""
@@ -305,11 +307,7 @@ class Ledger:
         """
         if self.events is None:
             return ranges
-        return self.events.called(ranges, record, map(self._ranges_of, self._lent.leases()))
-
-    def _ranges_of(self, ticket: int) -> Sequence[MemoryRange]:
-        kept = self._lent.kept(ticket)
-        return kept if isinstance(kept, (list, tuple)) else ()
+        return self.events.called(ranges, record, map(self.ranges.of, self._lent.leases()))
 
     def _settle_answers(self, looks: int) -> None:
         answers = self._answers
@@ -322,45 +320,11 @@ class Ledger:
         """Settle a lease that outlasts its request, or has none; returns whether it is over."""
         if self.events is None:
             return self._lent.settle(ticket)
-        ranges = self._ranges_of(ticket)
+        ranges = self.ranges.of(ticket)
         over = self._lent.settle(ticket)
         if over:
             self.events.let_go(ranges, self._left, self._control.started)
         return over
-
-    def lent_range(self, ref: tuple[int, int, int, int]) -> MemoryRange:
-        """Return memory that is lent to the stub, to hand it on.
-
-        Raises
-        ------
-        MalformedMessage
-            When it is not lent under that ticket.
-        """
-        region, offset, nbytes, ticket = ref
-        if not nbytes:
-            return NO_BYTES
-        slot = self._lent.slot(ticket)
-        if slot is not None:
-            shared = SharedSlot(self._arena, slot)
-            self._lent.share(ticket, shared)
-            kept: object = shared
-        else:
-            kept = self._lent.kept(ticket)
-        end = offset + nbytes
-        if isinstance(kept, SharedSlot):
-            slot = kept.slot
-            at = slot.offset
-            if slot.segment.region == region and at <= offset and end <= at + slot.size:
-                return MemoryRange(slot.segment, offset, nbytes, kept)
-        else:
-            for segment, at, size, keep in self._ranges_of(ticket):
-                if segment is None or segment.region != region:
-                    continue
-                if at <= offset and end <= at + size:
-                    return MemoryRange(segment, offset, nbytes, keep)
-        raise MalformedMessage(
-            f"{nbytes} bytes at {offset} of region {region:#x} are not lent under ticket {ticket}"
-        )
 
     # -- the end -------------------------------------------------------------------------------
 

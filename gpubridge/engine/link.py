@@ -213,7 +213,7 @@ class StubLink:
         """
         outputs = self._outputs
         ranges = [
-            outputs.range(ref) if outputs.has_made(ref[0]) else self._ledger.lent_range(ref)
+            outputs.range(ref) if outputs.has_made(ref[0]) else self._ledger.ranges.find(ref)
             for ref in record.refs
         ]
         return self._ledger.called(ranges, record)

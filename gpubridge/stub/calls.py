@@ -305,8 +305,9 @@ class CallDesk:
                     self._reading.release()
         finally:
             self._waiting.discard(call)
-            # Who waits still may have to read now.
-            self._wake_one()
+            if self._waiting:
+                # Who waits still may have to read now.
+                self._wake_one()
 
     def read_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read whenever there is something, as long as the loop runs."""

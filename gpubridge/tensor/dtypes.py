@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DATATYPES",
     "DATATYPE_OF_DTYPE",
+    "DTYPE_OF_DATATYPE",
     "Datatype",
     "bfloat16",
     "byte_size",
@@ -80,6 +81,11 @@ DATATYPES: dict[str, Datatype] = {entry.name: entry for entry in _TABLE}
 #: path looks here first; `datatype_from_numpy` knows the rest (``S`` dtypes, ml_dtypes' bfloat16).
 DATATYPE_OF_DTYPE: dict[np.dtype[Any], str] = {
     entry.dtype: entry.name for entry in _TABLE if entry.dtype is not None
+}
+
+#: The other way round.
+DTYPE_OF_DATATYPE: dict[str, np.dtype[Any]] = {
+    entry.name: entry.dtype for entry in _TABLE if entry.dtype is not None
 }
 
 _BY_CONFIG_NAME = {entry.config_name: entry.name for entry in _TABLE}
@@ -162,8 +168,10 @@ def numpy_dtype(datatype: str) -> np.dtype[Any] | None:
     numpy.dtype or None
         None for BF16 where ml_dtypes cannot be imported.
     """
-    entry = _entry(datatype)
-    return bfloat16() if entry.dtype is None else entry.dtype
+    dtype = DTYPE_OF_DATATYPE.get(datatype)
+    if dtype is not None:
+        return dtype
+    return _entry(datatype).dtype or bfloat16()
 
 
 def bfloat16() -> np.dtype[Any] | None:

@@ -313,6 +313,7 @@ class StubCalls:
         call = self._calls.pop(number, None)
         if call is None:
             return
+        self._answer(number, outcome, 0)
         waits_for = self._caller.waits_for
         for each in call.waits_for:
             left = waits_for.get(each, 1) - 1
@@ -320,7 +321,6 @@ class StubCalls:
                 waits_for[each] = left
             else:
                 waits_for.pop(each, None)
-        self._answer(number, outcome, 0)
 
     def _answer(self, number: int, outcome: Outcome | None, flags: int) -> None:
         if not self._open:
