@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import array
 import os
+import signal
 import socket
 import struct
+import threading
 from pathlib import Path
 
 import pytest
 
+from gpubridge.tensor.native import absence, native
+from gpubridge.transport import channel
 from gpubridge.transport.channel import (
     FRAME_LIMIT,
     Channel,
@@ -23,8 +27,12 @@ def open_fds():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-@pytest.fixture
-def ends():
+@pytest.fixture(params=["compiled", "in Python"])
+def ends(request, monkeypatch):
+    if request.param == "in Python":
+        monkeypatch.setattr(channel, "native", lambda: None)
+    elif native() is None:
+        pytest.skip(f"the compiled module is not there: {absence()}")
     before = open_fds()
     ours, theirs = (Channel(sock) for sock in pair())
     yield ours, theirs
@@ -63,6 +71,47 @@ def test_descriptors_arrive_with_their_message(ends, size):
     assert not any(os.get_inheritable(fd) for fd in fds)
     for fd in fds + mine:
         os.close(fd)
+
+
+def test_a_channel_that_was_closed_here_is_closed(ends):
+    ours, _ = ends
+    ours.close()
+    with pytest.raises(ChannelClosed):
+        ours.receive()
+
+
+def test_a_signal_does_not_end_the_wait(ends):
+    ours, theirs = ends
+    seen = []
+    before = signal.signal(signal.SIGALRM, lambda *_: (seen.append(1), ours.send(b"then")))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        assert theirs.receive() == (b"then", [])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert seen
+
+
+def test_what_a_signal_raises_ends_the_wait(ends):
+    class Stop(Exception):
+        pass
+
+    def stop(*_):
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Stop):
+            ends[1].receive()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_others_go_on_while_one_waits(ends):
+    ours, theirs = ends
+    threading.Timer(0.02, ours.send, [b"from a thread"]).start()
+    assert theirs.receive() == (b"from a thread", [])
 
 
 def test_end_of_stream_is_told(ends):
