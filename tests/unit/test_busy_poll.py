@@ -92,7 +92,7 @@ def after_short_waits(count: int) -> ShortWaits:
     waits = ShortWaits(AWAKE)
     for _ in range(count):
         waits.begin(0)
-        waits.end(AWAKE)
+        waits.end(AWAKE - 1)
     return waits
 
 
@@ -107,7 +107,7 @@ def test_a_run_begins_anew_after(spoil: str) -> None:
     if spoil == "a crowd":
         waits.crowd()
     else:
-        waits.end(2 * AWAKE)
+        waits.end(AWAKE)
     assert not waits.begin(0)
 
 
@@ -154,9 +154,9 @@ def test_a_single_processor_is_never_kept_awake(monkeypatch: pytest.MonkeyPatch)
 def one_after_the_other(poll: BusyPoll, clock: Clock, count: int) -> None:
     for _ in range(count):
         poll.sent(alone=True)
-        clock.now += AWAKE
+        clock.now += AWAKE - 1
         poll.answered()
-        clock.now += AWAKE
+        clock.now += AWAKE - 1
 
 
 def test_the_loop_stays_awake_where_one_request_follows_the_other(clock: Clock) -> None:
