@@ -80,7 +80,8 @@ Element element_of(PyObject* item) {
     if (PyBytes_AsStringAndSize(item, &data, &size) != 0) throw nb::python_error();
     return {std::move(holder), {data, static_cast<std::size_t>(size)}};
   }
-  if (!PyUnicode_Check(item)) {
+  // Also of what is a kind of str: an enumeration's member says something else than it holds.
+  if (!PyUnicode_CheckExact(item)) {
     holder = nb::steal(PyObject_Str(item));
     if (!holder.is_valid()) throw nb::python_error();
   }

@@ -7,11 +7,15 @@ list of names are refused here, before anything else looks at them.
 from __future__ import annotations
 
 import json
+import operator
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from gpubridge.pb_utils.exceptions import TritonModelException
 
-__all__ = ["integer", "json_parameters", "sendable", "sequence", "text", "wrong_type"]
+__all__ = ["integer", "json_parameters", "sendable", "sequence", "text", "truth", "wrong_type"]
 
 
 def wrong_type(what: str, expected: str, got: object) -> TypeError:
@@ -52,31 +56,56 @@ def sendable(value: Any, what: str) -> str:
 
 
 def integer(value: Any, what: str, least: int | None = None, most: int | None = None) -> int:
-    """Take an int (bool included) from `least` to `most`.
+    """Take an int (bool included), or what stands for one as NumPy's do, from `least` to `most`.
 
     Raises
     ------
     TypeError
         For anything else, a number out of range included.
     """
-    fits = isinstance(value, int) and not (
-        (least is not None and value < least) or (most is not None and value > most)
+    number = _whole(value)
+    fits = number is not None and not (
+        (least is not None and number < least) or (most is not None and number > most)
     )
-    if not fits:
+    if number is None or not fits:
         expected = "int" if least is None else f"int of {least} or more"
         raise wrong_type(what, expected if most is None else f"int of {least} to {most}", value)
-    return int(value)
+    return number
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def truth(value: Any, what: str) -> bool:
+    """Take a bool, or what has a truth value as numbers have.
+
+    Raises
+    ------
+    TypeError
+        For None and text.
+    """
+    if value is None or isinstance(value, (str, bytes)):
+        raise wrong_type(what, "bool", value)
+    return bool(value)
 
 
 def sequence(value: Any, what: str) -> list[Any]:
-    """Take a list or tuple as a new list.
+    """Take a list, tuple or another sequence (a deque, an array) as a new list.
 
     Raises
     ------
     TypeError
         For anything else; a str, a set or a generator is not a list of things.
     """
-    if not isinstance(value, (list, tuple)):
+    if not isinstance(value, (list, tuple)) and (
+        isinstance(value, (str, bytes, bytearray))
+        or not isinstance(value, (Sequence, np.ndarray))
+        or (isinstance(value, np.ndarray) and value.ndim != 1)
+    ):
         raise wrong_type(what, "list", value)
     return list(value)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gpubridge.pb_utils import host
-from gpubridge.pb_utils.arguments import integer
+from gpubridge.pb_utils.arguments import integer, truth
 from gpubridge.pb_utils.calls import ModelCaller, ResponseIterator, first_response
 from gpubridge.pb_utils.constants import (
     TRITONSERVER_REQUEST_RELEASE_ALL,
@@ -244,10 +244,13 @@ class InferenceRequest(RequestFields):
 
         Raises
         ------
+        TypeError
+            If `decoupled` is None or text.
         TritonModelException
             Outside of a server, in ``initialize`` and in ``finalize``.
         """
-        source = self._caller().call(self, bool(decoupled))
+        decoupled = truth(decoupled, "decoupled")
+        source = self._caller().call(self, decoupled)
         if decoupled:
             return ResponseIterator._of(source)
         response = source.next()
@@ -274,9 +277,10 @@ class InferenceRequest(RequestFields):
         """
         import asyncio  # noqa: PLC0415  (models that make no such calls need not load it)
 
+        decoupled = truth(decoupled, "decoupled")
         caller = self._caller()
         loop = asyncio.get_running_loop()
-        source = caller.call(self, bool(decoupled), loop)
+        source = caller.call(self, decoupled, loop)
         if not decoupled:
             return loop.create_task(first_response(source))
         future = loop.create_future()

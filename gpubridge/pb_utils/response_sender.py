@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Protocol
 
-from gpubridge.pb_utils.arguments import wrong_type
+from gpubridge.pb_utils.arguments import integer, wrong_type
 from gpubridge.pb_utils.constants import TRITONSERVER_RESPONSE_COMPLETE_FINAL
 from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.response import InferenceResponse
@@ -91,7 +91,7 @@ class InferenceResponseSender:
         if response is not None and not isinstance(response, InferenceResponse):
             raise wrong_type("response", "InferenceResponse", response)
         if not isinstance(flags, int):
-            raise wrong_type("flags", "int", flags)
+            flags = integer(flags, "flags")
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
         final = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL

@@ -49,9 +49,9 @@ class Tensor:
     name : str
         Not empty. Positional only, like the array.
     array : numpy.ndarray
-        Any shape; bool, integer, float or bfloat16 (ml_dtypes), or object or ``S`` for strings. It
-        is referred to, not copied, unless it is not C-contiguous: do not change it once the
-        tensor was sent.
+        Any shape; bool, integer, float or bfloat16 (ml_dtypes), or object or ``S`` for strings.
+        Numbers are referred to, not copied, unless they are not C-contiguous: do not change them
+        once the tensor was sent. Strings are taken as they are now.
 
     Raises
     ------
@@ -59,10 +59,12 @@ class Tensor:
         If `name` is not a str or `array` not an array.
     TritonModelException
         If the name is empty or the dtype has no counterpart.
+    Exception
+        What ``str()`` of an object raises, or a string that has no UTF-8 form.
     """
 
     __module__ = "c_python_backend_utils"
-    # Exactly one of _array and _source is the data; _array is also the cache of as_numpy().
+    # What is sent is _source, if that is there, and else _array; _array is also the cache of as_numpy().
     __slots__ = ("_array", "_datatype", "_name", "_place", "_shape", "_source")
 
     _array: NDArray[Any] | None
@@ -90,7 +92,8 @@ class Tensor:
         self._datatype = datatype
         self._shape = array.shape
         self._array = array
-        self._source = None
+        # Now, not when it is sent: the model may fill the same array for its next tensor.
+        self._source = _encoded(array) if datatype == "BYTES" else None
         self._place = None
 
     @staticmethod
@@ -209,33 +212,22 @@ class Tensor:
         # Not np.ndarray(..., buffer=source): that forgets the view, and with it the lease.
         return np.frombuffer(source, dtype).reshape(self._shape)
 
-    @property
-    def _reference(self) -> tuple[int, int, int, int] | None:
-        """Where the data lies in memory that can be handed on; None when it must be copied there.
-
-        Strings that were handed out as an array may have been edited in it.
-        """
-        if self._datatype == "BYTES" and self._array is not None:
-            return None
-        return self._place
-
     def _payload(self) -> memoryview | NDArray[Any]:
-        """Give the data as a C-contiguous buffer for sending, without a copy where there need be none.
+        """Give the data as a C-contiguous buffer for sending; no copy.
 
-        Strings are serialised, unless they arrived serialised and nobody has looked at them since:
-        an array once handed out may have been edited.
+        Strings are serialised as they were when the tensor came to be, whatever was done since to an
+        array of them that was handed out.
         """
-        array = self._array
-        if self._datatype == "BYTES" and array is not None:
-            try:
-                return memoryview(bytes_codec.encode(array))
-            except BridgeError as error:
-                raise TritonModelException(error.message) from None
         if self._source is not None:
             return self._source
+        array = self._array
         assert array is not None  # one of the two is always there
         # ml_dtypes' bfloat16 has no buffer format; its bytes have.
         return array.reshape(-1).view(np.uint8) if self._datatype == "BF16" else array
+
+    def _shown(self) -> Any:
+        """Give the data as a C-contiguous buffer that others may write to as the model may."""
+        return self._payload()
 
     def to_dlpack(self) -> Any:
         """Give an unversioned DLPack capsule of the data; no copy.
@@ -293,7 +285,7 @@ class Tensor:
     def _export(self, max_version: tuple[int, int] | None, copied: bool = False) -> Any:
         owner: object = self
         # Strings are refused below; there is no point in serialising them first.
-        memory: Any = b"" if self._datatype == "BYTES" else self._payload()
+        memory: Any = b"" if self._datatype == "BYTES" else self._shown()
         if copied:
             owner = memory = bytearray(memory)
         try:
@@ -349,6 +341,13 @@ class Tensor:
         from gpubridge.pb_utils.device_tensor import DeviceTensor  # noqa: PLC0415
 
         return DeviceTensor._on_device(name, imported.datatype, imported.shape, memory)
+
+
+def _encoded(array: NDArray[Any]) -> memoryview:
+    try:
+        return memoryview(bytes_codec.encode(array))
+    except BridgeError as error:
+        raise TritonModelException(error.message) from None
 
 
 _new = object.__new__

@@ -26,6 +26,11 @@ class CallForms:
         """Return the signature and the extras of a call."""
         tensors = [(t._name, t._datatype, t._shape) for t in request._inputs]
         requested = tuple(request._requested_output_names)
+        # Of what is copied for the call nobody else has a view.
+        handed_on = False
+        for tensor in request._inputs:
+            if tensor._place is not None or tensor._device_bytes is not None:
+                handed_on = True
         plain = not (
             request._correlation_id
             or request._flags
@@ -35,23 +40,25 @@ class CallForms:
             or request._preferred_memory is not None
         )
         if not plain:
-            return encode_signature(tensors, requested), _extras(request, decoupled)
-        key = request._model_name, request._model_version, decoupled, requested, *tensors
+            return encode_signature(tensors, requested), _extras(request, decoupled, handed_on)
+        key = request._model_name, request._model_version, decoupled, handed_on, requested, *tensors
         known = self._known.get(key)
         if known is None:
-            known = encode_signature(tensors, requested), _extras(request, decoupled)
+            known = encode_signature(tensors, requested), _extras(request, decoupled, handed_on)
             if len(self._known) >= _KEPT:
                 self._known.clear()
             self._known[key] = known
         return known
 
 
-def _extras(request: InferenceRequest, decoupled: bool) -> bytes:
+def _extras(request: InferenceRequest, decoupled: bool, handed_on: bool) -> bytes:
     extras: dict[str, Any] = {
         "model": request._model_name,
         "version": request._model_version,
         "decoupled": decoupled,
     }
+    if handed_on:
+        extras["handed_on"] = True
     preferred = request._preferred_memory
     if preferred is not None and preferred._memory_type is MemoryType.TRITONSERVER_MEMORY_CPU:
         extras["host_outputs"] = True

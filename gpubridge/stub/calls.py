@@ -215,7 +215,7 @@ class CallDesk:
         """Return where the tensors lie in shared memory; those that do not are copied there."""
         if self._placement is not None:
             return self._placement.references(tensors)
-        refs: list[Any] = [tensor._reference for tensor in tensors]
+        refs: list[Any] = [tensor._place for tensor in tensors]
         if None in refs:
             own = [tensor for tensor, ref in zip(tensors, refs) if ref is None]
             placed = iter(self._outputs.place([tensor._payload() for tensor in own]))

@@ -22,6 +22,7 @@ from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.placement import Placement
 from gpubridge.stub.response_lines import DecoupledOrigin, RequestOrigin, ResponseDesk
 from gpubridge.stub.results import ResultSender
+from gpubridge.stub.shared_inputs import SharedInputs
 from gpubridge.stub.states import SequenceStates
 from gpubridge.tensor.dtypes import numpy_dtype
 from gpubridge.transport.control import ControlPage
@@ -82,6 +83,7 @@ class Executor:
         self._keeps = False
         self._private_bytes = 0
         self._lease_book = borrowed.book
+        self._shared = SharedInputs(borrowed, clients.shares)
         self._crowded = False
         self._handed_on = True
         self.ended_at = 0
@@ -128,7 +130,7 @@ class Executor:
                 clients.note_kept(record)
         if len(waiting) != len(batch.records):
             answers += self._skip(batch.records, waiting)
-        copied = self._outputs.take_copied() + self._private_bytes
+        copied = self._outputs.take_copied() + self._private_bytes + self._shared.take_copied()
         if clients.used:
             copied += clients.take_copied()
         return encode_result_batch(
@@ -152,13 +154,12 @@ class Executor:
         device = self._device_inputs
         inputs = None if device is None else device.taken(record.ticket)
         if inputs is None:
-            # Those of a call are read-only: the model that sent them looks at them, too.
-            shared = "shared" in extras
-            if self._handed_on:
-                borrowed = self._borrowed
-                inputs = borrowed.tensors(record.refs, signature.tensors, Tensor, True, shared)
+            if not self._handed_on:
+                inputs = self._copied_inputs(record)
+            elif "shared" in extras:
+                inputs = self._shared.tensors(record.refs, signature.tensors)
             else:
-                inputs = self._copied_inputs(record, shared)
+                inputs = self._borrowed.tensors(record.refs, signature.tensors, Tensor)
             if device is not None:
                 inputs = device.placed(inputs, record, private=self._identity.iterative)
         if "client" in extras:
@@ -193,7 +194,7 @@ class Executor:
                 answers.append(self._answers.answer(record, error_extras(error)))
         return admitted
 
-    def _copied_inputs(self, record: Record, shared: bool) -> list[Tensor]:
+    def _copied_inputs(self, record: Record) -> list[Tensor]:
         """Return inputs whose memory need not be lent, those on a device excepted."""
         if self._crowded and not self._keeps:
             self._keeps = True
@@ -203,15 +204,12 @@ class Executor:
                 f"{_KEPT_BYTES} bytes of them, so that the server would run out of memory to lend: "
                 "it gets copies from now on while it does",
             )
-        tensors = self._borrowed.tensors(
-            record.refs, record.signature.tensors, Tensor, False, shared
-        )
+        tensors = self._borrowed.tensors(record.refs, record.signature.tensors, Tensor, False)
         device = self._device_inputs
         for tensor, ref in zip(tensors, record.refs):
             if device is None or not device.has(ref[0]):
                 self._private_bytes += ref[2]
-                copy = memoryview(bytearray(tensor._source))
-                tensor._source = copy.toreadonly() if shared else copy
+                tensor._source = memoryview(bytearray(tensor._source))
         return tensors
 
     def _call(

@@ -37,6 +37,12 @@ BY_HAND = (
         "the data is what the model meant",
     ),
     (
+        "a model writes into the array of a tensor that it got, and hands on the tensor itself",
+        "what arrived is handed on",
+        "what was written, if nobody else has the tensor",
+        "the array is a view, not a copy",
+    ),
+    (
         "outputs and parameters of an ensemble's answer",
         "any order; parameters such as `sequence_id` among them",
         "the configuration's order; no such parameters",

@@ -26,8 +26,14 @@ def copied(server, model):
     return server.metrics()["gpubridge_copied_bytes_total" + labels]
 
 
-def test_an_input_and_an_answer_are_handed_on_without_a_copy(tmp_path):
+@pytest.mark.parametrize(("sharing", "copies"), [("", 6), ("share", 2)])
+def test_an_input_and_an_answer_are_handed_on_without_a_copy(tmp_path, sharing, copies):
     write_models(tmp_path)
+    if sharing:
+        with (tmp_path / "add_sub" / "config.pbtxt").open("a") as config:
+            config.write(
+                f'parameters {{ key: "INPUT_SHARING" value {{ string_value: "{sharing}" }} }}'
+            )
     chain = PRELUDE.replace(
         "import asyncio",
         "import numpy as np\nimport triton_python_backend_utils as pb_utils\nimport asyncio",
@@ -57,17 +63,29 @@ class TritonPythonModel:
         before = copied(server, "add_sub")
         _, _, answer = server.request("POST", "/v2/models/chain/infer", json.dumps(body))
         assert json.loads(answer)["outputs"][0]["data"] == [3 * value for value in values]
-        # Each answer is copied once, into its model's output memory: SUM only was asked for.
-        assert copied(server, "add_sub") - before == 2 * 100_000
+        # Each answer is copied once, into its model's output memory: SUM only was asked for. The
+        # called model looks at two inputs each time: as its own, unless it says that it only reads.
+        assert copied(server, "add_sub") - before == copies * 100_000
         assert copied(server, "chain") == 2 * 100_000
 
 
-def test_a_called_model_cannot_change_what_its_caller_looks_at(server):
+@pytest.mark.parametrize("count", [2, 100_000])
+def test_a_called_model_may_write_to_its_inputs_and_its_caller_does_not_see_it(server, count):
+    # Sent is an array of the caller's, then what came as an answer, which is handed on.
     said = run(
         server,
-        "a = tensor('A', [-4, 1])\nsaid = show(call(inputs=[a, tensor('B', [1, 1])]).exec())",
+        f"mine = np.full({count}, -4, np.float32)\n"
+        f"one = pb_utils.Tensor('B', np.ones({count}, np.float32))\n"
+        "def ask(a):\n"
+        "    answer = call(inputs=[a, one]).exec()\n"
+        "    return answer.error() or {float(x) for x in answer.output_tensors()[0].as_numpy()}\n"
+        "a = pb_utils.Tensor('A', mine)\n"
+        f"b = call(inputs=[a, pb_utils.Tensor('B', -np.full({count}, 11, np.float32))]).exec()\n"
+        "b = b.output_tensors()[0]\n"
+        "b = pb_utils.Tensor._received('A', 'FP32', b._shape, b._source, b._place)\n"
+        "said = ask(a), ask(a), set(mine.tolist()), ask(b), ask(b), set(b.as_numpy().tolist())",
     )
-    assert "read-only" in said
+    assert said == "({8.0}, {8.0}, {-4.0}, {8.0}, {8.0}, {-4.0})"
 
 
 def test_answers_that_are_kept_stay_what_they_are(server):

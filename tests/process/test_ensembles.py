@@ -89,11 +89,11 @@ def test_a_door_that_streams(server):
         assert client.is_model_ready("chain")
 
 
-def test_a_member_may_write_to_what_is_its_alone(server):
+def test_a_member_may_write_to_its_inputs(server):
     assert infer(server, "edits", {"A": [1.0]}) == {"B": [4.0], "N": [1.0], "M": [1.0]}
-    # Not to what another member or the client gets, too.
-    assert infer(server, "edit_shared", {"A": [1.0]}) == {"A": [1.0], "B": [2.0], "N": [0.0]}
-    assert infer(server, "edit_outside", {"A": [1.0]}) == {"B": [0.0], "C": [5.0]}
+    # And nobody else sees that: neither another member nor the client.
+    assert infer(server, "edit_shared", {"A": [1.0]}) == {"A": [1.0], "B": [2.0], "N": [1.0]}
+    assert infer(server, "edit_outside", {"A": [1.0]}) == {"B": [1.0], "C": [5.0]}
     assert infer(server, "edit_inside", {"A": [1.0]}) == {"B": [1.0]}
 
 
@@ -115,7 +115,7 @@ def call(model, value):
 
 def test_models_call_ensembles(server):
     assert infer(server, "other", {"IN": call("diamond", [1.0])}) == {"OUT": ["[6.0]"]}
-    assert infer(server, "other", {"IN": call("edits", [1.0])}) == {"OUT": ["[2.0]"]}
+    assert infer(server, "other", {"IN": call("edits", [1.0])}) == {"OUT": ["[4.0]"]}
     (error,) = infer(server, "other", {"IN": call("sequence", [[1.0]])})["OUT"]
     assert "in ensemble 'sequence', inference request to model 'steps' must specify" in error
 

@@ -166,10 +166,10 @@ def test_the_stub_sees_where_the_data_is():
     array = np.zeros(2, np.float32)
     tensor = arrived(array)
     assert tensor._device_bytes.nbytes == 8
-    assert tensor._reference is None
+    assert tensor._place is None
     assert Tensor("A", array)._device_bytes is None
     placed = DeviceTensor._on_device("A", "FP32", (2,), tensor._device_bytes, (7, 256, 8, 3))
-    assert placed._reference == (7, 256, 8, 3)
+    assert placed._place == (7, 256, 8, 3)
 
 
 def test_data_without_elements_needs_no_device(implementation):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 
 import numpy as np
@@ -128,6 +129,40 @@ def test_requested_output_names_can_be_passed_on():
 def test_values_that_no_request_can_carry(keyword, value, expected):
     with pytest.raises(TypeError, match=expected):
         request(**{keyword: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    made = request(
+        timeout=np.int64(5), flags=np.uint8(1), model_version=np.array(3), correlation_id=7
+    )
+    made.set_flags(np.int32(2))
+    assert (made.timeout(), made.flags(), made._model_version) == (5, 2, 3)
+    assert {type(number) for number in (made.timeout(), made.flags())} == {int}
+    with pytest.raises(TypeError, match="expected int of 0 to 4294967295 for flags"):
+        request(flags=np.float32(1))
+
+
+@pytest.mark.parametrize("kind", [tuple, collections.deque, lambda of: np.array(of, object)])
+def test_other_sequences_are_lists(kind):
+    tensor = pb_utils.Tensor("A", np.zeros(1))
+    made = request(inputs=kind([tensor]), requested_output_names=kind(["B"]))
+    assert made.inputs() == [tensor]
+    assert made.requested_output_names() == {"B"}
+    assert pb_utils.InferenceResponse(kind([tensor])).output_tensors() == [tensor]
+
+
+@pytest.mark.parametrize(
+    "what", ["A", b"A", {"A": 1}, iter(["A"]), np.array("A"), np.array([["A"]])]
+)
+def test_what_is_no_list_is_refused(what):
+    with pytest.raises(TypeError, match="expected list for requested_output_names"):
+        request(requested_output_names=what)
+
+
+@pytest.mark.parametrize("decoupled", [None, "yes"])
+def test_decoupled_is_a_truth_value(decoupled):
+    with pytest.raises(TypeError, match="expected bool for decoupled"):
+        request().exec(decoupled=decoupled)
 
 
 def test_what_a_request_can_just_carry():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gpubridge import pb_utils
+from gpubridge.pb_utils.shared_tensor import SharedTensor
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import DATATYPES
 
@@ -175,11 +176,55 @@ def test_received_strings_are_decoded_once_and_on_demand():
     assert tensor.as_numpy() is array
 
 
-def test_edits_of_received_strings_are_sent_on():
+def test_strings_are_sent_as_they_were_when_the_tensor_came_to_be():
+    # As at Triton: a model may fill one array for all requests of a batch.
     data = bytes_codec.encode(np.array([b"a", b"b"], object))
-    tensor = Tensor._received("IN", "BYTES", (2,), memoryview(data))
-    tensor.as_numpy()[1] = b"edited"
-    assert bytes_codec.decode(tensor._payload()).tolist() == [b"a", b"edited"]
+    received = Tensor._received("IN", "BYTES", (2,), memoryview(data))
+    array = np.array([b"a", b"b"], object)
+    for tensor in (received, Tensor("A", array)):
+        tensor.as_numpy()[1] = b"edited"
+        assert bytes_codec.decode(tensor._payload()).tolist() == [b"a", b"b"]
+
+
+def test_what_has_no_text_is_told_when_the_tensor_is_made():
+    class Mute:
+        def __str__(self):
+            raise KeyError("mute")
+
+    with pytest.raises(KeyError, match="mute"):
+        Tensor("A", np.array([Mute()], object))
+    with pytest.raises(UnicodeEncodeError):
+        Tensor("A", np.array(["\udc80"], object))
+
+
+def shared(array, datatype):
+    noted = []
+    tensor = SharedTensor._received("IN", datatype, array.shape, memoryview(bytes(array.data)))
+    tensor._belongs_to(noted.append)
+    return tensor, noted
+
+
+def test_what_is_shown_of_a_shared_tensor_is_the_models_own():
+    tensor, noted = shared(np.arange(3, dtype=np.float32), "FP32")
+    assert not noted
+    tensor.as_numpy()[:] = 7
+    assert np.from_dlpack(tensor).tolist() == [7, 7, 7]
+    np.from_dlpack(tensor)[:] = 8
+    assert tensor.as_numpy().tolist() == [8, 8, 8]
+    # Handed on it is what arrived.
+    assert np.frombuffer(tensor._payload(), np.float32).tolist() == [0, 1, 2]
+    assert noted == [12]
+
+
+def test_a_shared_tensor_that_nobody_looks_at_is_not_copied():
+    tensor, noted = shared(np.zeros(0, np.float32), "FP32")
+    assert tensor.as_numpy().shape == (0,)
+    strings = np.frombuffer(bytes_codec.encode(np.array([b"a"], object)), np.uint8)
+    text, also = shared(strings, "BYTES")
+    text._shape = (1,)
+    assert text.as_numpy().tolist() == [b"a"]
+    assert not noted
+    assert not also
 
 
 def test_malformed_strings_are_the_models_exception():

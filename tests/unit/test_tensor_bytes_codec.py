@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import random
 import struct
 
@@ -51,7 +52,21 @@ def test_random_strings_survive_both_ways():
 
 
 def test_other_elements_go_through_str_and_utf8():
-    items = ["grün", "日本", 7, 2.5, None, True, np.bytes_(b"nb"), np.str_("ns"), bytearray(b"x")]
+    class Label(str, enum.Enum):
+        CAT = "cat"
+
+    items = [
+        "grün",
+        "日本",
+        Label.CAT,
+        7,
+        2.5,
+        None,
+        True,
+        np.bytes_(b"nb"),
+        np.str_("ns"),
+        bytearray(b"x"),
+    ]
     expected = [b"nb" if isinstance(i, bytes) else str(i).encode() for i in items]
     assert bytes_codec.encode(objects(*items)) == serialised(*expected)
 

@@ -20,7 +20,7 @@ __all__ = ["CallForms"]
 _KEPT = 512
 _START, _END = 1, 2
 _SHARED = b'{"shared":true}'
-"""The extras of most calls: the model that sent the inputs looks at them, too."""
+"""The extras of calls with tensors that the caller looks at, too: others were copied for the call."""
 
 
 class CallForms:
@@ -45,10 +45,13 @@ class CallForms:
         plain = "flags" not in extras and "correlation_id" not in extras and "timeout" not in extras
         form = self._form(record, model)
         options = form.options if plain else _options(extras, form)
+        shared = "handed_on" in extras
         if plain and "parameters" not in extras:
-            return form, _SHARED, options
+            return form, _SHARED if shared else b"", options
         passed_on = {name: extras[name] for name in _PASSED_ON if name in extras}
-        return form, _encoded({**passed_on, "shared": True}), options
+        if shared:
+            passed_on["shared"] = True
+        return form, _encoded(passed_on), options
 
     def _form(self, record: Record, model: Model) -> RequestForm:
         signature = record.signature

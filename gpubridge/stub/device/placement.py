@@ -108,8 +108,8 @@ class DevicePlacement:
         job = _Job(self._outputs, self._device)
         try:
             for tensor in tensors:
-                if tensor._reference is not None and tensor._reference[2]:
-                    job.refer(tensor._reference)
+                if tensor._place is not None and tensor._place[2]:
+                    job.refer(tensor._place)
                     job.follow(tensor._device_bytes)
                 else:
                     self._pass_on(job, tensor, on_device=self._device.shared)

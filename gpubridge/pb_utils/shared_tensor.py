@@ -1,0 +1,44 @@
+"""Tensors that arrived in memory which another model looks at, too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable
+
+from gpubridge.pb_utils.tensor import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["SharedTensor"]
+
+
+class SharedTensor(Tensor):
+    """An input that a caller, or another member of an ensemble, holds as well.
+
+    What a model is shown of it is a copy: it may write there, as models do (``x *= 2``), and nobody
+    else sees it. Handed on as a tensor it is what arrived, and nothing is copied.
+    """
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("_note_copied", "_own")
+
+    _note_copied: Callable[[int], None]
+    _own: memoryview | None
+
+    def _belongs_to(self, note_copied: Callable[[int], None]) -> None:
+        """Say who is told how many bytes are copied."""
+        self._own = None
+        self._note_copied = note_copied
+
+    def _view(self, source: memoryview | None) -> NDArray[Any]:
+        # Strings are decoded: that is a copy already.
+        return super()._view(source if self._datatype == "BYTES" else self._shown())
+
+    def _shown(self) -> Any:
+        source = self._source
+        if not source:
+            return self._payload()
+        if self._own is None:
+            self._own = memoryview(bytearray(source))
+            self._note_copied(len(source))
+        return self._own
