@@ -199,6 +199,14 @@ class _Exchange:
     ),
     "right",
 )
+@example(
+    0,
+    (
+        b'{"inputs":[{"name":"A","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":4}}]}',
+        b"abcd",
+    ),
+    "right",
+)
 def test_a_body_is_a_request_within_its_memory_or_refused(memory, which, parts, size):
     model = _Model(CONFIGS[which], memory.arena)
     door = InferDoor(model, memory)
@@ -209,6 +217,11 @@ def test_a_body_is_a_request_within_its_memory_or_refused(memory, which, parts, 
         model.seen = None
         _, refusal = tried(_send, door, header + following, length)
         assert (refusal is None) == (model.seen is not None)
+        assert memory.arena.lent() == (0, 0)
+    if refusal is None and size == "right" and header:
+        # Its form is known now, and this is no body of that form.
+        _, refusal = tried(_send, door, header + following + b"x", length)
+        assert refusal is not None
         assert memory.arena.lent() == (0, 0)
     header, data = _good(model.config)
     _send(door, header + data, b"%d" % len(header))
