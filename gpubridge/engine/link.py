@@ -16,7 +16,7 @@ from typing import Any
 from gpubridge.engine.announcements import Announcements, OpenDeviceRegions
 from gpubridge.engine.busy_poll import BusyPoll
 from gpubridge.engine.devices.edge_events import ReleaseWaiters, StubEvents, tell_waits
-from gpubridge.engine.devices.memory import DeviceRegion
+from gpubridge.engine.devices.region import DeviceRegion
 from gpubridge.engine.execute_watch import ExecuteWatch
 from gpubridge.engine.ledger import Ledger
 from gpubridge.engine.link_events import LinkEvents

@@ -6,7 +6,7 @@ import os
 
 from hypothesis import HealthCheck, settings, strategies as st
 
-__all__ = ["fuzzed", "mutations", "splits"]
+__all__ = ["edited", "edits", "fuzzed", "mutations", "splits"]
 
 _EXAMPLES = int(os.environ.get("GPUBRIDGE_FUZZ_EXAMPLES", "100"))
 """Of each test; CI has seconds, who looks for faults has hours."""
@@ -21,7 +21,7 @@ def fuzzed(share: float = 1.0) -> settings:
     )
 
 
-_EDITS = st.tuples(
+_EDIT = st.tuples(
     st.sampled_from(["set", "insert", "cut", "repeat"]),
     st.integers(0, 1 << 20),
     st.integers(1, 16),
@@ -34,11 +34,20 @@ _EDITS = st.tuples(
 )
 
 
-@st.composite
-def mutations(draw, valid, most=6):
+def edits(most=6):
+    """Up to so many edits of any bytes."""
+    return st.lists(_EDIT, max_size=most)
+
+
+def mutations(valid, most=6):
     """Bytes of the strategy ``valid``, and what becomes of them by up to ``most`` edits."""
-    data = bytearray(draw(valid))
-    for kind, place, size, new in draw(st.lists(_EDITS, max_size=most)):
+    return st.builds(edited, valid, edits(most))
+
+
+def edited(valid, changes):
+    """Return what becomes of bytes by edits."""
+    data = bytearray(valid)
+    for kind, place, size, new in changes:
         at = place % (len(data) + 1)
         if kind == "set":
             data[at : at + len(new)] = new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 from hpack import Decoder, Encoder
 
@@ -18,7 +19,7 @@ from gpubridge.frontend.http2.limits import Http2Limits
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.request import InferResponse
-from gpubridge.transport.signatures import Signature
+from gpubridge.transport.signatures import Signature, TensorSpec
 from tests.unit.model_configs import model_config
 
 __all__ = ["CONFIG", "PREFACE", "GrpcDoor", "frame", "head", "message"]
@@ -28,7 +29,6 @@ CONFIG = model_config("A FP32 [-1];S STRING [1] optional: true", "OUT FP32 [-1]"
 _DECOUPLED = model_config(
     "A FP32 [-1]", "OUT FP32 [-1]", "model_transaction_policy { decoupled: true }"
 )
-_NOTHING = Signature((), ())
 _MESSAGE_LIMIT = 1 << 20
 
 
@@ -62,7 +62,7 @@ def message(data, flag=0, length=None):
 
 
 class Model:
-    """Answers at once, or keeps requests until the test lets it."""
+    """Answers with the first element of A at once, or keeps requests until the test lets it."""
 
     version = 1
 
@@ -80,27 +80,48 @@ class Model:
 
     def answer(self, request):
         slot, request.slot = request.slot, None
+        begin, nbytes = request.places[0]
+        begin += request.start
+        first = bytes(slot.memory[begin : begin + min(nbytes, 4)])
         self.door.arena.free(slot)
+        signature = Signature((TensorSpec("OUT", "FP32", (len(first) // 4,), len(first)),), ())
+        response = InferResponse(signature, [memoryview(first)])
         if self.config.decoupled:
-            request.respond(InferResponse(_NOTHING, []))
+            request.respond(response)
             request.finish(None)
         else:
-            request.finish(InferResponse(_NOTHING, []))
+            request.finish(response)
 
 
 class GrpcDoor:
-    """The connection, its transport (which it is itself), and its service."""
+    """The connection, its transport (which it is itself), and its service: its own, or another one's."""
 
-    def __init__(self, *, deferred: bool = False) -> None:
-        regions = Regions(8 << 20)
-        self.arena = regions.arena
-        self._memory = RequestMemory(
-            self.arena, ClientRegions(regions, DeviceMemory(0), allowed=True, most=4)
-        )
+    def __init__(self, *, deferred: bool = False, beside: GrpcDoor | None = None) -> None:
         self.deferred = deferred
         self.submitted = 0
         self.cancelled: list = []
         self.waiting: list = []
+        if beside is None:
+            regions = Regions(8 << 20)
+            self.arena = regions.arena
+            self._memory = RequestMemory(
+                self.arena, ClientRegions(regions, DeviceMemory(0), allowed=True, most=4)
+            )
+            self._forms = self._new_forms()
+            self.connections: set = set()
+        else:
+            self.arena, self._memory = beside.arena, beside._memory
+            self._forms, self.connections = beside._forms, beside.connections
+        self.sent = bytearray()
+        self.closed = False
+        self.connection = GrpcConnection(
+            self, GrpcSettings(_MESSAGE_LIMIT, GrpcConnections(), Http2Limits()), self.connections
+        )
+        self.connection.connection_made(self)
+
+    # -- the service ----------------------------------------------------------------------------
+
+    def _new_forms(self) -> FormCache:
         models = {"m": Model(self, CONFIG), "d": Model(self, _DECOUPLED)}
 
         def find(name, version):
@@ -108,16 +129,7 @@ class GrpcDoor:
                 raise BridgeError(f"no {name!r}", ErrorCode.NOT_FOUND)
             return models[name]
 
-        self._forms = FormCache(find)
-        self.sent = bytearray()
-        self.closed = False
-        self.connections: set = set()
-        self.connection = GrpcConnection(
-            self, GrpcSettings(_MESSAGE_LIMIT, GrpcConnections(), Http2Limits()), self.connections
-        )
-        self.connection.connection_made(self)
-
-    # -- the service ----------------------------------------------------------------------------
+        return FormCache(find)
 
     def open(self, connection, stream_id, headers, coding):
         if headers.path.endswith(b"/ModelInfer"):
@@ -188,9 +200,25 @@ class GrpcDoor:
         self.connection.connection_lost(None)
 
     def statuses(self) -> dict[int, list[int]]:
-        """The grpc-status of each stream that has one; whole frames only were sent."""
+        """The grpc-status of each stream that has one."""
         found: dict[int, list[int]] = {}
         decoder = Decoder()
+        for kind, flags, stream_id, payload in self._frames():
+            if kind == 1:
+                assert flags & 4
+                fields = dict(decoder.decode(payload))
+                if "grpc-status" in fields:
+                    found.setdefault(stream_id, []).append(int(fields["grpc-status"]))
+        return found
+
+    def data(self, stream_id: int) -> bytes:
+        """What was sent as the messages of a stream, prefixes included."""
+        return b"".join(
+            payload for kind, _, of, payload in self._frames() if (kind, of) == (0, stream_id)
+        )
+
+    def _frames(self) -> Iterator[tuple[int, int, int, bytes]]:
+        """Kind, flags, stream and payload of all frames; whole ones only were sent."""
         data = bytes(self.sent)
         at = 0
         while at < len(data):
@@ -200,9 +228,4 @@ class GrpcDoor:
             payload = data[at + 9 : at + 9 + length]
             assert len(payload) == length
             at += 9 + length
-            if kind == 1:
-                assert flags & 4
-                fields = dict(decoder.decode(payload))
-                if "grpc-status" in fields:
-                    found.setdefault(stream_id, []).append(int(fields["grpc-status"]))
-        return found
+            yield kind, flags, stream_id, payload

@@ -11,12 +11,15 @@ from hypothesis import given
 
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import HostArena
+from gpubridge.protocol.grpc.messages import message_class
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from tests.fuzz.budget import fuzzed, mutations, splits
 from tests.fuzz.grpc_door import CONFIG, PREFACE, GrpcDoor, frame, head, message
-from tests.unit.grpc_requests import Model, Request, cache, inputs_of
+from tests.unit.grpc_requests import Model, Request, cache, inputs_of, raw
 
-STATUSES = range(17)
+STATUSES = {0, 3, 5, 8, 12, 13, 14}
+"""OK; invalid, unknown, too large, not served, no message at all, no room: never UNKNOWN (2)."""
+Response = message_class("ModelInferResponse")
 
 _DIMS = st.sampled_from([0, 1, 2, 4, -1, 1 << 40, (1 << 63) - 1])
 _NAMES = st.sampled_from(["A", "S", "OUT", "", "B"])
@@ -186,11 +189,22 @@ def _proper(door):
         assert statuses[0] in STATUSES
 
 
+async def _ask(neighbour, door):
+    """Have another client ask what is right, and get the right data."""
+    sent = raw(("A", "FP32", [2], b"goodbad!")).SerializeToString()
+    neighbour.receive(PREFACE + head(1, "ModelInfer") + frame(0, 1, 1, message(sent)))
+    await door.settle()
+    assert neighbour.statuses() == {1: [0]}
+    answer = Response.FromString(neighbour.data(1)[5:])
+    assert list(answer.raw_output_contents) == [b"good"]
+
+
 async def _converse(pieces, deferred, ends=False):
     """Have a connection take bytes, answer what it will, and go; nothing may be left of it."""
     failures = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
     door = GrpcDoor(deferred=deferred)
+    neighbour = GrpcDoor(beside=door)
     door.receive(PREFACE)
     for piece in pieces:
         door.receive(piece)
@@ -204,6 +218,10 @@ async def _converse(pieces, deferred, ends=False):
     door.lose()
     await door.settle()
     assert not failures
+    assert door.connections == {neighbour.connection}
+    assert door.arena.lent() == (0, 0)
+    await _ask(neighbour, door)
+    neighbour.lose()
     assert not door.connections
     assert door.arena.lent() == (0, 0)
     door.arena.close()

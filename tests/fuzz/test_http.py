@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import zlib
 
 import hypothesis.strategies as st
@@ -55,12 +56,28 @@ def _requests(draw):
     }[kind]
 
 
+_STATUSES = {200, 400, 404, 413, 431, 501, 503}
+"""What is malformed, unknown, too long, not served, or has no room; never a fault of the server."""
+
 _STREAMS = st.lists(_requests(), max_size=5).map(b"".join)
 _TRAFFIC = st.one_of(_STREAMS, mutations(_STREAMS), mutations(_STREAMS, 1), st.binary(max_size=80))
 
 
+def _proper(door):
+    """What was sent are answers in the order of their requests, each with its own body, or an error."""
+    answers = door.answers()
+    assert {status for status, _ in answers} <= _STATUSES
+    echoed = [handler.body for handler in door.handlers if "completed" in handler.ends]
+    given = [body for status, body in answers if status == 200]
+    # The connection may be gone before the last ones.
+    assert given == echoed[: len(given)]
+    assert all(json.loads(body)["error"] for status, body in answers if status != 200)
+    return answers
+
+
 async def _converse(pieces, deferred, ends):
     door = Door(deferred=deferred)
+    neighbour = Door(beside=door)
     for piece in pieces:
         door.receive(piece)
         await asyncio.sleep(0)
@@ -80,11 +97,11 @@ async def _converse(pieces, deferred, ends):
         await asyncio.sleep(0)
         if not deferred:
             break
-    answers = door.answers()
+    answers = _proper(door)
     if ends and not door.undelivered:
         assert door.transport.state == "closed"
     door.lose()
-    assert not door.connections
+    assert door.connections == {neighbour.connection}
     for handler in door.handlers:
         told = [end for end in handler.ends if end != "answered"]
         # Each is told how it ends, and nothing after that but that nobody waits.
@@ -92,6 +109,11 @@ async def _converse(pieces, deferred, ends):
         assert told.count("aborted") <= 1
         assert told
     assert len(door.connection._answers) == 0
+    # Another client has noticed nothing.
+    neighbour.receive(post(b"good") + GET)
+    assert neighbour.answers() == [(200, b"good"), (200, b"")]
+    neighbour.lose()
+    assert not door.connections
     return answers
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -19,19 +18,12 @@ from gpubridge.errors import BridgeError
 from gpubridge.frontend.http.message import RequestHead
 from gpubridge.frontend.infer import InferDoor
 from gpubridge.frontend.shared_memory import RequestMemory
-from gpubridge.protocol.classification import classified
-from gpubridge.protocol.generate import encode_generated, parse_generate
-from gpubridge.protocol.grpc.settings import (
-    log_changes as grpc_log_changes,
-    trace_changes as grpc_trace_changes,
-)
-from gpubridge.protocol.infer_request import parse_request
-from gpubridge.protocol.infer_response import encode_response
-from gpubridge.protocol.settings import log_changes, trace_changes
-from gpubridge.request import InferResponse
+from gpubridge.protocol.generate import parse_generate
 from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype
-from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
+from gpubridge.transport.signatures import SignatureCache
 from tests.fuzz.budget import fuzzed, mutations
+from tests.fuzz.json_values import PARAMETERS, SIZES, VALUES, json_bytes
+from tests.fuzz.refusals import tried
 from tests.unit.model_configs import model_config
 
 _ALL = ";".join(
@@ -48,57 +40,20 @@ CONFIGS = [
 _NO_INPUTS = model_config("A FP32 [-1] optional: true")
 _NAMES = ["A", "S", "D", "OUT", "", *DATATYPES]
 
-_SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.sampled_from([0, 1, -1, 1 << 63, (1 << 64) - 1, 1e400, "", "a", "\ud800", "\0"]),
-)
-_VALUES = st.recursive(
-    _SCALARS,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.dictionaries(st.sampled_from(["a", "parameters", "data"]), inner, max_size=2),
-    ),
-    max_leaves=8,
-)
-_SIZES = st.sampled_from([0, 1, 2, 4, 1 << 31, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
-_PARAMETERS = st.dictionaries(
-    st.sampled_from(
-        [
-            "binary_data_size",
-            "binary_data",
-            "binary_data_output",
-            "classification",
-            "shared_memory_region",
-            "shared_memory_byte_size",
-            "shared_memory_offset",
-            "sequence_id",
-            "sequence_start",
-            "timeout",
-            "priority",
-            "triton_x",
-            "any",
-        ]
-    ),
-    st.one_of(_SIZES, _VALUES),
-    max_size=3,
-)
 _TENSORS = st.fixed_dictionaries(
     {"name": st.sampled_from(_NAMES), "datatype": st.sampled_from([*DATATYPES, "X"])},
     optional={
-        "shape": st.one_of(st.lists(_SIZES, max_size=3), _VALUES),
-        "data": _VALUES,
-        "parameters": st.one_of(_PARAMETERS, _VALUES),
+        "shape": st.one_of(st.lists(SIZES, max_size=3), VALUES),
+        "data": VALUES,
+        "parameters": st.one_of(PARAMETERS, VALUES),
     },
 )
 _DOCUMENTS = st.fixed_dictionaries(
-    {"inputs": st.one_of(st.lists(_TENSORS, max_size=3), _VALUES)},
+    {"inputs": st.one_of(st.lists(_TENSORS, max_size=3), VALUES)},
     optional={
-        "id": _VALUES,
-        "outputs": st.one_of(st.lists(_TENSORS, max_size=2), _VALUES),
-        "parameters": st.one_of(_PARAMETERS, _VALUES),
+        "id": VALUES,
+        "outputs": st.one_of(st.lists(_TENSORS, max_size=2), VALUES),
+        "parameters": st.one_of(PARAMETERS, VALUES),
     },
 )
 
@@ -140,26 +95,23 @@ def _shared(numbers):
     return {"inputs": [entry], "outputs": [{"name": "OUT", "parameters": place}]}
 
 
-def _json(document):
-    # With what is no JSON but comes all the same: NaN, lone surrogates, large numbers.
-    return json.dumps(document).encode()
-
-
 _BODIES = st.one_of(
-    _right().map(lambda right: (_json(right[0]), right[1])),
-    st.tuples(mutations(_right().map(lambda right: _json(right[0])), 2), st.binary(max_size=30)),
-    st.tuples(_right(), st.integers(0, 9)).map(
-        lambda cut: (_json(cut[0][0]), cut[0][1][: cut[1]] + cut[0][1][cut[1] + 1 :])
+    _right().map(lambda right: (json_bytes(right[0]), right[1])),
+    st.tuples(
+        mutations(_right().map(lambda right: json_bytes(right[0])), 2), st.binary(max_size=30)
     ),
-    st.tuples(_DOCUMENTS.map(_json), st.binary(max_size=30)),
+    st.tuples(_right(), st.integers(0, 9)).map(
+        lambda cut: (json_bytes(cut[0][0]), cut[0][1][: cut[1]] + cut[0][1][cut[1] + 1 :])
+    ),
+    st.tuples(_DOCUMENTS.map(json_bytes), st.binary(max_size=30)),
     st.tuples(
         st.tuples(
-            st.one_of(st.sampled_from([0, 4080, 4088, 4096]), _SIZES),
-            st.one_of(st.just(16), _SIZES, _VALUES),
-        ).map(lambda numbers: _json(_shared(numbers))),
+            st.one_of(st.sampled_from([0, 4080, 4088, 4096]), SIZES),
+            st.one_of(st.just(16), SIZES, VALUES),
+        ).map(lambda numbers: json_bytes(_shared(numbers))),
         st.just(b""),
     ),
-    st.tuples(_VALUES.map(_json), st.binary(max_size=5)),
+    st.tuples(VALUES.map(json_bytes), st.binary(max_size=5)),
     st.tuples(st.binary(max_size=40), st.binary(max_size=40)),
 )
 
@@ -190,10 +142,12 @@ class _Model:
     def __init__(self, config, arena):
         self.config = config
         self.arena = arena
+        self.seen = None
         self.signatures = SignatureCache()
 
     def submit(self, request, received=None):
         signature = self.signatures[request.signature]
+        self.seen = []
         if request.ranges is not None:
             assert len(signature.tensors) == len(request.ranges)
             for segment, offset, nbytes, _ in request.ranges:
@@ -207,6 +161,7 @@ class _Model:
             assert 0 <= begin <= begin + nbytes <= len(memory) or not nbytes
             assert begin >= end or not nbytes
             end = max(end, begin + nbytes)
+            self.seen.append(bytes(memory[begin : begin + nbytes]))
             if spec.datatype != "BYTES":
                 assert nbytes == spec.nbytes
                 assert (
@@ -244,24 +199,60 @@ class _Exchange:
     ),
     "right",
 )
+@example(
+    0,
+    (
+        b'{"inputs":[{"name":"A","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":4}}]}',
+        b"abcd",
+    ),
+    "right",
+)
 def test_a_body_is_a_request_within_its_memory_or_refused(memory, which, parts, size):
-    arena = memory.arena
-    door = InferDoor(_Model(CONFIGS[which], arena), memory)
+    model = _Model(CONFIGS[which], memory.arena)
+    door = InferDoor(model, memory)
     header, following = parts
-    body = header + following
+    length = b"%d" % len(header) if size == "right" else size
     for _ in range(2):
         # Twice: the second finds the form of the first.
-        length = b"%d" % len(header) if size == "right" else size
-        fields = {} if length is None else {b"inference-header-content-length": length}
-        handler = door.request(RequestHead(b"POST", b"/", fields))
-        try:
-            if body:
-                handler.body_memory(len(body))[:] = body
-            handler.complete(_Exchange(), len(body))
-        except BridgeError as error:
-            error.message.encode(errors="strict")
-            handler.abort()
-        assert arena.lent() == (0, 0)
+        model.seen = None
+        _, refusal = tried(_send, door, header + following, length)
+        assert (refusal is None) == (model.seen is not None)
+        assert memory.arena.lent() == (0, 0)
+    if refusal is None and size == "right" and header:
+        # Its form is known now, and this is no body of that form.
+        _, refusal = tried(_send, door, header + following + b"x", length)
+        assert refusal is not None
+        assert memory.arena.lent() == (0, 0)
+    header, data = _good(model.config)
+    _send(door, header + data, b"%d" % len(header))
+    assert model.seen == [data]
+    assert memory.arena.lent() == (0, 0)
+
+
+def _send(door, body, length):
+    fields = {} if length is None else {b"inference-header-content-length": length}
+    handler = door.request(RequestHead(b"POST", b"/", fields))
+    try:
+        if body:
+            handler.body_memory(len(body))[:] = body
+        handler.complete(_Exchange(), len(body))
+    except BridgeError:
+        handler.abort()
+        raise
+
+
+def _good(config):
+    """The header and the data of a request that is right: the first input, as small as it may be."""
+    spec = config.inputs[0]
+    shape = [abs(dim) for dim in spec.dims]
+    if config.max_batch_size:
+        shape = [1, *shape]
+    data = b"\1\0\0\0x"
+    if spec.datatype != "BYTES":
+        data = b"\1" * (np.dtype(numpy_dtype(spec.datatype)).itemsize * int(np.prod(shape)))
+    entry = {"name": spec.name, "datatype": spec.datatype, "shape": shape}
+    entry["parameters"] = {"binary_data_size": len(data)}
+    return json_bytes({"inputs": [entry]}), data
 
 
 def test_forms_that_are_remembered_have_a_limit(memory):
@@ -283,86 +274,19 @@ def test_forms_that_are_remembered_have_a_limit(memory):
 
 
 _FLAT = st.dictionaries(
-    st.sampled_from([*_NAMES, "id", "parameters", "any"]), st.one_of(_VALUES, _PARAMETERS)
+    st.sampled_from([*_NAMES, "id", "parameters", "any"]), st.one_of(VALUES, PARAMETERS)
 )
 
 
 @fuzzed(3)
 @given(
     st.sampled_from(CONFIGS),
-    st.one_of(_FLAT.map(_json), mutations(_FLAT.map(_json), 2), st.binary(max_size=30)),
+    st.one_of(_FLAT.map(json_bytes), mutations(_FLAT.map(json_bytes), 2), st.binary(max_size=30)),
 )
 def test_a_flat_request_is_understood_or_refused(config, body):
-    try:
-        form = parse_generate(body, config)
-    except BridgeError as error:
-        error.message.encode(errors="strict")
+    form, refusal = tried(parse_generate, body, config)
+    if refusal is not None:
         return
     SignatureCache()[form.signature]
     assert all(entry.data is not None and len(entry.data) == entry.nbytes for entry in form.inputs)
     assert all(nbytes >= 0 for _, nbytes in form.places)
-
-
-@fuzzed(2)
-@given(
-    st.sampled_from(list(DATATYPES)),
-    st.lists(st.integers(0, 3), max_size=3),
-    st.integers(1, (1 << 64) - 1),
-    st.booleans(),
-    st.data(),
-)
-def test_answers_are_encoded_in_every_form_or_refused(datatype, shape, classes, batched, data):
-    count = int(np.prod(shape, dtype=int))
-    if datatype == "BYTES":
-        content = data.draw(st.one_of(st.just(b"\2\0\0\0\xc3\xa9" * count), st.binary(max_size=20)))
-        spec = TensorSpec("OUT", datatype, tuple(shape), None)
-    else:
-        nbytes = count * np.dtype(numpy_dtype(datatype) or "u2").itemsize
-        content = data.draw(st.binary(min_size=nbytes, max_size=nbytes))
-        spec = TensorSpec("OUT", datatype, tuple(shape), nbytes)
-    config = CONFIGS[1 if batched and shape else 0]
-    parameters = data.draw(st.one_of(st.none(), _PARAMETERS))
-    response = InferResponse(Signature((spec,), ()), [memoryview(content)], parameters)
-    form = parse_request(b'{"inputs":[]}', _NO_INPUTS, 0)
-    for encode in (
-        lambda: encode_response(form, response, config, 1).header,
-        lambda: encode_generated(form, response, config, 1),
-        lambda: classified(response, {"OUT": classes}, config),
-    ):
-        try:
-            encode()
-        except BridgeError as error:
-            error.message.encode(errors="strict")
-
-
-_SETTINGS = st.dictionaries(
-    st.sampled_from(
-        [
-            "log_info",
-            "log_verbose_level",
-            "log_format",
-            "log_file",
-            "trace_level",
-            "trace_rate",
-            "trace_count",
-            "log_frequency",
-            "trace_mode",
-        ]
-    ),
-    st.one_of(_VALUES, st.sampled_from(["-1", "5x", "9" * 5000, "٣", ["TIMESTAMPS"]])),
-)
-
-
-@fuzzed()
-@given(st.one_of(_SETTINGS.map(_json), mutations(_SETTINGS.map(_json), 2)), st.binary(max_size=60))
-def test_settings_are_understood_or_refused(document, message):
-    for change, body in (
-        (log_changes, document),
-        (trace_changes, document),
-        (grpc_log_changes, message),
-        (grpc_trace_changes, message),
-    ):
-        try:
-            change(body)
-        except BridgeError as error:
-            str(error.message)

@@ -11,7 +11,7 @@ import pytest
 
 from gpubridge.cuda_ipc import check_device, probe_devices
 from gpubridge.tensor.native import absence
-from tests.gpu.clients import registered, wanted
+from tests.gpu.clients import register, registered, wanted
 from tests.gpu.lane import LIBRARIES, SIMULATED, needs_library, running_lane_server
 from tests.gpu.models import write_lab, write_member
 from tests.process.ensembles import write_ensemble
@@ -187,12 +187,23 @@ def test_regions_are_free_again_with_the_answer(served, client, protocol, rng, d
     """Nothing else need come for the streams to be looked at that may have used them."""
     library, door = protocol
     for _ in range(12):
-        with registered(client, door, NBYTES, NBYTES) as (source, target):
-            client.write(source, rng.random(COUNT, np.float32))
-            inputs, outputs = wanted(library, source, target)
-            inputs[0]._name, outputs[0]._name = "A", "B"
-            for _ in range(3):
-                door.infer("driver_driver", inputs, outputs=outputs, parameters={"do": does})
+        regions = source, target = client.allocate(NBYTES), client.allocate(NBYTES)
+        for region in regions:
+            register(door, region)
+        values = rng.random(COUNT, np.float32)
+        client.write(source, values)
+        inputs, outputs = wanted(library, source, target)
+        inputs[0]._name, outputs[0]._name = "A", "B"
+        for _ in range(3):
+            door.infer("driver_driver", inputs, outputs=outputs, parameters={"do": does})
+        for region in regions:
+            # At once; refused for what is in use.
+            door.unregister_cuda_shared_memory(region.name)
+        assert door.get_cuda_shared_memory_status() == []
+        # Both members are told what to do.
+        assert np.array_equal(client.read(target), (1 if does == "passed" else 4) * values)
+        for region in regions:
+            client.free(region)
 
 
 def test_a_member_on_the_host_gets_its_tensors_there(served, protocol, rng):

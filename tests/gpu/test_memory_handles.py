@@ -11,6 +11,7 @@ from gpubridge.cuda_ipc import check_device, probe_devices
 from tests.gpu.lane import LIBRARIES, SIMULATED, needs_library, running_lane_server
 from tests.gpu.models import write_lab, write_member
 from tests.process.device_models import HANDLES
+from tests.simcuda.processes import hand_over
 from tests.unit.cuda_workers import device_worker
 
 COUNT = 50_000
@@ -18,29 +19,12 @@ NBYTES = 4 * COUNT
 SIZE = 3 << 20
 
 OWNER = f"""
-import os, socket
 segment = DeviceSegment.allocate(context, 1, {SIZE}, by_fd=told[0])
 put(segment.pointer + segment.size - 64, bytes(told[1]))
 answer = [list(segment.handle), segment.size]
 """
-SEND = """
-with socket.socket(socket.AF_UNIX) as to:
-    to.connect(told)
-    socket.send_fds(to, [b"m"], segment.fds)
-"""
-LISTEN = """
-import os, socket
-listener = socket.socket(socket.AF_UNIX)
-listener.bind(told)
-listener.listen()
-"""
 OPEN = "segment = DeviceSegment.open(context, 1, bytes(told[0]), told[1])"
-OPEN_FD = """
-taken, _ = listener.accept()
-fd = socket.recv_fds(taken, 1, 1)[1][0]
-segment = DeviceSegment.open_fd(context, 1, fd, told[1])
-os.close(fd)
-"""
+OPEN_FD = "segment = DeviceSegment.open_fd(context, 1, fd, told[1]); os.close(fd)"
 LAST = "answer = seen(segment.pointer + segment.size - 64, 64)"
 FIRST = "answer = seen(segment.pointer, 64)"
 
@@ -66,11 +50,9 @@ def shared(machine, handles, tmp_path, rng):
     """Two processes that have memory of the first, and what it has written at its end."""
     data = list(rng.bytes(64))
     with device_worker(machine) as owner, device_worker(machine) as other:
-        path = str(tmp_path / "socket")
-        other.do(LISTEN, path)
         told = owner.do(OWNER, [handles == "fd", data])
         if handles == "fd":
-            owner.do(SEND, path)
+            hand_over(owner, "segment.fds[0]", other, tmp_path / "socket")
         other.do(OPEN_FD if handles == "fd" else OPEN, told)
         yield owner, other, data
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpubridge.bench.measurement import MODELS
 from tests.process.server import alive
-from tests.simcuda.machine import running_machine
+from tests.simcuda.machine import lawful_machine
 
 ROOT = MODELS.parents[2]
 SIZE = 256 << 10
@@ -79,10 +79,9 @@ def bench(machine, folder, *flags, path=None, models=MODELS, seconds=0.3):
 
 @pytest.fixture
 def machine():
-    with running_machine() as machine:
+    with lawful_machine() as machine:
         machine.delay(100)
         yield machine
-        assert machine.violations() == []
         for pid in {call.pid for call in machine.calls()}:
             assert not alive(pid)
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.process.device_models import ARENA, DOUBLE, DeviceServer, write_device_model
 from tests.process.server import running_server
-from tests.simcuda.machine import running_machine
+from tests.simcuda.machine import lawful_machine
 
 COUNT = 50_000
 NBYTES = 4 * COUNT
@@ -19,14 +19,13 @@ def served(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_device_model(repository, "double", DOUBLE)
     write_device_model(repository, "uploaded", DOUBLE, config=UPLOADED)
-    with running_machine() as machine:
+    with lawful_machine() as machine:
         machine.refuse_legacy_handles()
         machine.refuse_memory_fds()
         flag = f"--backend-config=python,device-arena-bytes={ARENA}"
         environment = dict(machine.environment())
         with running_server(repository, flag, environment=environment) as server:
             yield DeviceServer(server, machine)
-        assert machine.violations() == []
 
 
 def test_a_model_has_its_gpu_and_an_arena_there(served):

@@ -6,9 +6,21 @@ import os
 import signal
 import threading
 
+import pytest
+
 from tests.process.controlled import EXPLICIT, control, states
 from tests.process.ensembles import ADD, TEXT, infer, write_ensemble
 from tests.process.server import running_server, wait_until, write_code_model, write_model
+
+
+@pytest.fixture
+def around(tmp_path):
+    """A repository with the ensemble `around` of an ensemble `e` of two members, `add` and `other`."""
+    for name in ("add", "other"):
+        write_model(tmp_path, name, ADD)
+    write_ensemble(tmp_path, "e", "add IN=A > OUT=t", "other IN=t > OUT=B")
+    write_ensemble(tmp_path, "around", "e A=A > B=B")
+    return tmp_path
 
 
 def test_an_ensemble_without_its_members(tmp_path):
@@ -79,13 +91,9 @@ def test_what_is_under_way_is_answered_when_the_server_stops(tmp_path):
         assert server.process.wait(150) == 0
 
 
-def test_members_come_and_go_with_the_ensemble(tmp_path):
-    write_model(tmp_path, "add", ADD)
-    write_model(tmp_path, "other", ADD)
-    write_ensemble(tmp_path, "e", "add IN=A > OUT=t", "other IN=t > OUT=B")
-    write_ensemble(tmp_path, "around", "e A=A > B=B")
-    write_ensemble(tmp_path, "circle", "circle A=A > B=B")
-    with running_server(tmp_path, *EXPLICIT) as server:
+def test_members_come_and_go_with_the_ensemble(around):
+    write_ensemble(around, "circle", "circle A=A > B=B")
+    with running_server(around, *EXPLICIT) as server:
         assert control(server, "load", "around") == (200, "")
         assert infer(server, "around", {"A": [1.0]}) == {"B": [3.0]}
         assert states(server, "other") == {1: "READY"}
@@ -102,13 +110,9 @@ def test_members_come_and_go_with_the_ensemble(tmp_path):
         assert "circular dependency between ensembles: circle -> ... -> circle -> circle" in error
 
 
-def test_an_ensemble_comes_back_with_its_member(tmp_path):
-    write_model(tmp_path, "add", ADD)
-    write_model(tmp_path, "other", ADD)
-    write_ensemble(tmp_path, "e", "add IN=A > OUT=t", "other IN=t > OUT=B")
-    write_ensemble(tmp_path, "around", "e A=A > B=B")
-    write_ensemble(tmp_path, "unwanted", "add IN=A > OUT=B")
-    with running_server(tmp_path, *EXPLICIT) as server:
+def test_an_ensemble_comes_back_with_its_member(around):
+    write_ensemble(around, "unwanted", "add IN=A > OUT=B")
+    with running_server(around, *EXPLICIT) as server:
         for name in ("around", "unwanted", "e"):
             assert control(server, "load", name) == (200, "")
         for name in ("other", "add"):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.simcuda.build import build_driver
 
-__all__ = ["DriverCall", "Machine", "running_machine"]
+__all__ = ["DriverCall", "Machine", "lawful_machine", "running_machine"]
 
 # The layout of `Control` in csrc/world.h.
 _HEADER = struct.Struct("=IIIIIIQQQ")
@@ -167,3 +167,11 @@ def running_machine(seed: int = 1) -> Iterator[Machine]:
     finally:
         machine.close()
         shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def lawful_machine(seed: int = 1) -> Iterator[Machine]:
+    """Make a machine on which no rule of the driver may be broken, and remove it."""
+    with running_machine(seed) as machine:
+        yield machine
+        assert machine.violations() == []

@@ -7,14 +7,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from tests.simcuda.machine import Machine
 
-__all__ = ["Worker", "running_worker"]
+__all__ = ["Worker", "hand_over", "running_worker"]
 
 # `d` is the driver; `ok` checks a call and gives its value; `told` is what the test has sent.
 _PROGRAM = """
-import ctypes, json, sys, threading
+import ctypes, json, os, socket, sys, threading
 from cuda.bindings import driver as d
 
 def ok(answer):
@@ -50,6 +51,22 @@ def made(kind, numbers):
     handle = kind()
     ctypes.memmove(handle.getPtr(), bytes(numbers), 64)
     return handle
+
+def listen(path):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    return listener
+
+def send(path, fd):
+    with socket.socket(socket.AF_UNIX) as to:
+        to.connect(path)
+        socket.send_fds(to, [b"x"], [fd])
+
+def take(listener):
+    taken, _ = listener.accept()
+    with taken, listener:
+        return socket.recv_fds(taken, 1, 1)[1][0]
 
 scope = dict(globals())
 for line in sys.stdin:
@@ -111,3 +128,13 @@ def running_worker(
     finally:
         process.kill()
         process.communicate()
+
+
+def hand_over(giver: Worker, fd: str, taker: Worker, path: Path) -> None:
+    """Have a process send a descriptor, which an expression gives, to another one, as ``fd`` there.
+
+    ``path`` is that of a socket, where nothing is yet.
+    """
+    taker.do("listener = listen(told)", str(path))
+    giver.do(f"send(told, {fd})", str(path))
+    taker.do("fd = take(listener); del listener")

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simcuda.machine import running_machine
 from tests.simcuda.processes import running_worker
 
 pytest.importorskip("cuda.bindings")
 
 
-@pytest.fixture
-def machine():
-    with running_machine() as machine:
-        yield machine
-        (rule,) = machine.violations()
-        assert "not allocated" in rule
-
-
-def test_of_a_context_that_is_lost_nothing_more_is_done(machine, tmp_path):
+def test_of_a_context_that_is_lost_nothing_more_is_done(careless, tmp_path):
     shared = tmp_path / "seen"
-    with running_worker(machine) as owner, running_worker(machine) as other:
+    with running_worker(careless) as owner, running_worker(careless) as other:
         handle = owner.do(
             "start(); event = ok(d.cuEventCreate(6)); answer = raw(ok(d.cuIpcGetEventHandle(event)))"
         )
@@ -38,3 +29,5 @@ def test_of_a_context_that_is_lost_nothing_more_is_done(machine, tmp_path):
         with pytest.raises(RuntimeError, match="NOT_READY"):
             owner.do("ok(d.cuEventQuery(event))")
     assert not shared.exists()
+    (rule,) = careless.violations()
+    assert "not allocated" in rule

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simcuda.machine import running_machine
-from tests.simcuda.processes import running_worker
+from tests.simcuda.processes import hand_over, running_worker
 
 pytest.importorskip("cuda.bindings")
 
 BLOCK = 2 << 20
 # What a process does to have memory mapped, in steps that tests leave out or do otherwise.
 SETUP = f"""
-import array, os, socket
 BLOCK = {BLOCK}
 FD = d.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
@@ -37,42 +35,11 @@ def mapped(handle, nbytes=BLOCK):
     ok(d.cuMemMap(pointer, nbytes, 0, handle, 0))
     return pointer
 
-def listen(path):
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen()
-    return listener
-
-def send(path, fd):
-    with socket.socket(socket.AF_UNIX) as to:
-        to.connect(path)
-        socket.send_fds(to, [b"x"], [fd])
-
-def take(listener):
-    taken, _ = listener.accept()
-    with taken:
-        return socket.recv_fds(taken, 1, 1)[1][0]
-
 start()
 """
 MAPPED = SETUP + "handle = ok(d.cuMemCreate(BLOCK, properties(), 0)); pointer = mapped(handle)\n"
 USABLE = MAPPED + "allow(pointer, BLOCK)\n"
 FREE = "ok(d.cuMemUnmap(pointer, BLOCK)); ok(d.cuMemAddressFree(pointer, BLOCK))\n"
-
-
-@pytest.fixture
-def machine():
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() == []
-
-
-@pytest.fixture
-def careless():
-    """A machine on which rules are broken."""
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() != []
 
 
 def test_what_is_mapped_is_used_as_an_allocation(machine):
@@ -201,17 +168,15 @@ IMPORT = (
     "handle = ok(d.cuMemImportFromShareableHandle(fd, FD)); os.close(fd)\n"
     "pointer = mapped(handle); ok(d.cuMemRelease(handle)); allow(pointer, BLOCK)\n"
 )
-EXPORT = (
-    "fd = int(ok(d.cuMemExportToShareableHandle(handle, FD, 0))); ok(d.cuMemRelease(handle))\n"
-    "send(told, fd); os.close(fd)\n"
-)
+EXPORT = "fd = int(ok(d.cuMemExportToShareableHandle(handle, FD, 0))); ok(d.cuMemRelease(handle))\n"
 
 
 def share(one, two, path):
     """Have the second process map what the first has."""
-    two.do(SETUP + "listener = listen(told)", str(path))
-    one.do(USABLE + EXPORT, str(path))
-    two.do("fd = take(listener)\n" + IMPORT)
+    one.do(USABLE + EXPORT)
+    hand_over(one, "fd", two, path)
+    one.do("os.close(fd)")
+    two.do(SETUP + IMPORT)
 
 
 def test_memory_is_shared_by_a_descriptor(machine, tmp_path):

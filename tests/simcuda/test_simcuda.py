@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simcuda.machine import running_machine
 from tests.simcuda.processes import running_worker
 
 pytest.importorskip("cuda.bindings")
@@ -22,21 +21,6 @@ handle = made(d.CUipcMemHandle, told)
 pointer = ok(d.cuIpcOpenMemHandle(handle, 1))
 answer = int(pointer)
 """
-
-
-@pytest.fixture
-def machine():
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() == []
-
-
-@pytest.fixture
-def careless():
-    """A machine on which rules are broken."""
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() != []
 
 
 def test_nothing_works_before_it_is_initialized(machine):

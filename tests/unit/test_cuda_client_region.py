@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simcuda.machine import running_machine
 from tests.simcuda.processes import running_worker
 from tests.unit.cuda_workers import device_worker
 
@@ -21,13 +20,6 @@ region = ClientDeviceRegion.open(context, bytes(handle), size)
 answer = [region.size, *seen(region.pointer + 999)]
 """
 REFUSED = "answer = refusal(ClientDeviceRegion.open, context, bytes(told[0]), told[1])"
-
-
-@pytest.fixture
-def machine():
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() == []
 
 
 def opened_and_closed(machine):

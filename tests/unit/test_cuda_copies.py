@@ -23,17 +23,9 @@ with context.pushed():
 
 
 @pytest.fixture
-def machine():
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() == []
-
-
-@pytest.fixture
-def worker(machine):
-    with device_worker(machine) as worker:
-        worker.do(START)
-        yield worker
+def worker(device_process):
+    device_process.do(START)
+    return device_process
 
 
 def names_since(machine, index):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gpubridge.cuda_ipc import check_device
-from tests.simcuda.machine import running_machine
 from tests.simcuda.processes import running_worker
 from tests.unit.cuda_workers import device_worker
 
@@ -22,13 +21,6 @@ check = c.check_device(c.list_devices()[{ordinal}].uuid)
 found = [check.memory, check.memory_fds, check.events]
 print(json.dumps([fact for each in found for fact in (each.works, each.reason)]))
 """
-
-
-@pytest.fixture
-def machine():
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() == []
 
 
 def probe(machine, ordinal=0):

@@ -10,18 +10,10 @@ import pytest
 from gpubridge.cuda_ipc import CudaError, DriverAbsent, list_devices, probe_devices
 from gpubridge.cuda_ipc.devices import _uuid_text
 from gpubridge.errors import ErrorCode
-from tests.simcuda.machine import running_machine
 from tests.simcuda.processes import running_worker
 from tests.unit.cuda_workers import device_worker
 
 pytest.importorskip("cuda.bindings")
-
-
-@pytest.fixture
-def machine():
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() == []
 
 
 def python(machine, code):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simcuda.machine import running_machine
 from tests.unit.cuda_workers import device_worker
 
 pytest.importorskip("cuda.bindings")
@@ -47,13 +46,6 @@ def produce():
 )
 CONSUMER = OPENED + "back = pinned(4096)\n"
 READ = "copies.d2h(back, segment.pointer, 4096); "
-
-
-@pytest.fixture
-def machine():
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() == []
 
 
 @pytest.fixture

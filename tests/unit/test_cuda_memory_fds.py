@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simcuda.machine import running_machine
+from tests.simcuda.processes import hand_over
 from tests.unit.cuda_workers import device_worker
 
 pytest.importorskip("cuda.bindings")
 
 BLOCK = 2 << 20
 OWN = f"""
-import os, socket
 segment = DeviceSegment.allocate(context, 7, 1000, by_fd=True)
 put(segment.pointer + {BLOCK} - 8, bytes([5] * 8))
 answer = [segment.region, segment.size, list(segment.handle), len(segment.fds)]
 """
-SEND = """
-with socket.socket(socket.AF_UNIX) as to:
-    to.connect(told)
-    socket.send_fds(to, [b"m"], segment.fds)
-"""
-LISTEN = """
-import os, socket
-listener = socket.socket(socket.AF_UNIX)
-listener.bind(told)
-listener.listen()
-"""
-TAKE = """
-taken, _ = listener.accept()
-fd = socket.recv_fds(taken, 1, 1)[1][0]
-"""
 OPEN = f"segment = DeviceSegment.open_fd(context, 7, fd, {BLOCK}); os.close(fd)\n"
 # A process has no descriptors and no mappings but those that it had before.
 LEFT = "context.close(); answer = sorted(set(os.listdir('/proc/self/fd')) - before)"
-BEFORE = "import os; before = set(os.listdir('/proc/self/fd'))"
+BEFORE = "before = set(os.listdir('/proc/self/fd'))"
 PARTS = (
     "cuMemGetAllocationGranularity",
     "cuMemCreate",
@@ -45,27 +29,13 @@ PARTS = (
 )
 
 
-@pytest.fixture
-def machine():
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() == []
-
-
-def handed_over(owner, other, path):
-    """Have the second process get the descriptor of the first one's segment."""
-    other.do(LISTEN, str(path))
-    owner.do(SEND, str(path))
-    other.do(TAKE)
-
-
 def test_memory_is_mapped_and_seen_and_lives_until_the_last_has_closed_it(machine, tmp_path):
     with device_worker(machine) as owner, device_worker(machine) as other:
         owner.do(BEFORE)
         other.do(BEFORE)
         assert owner.do(OWN) == [7, BLOCK, [], 1]
-        handed_over(owner, other, tmp_path / "socket")
-        other.do(OPEN + "taken.close(); listener.close()")
+        hand_over(owner, "segment.fds[0]", other, tmp_path / "socket")
+        other.do(OPEN)
         assert other.do(f"answer = seen(segment.pointer + {BLOCK} - 1)") == [5]
         other.do("put(segment.pointer, b'x')")
         assert owner.do("answer = seen(segment.pointer)") == [ord("x")]
@@ -101,7 +71,7 @@ def test_what_cannot_be_shared_is_given_back(machine, call):
 def test_what_cannot_be_opened_is_left_as_it_was(machine, tmp_path, call):
     with device_worker(machine) as owner, device_worker(machine) as other:
         owner.do(OWN)
-        handed_over(owner, other, tmp_path / "socket")
+        hand_over(owner, "segment.fds[0]", other, tmp_path / "socket")
         machine.fail(call, 801)
         with pytest.raises(RuntimeError, match=f"{call} failed: CUDA_ERROR_NOT_SUPPORTED"):
             other.do(OPEN)
@@ -129,14 +99,14 @@ def test_what_is_no_descriptor_of_memory_is_refused(machine, code):
         device_worker(machine) as worker,
         pytest.raises(RuntimeError, match="not one of device memory"),
     ):
-        worker.do(f"import os\n{code}\n{OPEN}")
+        worker.do(f"{code}\n{OPEN}")
 
 
 @pytest.mark.parametrize("size", [BLOCK - 1, 2 * BLOCK])
 def test_a_wrong_size_is_refused_and_nothing_stays_open(machine, tmp_path, size):
     with device_worker(machine) as owner, device_worker(machine) as other:
         owner.do(OWN)
-        handed_over(owner, other, tmp_path / "socket")
+        hand_over(owner, "segment.fds[0]", other, tmp_path / "socket")
         with pytest.raises(RuntimeError, match="INVALID_VALUE"):
             other.do(OPEN.replace(str(BLOCK), str(size)))
         other.do("os.close(fd); context.close()")
@@ -148,7 +118,7 @@ def test_another_device_opens_it_where_it_reaches_it(machine, tmp_path, peers):
         machine.allow_peers()
     with device_worker(machine) as owner, device_worker(machine, 1) as other:
         owner.do(OWN)
-        handed_over(owner, other, tmp_path / "socket")
+        hand_over(owner, "segment.fds[0]", other, tmp_path / "socket")
         if not peers:
             with pytest.raises(RuntimeError, match=r"cuMemSetAccess.*on another GPU"):
                 other.do(OPEN)

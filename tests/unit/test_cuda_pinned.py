@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simcuda.machine import running_machine
-from tests.unit.cuda_workers import device_worker
-
 pytest.importorskip("cuda.bindings")
 
 START = """
@@ -17,17 +14,9 @@ memory = PinnedMemory(context)
 
 
 @pytest.fixture
-def machine():
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() == []
-
-
-@pytest.fixture
-def worker(machine):
-    with device_worker(machine) as worker:
-        worker.do(START)
-        yield worker
+def worker(device_process):
+    device_process.do(START)
+    return device_process
 
 
 def test_a_pinned_segment_is_copied_without_staging(machine, worker):

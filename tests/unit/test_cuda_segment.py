@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simcuda.machine import running_machine
 from tests.unit.cuda_workers import device_worker
 
 pytest.importorskip("cuda.bindings")
@@ -15,13 +14,6 @@ OPEN = """
 segment = DeviceSegment.open(context, 7, bytes(told), 1000)
 answer = [segment.region, segment.size, *seen(segment.pointer + 7)]
 """
-
-
-@pytest.fixture
-def machine():
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() == []
 
 
 def test_memory_is_opened_once_and_seen(machine):

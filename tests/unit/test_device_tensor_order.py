@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simcuda.machine import running_machine
+from tests.simcuda.machine import lawful_machine
 from tests.unit.cuda_workers import device_worker
 
 pytest.importorskip("cuda.bindings")
@@ -179,9 +179,8 @@ EDGES = {
 
 @pytest.fixture(scope="module")
 def machine():
-    with running_machine() as machine:
+    with lawful_machine() as machine:
         yield machine
-        assert machine.violations() == []
 
 
 @pytest.mark.parametrize("edge", EDGES)

@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-from tests.simcuda.machine import running_machine
-
 pytest.importorskip("cuda.bindings")
 
 EXAMINE = """
@@ -22,13 +20,6 @@ GPU_0 = [
     "GPU 0, order between processes",
     "GPU 0, pinned host memory",
 ]
-
-
-@pytest.fixture
-def machine():
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() == []
 
 
 def findings(machine, **variables):

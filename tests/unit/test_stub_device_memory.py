@@ -4,50 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simcuda.machine import running_machine
-from tests.simcuda.processes import running_worker
-
-START = """
-from gpubridge.cuda_ipc import find_device, list_devices
-from gpubridge.stub.device.arena_offers import ArenaOffers
-from gpubridge.stub.device.memory import StubDevice
-from gpubridge.errors import BridgeError
-import gpubridge.stub.device.memory as room, os
-room._PATIENCE = 0.05
-work = memoryview(bytearray(72)).cast("Q")
-closed, said = [], []
-ok(d.cuInit(0))
-offered = {"uuid": list_devices()[0].uuid, "region": 1 << 31, "size": 2 << 20, "handle": "",
-           "server": os.getpid(), "reason": "", "events": "", "no_events": ""}
-device = StubDevice(
-    ArenaOffers(None, offered, []), work, memoryview(bytearray(64)), lambda *what: closed.append(what), lambda *what: said.append(what))
-stream = int(ok(d.cuStreamCreate(1)))
-whole = device.own.size
-
-def room_for(nbytes):
-    try:
-        device.allocate_device(nbytes)
-        return True
-    except BridgeError:
-        return False
-"""
-
-
 INVALID_HANDLE = 400
 
 
 @pytest.fixture
-def machine():
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() == []
-
-
-@pytest.fixture
-def worker(machine):
-    with running_worker(machine) as worker:
-        worker.do(START)
-        yield worker
+def worker(stub_device_process):
+    return stub_device_process
 
 
 def test_a_slot_returns_when_the_streams_that_used_it_have_passed(worker):

@@ -7,13 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from gpubridge.stub.uploading import UploadingExecutor
-from tests.simcuda.machine import running_machine
-from tests.simcuda.processes import running_worker
-from tests.unit.test_stub_device_memory import START as DEVICE
 
-START = (
-    DEVICE
-    + """
+START = """
 import time, weakref, numpy as np
 from gpubridge.stub.device.inputs_ahead import InputsAhead
 from gpubridge.transport.leases import BorrowedMemory
@@ -63,25 +58,15 @@ def settled():
     device.finish()
     device.settle()
 """
-)
 
 INVALID_VALUE = 1
-OUT_OF_MEMORY = 2
 ILLEGAL_ADDRESS = 700
 
 
 @pytest.fixture
-def machine():
-    with running_machine() as machine:
-        yield machine
-        assert machine.violations() == []
-
-
-@pytest.fixture
-def worker(machine):
-    with running_worker(machine) as worker:
-        worker.do(START)
-        yield worker
+def worker(stub_device_process):
+    stub_device_process.do(START)
+    return stub_device_process
 
 
 @pytest.fixture

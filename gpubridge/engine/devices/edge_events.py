@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from gpubridge.engine.announcements import Announcements
 from gpubridge.engine.devices.late_leases import LateLeases
-from gpubridge.engine.devices.memory import DeviceRegion
+from gpubridge.engine.devices.region import DeviceRegion
 from gpubridge.engine.devices.segments import ON_DEVICE
 from gpubridge.errors import StubDied
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome, PendingMemory

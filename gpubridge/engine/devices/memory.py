@@ -29,85 +29,17 @@ from gpubridge.cuda_ipc import (
 )
 from gpubridge.engine.devices.arena_events import ArenaEvents, Releases
 from gpubridge.engine.devices.peer_memory import PeerMemory
+from gpubridge.engine.devices.region import Closable, DeviceRegion
 from gpubridge.engine.devices.sharing import MemorySharing
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.telemetry.exposition import Family
-from gpubridge.transport.device_regions import arena_region, reserve_addresses
+from gpubridge.transport.device_regions import arena_region
 
-__all__ = ["DeviceMemory", "DeviceRegion"]
+__all__ = ["DeviceMemory"]
 
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-
-
-class DeviceRegion:
-    """A stub's arena, as the server and its ledgers see it.
-
-    The memory is freed when nobody refers to this object any more: each link whose stub has it open
-    does until the stub says that it has closed it, or is gone.
-
-    Attributes
-    ----------
-    region, size : int
-        The id by which every process knows this memory; bytes.
-    view : memoryview
-        Addresses that stand for it in lease books.
-    uuid : str
-        The device.
-    handle : bytes
-        By which other processes open it; empty where they do that by ``fds``.
-    pointer : int
-        In the server's own addresses.
-    events : ArenaEvents or None
-        By which the stub says when what lies here is complete; None where it waits itself.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_free",
-        "_segment",
-        "events",
-        "handle",
-        "pointer",
-        "region",
-        "size",
-        "uuid",
-        "view",
-    )
-
-    def __init__(
-        self,
-        segment: DeviceSegment,
-        free: Callable[[Closable], None],
-        events: ArenaEvents | None = None,
-    ) -> None:
-        self._segment = segment
-        self._free = free
-        self.events = events
-        self.region = segment.region
-        self.size = segment.size
-        self.uuid = segment.uuid
-        self.handle = segment.handle
-        self.pointer = segment.pointer
-        self.view = reserve_addresses(segment.size)
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """The descriptor by which they open it otherwise; this object's."""
-        return self._segment.fds
-
-    def __del__(self) -> None:
-        if self.events is not None:
-            self._free(self.events)
-        self._free(self._segment)
-
-
-class Closable(Protocol):
-    """Device memory of any kind."""
-
-    def close(self) -> None:
-        """Free or close it; raises BridgeError."""
 
 
 class ArenaHolder(Protocol):

@@ -19,13 +19,14 @@ from gpubridge.cuda_ipc import (
     enable_peer_access,
     probe_peers,
 )
+from gpubridge.engine.devices.region import DeviceRegion
 from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import MemoryRange
 from gpubridge.transport.device_regions import arena_region
 
 if TYPE_CHECKING:
-    from gpubridge.engine.devices.memory import DeviceMemory, DeviceRegion
+    from gpubridge.engine.devices.memory import DeviceMemory
 
 __all__ = ["NotByPeerCopy", "PeerMemory"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpubridge.engine.devices.client_region import ClientDeviceSegment
-from gpubridge.engine.devices.memory import DeviceRegion
+from gpubridge.engine.devices.region import DeviceRegion
 from gpubridge.host_shm import ClientSegment
 
 __all__ = ["OF_CLIENTS", "ON_DEVICE"]

@@ -1,20 +1,17 @@
-"""A stub's GPU: its arena, the memory of others that it has opened, and what streams may still use.
+"""A stub's GPU: its arena, the memory of others that it has opened, and the copies between them.
 
 Nothing goes back before every stream that may have used it has passed: slots to the arena, leases to
-their lenders, opened memory to the driver. What nobody looks at any more is *over*; the copy stream is
-ordered behind the streams that used it, and when that has passed, it is given back.
+their lenders, opened memory to the driver. What nobody looks at any more is *over* (`OverMemory`).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Callable
 
 from gpubridge.cuda_ipc import (
-    CopyMark,
     CopyStream,
     CudaError,
     DeviceArena,
@@ -28,8 +25,9 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.stub.device.arena_offers import ArenaOffers
 from gpubridge.stub.device.counters import show_work
 from gpubridge.stub.device.events import EdgeEvents, streams_behind
-from gpubridge.stub.device.hold import DeviceHold, Over
-from gpubridge.stub.device.model_streams import follow, precede
+from gpubridge.stub.device.hold import DeviceHold
+from gpubridge.stub.device.model_streams import precede
+from gpubridge.stub.device.over import OverMemory
 from gpubridge.stub.device.pinning import HostPinning
 from gpubridge.stub.device.regions import DeviceRegions
 from gpubridge.stub.device.uploads import Uploads
@@ -40,7 +38,6 @@ __all__ = ["StubDevice"]
 _PATIENCE = 2.0
 """Seconds that an output waits for room in the arena."""
 _LOOK = 0.001
-_LOOKS = 50
 
 
 class StubDevice:
@@ -95,17 +92,13 @@ class StubDevice:
         info = find_device(offers.fields["uuid"])
         self.uuid = info.uuid
         self.ordinal = info.ordinal
-        self._over: Over = deque()
-        self._passing: deque[tuple[CopyMark, list[object]]] = deque()
         self._context = DeviceContext(info)
         self._context.make_current()
         self.stream = CopyStream(self._context)
         self.uploads = Uploads(self._context)
         self.pinning = HostPinning(self._context, fall_back)
         self.lost: CudaError | None = None
-        self._queued = self._passed = 0
-        self._counting = threading.Lock()
-        # Any thread may settle; finalizers only add to what is over.
+        # Any thread may settle.
         self._settling = threading.Lock()
         self.regions = DeviceRegions(self._context, offers, tell_closed)
         self.own = self.regions.own
@@ -115,6 +108,7 @@ class StubDevice:
             self.keep_alone(self.regions.reason)
         self.events = EdgeEvents(self.regions, self.stream, pending, fall_back)
         self._arena = DeviceArena(self.own.segment)
+        self._over = OverMemory(self.stream, self._arena.free)
         #: Takes back slots that the server is done with; set by who lends them.
         self.reclaim: Callable[[], None] = _nothing
         #: Lets go of slots that are filled ahead of their time; set by who does that.
@@ -179,7 +173,7 @@ class StubDevice:
         if not ref[2]:
             # It says no more than on which device the tensor is.
             return DeviceBytes(0, 0, self.ordinal)
-        hold = DeviceHold((view, opened), self._over)
+        hold = self._over.hold((view, opened))
         return DeviceBytes(
             opened.pointer + ref[1],
             ref[2],
@@ -192,7 +186,7 @@ class StubDevice:
 
     def hold(self, kept: object) -> DeviceHold:
         """Hold something for tensors, until all streams that used them have passed."""
-        return DeviceHold(kept, self._over)
+        return self._over.hold(kept)
 
     def allocate_device(self, nbytes: int, *, patient: bool = True) -> DeviceBytes:
         """Return bytes in the arena, contents undefined; waits some time for room if ``patient``.
@@ -203,7 +197,7 @@ class StubDevice:
             UNAVAILABLE when there is none.
         """
         slot = self._slot(nbytes) if patient else self._arena.allocate(nbytes)
-        hold = DeviceHold(slot, self._over)
+        hold = self._over.hold(slot)
         return DeviceBytes(slot.pointer, nbytes, self.ordinal, hold, streams=hold.streams)
 
     def _slot(self, nbytes: int) -> DeviceSlot:
@@ -229,7 +223,7 @@ class StubDevice:
         """Begin to copy host memory into the arena; it stays held until that is done."""
         data = self.allocate_device(memory.nbytes)
         self.load(memory, data.pointer)
-        self._over.append((memory, set(), None))
+        self._over.add(memory)
         data.ready = self.stream
         return data
 
@@ -246,7 +240,7 @@ class StubDevice:
             # Its library may use the memory again before the copy is made: as the model does with a
             # buffer of its own for each request, and the library's allocator with what is let go of.
             precede(self.stream, data.owner_stream)
-            self._over.append((data.owner, set(), None))
+            self._over.add(data.owner)
         copy.ready = self.stream
         return copy
 
@@ -254,18 +248,18 @@ class StubDevice:
         """Begin to copy bytes of the device to the host, in order."""
         data.order_into(self.stream)
         self.stream.d2h(target, data.pointer, data.nbytes)
-        self._begun()
+        self._over.begun()
 
     def write(self, data: DeviceBytes, pointer: int) -> None:
         """Begin to copy bytes of the device to another place there, in order."""
         data.order_into(self.stream)
         self.stream.d2d(pointer, data.pointer, data.nbytes)
-        self._begun()
+        self._over.begun()
 
     def load(self, memory: memoryview, pointer: int) -> None:
         """Begin to copy host memory to a place of the device; it must stay until :meth:`finish`."""
         self.stream.h2d(pointer, memory, memory.nbytes)
-        self._begun()
+        self._over.begun()
 
     def hand_over(self, kept: Sequence[DeviceBytes]) -> EventLease | None:
         """Let another stub's streams wait for all that is written to bytes by now.
@@ -280,7 +274,7 @@ class StubDevice:
         if not streams:
             return None
         event = self.events.record(streams, self.reclaim)
-        self._begun()
+        self._over.begun()
         if event is None:
             self.finish()
         return event
@@ -288,12 +282,7 @@ class StubDevice:
     def order(self, data: DeviceBytes) -> None:
         """Let :meth:`finish` wait for all that is written to bytes by now."""
         data.order_into(self.stream)
-        self._begun()
-
-    def _begun(self) -> None:
-        """Note that the stream has something to do: after it was told, while its memory is held."""
-        with self._counting:
-            self._queued += 1
+        self._over.begun()
 
     def finish(self) -> None:
         """Wait once for all that was begun; what is over by then goes back.
@@ -304,13 +293,11 @@ class StubDevice:
             Something on the device has failed.
         """
         with self._settling:
-            over = self._collect()
-            queued = self._queued
+            over = self._over.collect()
+            queued = self._over.queued
         self.stream.wait()
         with self._settling:
-            self._passed = max(self._passed, queued)
-            self._give_back(over)
-            self._sweep()
+            self._over.waited(over, queued)
             self.uploads.sweep()
             show_work((self.stream, self.uploads.stream), self._work)
 
@@ -319,13 +306,7 @@ class StubDevice:
     def settle(self) -> None:
         """Give back what is over and no stream uses any more; nothing is waited for."""
         with self._settling:
-            over = self._collect()
-            if over and self._passed == self._queued:
-                self._give_back(over)
-            elif over:
-                self._passing.append((self.stream.mark(), over))
-                self._linger(over)
-            self._sweep()
+            self._over.settle()
             self.uploads.sweep()
             self.events.sweep()
             self.regions.close_unused()
@@ -334,7 +315,7 @@ class StubDevice:
     @property
     def busy(self) -> bool:
         """Whether streams may still use what is over, or write what was handed on."""
-        return bool(self._passing or self._over or self.uploads.busy or self.events.unfinished)
+        return self._over.left or self.uploads.busy or self.events.unfinished
 
     def check(self) -> None:
         """Find out whether the device still works here: a model may have failed on it."""
@@ -347,44 +328,6 @@ class StubDevice:
         """Note that the process has to end, if that follows from an error."""
         if isinstance(error, CudaError) and error.sticky:
             self.lost = error
-
-    def _collect(self) -> list[object]:
-        """Return what is over, the copy stream being behind the streams that used it."""
-        found: list[object] = []
-        used: set[int] = set()
-        while self._over:
-            kept, streams, filled = self._over.popleft()
-            found.append(kept)
-            used |= streams
-            if filled is not None and not filled.done():
-                # That one, and not all that the stream of uploads has to do by now.
-                filled.order_before(self.stream.handle)
-                self._begun()
-        # What was done there is in order already.
-        used.discard(self.stream.handle)
-        for stream in used:
-            follow(self.stream, stream)
-            self._begun()
-        return found
-
-    def _linger(self, over: list[object]) -> None:
-        """Look some times whether streams have passed: a client may unregister its memory at once."""
-        if not any(type(kept) is tuple and kept[1].client for kept in over):
-            return
-        for _ in range(_LOOKS):
-            if self._passing[-1][0].done():
-                return
-
-    def _sweep(self) -> None:
-        while self._passing and self._passing[0][0].done():
-            self._give_back(self._passing.popleft()[1])
-
-    def _give_back(self, over: list[object]) -> None:
-        for kept in over:
-            if isinstance(kept, DeviceSlot):
-                self._arena.free(kept)
-        # Leases and regions go with the last reference.
-        over.clear()
 
     def close(self) -> None:
         """The model is finalized: complete what others wait for, let go of what the driver minds."""

@@ -1,0 +1,123 @@
+"""What of a stub's GPU nobody looks at any more, until all streams that may have used it have passed.
+
+The copy stream is ordered behind the streams that used it; when that has passed, it goes back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Callable
+
+from gpubridge.cuda_ipc import CopyMark, CopyStream, DeviceSlot
+from gpubridge.stub.device.hold import DeviceHold, Over
+from gpubridge.stub.device.model_streams import follow
+
+__all__ = ["OverMemory"]
+
+_LOOKS = 50
+
+
+class OverMemory:
+    """Gives back what is over: slots to the arena, all else by letting go of it.
+
+    Where a method says so it is called by one thread at a time. Finalizers only add to what is over.
+
+    Parameters
+    ----------
+    stream : CopyStream
+        That of the bridge.
+    free : callable
+        Takes slots back.
+
+    Attributes
+    ----------
+    queued : int
+        How often the stream was given something to do.
+    """
+
+    def __init__(self, stream: CopyStream, free: Callable[[DeviceSlot], None]) -> None:
+        self._stream = stream
+        self._free = free
+        self._over: Over = deque()
+        self._passing: deque[tuple[CopyMark, list[object]]] = deque()
+        self.queued = self._passed = 0
+        self._counting = threading.Lock()
+
+    @property
+    def left(self) -> bool:
+        """Whether streams may still use what is over."""
+        return bool(self._passing or self._over)
+
+    def hold(self, kept: object) -> DeviceHold:
+        """Hold something for tensors; it is over with the last of them."""
+        return DeviceHold(kept, self._over)
+
+    def add(self, kept: object) -> None:
+        """Let something go back when the copy stream has passed what it has to do now."""
+        self._over.append((kept, set(), None))
+
+    def begun(self) -> None:
+        """Note that the stream has something to do: after it was told, while its memory is held."""
+        with self._counting:
+            self.queued += 1
+
+    def collect(self) -> list[object]:
+        """Return what is over, the copy stream being behind the streams that used it.
+
+        By one thread at a time.
+        """
+        found: list[object] = []
+        used: set[int] = set()
+        while self._over:
+            kept, streams, filled = self._over.popleft()
+            found.append(kept)
+            used |= streams
+            if filled is not None and not filled.done():
+                # That one, and not all that the stream of uploads has to do by now.
+                filled.order_before(self._stream.handle)
+                self.begun()
+        # What was done there is in order already.
+        used.discard(self._stream.handle)
+        for stream in used:
+            follow(self._stream, stream)
+            self.begun()
+        return found
+
+    def waited(self, over: list[object], queued: int) -> None:
+        """Give back what was collected: the stream was waited for, with all that it had to do then.
+
+        By one thread at a time.
+        """
+        self._passed = max(self._passed, queued)
+        self._give_back(over)
+        self._sweep()
+
+    def settle(self) -> None:
+        """Give back what no stream uses any more; nothing is waited for. By one thread at a time."""
+        over = self.collect()
+        if over and self._passed == self.queued:
+            self._give_back(over)
+        elif over:
+            self._passing.append((self._stream.mark(), over))
+            self._linger(over)
+        self._sweep()
+
+    def _linger(self, over: list[object]) -> None:
+        """Look some times whether streams have passed: a client may unregister its memory at once."""
+        if not any(type(kept) is tuple and kept[1].client for kept in over):
+            return
+        for _ in range(_LOOKS):
+            if self._passing[-1][0].done():
+                return
+
+    def _sweep(self) -> None:
+        while self._passing and self._passing[0][0].done():
+            self._give_back(self._passing.popleft()[1])
+
+    def _give_back(self, over: list[object]) -> None:
+        for kept in over:
+            if isinstance(kept, DeviceSlot):
+                self._free(kept)
+        # Leases and regions go with the last reference.
+        over.clear()

@@ -1,0 +1,24 @@
+"""Machines for the tests of the simulated driver itself: on some of them rules are to be broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simcuda.machine import Machine, lawful_machine, running_machine
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    """A machine on which no rule is broken."""
+    with lawful_machine() as machine:
+        yield machine
+
+
+@pytest.fixture
+def careless() -> Iterator[Machine]:
+    """A machine on which rules are broken."""
+    with running_machine() as machine:
+        yield machine
+        assert machine.violations() != []
