@@ -20,15 +20,15 @@ class SharedTensor(Tensor):
     """
 
     __module__ = "c_python_backend_utils"
-    __slots__ = ("_note_copied", "_own")
+    __slots__ = ("_copy", "_own")
 
-    _note_copied: Callable[[int], None]
+    _copy: Callable[[memoryview], memoryview]
     _own: memoryview | None
 
-    def _belongs_to(self, note_copied: Callable[[int], None]) -> None:
-        """Say who is told how many bytes are copied."""
+    def _belongs_to(self, copy: Callable[[memoryview], memoryview]) -> None:
+        """Say who copies the data when the model looks at it."""
         self._own = None
-        self._note_copied = note_copied
+        self._copy = copy
 
     def _view(self, source: memoryview | None) -> NDArray[Any]:
         # Strings are decoded: that is a copy already.
@@ -39,6 +39,5 @@ class SharedTensor(Tensor):
         if not source:
             return self._payload()
         if self._own is None:
-            self._own = memoryview(bytearray(source))
-            self._note_copied(len(source))
+            self._own = self._copy(source)
         return self._own

@@ -72,8 +72,8 @@ class ClientMemory:
         Whether any client's region was ever announced here, or may be on the GPU.
     copies : bool
         Whether the model gets copies of such inputs.
-    shares : bool
-        Whether the model has said that it writes to no inputs.
+    sharing : {"", "copy", "share"}
+        What the model has said of its inputs.
     device : StubDevice or None
         The stub's GPU, where clients may have regions, too.
     """
@@ -97,7 +97,7 @@ class ClientMemory:
         self._settled = bool(sharing)
         self._copied = 0
         self.copies = sharing == "copy"
-        self.shares = sharing == "share"
+        self.sharing = sharing
         self.device = device
         self.used = device is not None
 

@@ -83,7 +83,7 @@ class Executor:
         self._keeps = False
         self._private_bytes = 0
         self._lease_book = borrowed.book
-        self._shared = SharedInputs(borrowed, clients.shares)
+        self._shared = SharedInputs(borrowed, clients.sharing, identity, fall_back)
         self._crowded = False
         self._handed_on = True
         self.ended_at = 0
@@ -110,13 +110,10 @@ class Executor:
             responses = self._call(requests, origins) if live else []
             # The frame of this call would hold the requests, and so their memory.
             del requests
+            if self._shared.watched:
+                self._shared.learn(responses)
         except BaseException as error:
-            refusal = self._refusal(error)
-            if clients.used:
-                clients.note_error(error)
-            # The frames of a traceback hold the requests, and so their memory.
-            error.__traceback__ = None
-            responses = [self._close_sender(origin, refusal) for origin in origins]
+            responses = self._refusals(error, origins)
         self.ended_at = time.monotonic_ns()
         for i, record in enumerate(live):
             if responses[i] is None:
@@ -137,10 +134,19 @@ class Executor:
             batch.sequence, (started, called, self.ended_at), copied, answers
         )
 
-    def _refusal(self, error: BaseException) -> bytes:
-        """Word what ended a batch: the bridge's own error is one of placing inputs, as without room."""
+    def _refusals(self, error: BaseException, origins: Sequence[RequestOrigin]) -> list[Any]:
+        """Return what ended a batch as the answer of each request that has none.
+
+        The bridge's own error is one of placing inputs, as without room.
+        """
         ours = error if isinstance(error, BridgeError) else self._identity.failure(error)
-        return error_extras(ours)
+        refusal = error_extras(ours)
+        if self._clients.used:
+            self._clients.note_error(error)
+        self._shared.note_error(error)
+        # The frames of a traceback hold the requests, and so their memory.
+        error.__traceback__ = None
+        return [self._close_sender(origin, refusal) for origin in origins]
 
     def close(self) -> None:
         """Stop the loop that coroutines ran on, if there is one."""

@@ -1,16 +1,24 @@
-"""Inputs that somebody else looks at, too: the model gets bytes of its own as soon as it looks."""
+"""Inputs that somebody else looks at, too: what a model is shown of them, copies or read-only views.
+
+Models may write to their inputs, so each gets bytes of its own at first, when it looks. One that has
+looked at some and written to none is shown the memory as it is from then on, read-only.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.shared_tensor import SharedTensor
+from gpubridge.stub.answers import ModelIdentity
 from gpubridge.transport.leases import BorrowedMemory
 
 __all__ = ["SharedInputs"]
+
+_LOOKS = 16
+"""So many copies that a model has looked at and left as they were say that it does not write."""
 
 
 class SharedInputs:
@@ -20,13 +28,47 @@ class SharedInputs:
     ----------
     borrowed : BorrowedMemory
         Where that memory is.
-    read_only : bool
-        Whether the model has said that it does not write to inputs: it gets read-only views then.
+    sharing : {"", "copy", "share"}
+        What the model has said of its inputs: "share" that it does not write to them.
+    identity : ModelIdentity
+        The model; a decoupled one may write when its ``execute`` has ended, too.
+    fall_back : callable
+        Told, with a reason and a sentence, when a model that was taken not to write does.
+
+    Attributes
+    ----------
+    watched : bool
+        Whether there is something to learn from a batch when it has been executed.
     """
 
-    def __init__(self, borrowed: BorrowedMemory, read_only: bool) -> None:
+    __slots__ = (
+        "_borrowed",
+        "_copied",
+        "_counting",
+        "_fall_back",
+        "_given",
+        "_instance",
+        "_learns",
+        "_left_alone",
+        "_read_only",
+        "watched",
+    )
+
+    def __init__(
+        self,
+        borrowed: BorrowedMemory,
+        sharing: str,
+        identity: ModelIdentity,
+        fall_back: Callable[[str, str], None],
+    ) -> None:
         self._borrowed = borrowed
-        self._kind: type[Tensor] = Tensor if read_only else SharedTensor
+        self._fall_back = fall_back
+        self._read_only = sharing == "share"
+        self._learns = not (sharing or identity.decoupled)
+        self.watched = False
+        self._instance = identity.instance
+        self._given: list[SharedTensor] = []
+        self._left_alone = 0
         self._counting = threading.Lock()
         self._copied = 0
 
@@ -34,11 +76,48 @@ class SharedInputs:
         self, refs: Sequence[tuple[int, int, int, int]], specs: Sequence[tuple[Any, ...]]
     ) -> list[Any]:
         """Return the tensors at places, as `BorrowedMemory.tensors` does."""
-        tensors = self._borrowed.tensors(refs, specs, self._kind, True, True)
-        if self._kind is SharedTensor:
+        kind = Tensor if self._read_only else SharedTensor
+        tensors = self._borrowed.tensors(refs, specs, kind, True, True)
+        self.watched = self._learns
+        if not self._read_only:
             for tensor in tensors:
-                tensor._belongs_to(self._note_copied)
+                tensor._belongs_to(self._copy)
+            if self.watched:
+                self._given += tensors
         return tensors
+
+    def learn(self, responses: Sequence[Any]) -> None:
+        """See what the model has done to the inputs of the batch that has just been executed."""
+        self.watched = False
+        if self._read_only:
+            for response in responses:
+                if response is not None and response._error is not None:
+                    self._note(response._error.message())
+            return
+        given, self._given = self._given, []
+        for tensor in given:
+            if tensor._own is None:
+                continue
+            if tensor._own != tensor._source:
+                self._learns = False
+                return
+            self._left_alone += 1
+        self._read_only = self._left_alone >= _LOOKS
+
+    def note_error(self, error: BaseException) -> None:
+        """A batch failed: perhaps since the model writes to its inputs after all."""
+        self._given = []
+        self._note(str(error))
+
+    def _note(self, text: str) -> None:
+        if self._learns and self._read_only and "read-only" in text:
+            self._learns = self._read_only = False
+            self._fall_back(
+                "shared_inputs_written",
+                f"model '{self._instance}' writes to inputs that others look at, too, which it had not "
+                "done before: it gets copies of those from now on; the parameter INPUT_SHARING "
+                '"copy" says so from the start',
+            )
 
     def take_copied(self) -> int:
         """Return how many bytes were copied since this was asked last."""
@@ -48,6 +127,7 @@ class SharedInputs:
             copied, self._copied = self._copied, 0
         return copied
 
-    def _note_copied(self, nbytes: int) -> None:
+    def _copy(self, source: memoryview) -> memoryview:
         with self._counting:
-            self._copied += nbytes
+            self._copied += source.nbytes
+        return memoryview(bytearray(source))

@@ -88,6 +88,7 @@ FALLBACKS = (
     "inputs_kept",
     "client_inputs_kept",
     "client_inputs_written",
+    "shared_inputs_written",
     "device_absent",
     "device_not_shared",
     "device_events_not_shared",

@@ -26,8 +26,8 @@ def copied(server, model):
     return server.metrics()["gpubridge_copied_bytes_total" + labels]
 
 
-@pytest.mark.parametrize(("sharing", "copies"), [("", 6), ("share", 2)])
-def test_an_input_and_an_answer_are_handed_on_without_a_copy(tmp_path, sharing, copies):
+@pytest.mark.parametrize(("sharing", "first"), [("", 6), ("copy", 6), ("share", 2)])
+def test_an_input_and_an_answer_are_handed_on_without_a_copy(tmp_path, sharing, first):
     write_models(tmp_path)
     if sharing:
         with (tmp_path / "add_sub" / "config.pbtxt").open("a") as config:
@@ -60,13 +60,92 @@ class TritonPythonModel:
     with running_server(tmp_path) as server:
         values = [float(i) for i in range(25_000)]
         body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [25_000], "data": values}]}
-        before = copied(server, "add_sub")
-        _, _, answer = server.request("POST", "/v2/models/chain/infer", json.dumps(body))
-        assert json.loads(answer)["outputs"][0]["data"] == [3 * value for value in values]
+        copies = []
+        for _ in range(6):
+            before = copied(server, "add_sub"), copied(server, "chain")
+            _, _, answer = server.request("POST", "/v2/models/chain/infer", json.dumps(body))
+            assert json.loads(answer)["outputs"][0]["data"] == [3 * value for value in values]
+            copies.append((copied(server, "add_sub") - before[0]) / 100_000)
+            assert copied(server, "chain") - before[1] == 2 * 100_000
         # Each answer is copied once, into its model's output memory: SUM only was asked for. The
-        # called model looks at two inputs each time: as its own, unless it says that it only reads.
-        assert copied(server, "add_sub") - before == copies * 100_000
-        assert copied(server, "chain") == 2 * 100_000
+        # called model looks at two inputs each time: as its own, until it is clear that it only reads.
+        last = 6 if sharing == "copy" else 2
+        assert copies == [first] * 4 + [last] * 2
+
+
+WRITES_LATER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            before = float(x[0])
+            if before < 0:
+                x *= 2
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", x)]))
+        return responses
+"""
+ASKS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            call = pb_utils.InferenceRequest(
+                model_name="later", requested_output_names=["OUT"], inputs=request.inputs()
+            )
+            answer = call.exec()
+            seen = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            outputs = [pb_utils.Tensor("SEEN", seen)]
+            if not answer.has_error():
+                outputs += answer.output_tensors()
+            responses.append(pb_utils.InferenceResponse(outputs, answer.error()))
+        return responses
+"""
+
+
+@pytest.fixture
+def ask(tmp_path):
+    write_model(tmp_path, "later", WRITES_LATER)
+    seen = '}, { name: "SEEN" data_type: TYPE_FP32 dims: [-1]'
+    write_model(
+        tmp_path, "asks", ASKS, outputs='name: "OUT" data_type: TYPE_FP32 dims: [-1]' + seen
+    )
+    with running_server(tmp_path) as server:
+
+        def ask(value):
+            body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [value]}]}
+            answer = json.loads(
+                server.request("POST", "/v2/models/asks/infer", json.dumps(body))[2]
+            )
+            if "error" in answer:
+                return answer["error"]
+            return {each["name"]: each["data"][0] for each in answer["outputs"]}
+
+        name = 'gpubridge_fallbacks_total{model="later",reason="shared_inputs_written",version="1"}'
+        ask.fallbacks = lambda: server.metrics().get(name, 0)
+        yield ask
+
+
+def test_a_model_that_writes_to_shared_inputs_may(ask):
+    assert ask(-1) == {"SEEN": -1, "OUT": -2}
+    for _ in range(20):
+        assert ask(1) == {"SEEN": 1, "OUT": 1}
+    assert ask(-1) == {"SEEN": -1, "OUT": -2}
+    assert not ask.fallbacks()
+
+
+def test_a_model_that_writes_to_shared_inputs_after_long_is_refused_that_once(ask):
+    for _ in range(20):
+        assert ask(1) == {"SEEN": 1, "OUT": 1}
+    assert "read-only" in ask(-1)
+    assert ask.fallbacks() == 1
+    for value in (-1, 1, -1):
+        assert ask(value) == {"SEEN": value, "OUT": min(value, 2 * value)}
+    assert ask.fallbacks() == 1
 
 
 @pytest.mark.parametrize("count", [2, 100_000])

@@ -179,6 +179,7 @@ def test_statistics_are_those_of_an_ensemble(server):
         assert after[name] - before[name] == 1
     times = after["inference_stats"]
     assert times["success"]["ns"] >= times["compute_infer"]["ns"] > 0
+    infer(server, "batched", {"A": [[1.0]]})
     assert statistics(server, "batched")["batch_stats"][0]["batch_size"] == 1
 
 
