@@ -37,7 +37,6 @@ CONFIGS = [
     model_config("A FP32 [-1, -1] reshape { shape: [-1, -1, 1] }"),
     model_config(_ALL, "OUT FP32 [-1]"),
 ]
-_NO_INPUTS = model_config("A FP32 [-1] optional: true")
 _NAMES = ["A", "S", "D", "OUT", "", *DATATYPES]
 
 _TENSORS = st.fixed_dictionaries(

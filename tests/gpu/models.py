@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tests.process.device_models import LIBRARY, write_device_model
 
-__all__ = ["DOES", "write_lab", "write_member", "write_patient", "write_stream"]
+__all__ = ["write_lab", "write_member", "write_patient", "write_stream"]
 
 _DRIVER = """
 def begin(device):
@@ -178,10 +178,8 @@ def stray():
 
 _PRELUDES = {"driver": LIBRARY + "import json\n" + _DRIVER, "torch": _TORCH, "cupy": _CUPY}
 
-DOES = ("double", "kept", "final", "passed", "host", "call")
-"""What a laboratory does by the request's parameter ``do``; it answers twice its input but for "passed"
-and "call" (four times)."""
-
+# Does what the request's parameter `do` says; answers twice its input, but for "passed" (the same) and
+# "call" (four times).
 _LAB = """
 import threading
 

@@ -26,7 +26,6 @@ from tests.simcuda.processes import running_worker
 
 COUNT = 50_000
 NBYTES = 4 * COUNT
-OUT_OF_MEMORY = 2
 ILLEGAL_ADDRESS = 700
 NOT_SUPPORTED = 801
 

@@ -16,7 +16,6 @@ from tests.process.server import running_server, write_model
 
 FRAME = 1 << 14
 RECEIVE_BYTES = 24 * 1024
-TOLD_BYTES = 16
 
 # Answers how many values came and what their sum is.
 SUM = """

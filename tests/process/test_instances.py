@@ -109,7 +109,7 @@ def test_a_model_is_read_from_the_file_that_its_configuration_names(server):
     assert said(server, "from sibling import value; self.said = value", "named_file") == "beside"
 
 
-def test_a_dead_instance_leaves_its_work_to_the_others(server, threads, tmp_path):
+def test_a_dead_instance_leaves_its_work_to_the_others(server, threads):
     def die_or_answer(number):
         code = "os._exit(1)" if number == 3 else f"time.sleep(0.01); self.said = {number}"
         return server.ask(code)

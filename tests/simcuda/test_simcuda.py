@@ -181,6 +181,11 @@ def test_a_wait_means_what_was_recorded_before_it(machine):
         worker.do("early = ok(d.cuEventCreate(2)); ok(d.cuEventRecord(early, two))")
         worker.do("ok(d.cuStreamWaitEvent(two, early, 0)); ok(d.cuEventRecord(early, one))")
         worker.do("ok(d.cuStreamSynchronize(two))")
+        # What was recorded behind the held stream since is no matter of the wait.
+        codes = "answer = [int(d.cuStreamQuery(one)[0]), int(d.cuEventQuery(early)[0])]"
+        assert worker.do(codes) == [600, 600]
+        worker.do("released.set(); ok(d.cuStreamSynchronize(one))")
+        assert worker.do(codes) == [0, 0]
 
 
 @pytest.mark.parametrize("pinned", [True, False])

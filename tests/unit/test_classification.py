@@ -182,6 +182,6 @@ def test_a_label_file_that_is_not_there_fails_the_load(tmp_path):
         load_model_config(write_model(tmp_path, rest='label_filename: "none.txt"'), gpu_count=0)
 
 
-def test_labels_that_are_no_text_can_still_be_told(tmp_path):
+def test_labels_that_are_no_text_can_still_be_told():
     data = bytes_codec.encode(np.array([b"1:0:\xff"], object))
     assert data_to_json("OUT", "BYTES", 1, memoryview(data)).startswith(b'["1:0:')

@@ -90,7 +90,8 @@ def test_refused(changes: dict[str, Any], message: str) -> None:
     ],
 )
 def test_accepted(changes: dict[str, Any]) -> None:
-    ServerSettings(model_repositories=REPOSITORY, **changes)
+    settings = ServerSettings(model_repositories=REPOSITORY, **changes)
+    assert {name: getattr(settings, name) for name in changes} == changes
 
 
 class TestPythonBackend:

@@ -133,8 +133,10 @@ def test_another_device_copies_to_it_only_when_it_may(machine):
         worker.do(OWN + "far = DeviceContext(list_devices()[1]); segment.let_reach(far)")
         worker.do(
             "source = DeviceSegment.allocate(far, 8, 1, by_fd=True); copies = CopyStream(far)\n"
+            "with far.pushed(): fill(source.pointer, 9, 64); ok(d.cuCtxSynchronize())\n"
             "copies.p2p(segment.pointer, context, source.pointer, 64); copies.wait()"
         )
+        assert worker.do("answer = seen(segment.pointer, 64)") == [9] * 64
 
 
 def test_a_segment_of_a_lost_context_says_so_once(machine):

@@ -221,6 +221,17 @@ STREAM_CODES = {0, 1, 3, 5, 7, 11}
 CONNECTION_CODES = {0, 1, 3, 5, 6, 9, 11}
 
 
+def check_manners(server):
+    """Frames that are sent are no answers, with codes that fit; what is closed was closed for a reason."""
+    for kind, _, _, payload in server.frames():
+        assert kind in (frames.RST_STREAM, frames.GOAWAY, frames.SETTINGS, frames.PING), kind
+        if kind == frames.RST_STREAM:
+            assert int.from_bytes(payload, "big") in STREAM_CODES
+        if kind == frames.GOAWAY:
+            assert int.from_bytes(payload[4:8], "big") in CONNECTION_CODES
+    assert server.connection.closed == (server.recorder.fault is not None)
+
+
 @FEW
 @given(
     st.lists(LEGAL, max_size=20),
@@ -235,13 +246,7 @@ def test_nothing_that_comes_gets_an_exception_out(sequence, mutations, chunk):
             stream[place % len(stream)] = value
     server.feed(stream, chunk)
     server.feed(b"\0" * 100, chunk)
-    for kind, _, _, payload in server.frames():
-        assert kind in (frames.RST_STREAM, frames.GOAWAY, frames.SETTINGS, frames.PING), kind
-        if kind == frames.RST_STREAM:
-            assert int.from_bytes(payload, "big") in STREAM_CODES
-        if kind == frames.GOAWAY:
-            assert int.from_bytes(payload[4:8], "big") in CONNECTION_CODES
-    assert server.connection.closed == (server.recorder.fault is not None)
+    check_manners(server)
 
 
 @FEW
@@ -249,8 +254,15 @@ def test_nothing_that_comes_gets_an_exception_out(sequence, mutations, chunk):
 def test_noise_is_survived(noise, chunk):
     server = Server()
     server.feed(noise, chunk)
+    check_manners(server)
     for block in (noise, b"\x82\x84\x86" + noise):
-        Server().open(1, block=block)
+        server = Server()
+        server.open(1, block=block)
+        check_manners(server)
+        # Whoever has not lost the connection is told of a proper request.
+        if not server.connection.closed:
+            server.open(3)
+            assert ("headers", 3, b"/service/method") in server.recorder.events
 
 
 @FEW

@@ -7,7 +7,7 @@ import pytest
 from gpubridge.errors import BridgeError, ErrorCode
 from tests.unit.http_door import GET, Door, error, parse_answers, post
 
-ESTABLISHED, CLOSED, CLOSE_WAIT = 1, 7, 8
+CLOSED, CLOSE_WAIT = 7, 8
 AHEAD = b"HTTP/1.1 "
 BODY = b"x" * 10
 
