@@ -20,8 +20,8 @@ def load_model(path: str, package: str) -> Any:
     """Import the file at ``path`` and return its ``TritonPythonModel`` class.
 
     A model's own file is ``<package>.<stem>``, where the package is its version, so that
-    ``from . import sibling`` works; the version's and the model's folder are on sys.path, so that
-    ``import sibling`` does. The file of a backend has no package, and only its own folder is on
+    ``from . import sibling`` works, and an ``__init__.py`` beside it runs first; the version's and
+    the model's folder are on sys.path, so that ``import sibling`` works. The file of a backend has no package, and only its own folder is on
     sys.path: what lies beside it are other backends, named as the libraries that they import.
 
     Raises
@@ -41,9 +41,7 @@ def load_model(path: str, package: str) -> Any:
     name = os.path.splitext(os.path.basename(path))[0]
     if package:
         sys.path.append(os.path.dirname(folder))
-        parent = types.ModuleType(package)
-        parent.__path__ = [folder]
-        sys.modules[package] = parent
+        _make_package(package, folder)
         name = f"{package}.{name}"
     loader = _FreshLoader(name, path) if package and path.endswith(".py") else None
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
@@ -54,6 +52,21 @@ def load_model(path: str, package: str) -> Any:
     spec.loader.exec_module(module)
     model: Any = module.TritonPythonModel
     return model
+
+
+def _make_package(name: str, folder: str) -> None:
+    """Make the folder a package, by its ``__init__.py`` if it has one."""
+    path = os.path.join(folder, "__init__.py")
+    if os.path.isfile(path):
+        spec = importlib.util.spec_from_file_location(
+            name, path, loader=_FreshLoader(name, path), submodule_search_locations=[folder]
+        )
+        assert spec is not None and spec.loader is not None  # noqa: PT018
+        package = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(package)
+        return
+    package = sys.modules[name] = types.ModuleType(name)
+    package.__path__ = [folder]
 
 
 class _FreshLoader(SourceFileLoader):

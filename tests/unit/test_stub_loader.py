@@ -131,3 +131,20 @@ def test_the_places_of_an_error_in_a_shipped_backend_are_told():
         image_files.require_format(b"no", ["JPEG"])
     pattern = rf"  {re.escape(image_files.__file__)}\(\d+\): require_format\n"
     assert re.search(pattern, model_error_text(caught.value))
+
+
+def test_a_versions_init_file_runs_first_and_gives_what_it_has(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(importlib.sys.path))
+    monkeypatch.setattr("sys.modules", dict(importlib.sys.modules))
+    (tmp_path / "__init__.py").write_text("from . import sibling\nVALUE = 3\nPATH = __file__\n")
+    (tmp_path / "sibling.py").write_text("NAME = __name__\n")
+    source = "from . import PATH, VALUE, sibling\nclass TritonPythonModel:\n"
+    model = load_model(
+        write(tmp_path, source + "    told = VALUE, PATH, sibling.NAME, __name__"), "1"
+    )
+    assert model.told == (3, str(tmp_path / "__init__.py"), "1.sibling", "1.model")
+
+
+def test_an_init_file_that_raises_is_told(tmp_path, loading):
+    (tmp_path / "__init__.py").write_text("raise RuntimeError('planted')")
+    assert loading("x = 1") == ("RuntimeError: planted\n\nAt:\n  /__init__.py(1): <module>\n")
