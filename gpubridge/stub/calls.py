@@ -317,20 +317,26 @@ class CallDesk:
 
     def catch_up(self) -> None:
         """Take what has come while nobody waits: memory that goes."""
-        while self._readable.poll(0) and self._pump():
-            pass
+        # Who reads already takes all; and two threads must not ask one poll object at once.
+        while self._reading.acquire(blocking=False):
+            try:
+                if not self._readable.poll(0):
+                    return
+                self._receive()
+            finally:
+                self._reading.release()
+                self._wake_one()
 
-    def _pump(self) -> bool:
-        """Take one message; returns False where another thread reads."""
+    def _pump(self) -> None:
+        """Take one message, unless another thread reads."""
         if not self._reading.acquire(blocking=False):
-            return False
+            return
         try:
             self._receive()
         finally:
             self._reading.release()
             # It may have found nobody to read for it but this loop, which may end.
             self._wake_one()
-        return True
 
     def _wake_one(self) -> None:
         for waiting in list(self._waiting)[:1]:

@@ -273,3 +273,18 @@ def test_an_iterator_that_is_dropped_ends_the_call(server):
     before = answered(server, "repeat")
     run(server, "it = repeat(-1).exec(decoupled=True)\nnext(it); del it")
     wait_until(lambda: answered(server, "repeat") == before + 1, "the model to stop", server)
+
+
+def test_a_thread_calls_on_when_its_request_is_long_answered(server):
+    """The server has idle memory given back meanwhile, every five seconds."""
+    process = run(
+        server,
+        "more = [tensor('IN', ['time.sleep(7)\\nself.said = 5'], object)]\n"
+        "def later():\n"
+        "    print('later:', show(call(model='other', inputs=more, outputs=['OUT']).exec()))\n"
+        "threading.Thread(target=later).start()\n"
+        "said = os.getpid()",
+    )
+    wait_until(lambda: "later:" in server.log(), "the answer", server)
+    assert "later: {'OUT': [b'5']}\n" in server.log()
+    assert run(server, "said = os.getpid()") == process, "its process has died"
