@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import host
-from gpubridge.pb_utils.arguments import text, wrong_type
+from gpubridge.pb_utils.arguments import sendable, text, wrong_type
 from gpubridge.pb_utils.exceptions import TritonModelException
 
 __all__ = ["ModelController", "is_model_ready", "load_model", "unload_model"]
@@ -119,7 +119,7 @@ def _files(name: str, files: Any) -> dict[str, bytes]:
                 f"{told}: expected str and bytes, got {type(path).__name__} and "
                 f"{type(content).__name__}"
             )
-        given[path] = bytes(content)
+        given[sendable(path, "a path of files")] = bytes(content)
     return given
 
 

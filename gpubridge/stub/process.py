@@ -131,6 +131,8 @@ class Stub:
             model = kind()
             if hasattr(model, "initialize"):
                 model.initialize(self._arguments(settings["args"]))
+            self._executor = executor = self._make_executor(model, states)
+            readiness = answer_readiness(model, executor.run_coroutine)
         except BaseException as error:
             if self._note is not None:
                 self._note(error)
@@ -138,7 +140,6 @@ class Stub:
             self._channel.send(control_message(Kind.FAILED, error=text))
             return False
         self._model = model
-        self._executor = self._make_executor(model, states)
         self._attach(self._calls)
         absent = absence()
         if absent is not None:
@@ -146,7 +147,6 @@ class Stub:
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        readiness = answer_readiness(model, self._executor.run_coroutine)
         self._channel.send(
             control_message(Kind.READY, device=self._device is not None and self._device.shared),
             () if readiness is None else (readiness.fileno(),),
@@ -318,13 +318,13 @@ class Stub:
     def _finalize(self) -> int:
         executor = self._executor
         self._attach(None)
-        if hasattr(self._model, "finalize"):
-            try:
+        try:
+            if hasattr(self._model, "finalize"):
                 self._model.finalize()
-            except BaseException as error:
-                if self._note is not None:
-                    self._note(error)
-                self._log(2, model_error_text(error), "finalize", 0)
+        except BaseException as error:
+            if self._note is not None:
+                self._note(error)
+            self._log(2, model_error_text(error), "finalize", 0)
         if executor is not None:
             executor.close()
         self._metrics.close()

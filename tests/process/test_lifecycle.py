@@ -265,6 +265,10 @@ BAD_STARTS = {
     ),
 }
 BAD_FILES = {
+    "no_such_readiness": (
+        "class TritonPythonModel:\n    @property\n    def is_ready(self): raise KeyError('planted')",
+        "KeyError: 'planted'",
+    ),
     "syntax": ("def broken(:", "SyntaxError: "),
     "no_class": ("x = 1", "has no attribute 'TritonPythonModel'"),
     "no_import": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),

@@ -93,6 +93,10 @@ def test_a_model_is_loaded_from_what_it_is_sent(server):
             "pb_utils.load_model('other', '{}', files={'file:../x': b'1'})",
             failed("load model", ""),
         ),
+        (
+            "pb_utils.load_model('other', '{}', files={'file:1/\\udc80': b'1'})",
+            "TypeError: expected str without lone surrogates for a path of files",
+        ),
         ("pb_utils.load_model(None)", "TypeError: "),
         ("pb_utils.load_model('other', config={})", "TypeError: "),
         ("pb_utils.unload_model(None)", "TypeError: "),
