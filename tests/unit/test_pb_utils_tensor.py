@@ -198,32 +198,37 @@ def test_what_has_no_text_is_told_when_the_tensor_is_made():
 
 
 def shared(array, datatype):
-    noted = []
+    copied = []
+
+    def copy(source):
+        copied.append(source.nbytes)
+        return memoryview(bytearray(source))
+
     tensor = SharedTensor._received("IN", datatype, array.shape, memoryview(bytes(array.data)))
-    tensor._belongs_to(noted.append)
-    return tensor, noted
+    tensor._belongs_to(copy)
+    return tensor, copied
 
 
 def test_what_is_shown_of_a_shared_tensor_is_the_models_own():
-    tensor, noted = shared(np.arange(3, dtype=np.float32), "FP32")
-    assert not noted
+    tensor, copied = shared(np.arange(3, dtype=np.float32), "FP32")
+    assert not copied
     tensor.as_numpy()[:] = 7
     assert np.from_dlpack(tensor).tolist() == [7, 7, 7]
     np.from_dlpack(tensor)[:] = 8
     assert tensor.as_numpy().tolist() == [8, 8, 8]
     # Handed on it is what arrived.
     assert np.frombuffer(tensor._payload(), np.float32).tolist() == [0, 1, 2]
-    assert noted == [12]
+    assert copied == [12]
 
 
 def test_a_shared_tensor_that_nobody_looks_at_is_not_copied():
-    tensor, noted = shared(np.zeros(0, np.float32), "FP32")
+    tensor, copied = shared(np.zeros(0, np.float32), "FP32")
     assert tensor.as_numpy().shape == (0,)
     strings = np.frombuffer(bytes_codec.encode(np.array([b"a"], object)), np.uint8)
     text, also = shared(strings, "BYTES")
     text._shape = (1,)
     assert text.as_numpy().tolist() == [b"a"]
-    assert not noted
+    assert not copied
     assert not also
 
 
