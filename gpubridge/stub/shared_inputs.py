@@ -107,7 +107,9 @@ class SharedInputs:
     def note_error(self, error: BaseException) -> None:
         """A batch failed: perhaps since the model writes to its inputs after all."""
         self._given = []
-        self._note(str(error))
+        # Not its text, which the model may have made: to ask for that may fail, too.
+        if isinstance(error, ValueError) and error.args and isinstance(error.args[0], str):
+            self._note(error.args[0])
 
     def _note(self, text: str) -> None:
         if self._learns and self._read_only and "read-only" in text:

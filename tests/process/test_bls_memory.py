@@ -138,6 +138,24 @@ def test_a_model_that_writes_to_shared_inputs_may(ask):
     assert not ask.fallbacks()
 
 
+def test_an_error_without_a_text_is_only_its_own(tmp_path):
+    source = WRITES_LATER.replace(
+        "if before < 0:\n                x *= 2", "if before < 0:\n                raise Odd"
+    ).replace(
+        "class TritonPythonModel",
+        "class Odd(ValueError):\n    def __str__(self):\n        raise RuntimeError('no text')\n\n\n"
+        "class TritonPythonModel",
+    )
+    write_model(tmp_path, "later", source)
+    with running_server(tmp_path) as server:
+        stubs = server.stubs()
+        for value, status in [(-1, 500), *[(1, 200)] * 20, (-1, 500), (1, 200)]:
+            body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [value]}]}
+            answer = server.request("POST", "/v2/models/later/infer", json.dumps(body))
+            assert answer[0] == status, answer
+        assert server.stubs() == stubs
+
+
 def test_a_model_that_writes_to_shared_inputs_after_long_is_refused_that_once(ask):
     for _ in range(20):
         assert ask(1) == {"SEEN": 1, "OUT": 1}
