@@ -54,8 +54,10 @@ from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
 
 __all__ = ["Stub"]
 
+_AWAKE_SHARE = 4
+"""A stub stays awake for a part of the time that the server does: the client needs a processor."""
 _CALL_HOPS = 2
-"""Who calls another model waits for so many times what a stub waits for the server."""
+"""Who calls another model waits for so many times as long as the server for a stub."""
 
 
 class Stub:
@@ -99,16 +101,17 @@ class Stub:
         self._incoming: Channel | BatchesAhead = channel
         self._decode: Callable[[bytes, NativeRecordReader], list[Batch]] = decode_execute
         self._results = ResultSender(channel)
-        self._awake_ns = busy_poll_ns(settings["busy_poll_us"])
-        self._waits = ShortWaits(self._awake_ns)
+        awake_ns = busy_poll_ns(settings["busy_poll_us"])
+        self._awake_ns = awake_ns // _AWAKE_SHARE
+        self._waits = ShortWaits(_AWAKE_SHARE * self._awake_ns)
         calls = socket.socket(fileno=fds[1])
         calls.setblocking(False)
         self._offers = ArenaOffers(channel, settings.get("device"), list(fds[2:]))
         self._device: StubDevice | None = None
         # Where the memory of requests is pinned, if inputs are copied from there to the GPU.
         self._uploads: HostPinning | None = None
-        awake_ns = _CALL_HOPS * self._awake_ns
-        self._calls = CallDesk(Channel(calls), self._control.lent, self._outputs, awake_ns)
+        call_ns = _CALL_HOPS * awake_ns
+        self._calls = CallDesk(Channel(calls), self._control.lent, self._outputs, call_ns)
         self._clients: ClientMemory | None = None
         self._metrics = MetricDesk(self._calls, settings["instance"])
         self._models = ModelControl(self._calls, settings["instance"])

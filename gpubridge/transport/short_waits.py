@@ -22,6 +22,8 @@ _CONTENDED_NS = 500_000
 """After so long that somebody was no client, which soon waits for its answer, but other work."""
 _PENALTY = 200
 """Waits for which a processor with other work is left alone."""
+_SHORT = 2
+"""A wait is short that is up to so many times as long as one would stay awake: asleep it is longer."""
 
 
 def busy_poll_ns(microseconds: int) -> int:
@@ -49,8 +51,7 @@ class ShortWaits:
     __slots__ = ("_limit", "_look", "_patience", "_run", "_since", "taken")
 
     def __init__(self, awake_ns: int, for_work: bool = False) -> None:
-        # Longer ones would end asleep all the same.
-        self._limit = awake_ns
+        self._limit = _SHORT * awake_ns
         self._patience = _CONTENDED_NS if for_work else _TAKEN_NS
         self._since = 0
         self._run = 0
