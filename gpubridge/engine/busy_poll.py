@@ -13,6 +13,9 @@ from gpubridge.transport.short_waits import ShortWaits
 
 __all__ = ["BusyPoll"]
 
+_GLANCE_NS = 50_000
+"""The loop has a turn, for its timers, after so long without an event."""
+
 
 class BusyPoll:
     """Watches how long one stub and its clients take.
@@ -25,10 +28,22 @@ class BusyPoll:
         For how long to stay awake at most; 0 for never.
     """
 
-    __slots__ = ("_answers", "_awake_ns", "_loop", "_on", "_requests", "_until", "_waits")
+    __slots__ = (
+        "_answers",
+        "_awake_ns",
+        "_events",
+        "_glance_ns",
+        "_loop",
+        "_on",
+        "_requests",
+        "_until",
+        "_waits",
+    )
 
     def __init__(self, loop: AbstractEventLoop, awake_ns: int) -> None:
         self._loop = loop
+        self._events = _descriptor_of_events(loop)
+        self._glance_ns = 0 if self._events < 0 else _GLANCE_NS
         self._awake_ns = awake_ns
         self._answers = ShortWaits(awake_ns)
         self._requests = ShortWaits(awake_ns)
@@ -78,12 +93,20 @@ class BusyPoll:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._on = time.monotonic_ns() < self._until
+        left = self._until - time.monotonic_ns()
+        self._on = left > 0
         if self._on:
-            # One look each turn: to look longer here, at the loop's own descriptor, found events sooner,
-            # and made clients of several threads a third slower.
-            self._waits.stay_awake(-1, 0)
+            # Of a client, which may have several threads that need a processor, only one look each turn.
+            glance = self._glance_ns if self._waits is self._answers else 0
+            self._waits.stay_awake(self._events, min(left, glance))
             # Whoever wanted the processor is to have it, and not to share it with who only waits.
             self._on = not self._waits.taken
         if self._on:
             self._loop.call_soon(self._turn)
+
+
+def _descriptor_of_events(loop: AbstractEventLoop) -> int:
+    """Return what is readable when the loop has events; -1 where it does not say."""
+    # uvloop's; to look at it costs a third of a turn of the loop.
+    backend = getattr(loop, "_get_backend_id", None)
+    return -1 if backend is None else int(backend())

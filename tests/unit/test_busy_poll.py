@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import select
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import uvloop
 
 from gpubridge.config.python_backend import PythonBackendSettings
-from gpubridge.engine.busy_poll import BusyPoll
+from gpubridge.engine.busy_poll import BusyPoll, _descriptor_of_events
 from gpubridge.errors import BridgeError
 from gpubridge.tensor.native import absence, native
 from gpubridge.transport import short_waits
@@ -239,6 +243,33 @@ def test_poll_ends_when_somebody_wants_the_processor(
     monkeypatch.setattr(waits, "_patience", -1)
     assert not ends[0].poll(10**12, waits)
     assert waits.taken
+
+
+def test_the_loop_says_when_it_has_events() -> None:
+    loop = uvloop.new_event_loop()
+    here, there = socket.socketpair()
+    try:
+        loop.add_reader(here, lambda: None)
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        events = select.poll()
+        events.register(_descriptor_of_events(loop), select.POLLIN)
+        assert not events.poll(0)
+        there.send(b"x")
+        assert events.poll(10_000)
+        loop.remove_reader(here)
+    finally:
+        loop.close()
+        here.close()
+        there.close()
+
+
+def test_a_loop_that_does_not_say_has_a_turn_each_time() -> None:
+    loop = asyncio.SelectorEventLoop()
+    try:
+        assert _descriptor_of_events(loop) == -1
+    finally:
+        loop.close()
 
 
 def test_the_time_is_a_setting() -> None:
