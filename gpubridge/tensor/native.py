@@ -1,7 +1,7 @@
-"""Finds ``gpubridge._native``, the optional compiled module, or says why it is absent.
+"""Loads ``gpubridge._native``, the compiled module, or says why it is absent.
 
-Everything the module does has a Python path; a build without a compiler, a foreign interpreter or
-``GPUBRIDGE_NO_NATIVE=1`` cost speed, never behaviour.
+The server requires the module (`gpubridge.dataplane`). A stub may run in an interpreter that has no
+build of it, or with ``GPUBRIDGE_NO_NATIVE=1``: its Python runtime behaves the same and is slower.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-#include "place.h"
+#include "memory/place.h"
 
 #include <cstdint>
 #include <cstring>

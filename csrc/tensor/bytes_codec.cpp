@@ -1,4 +1,4 @@
-#include "bytes_codec.h"
+#include "tensor/bytes_codec.h"
 
 #include <array>
 #include <cstdint>

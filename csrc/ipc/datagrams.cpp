@@ -1,4 +1,4 @@
-#include "datagrams.h"
+#include "ipc/datagrams.h"
 
 #include <poll.h>
 #include <sched.h>

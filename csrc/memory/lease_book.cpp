@@ -1,4 +1,4 @@
-#include "lease_book.h"
+#include "memory/lease_book.h"
 
 #include <cstdint>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "frame_vectors.h"
+#include "net/frame_vectors.h"
 
 #include <limits.h>
 #include <sys/uio.h>

@@ -1,4 +1,4 @@
-#include "http2_calls.h"
+#include "net/http2_calls.h"
 
 #include <cstdint>
 #include <optional>

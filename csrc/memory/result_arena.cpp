@@ -1,4 +1,4 @@
-#include "result_arena.h"
+#include "memory/result_arena.h"
 
 #include <sys/types.h>
 

@@ -1,4 +1,4 @@
-#include "dlpack_capsule.h"
+#include "tensor/dlpack_capsule.h"
 
 #include <cstddef>
 #include <memory>
@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "dlpack_abi.h"
+#include "tensor/dlpack_abi.h"
 
 namespace nb = nanobind;
 

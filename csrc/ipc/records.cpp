@@ -1,4 +1,4 @@
-#include "records.h"
+#include "ipc/records.h"
 
 #include <array>
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "request_fields.h"
+#include "request/request_fields.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,0 +1,66 @@
+// The compiled data plane of gpubridge: what it consists of, and who owns what.
+//
+// The plane is a set of C++ objects without sockets and without an event loop: bytes go in, bytes
+// and batches of events come out. Python drives it (gpubridge/dataplane.py has the types that
+// Python sees).
+//
+//   csrc/net/      HTTP/1.1, HTTP/2, HPACK, gRPC framing: bytes of a connection <-> messages
+//   csrc/request/  request templates: bytes of a message -> checked request; responses -> bytes
+//   csrc/schedule/ queues and dynamic batches, without a clock: time is an argument
+//   csrc/ipc/      records and messages between server and stub; requests in flight at a stub
+//   csrc/memory/   leases, arenas, copies
+//   csrc/stub/     the stub's runtime: Tensor, InferenceRequest, InferenceResponse, its loop
+//   csrc/tensor/   BYTES codec, DLPack capsules
+//
+// Ownership
+// - An object has one owner, and is used by one thread at a time; the owner is the object that made
+//   it. Objects that refer to each other across owners do so by (index, generation), never by
+//   pointer.
+// - A connection owns its parser, its unsent bytes and the bodies that are still arriving. A model
+//   owns its queue, its templates and the arena of its requests. A stub connection owns the
+//   requests in flight at that stub, their tickets and the leases of what was lent to it.
+// - Objects of net, request, schedule and ipc hold no Python object, their binding aside: what
+// Python
+//   wants back with an event it names by a number (a handle) that it chose. Bindings live in files
+//   named *_binding.cpp; only they and csrc/stub/ include nanobind or Python.h.
+// - Memory that another process may see is addressed as (region, offset, size). A region stays
+// mapped
+//   until the last view of it is gone and the last unsent byte of it has left.
+// - Only the owner closes a descriptor. Descriptors that arrive with a message belong to whoever
+// asked
+//   for the message.
+// - A lease is one byte of a control page: the lender stores 1 (release) before the message that
+// names
+//   it is sent, the borrower stores 0 (release) when its last view is gone, the lender loads it
+//   (acquire) before it uses the memory again.
+// - Bytes from clients and stubs are hostile: every length, count and index is checked where it is
+//   read, and what a stub may write to while it is read is copied first.
+// - The plane words no error of a request. Where a check fails it says so, and Python parses the
+// same
+//   bytes anew and words it.
+//
+// Events of a life
+// - A stub dies: its connection is drained, then closed; requests it had started fail, the others
+// go
+//   back to their queue in order; all leases of that stub end.
+// - A request is cancelled: before it was sent it leaves the queue; later the stub is told by the
+//   control page, and what it still sends is dropped.
+// - A connection closes: its unfinished bodies go back to the arena, its requests are cancelled,
+// its
+//   unsent answers end their leases.
+// - A model is reloaded while a body is arriving: the body stays in the arena it was begun in; its
+//   template is resolved when the body is whole, against the model as it is then.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace gpubridge {
+
+// Each adds the types and functions of one folder to the module.
+void bind_ipc(nanobind::module_& module);
+void bind_memory(nanobind::module_& module);
+void bind_net(nanobind::module_& module);
+void bind_request(nanobind::module_& module);
+void bind_tensor(nanobind::module_& module);
+
+}  // namespace gpubridge

@@ -1,0 +1,13 @@
+#include "dataplane.h"
+#include "ipc/datagrams.h"
+#include "ipc/records.h"
+
+namespace gpubridge {
+
+void bind_ipc(nanobind::module_& module) {
+  bind_records(module);
+  module.def("receive_message", &receive_message);
+  module.def("stay_awake", &stay_awake);
+}
+
+}  // namespace gpubridge

@@ -1,0 +1,16 @@
+#include "dataplane.h"
+#include "memory/lease_book.h"
+#include "memory/place.h"
+#include "memory/result_arena.h"
+
+namespace gpubridge {
+
+void bind_memory(nanobind::module_& module) {
+  bind_lease_book(module);
+  module.def("arena_set", &arena_set);
+  module.def("arena_state", &arena_state);
+  module.def("offset_within", &offset_within);
+  module.def("place", &place);
+}
+
+}  // namespace gpubridge

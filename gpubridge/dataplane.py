@@ -1,0 +1,12 @@
+"""The contract between the server's control plane (Python) and its compiled data plane (C++).
+
+The plane is a set of objects without sockets and without an event loop: bytes go in, bytes and batches
+of events come out. ``csrc/dataplane.h`` says what they consist of and who owns what. Each object is
+used by one thread, the event loop's; none holds a Python object: what Python wants back with an event
+it names by a number of its own. The plane words no error of a request: where a check fails it says so,
+and Python parses the same bytes anew and words it.
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []
