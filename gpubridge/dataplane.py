@@ -9,4 +9,6 @@ and Python parses the same bytes anew and words it.
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from gpubridge._native import format_json_values, pack_json_values, split_json_data
+
+__all__ = ["format_json_values", "pack_json_values", "split_json_data"]

@@ -26,7 +26,8 @@ from gpubridge.protocol.fields import (
     text_of_sequence,
     unsigned,
 )
-from gpubridge.protocol.json_tensor import data_from_json
+from gpubridge.protocol.json_document import JsonValues, NotPacked, parse_without_values
+from gpubridge.protocol.json_tensor import JSON_DATATYPES, data_from_json
 from gpubridge.protocol.request_form import LENGTH_BYTES, InputForm, OutputForm, RequestForm
 from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered, region_of
 from gpubridge.request import NO_OPTIONS, RequestOptions
@@ -88,7 +89,17 @@ def parse_request(
     BridgeError
         In Triton's words.
     """
-    document = parse_json(header)
+    try:
+        document = parse_without_values(header)
+        return _read_request(document, config, following, check_region)
+    except (NotPacked, BridgeError):
+        # The whole document decides what is wrong first.
+        return _read_request(parse_json(header), config, following, check_region)
+
+
+def _read_request(
+    document: Any, config: ModelConfig, following: int, check_region: CheckRegion
+) -> RequestForm:
     identifier = string(document, "id") if _has(document, "id") else ""
     extras, binary_default, options = _parameters(document)
     inputs = [_input(entry, check_region) for entry in array(document, "inputs")]
@@ -254,7 +265,12 @@ def _input(entry: Any, check_region: CheckRegion) -> InputForm:
         check_region(place)
         return InputForm(name, datatype, shape, place.nbytes, region=place)
     if "data" in entry:
-        data = data_from_json(name, datatype, _count(shape), array(entry, "data"))
+        values = entry["data"]
+        count = _count(shape)
+        if type(values) is JsonValues and datatype in JSON_DATATYPES:
+            data = values.pack(datatype, count)
+        else:
+            data = data_from_json(name, datatype, count, array(entry, "data"))
         return InputForm(name, datatype, shape, len(data), data)
     return InputForm(name, datatype, shape, unsigned(size, "binary_data_size"))
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import orjson
 
+from gpubridge import dataplane
 from gpubridge.errors import BridgeError
 from gpubridge.protocol.fields import internal, invalid
 from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import numpy_dtype
+from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype
 
-__all__ = ["data_from_json", "data_to_json"]
+__all__ = ["JSON_DATATYPES", "data_from_json", "data_to_json"]
 
 _BINARY_ONLY = ("FP16", "BF16")
+JSON_DATATYPES = frozenset(DATATYPES) - {*_BINARY_ONLY}
+"""The datatypes whose values JSON can carry."""
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
 
@@ -110,26 +110,13 @@ def data_to_json(name: str, datatype: str, count: int, buffer: memoryview) -> by
             f"sending {datatype} data via JSON is not supported. Please use the binary data "
             f"format for output {name}"
         )
-    if datatype == "BYTES":
-        return _strings_to_json(name, count, buffer)
-    dtype = numpy_dtype(datatype)
-    assert dtype is not None
-    values = np.frombuffer(buffer, dtype, count).tolist()
-    if dtype.kind == "f" and not all(map(math.isfinite, values)):
-        return json.dumps(values, separators=(",", ":")).encode()
-    return orjson.dumps(values)
-
-
-def _strings_to_json(name: str, count: int, buffer: memoryview) -> bytes:
-    try:
-        items = bytes_codec.decode(buffer, count).tolist()
-    except BridgeError as error:
-        raise internal(f"output '{name}': {error.message}") from error
-    try:
-        return orjson.dumps([item.decode() for item in items])
-    except UnicodeDecodeError:
-        # Bytes that are no UTF-8 go out as they are, as Triton sends them.
-        texts = [item.decode(errors="surrogateescape") for item in items]
-        return json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode(
-            errors="surrogateescape"
+    text = dataplane.format_json_values(buffer, datatype, count)
+    if text is None:
+        try:
+            bytes_codec.decode(buffer, count)
+        except BridgeError as error:
+            raise internal(f"output '{name}': {error.message}") from error
+        raise internal(
+            f"output '{name}': {len(buffer)} bytes are no {count} elements of {datatype}"
         )
+    return text

@@ -1,0 +1,562 @@
+#include "request/json_values.h"
+
+#include <array>
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+namespace gpubridge {
+namespace {
+
+constexpr int kDepthLimit = 64;
+constexpr std::string_view kSpace = " \t\n\r";
+
+bool is_digit(char letter) { return letter >= '0' && letter <= '9'; }
+
+// Reads a text from its start on; every reading function says whether it found what it is for.
+class Cursor {
+ public:
+  explicit Cursor(std::string_view text) : text_(text) {}
+
+  [[nodiscard]] bool at_end() const { return at_ >= text_.size(); }
+  [[nodiscard]] std::size_t position() const { return at_; }
+  [[nodiscard]] char peek() const { return at_end() ? '\0' : text_[at_]; }
+
+  char next() { return at_end() ? '\0' : text_[at_++]; }
+
+  bool take(char wanted) {
+    if (peek() != wanted || at_end()) return false;
+    ++at_;
+    return true;
+  }
+
+  bool take(std::string_view word) {
+    if (text_.substr(at_, word.size()) != word) return false;
+    at_ += word.size();
+    return true;
+  }
+
+  void skip_space() {
+    while (!at_end() && kSpace.find(text_[at_]) != std::string_view::npos) ++at_;
+  }
+
+  std::string_view from(std::size_t start) const { return text_.substr(start, at_ - start); }
+
+  // Moves behind a string, whose opening quote has been taken; nothing where it does not end.
+  std::optional<std::string_view> raw_string() {
+    const std::size_t start = at_;
+    while (true) {
+      const std::size_t found = text_.find_first_of("\"\\", at_);
+      if (found == std::string_view::npos) return std::nullopt;
+      at_ = found + 1;
+      if (text_[found] == '"') return text_.substr(start, found - start);
+      if (at_end()) return std::nullopt;
+      ++at_;
+    }
+  }
+
+ private:
+  std::string_view text_;
+  std::size_t at_ = 0;
+};
+
+// Moves behind an array or object whose opening bracket has been taken.
+bool skip_nested(Cursor& cursor, int depth) {
+  while (!cursor.at_end()) {
+    const char letter = cursor.next();
+    if (letter == '"') {
+      if (!cursor.raw_string()) return false;
+    } else if (letter == '[' || letter == '{') {
+      if (++depth > kDepthLimit) return false;
+    } else if (letter == ']' || letter == '}') {
+      if (--depth == 0) return true;
+    }
+  }
+  return false;
+}
+
+// Moves behind a value of any kind.
+bool skip_value(Cursor& cursor) {
+  cursor.skip_space();
+  if (cursor.take('"')) return cursor.raw_string().has_value();
+  if (cursor.take('[') || cursor.take('{')) return skip_nested(cursor, 1);
+  const std::size_t start = cursor.position();
+  while (!cursor.at_end() &&
+         std::string_view(",]} \t\n\r").find(cursor.peek()) == std::string_view::npos) {
+    cursor.next();
+  }
+  return cursor.position() > start;
+}
+
+// Visits the members of an object whose opening bracket has been taken: `visit` gets each name and
+// moves behind its value. False where that does, a name has an escape, or it is no object.
+template <typename Visit>
+bool visit_members(Cursor& cursor, Visit visit) {
+  cursor.skip_space();
+  if (cursor.take('}')) return true;
+  do {
+    cursor.skip_space();
+    if (!cursor.take('"')) return false;
+    const auto name = cursor.raw_string();
+    if (!name || name->find('\\') != std::string_view::npos) return false;
+    cursor.skip_space();
+    if (!cursor.take(':') || !visit(*name)) return false;
+    cursor.skip_space();
+  } while (cursor.take(','));
+  return cursor.take('}');
+}
+
+bool split_input(Cursor& cursor, std::string_view document, SplitDocument& split,
+                 std::size_t& copied) {
+  bool found = false;
+  return visit_members(cursor, [&](std::string_view name) {
+    if (name != "data") return skip_value(cursor);
+    if (found) return false;
+    found = true;
+    cursor.skip_space();
+    const std::size_t start = cursor.position();
+    if (cursor.peek() != '[') return skip_value(cursor);
+    if (!skip_value(cursor)) return false;
+    split.skeleton.append(document.substr(copied, start - copied)).append("[]");
+    split.values.push_back(document.substr(start, cursor.position() - start));
+    copied = cursor.position();
+    return true;
+  });
+}
+
+bool split_inputs(Cursor& cursor, std::string_view document, SplitDocument& split,
+                  std::size_t& copied) {
+  cursor.skip_space();
+  if (!cursor.take('[')) return skip_value(cursor);
+  cursor.skip_space();
+  if (cursor.take(']')) return true;
+  do {
+    cursor.skip_space();
+    if (cursor.take('{')) {
+      if (!split_input(cursor, document, split, copied)) return false;
+    } else if (!skip_value(cursor)) {
+      return false;
+    }
+    cursor.skip_space();
+  } while (cursor.take(','));
+  return cursor.take(']');
+}
+
+// ---- numbers ----
+
+// A number's text, taken apart by the grammar of JSON.
+struct NumberText {
+  std::string_view whole;
+  bool negative = false;
+  bool integer = true;
+};
+
+bool digits(Cursor& cursor) {
+  if (!is_digit(cursor.peek())) return false;
+  while (is_digit(cursor.peek())) cursor.next();
+  return true;
+}
+
+std::optional<NumberText> read_number(Cursor& cursor) {
+  NumberText number;
+  const std::size_t start = cursor.position();
+  number.negative = cursor.take('-');
+  const bool zero = cursor.peek() == '0';
+  if (zero) {
+    cursor.next();
+    if (is_digit(cursor.peek())) return std::nullopt;
+  } else if (!digits(cursor)) {
+    return std::nullopt;
+  }
+  if (cursor.take('.')) {
+    number.integer = false;
+    if (!digits(cursor)) return std::nullopt;
+  }
+  if (cursor.take('e') || cursor.take('E')) {
+    number.integer = false;
+    if (!cursor.take('-')) cursor.take('+');
+    if (!digits(cursor)) return std::nullopt;
+  }
+  number.whole = cursor.from(start);
+  return number;
+}
+
+template <typename Integer>
+std::optional<Integer> to_integer(const NumberText& number) {
+  if (!number.integer) return std::nullopt;
+  if (number.whole == "-0") return Integer{0};
+  Integer value{};
+  const char* end = number.whole.data() + number.whole.size();
+  const auto read = std::from_chars(number.whole.data(), end, value);
+  if (read.ec != std::errc() || read.ptr != end) return std::nullopt;
+  return value;
+}
+
+constexpr std::array<double, 23> kPowersOfTen = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                                 1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                                 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+
+// The usual numbers exactly: up to 15 digits and a small power of ten, which one operation on
+// doubles rounds correctly.
+std::optional<double> to_double_quickly(const NumberText& number) {
+  std::uint64_t mantissa = 0;
+  int significant = 0;
+  int exponent = 0;
+  bool fraction = false;
+  std::size_t at = number.negative ? 1 : 0;
+  for (; at < number.whole.size(); ++at) {
+    const char letter = number.whole[at];
+    if (letter == '.') {
+      fraction = true;
+    } else if (is_digit(letter)) {
+      if (mantissa != 0 || letter != '0') ++significant;
+      if (significant > 15) return std::nullopt;
+      mantissa = mantissa * 10 + static_cast<std::uint64_t>(letter - '0');
+      if (fraction) --exponent;
+    } else {
+      int power = 0;
+      const char* first = number.whole.data() + at + 1;
+      if (*first == '+') ++first;
+      const auto read = std::from_chars(first, number.whole.data() + number.whole.size(), power);
+      if (read.ec != std::errc() || power < -100 || power > 100) return std::nullopt;
+      exponent += power;
+      break;
+    }
+  }
+  if (exponent < -22 || exponent > 22) return std::nullopt;
+  const auto value = static_cast<double>(mantissa);
+  const double power = kPowersOfTen[static_cast<std::size_t>(std::abs(exponent))];
+  const double scaled = exponent < 0 ? value / power : value * power;
+  return number.negative ? -scaled : scaled;
+}
+
+std::optional<double> to_double(const NumberText& number) {
+  if (const auto value = to_double_quickly(number)) return value;
+  // Not from_chars, which not every standard library has for doubles. The process keeps the numeric
+  // locale "C", as Python needs it, too.
+  const std::string text(number.whole);
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (end != text.c_str() + text.size() || !std::isfinite(value)) return std::nullopt;
+  return value;
+}
+
+// ---- strings ----
+
+void append_utf8(std::uint32_t point, std::string& out) {
+  if (point < 0x80) {
+    out += static_cast<char>(point);
+  } else if (point < 0x800) {
+    out += static_cast<char>(0xC0U | point >> 6U);
+    out += static_cast<char>(0x80U | (point & 0x3FU));
+  } else if (point < 0x10000) {
+    out += static_cast<char>(0xE0U | point >> 12U);
+    out += static_cast<char>(0x80U | (point >> 6U & 0x3FU));
+    out += static_cast<char>(0x80U | (point & 0x3FU));
+  } else {
+    out += static_cast<char>(0xF0U | point >> 18U);
+    out += static_cast<char>(0x80U | (point >> 12U & 0x3FU));
+    out += static_cast<char>(0x80U | (point >> 6U & 0x3FU));
+    out += static_cast<char>(0x80U | (point & 0x3FU));
+  }
+}
+
+std::optional<std::uint32_t> hex4(std::string_view text) {
+  std::uint32_t value = 0;
+  if (text.size() < 4) return std::nullopt;
+  const auto read = std::from_chars(text.data(), text.data() + 4, value, 16);
+  if (read.ec != std::errc() || read.ptr != text.data() + 4) return std::nullopt;
+  return value;
+}
+
+// The code point of an escape `uXXXX`, or of two that are a surrogate pair; moves `at` behind it.
+std::optional<std::uint32_t> escaped_point(std::string_view raw, std::size_t& at) {
+  const auto first = hex4(raw.substr(at));
+  if (!first) return std::nullopt;
+  at += 4;
+  if (*first < 0xD800 || *first > 0xDFFF) return first;
+  if (*first > 0xDBFF || raw.substr(at, 2) != "\\u") return std::nullopt;
+  const auto second = hex4(raw.substr(at + 2));
+  if (!second || *second < 0xDC00 || *second > 0xDFFF) return std::nullopt;
+  at += 6;
+  return 0x10000U + ((*first - 0xD800U) << 10U) + (*second - 0xDC00U);
+}
+
+bool append_escape(std::string_view raw, std::size_t& at, std::string& out) {
+  constexpr std::string_view kNames = "\"\\/bfnrt";
+  constexpr std::string_view kLetters = "\"\\/\b\f\n\r\t";
+  const char name = raw[at++];
+  if (name == 'u') {
+    const auto point = escaped_point(raw, at);
+    if (point) append_utf8(*point, out);
+    return point.has_value();
+  }
+  const std::size_t index = kNames.find(name);
+  if (index == std::string_view::npos) return false;
+  out += kLetters[index];
+  return true;
+}
+
+// How many bytes the UTF-8 sequence at `at` has; 0 where it is none, or an overlong or surrogate
+// one.
+std::size_t utf8_length(std::string_view raw, std::size_t at) {
+  const auto byte = [&](std::size_t index) {
+    return at + index < raw.size() ? static_cast<unsigned char>(raw[at + index]) : 0U;
+  };
+  const auto follows = [&](std::size_t index) { return (byte(index) & 0xC0U) == 0x80U; };
+  const unsigned first = byte(0);
+  if (first >= 0xC2U && first <= 0xDFU) return follows(1) ? 2 : 0;
+  if (first >= 0xE0U && first <= 0xEFU) {
+    const unsigned second = byte(1);
+    const bool plain = !(first == 0xE0U && second < 0xA0U) && !(first == 0xEDU && second > 0x9FU);
+    return plain && follows(1) && follows(2) ? 3 : 0;
+  }
+  if (first >= 0xF0U && first <= 0xF4U) {
+    const unsigned second = byte(1);
+    const bool plain = !(first == 0xF0U && second < 0x90U) && !(first == 0xF4U && second > 0x8FU);
+    return plain && follows(1) && follows(2) && follows(3) ? 4 : 0;
+  }
+  return 0;
+}
+
+bool append_decoded(std::string_view raw, std::string& out) {
+  std::size_t at = 0;
+  while (at < raw.size()) {
+    std::size_t end = at;
+    while (end < raw.size()) {
+      const auto byte = static_cast<unsigned char>(raw[end]);
+      if (byte < 0x20U) return false;
+      if (byte == '\\') break;
+      const std::size_t length = byte < 0x80U ? 1 : utf8_length(raw, end);
+      if (length == 0) return false;
+      end += length;
+    }
+    out.append(raw.substr(at, end - at));
+    at = end;
+    if (at < raw.size() && !append_escape(raw, ++at, out)) return false;
+  }
+  return true;
+}
+
+// ---- elements ----
+
+void append_bytes(const void* data, std::size_t size, std::string& out) {
+  out.append(static_cast<const char*>(data), size);
+}
+
+// The low bytes of an integer: it wraps.
+void append_integer(std::uint64_t value, std::size_t size, std::string& out) {
+  static_assert(std::endian::native == std::endian::little);
+  append_bytes(&value, size, out);
+}
+
+bool append_string(Cursor& cursor, std::string& out) {
+  if (!cursor.take('"')) return false;
+  const auto raw = cursor.raw_string();
+  if (!raw) return false;
+  const std::size_t head = out.size();
+  out.append(sizeof(std::uint32_t), '\0');
+  if (!append_decoded(*raw, out)) return false;
+  const std::size_t size = out.size() - head - sizeof(std::uint32_t);
+  if (size > std::numeric_limits<std::uint32_t>::max()) return false;
+  const auto length = static_cast<std::uint32_t>(size);
+  std::memcpy(out.data() + head, &length, sizeof(length));
+  return true;
+}
+
+bool append_value(Cursor& cursor, ElementType type, std::string& out) {
+  if (type.kind == ElementKind::kString) return append_string(cursor, out);
+  if (type.kind == ElementKind::kBool) {
+    const bool value = cursor.take("true");
+    if (!value && !cursor.take("false")) return false;
+    out += static_cast<char>(value);
+    return true;
+  }
+  const auto number = read_number(cursor);
+  if (!number) return false;
+  if (type.kind == ElementKind::kFloat) {
+    // An integer zero has no sign.
+    const auto value = number->whole == "-0" ? 0.0 : to_double(*number);
+    if (!value) return false;
+    const auto single = static_cast<float>(*value);
+    type.size == sizeof(float) ? append_bytes(&single, sizeof(single), out)
+                               : append_bytes(&*value, sizeof(*value), out);
+    return true;
+  }
+  if (type.kind == ElementKind::kSigned) {
+    const auto value = to_integer<std::int64_t>(*number);
+    if (value) append_integer(static_cast<std::uint64_t>(*value), type.size, out);
+    return value.has_value();
+  }
+  const auto value = to_integer<std::uint64_t>(*number);
+  if (value) append_integer(*value, type.size, out);
+  return value.has_value();
+}
+
+void append_text(double value, std::string& out) {
+  if (!std::isfinite(value)) {
+    out += std::isnan(value) ? "NaN" : value < 0 ? "-Infinity" : "Infinity";
+    return;
+  }
+  std::array<char, 32> text{};
+  const auto written = std::to_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view digits(text.data(), static_cast<std::size_t>(written.ptr - text.data()));
+  out += digits;
+  // What reads it has to see a float.
+  if (digits.find_first_of(".e") == std::string_view::npos) out += ".0";
+}
+
+void append_escaped(std::string_view raw, std::string& out) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  constexpr std::string_view kLetters = "\b\t\n\f\r\"\\";
+  constexpr std::string_view kNames = "btnfr\"\\";
+  out += '"';
+  std::size_t at = 0;
+  while (at < raw.size()) {
+    std::size_t end = at;
+    while (end < raw.size() && static_cast<unsigned char>(raw[end]) >= 0x20U && raw[end] != '"' &&
+           raw[end] != '\\') {
+      ++end;
+    }
+    out.append(raw.substr(at, end - at));
+    at = end;
+    if (at == raw.size()) break;
+    const char letter = raw[at++];
+    const std::size_t index = kLetters.find(letter);
+    if (index != std::string_view::npos) {
+      out += '\\';
+      out += kNames[index];
+    } else {
+      out += "\\u00";
+      out += kHex[static_cast<unsigned char>(letter) >> 4U];
+      out += kHex[static_cast<unsigned char>(letter) & 0xFU];
+    }
+  }
+  out += '"';
+}
+
+template <typename Value, typename Append>
+void append_all(std::string_view bytes, std::string& out, Append append) {
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof(Value)) {
+    if (at != 0) out += ',';
+    Value value{};
+    std::memcpy(&value, bytes.data() + at, sizeof(Value));
+    append(value);
+  }
+}
+
+template <typename Integer>
+void append_integers(std::string_view bytes, std::string& out) {
+  append_all<Integer>(bytes, out, [&](Integer value) {
+    std::array<char, 24> text{};
+    const auto written = std::to_chars(text.data(), text.data() + text.size(), value);
+    out.append(text.data(), static_cast<std::size_t>(written.ptr - text.data()));
+  });
+}
+
+bool format_numbers(std::string_view bytes, ElementType type, std::string& out) {
+  const bool is_signed = type.kind == ElementKind::kSigned;
+  if (type.kind == ElementKind::kBool) {
+    append_all<char>(bytes, out, [&](char value) { out += value != 0 ? "true" : "false"; });
+  } else if (type.kind == ElementKind::kFloat && type.size == sizeof(float)) {
+    append_all<float>(bytes, out,
+                      [&](float value) { append_text(static_cast<double>(value), out); });
+  } else if (type.kind == ElementKind::kFloat) {
+    append_all<double>(bytes, out, [&](double value) { append_text(value, out); });
+  } else if (type.size == 1) {
+    is_signed ? append_integers<std::int8_t>(bytes, out)
+              : append_integers<std::uint8_t>(bytes, out);
+  } else if (type.size == 2) {
+    is_signed ? append_integers<std::int16_t>(bytes, out)
+              : append_integers<std::uint16_t>(bytes, out);
+  } else if (type.size == 4) {
+    is_signed ? append_integers<std::int32_t>(bytes, out)
+              : append_integers<std::uint32_t>(bytes, out);
+  } else {
+    is_signed ? append_integers<std::int64_t>(bytes, out)
+              : append_integers<std::uint64_t>(bytes, out);
+  }
+  return true;
+}
+
+bool format_strings(std::string_view bytes, std::size_t count, std::string& out) {
+  std::size_t at = 0;
+  for (std::size_t index = 0; index < count; ++index) {
+    std::uint32_t length = 0;
+    if (bytes.size() - at < sizeof(length)) return false;
+    std::memcpy(&length, bytes.data() + at, sizeof(length));
+    at += sizeof(length);
+    if (length > bytes.size() - at) return false;
+    if (index != 0) out += ',';
+    append_escaped(bytes.substr(at, length), out);
+    at += length;
+  }
+  return at == bytes.size();
+}
+
+}  // namespace
+
+std::optional<SplitDocument> split_data(std::string_view document) {
+  Cursor cursor(document);
+  SplitDocument split;
+  std::size_t copied = 0;
+  bool found = false;
+  cursor.skip_space();
+  if (!cursor.take('{')) return std::nullopt;
+  const bool whole = visit_members(cursor, [&](std::string_view name) {
+    if (name != "inputs") return skip_value(cursor);
+    if (found) return false;
+    found = true;
+    return split_inputs(cursor, document, split, copied);
+  });
+  if (!whole) return std::nullopt;
+  split.skeleton.append(document.substr(copied));
+  return split;
+}
+
+bool pack_values(std::string_view array, ElementType type, std::size_t count, std::string& out) {
+  Cursor cursor(array);
+  std::size_t found = 0;
+  int depth = 0;
+  out.clear();
+  if (type.kind != ElementKind::kString && count <= array.size()) out.reserve(count * type.size);
+  if (!cursor.take('[')) return false;
+  ++depth;
+  // Whether a value may come next (after a bracket or a comma), and whether one must (after a
+  // comma).
+  bool may = true;
+  bool must = false;
+  while (depth != 0) {
+    cursor.skip_space();
+    if (may && cursor.take('[')) {
+      if (++depth > kDepthLimit) return false;
+      must = false;
+    } else if (!must && cursor.take(']')) {
+      --depth;
+      may = false;
+    } else if (!may && cursor.take(',')) {
+      may = must = true;
+    } else {
+      if (!may || ++found > count || !append_value(cursor, type, out)) return false;
+      may = must = false;
+    }
+  }
+  return found == count && cursor.at_end();
+}
+
+bool format_values(std::string_view bytes, ElementType type, std::size_t count, std::string& out) {
+  out.assign(1, '[');
+  const bool strings = type.kind == ElementKind::kString;
+  if (!strings && (bytes.size() % type.size != 0 || bytes.size() / type.size != count))
+    return false;
+  if (!(strings ? format_strings(bytes, count, out) : format_numbers(bytes, type, out)))
+    return false;
+  out += ']';
+  return true;
+}
+
+}  // namespace gpubridge

@@ -1,0 +1,47 @@
+// Values of JSON arrays to the bytes of tensors and back, without Python and so without its lock.
+//
+// Accepts what orjson accepts, with the same meaning, and nothing else: where it says no, Python
+// parses the same bytes and words the error.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gpubridge {
+
+enum class ElementKind { kBool, kSigned, kUnsigned, kFloat, kString };
+
+// The element type of a tensor: its kind and, strings excepted, its size in bytes (1, 2, 4 or 8).
+struct ElementType {
+  ElementKind kind;
+  std::size_t size;
+};
+
+// A request's JSON without the values of its inputs, and where those are.
+struct SplitDocument {
+  // The document with an empty array in the place of each `inputs[i].data` that is an array.
+  std::string skeleton;
+  // The taken values in order, brackets included: views of the document.
+  std::vector<std::string_view> values;
+};
+
+// Takes the `data` arrays out of a request's JSON. Nothing where a name has an escape, `inputs` or
+// `data` come twice in an object, brackets do not match or nesting is deeper than 64. What is kept
+// and what is taken has still to be parsed: nothing else is checked here.
+std::optional<SplitDocument> split_data(std::string_view document);
+
+// Writes the leaves of an array, which may be nested, as `count` elements behind one another;
+// strings as a BYTES tensor has them. Integers wrap as those of C do. False where a value is of
+// another kind, the number of values is another, or the text is no JSON.
+bool pack_values(std::string_view array, ElementType type, std::size_t count, std::string& out);
+
+// Writes elements as a flat JSON array. Floats have the shortest digits that give the same double;
+// those that are not finite are NaN, Infinity and -Infinity. Strings are escaped as JSON has to be,
+// their other bytes go out as they are. False where a BYTES tensor is malformed or holds another
+// number of strings.
+bool format_values(std::string_view bytes, ElementType type, std::size_t count, std::string& out);
+
+}  // namespace gpubridge

@@ -1,0 +1,100 @@
+#include "request/json_values_binding.h"
+
+#include <nanobind/stl/string_view.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "buffer_view.h"
+#include "request/json_values.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge {
+namespace {
+
+constexpr std::array<std::pair<std::string_view, ElementType>, 12> kTypes = {{
+    {"BOOL", {ElementKind::kBool, 1}},
+    {"INT8", {ElementKind::kSigned, 1}},
+    {"INT16", {ElementKind::kSigned, 2}},
+    {"INT32", {ElementKind::kSigned, 4}},
+    {"INT64", {ElementKind::kSigned, 8}},
+    {"UINT8", {ElementKind::kUnsigned, 1}},
+    {"UINT16", {ElementKind::kUnsigned, 2}},
+    {"UINT32", {ElementKind::kUnsigned, 4}},
+    {"UINT64", {ElementKind::kUnsigned, 8}},
+    {"FP32", {ElementKind::kFloat, 4}},
+    {"FP64", {ElementKind::kFloat, 8}},
+    {"BYTES", {ElementKind::kString, 0}},
+}};
+
+ElementType type_of(std::string_view datatype) {
+  for (const auto& [name, type] : kTypes) {
+    if (name == datatype) return type;
+  }
+  throw nb::value_error("expected a datatype that JSON can carry");
+}
+
+std::string_view text_of(const BufferView& buffer) {
+  return {static_cast<const char*>(buffer.data()), buffer.size()};
+}
+
+nb::object bytes_or_none(bool good, const std::string& bytes) {
+  return good ? nb::object(nb::bytes(bytes.data(), bytes.size())) : nb::none();
+}
+
+nb::object split_json_data(nb::handle document) {
+  const BufferView buffer(document, PyBUF_SIMPLE);
+  std::optional<SplitDocument> split;
+  {
+    const nb::gil_scoped_release unlocked;
+    split = split_data(text_of(buffer));
+  }
+  if (!split) return nb::none();
+  nb::list ranges;
+  for (const std::string_view value : split->values) {
+    ranges.append(nb::make_tuple(value.data() - text_of(buffer).data(), value.size()));
+  }
+  return nb::make_tuple(nb::bytes(split->skeleton.data(), split->skeleton.size()), ranges);
+}
+
+nb::object pack_json_values(nb::handle document, std::size_t start, std::size_t size,
+                            std::string_view datatype, std::size_t count) {
+  const BufferView buffer(document, PyBUF_SIMPLE);
+  const ElementType type = type_of(datatype);
+  if (start > buffer.size() || size > buffer.size() - start) {
+    throw nb::value_error("expected a range inside the document");
+  }
+  std::string bytes;
+  bool good = false;
+  {
+    const nb::gil_scoped_release unlocked;
+    good = pack_values(text_of(buffer).substr(start, size), type, count, bytes);
+  }
+  return bytes_or_none(good, bytes);
+}
+
+nb::object format_json_values(nb::handle data, std::string_view datatype, std::size_t count) {
+  const BufferView buffer(data, PyBUF_SIMPLE);
+  const ElementType type = type_of(datatype);
+  std::string text;
+  bool good = false;
+  {
+    const nb::gil_scoped_release unlocked;
+    good = format_values(text_of(buffer), type, count, text);
+  }
+  return bytes_or_none(good, text);
+}
+
+}  // namespace
+
+void bind_json_values(nb::module_& module) {
+  module.def("split_json_data", &split_json_data);
+  module.def("pack_json_values", &pack_json_values);
+  module.def("format_json_values", &format_json_values);
+}
+
+}  // namespace gpubridge

@@ -1,0 +1,178 @@
+"""Values of JSON arrays: packed by compiled code as orjson and NumPy pack them, or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+from gpubridge import dataplane
+from gpubridge.errors import BridgeError
+from gpubridge.protocol import infer_request
+from gpubridge.protocol.json_tensor import JSON_DATATYPES, data_from_json
+from gpubridge.tensor import bytes_codec
+from gpubridge.tensor.dtypes import numpy_dtype
+from tests.unit.model_configs import model_config
+
+NUMBERS = st.one_of(
+    st.integers(-(1 << 66), 1 << 66).map(str),
+    st.floats().map(repr),
+    st.floats(allow_nan=False, allow_infinity=False).map(orjson.dumps).map(bytes.decode),
+    st.sampled_from(
+        [
+            "-0",
+            "-0.0",
+            "0e0",
+            "1E5",
+            "1.0E+5",
+            "1e400",
+            "-1e400",
+            "1e-400",
+            "01",
+            "1.",
+            ".5",
+            "+1",
+            "1e",
+            "1e+",
+            "-",
+            "0x1",
+            "18446744073709551615",
+            "9223372036854775808",
+            "0.1000000000000000055511151231257827021181583404541015625",
+            "123456789012345678",
+            "1.7976931348623159e308",
+            "2.2250738585072011e-308",
+            "NaN",
+            "Infinity",
+        ]
+    ),
+)
+STRINGS = st.one_of(
+    st.text().map(orjson.dumps).map(bytes.decode),
+    st.text().map(json.dumps),
+    st.sampled_from(
+        ['"\\ud83d\\ude00"', '"\\ud800"', '"\\udc00x"', '"\\x"', '"\t"', '"a', '"\\/"']
+    ),
+)
+VALUES = st.recursive(
+    st.one_of(NUMBERS, STRINGS, st.sampled_from(["true", "false", "null", "tru", "{}", ""])),
+    lambda inner: st.lists(inner, max_size=4).map(lambda items: f"[{' , '.join(items)}]"),
+    max_leaves=12,
+)
+ARRAYS = st.lists(VALUES, max_size=6).map(lambda items: f"[{','.join(items)}]".encode())
+
+
+def reference(text, datatype, count):
+    """Pack as Python does; None where that is an error."""
+    try:
+        return data_from_json("A", datatype, count, orjson.loads(text))
+    except (BridgeError, orjson.JSONDecodeError):
+        return None
+
+
+@settings(max_examples=1500, deadline=None)
+@given(ARRAYS, st.sampled_from(sorted(JSON_DATATYPES)), st.integers(0, 6))
+@example(b'["\xff"]', "BYTES", 1)
+@example(b'["\xed\xa0\x80"]', "BYTES", 1)
+@example(b'["\xf4\x90\x80\x80"]', "BYTES", 1)
+@example(b"[1]x", "INT8", 1)
+@example(b"[[1],[,2]]", "INT8", 2)
+@example(b"[3e38, -1e39]", "FP32", 2)
+def test_packed_values_are_those_of_the_reference(text, datatype, count):
+    packed = dataplane.pack_json_values(text, 0, len(text), datatype, count)
+    assert packed == reference(text, datatype, count)
+
+
+def test_values_nested_deeper_than_any_tensor_are_left_to_python():
+    text = b"[" * 65 + b"1" + b"]" * 65
+    assert dataplane.pack_json_values(text, 0, len(text), "INT8", 1) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(JSON_DATATYPES - {"BYTES", "BOOL"})), st.binary(max_size=64))
+def test_formatted_numbers_read_back_as_they_were(datatype, raw):
+    dtype = numpy_dtype(datatype)
+    values = np.frombuffer(raw[: len(raw) // dtype.itemsize * dtype.itemsize], dtype)
+    text = dataplane.format_json_values(values.tobytes(), datatype, values.size)
+    back = json.loads(text)
+    assert len(back) == values.size
+    for got, value in zip(back, values.tolist(), strict=True):
+        assert got == value or (math.isnan(got) and math.isnan(value))
+        assert type(got) is type(value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.text(), max_size=6))
+def test_formatted_strings_are_those_of_orjson(texts):
+    data = bytes_codec.encode(np.array([*texts, None], object)[:-1])
+    assert dataplane.format_json_values(data, "BYTES", len(texts)) == orjson.dumps(texts)
+
+
+@pytest.mark.parametrize("data", [b"\1\0\0", b"\2\0\0\0a", b"\0\0\0\0"])
+def test_strings_that_are_none_are_not_formatted(data):
+    count = 1 if data != b"\0\0\0\0" else 2
+    assert dataplane.format_json_values(data, "BYTES", count) is None
+
+
+def test_ranges_outside_the_document_are_refused():
+    with pytest.raises(ValueError, match="inside the document"):
+        dataplane.pack_json_values(b"[1]", 1, 3, "INT8", 1)
+
+
+CONFIG = model_config("A FP32 [-1];B STRING [-1]")
+
+
+def parsed(raw, without_values):
+    """Return what a request's JSON says, by one of the two ways, or the error's text."""
+    try:
+        if without_values:
+            return infer_request.parse_request(raw, CONFIG, 0)
+        return infer_request._read_request(
+            infer_request.parse_json(raw), CONFIG, 0, infer_request.nothing_registered
+        )
+    except BridgeError as error:
+        return error.message
+
+
+MEMBERS = st.sampled_from(
+    [
+        '"data":[1,2]',
+        '"data":["a","\\u00e9"]',
+        '"data":{"x":[1]}',
+        '"data":[1,]',
+        '"d\\u0061ta":[1,2]',
+        '"parameters":{"binary_data_size":0}',
+        '"shape":[2]',
+        '"shape":[0]',
+        '"name":"A"',
+        '"name":"B"',
+        '"datatype":"FP32"',
+        '"datatype":"BYTES"',
+    ]
+)
+ENTRIES = st.lists(MEMBERS, max_size=6).map(lambda members: "{" + ",".join(members) + "}")
+WHOLE = st.sampled_from(
+    [
+        '{"name":"A","shape":[2],"datatype":"FP32","data":[1,2]}',
+        '{"name":"B","datatype":"BYTES","data":[["x"],["\\n\\ud83d\\ude00"]],"shape":[2]}',
+    ]
+)
+DOCUMENTS = st.tuples(
+    st.lists(st.one_of(ENTRIES, WHOLE), max_size=3).map(
+        lambda items: f'"inputs":[{",".join(items)}]'
+    ),
+    st.lists(
+        st.sampled_from(['"id":"x"', '"inputs":[]', '"data":[3]', '"x":[{"data":[1}]', '"y":NaN']),
+        max_size=2,
+    ),
+).map(lambda parts: ("{" + ",".join([parts[0], *parts[1]]) + "}").encode())
+
+
+@settings(max_examples=1500, deadline=None)
+@given(DOCUMENTS)
+def test_a_request_means_the_same_with_its_values_taken_out(raw):
+    assert repr(parsed(raw, True)) == repr(parsed(raw, False))
