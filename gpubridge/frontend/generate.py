@@ -19,6 +19,8 @@ __all__ = ["GenerateHandler", "GenerateStreamHandler"]
 
 _JSON = b"Content-Type: application/json\r\n"
 _EVENTS = b"Content-Type: text/event-stream; charset=utf-8\r\n"
+_COMMENT = b":\n\n"
+"""A line that readers of server-sent events ignore."""
 
 
 class _Generation:
@@ -169,7 +171,7 @@ class GenerateStreamHandler(_Generation):
     def _begin(self, status: int) -> None:
         if not self._begun:
             self._begun = True
-            self._exchange.begin(status, _EVENTS, self._sent)
+            self._exchange.begin(status, _EVENTS, self._sent, _COMMENT)
 
     def _sent(self) -> None:
         """The client reads: the model may send others."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.http.head import MessageHead
 from gpubridge.frontend.http.message import (
-    STATUS_LINE_BEGIN,
+    CONTINUE,
     RequestHandler,
     Router,
     compress,
@@ -59,7 +59,9 @@ class Answer:
         "_bodiless",
         "_chunked",
         "_coding",
+        "_filler",
         "_on_ready",
+        "_probed",
         "_router",
         "_version",
         "close",
@@ -85,6 +87,8 @@ class Answer:
         self._version = version
         self._coding = coding
         self._bodiless = bodiless
+        self._probed = False
+        self._filler = b""
         self.close = close
         self.held = 0
         self.handler: RequestHandler | None = None
@@ -137,8 +141,11 @@ class Answer:
             return b"Connection: keep-alive\r\n\r\n"
         return b"\r\n"
 
-    def begin(self, status: int, fields: bytes, on_sent: Callable[[], None]) -> None:
+    def begin(
+        self, status: int, fields: bytes, on_sent: Callable[[], None], filler: bytes = b""
+    ) -> None:
         """Begin an answer of unknown length: in chunks, or up to the end of the connection."""
+        self._filler = filler
         self._chunked = self._version != "1.0"
         if not self._chunked:
             self.close = True
@@ -151,7 +158,7 @@ class Answer:
     def send(self, data: bytes) -> None:
         """Send more of an answer that was begun."""
         if not self._bodiless:
-            self._add(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+            self._add(self._chunk(data))
 
     def end(self) -> None:
         """End an answer that was begun."""
@@ -159,34 +166,18 @@ class Answer:
         self.unfinished = False
         self._add(b"0\r\n\r\n" if self._chunked and not self._bodiless else b"")
 
-    def foretell(self) -> bytes:
-        """Return how the bytes that are not there yet begin, whatever they will be.
+    def probe(self) -> bytes:
+        """Return bytes that change nothing for a client that waits, at most once between others.
 
-        They are the caller's to send, at once, and will not be in :attr:`parts`.
+        A client whose connection is closed answers them by a reset. Before an answer they are an
+        interim one, within one that was begun what its maker named.
         """
-        if self.parts is not None:
+        if self.parts is not None or self._probed:
             return b""
+        self._probed = True
         if not self.unfinished:
-            ahead, repeated = STATUS_LINE_BEGIN, len(STATUS_LINE_BEGIN)
-        elif self._chunked and not self._bodiless:
-            # The length of a chunk may begin with zeros, the last one's too.
-            ahead, repeated = b"0", 0
-        else:
-            return b""
-        on_ready = self._on_ready
-
-        def go_on() -> None:
-            self._on_ready = on_ready
-            if repeated and self.parts:
-                self.parts[0] = self.parts[0][repeated:]
-            on_ready()
-
-        self._on_ready = go_on
-        return ahead
-
-    def foretold(self, on_ready: Callable[[], None]) -> bool:
-        """Whether that was done already, where ``on_ready`` is what it was made with."""
-        return self._on_ready is not on_ready
+            return CONTINUE if self._version == "1.1" else b""
+        return self._chunk(self._filler) if self._filler and not self._bodiless else b""
 
     def take_parts(self) -> list[bytes | memoryview]:
         """Return the bytes that are there; those that follow are others."""
@@ -196,7 +187,11 @@ class Answer:
             self.parts = None
         return parts
 
+    def _chunk(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+
     def _add(self, data: bytes) -> None:
+        self._probed = False
         if self.parts is None:
             self.parts = []
         self.parts.append(data)
@@ -284,11 +279,9 @@ class AnswerQueue:
         if answers and answers[0].on_sent is not None and answers[0].parts is None:
             answers[0].on_sent()
 
-    def foretell(self) -> bytes:
-        """Return how the next bytes begin, if that is known and they were not foretold yet."""
-        if not self._answers or self._answers[0].foretold(self._on_ready):
-            return b""
-        return self._answers[0].foretell()
+    def probe(self) -> bytes:
+        """Return what can be sent now to learn whether the client is still there; b"" for nothing."""
+        return self._answers[0].probe() if self._answers else b""
 
     def drop_last(self) -> None:
         """Give the last place up: its request will never be whole."""

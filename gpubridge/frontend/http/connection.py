@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from gpubridge.frontend.http.answer import AnswerQueue
 from gpubridge.frontend.http.message import HttpSettings, Router
-from gpubridge.frontend.http.presence import Presence, presence
 from gpubridge.frontend.http.reading import RequestReader
 from gpubridge.frontend.http.watch import NO_PROGRESS, Late, Stage, Watch
 
@@ -14,6 +14,9 @@ __all__ = ["HttpConnection", "HttpSettings"]
 
 _TOLD_OF_TOO_MANY = 64
 """Connections over the limit that are told so before they are closed; more are just closed."""
+_TCP_CLOSED = 7
+_TCP_CLOSE_WAIT = 8
+"""The kernel's numbers of states of a connection: reset or closed; the client sends no more."""
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -137,15 +140,19 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._look_for_client()
 
     def _look_for_client(self) -> None:
-        """See whether a client whose end we do not see, or have seen, waits for its answers."""
-        seen = presence(self._transport)
-        if seen is Presence.GONE:
+        """Abort if the client is gone, which the event loop does not tell while nothing is read.
+
+        A client that closes its connection and one that ends only its half of it send the same, a
+        FIN. They differ in what they make of bytes that come after it: the closed one resets.
+        """
+        sock = self._transport.get_extra_info("socket")
+        state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        if state == _TCP_CLOSED:
             self.abort()
-        elif seen is Presence.SILENT and not self.unsent:
-            # If it has closed the connection, its kernel answers this by a reset.
-            ahead = self._answers.foretell()
-            if ahead:
-                self._transport.write(ahead)
+        elif state == _TCP_CLOSE_WAIT and not self.unsent:
+            probe = self._answers.probe()
+            if probe:
+                self._transport.write(probe)
 
     # -- what the reader asks --------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from gpubridge.config import HttpConnections
 from gpubridge.errors import BridgeError, ErrorCode
 
 __all__ = [
-    "STATUS_LINE_BEGIN",
+    "CONTINUE",
     "Exchange",
     "HttpSettings",
     "RequestHandler",
@@ -24,8 +24,8 @@ __all__ = [
     "response_head",
 ]
 
-STATUS_LINE_BEGIN = b"HTTP/1.1 "
-"""What every answer begins with."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""An interim answer; a client that has not asked for it ignores it (RFC 9110, 15.2.1)."""
 
 _REASONS = {
     100: b"Continue",
@@ -141,8 +141,14 @@ class Exchange(Protocol):
     def fail(self, error: BridgeError) -> None:
         """Send an error as the answer."""
 
-    def begin(self, status: int, fields: bytes, on_sent: Callable[[], None]) -> None:
-        """Begin an answer of unknown length; ``on_sent`` is told whenever the client has read on."""
+    def begin(
+        self, status: int, fields: bytes, on_sent: Callable[[], None], filler: bytes = b""
+    ) -> None:
+        """Begin an answer of unknown length; ``on_sent`` is told whenever the client has read on.
+
+        ``filler`` are bytes that mean nothing within it: they are sent once in a while to a client
+        that sends no more, to learn whether it is still there.
+        """
 
     def send(self, data: bytes) -> None:
         """Send more of an answer that was begun."""
