@@ -30,3 +30,10 @@ def format_json_values(data: bytes | memoryview, datatype: str, count: int, /) -
     literals. Bytes of strings that are no UTF-8 go out as they are. Holds no lock of the interpreter
     while it works.
     """
+
+def pack_typed_contents(message: bytes, field: int, form: str, size: int, /) -> bytes | None:
+    """Return the values of a repeated field of a serialised message as elements of ``size`` bytes.
+
+    ``form`` is how they lie there: "varint", "fixed", or "bytes" for the strings of a BYTES tensor. None
+    for a malformed message. Holds no lock of the interpreter while it works.
+    """

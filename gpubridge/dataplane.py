@@ -9,6 +9,11 @@ and Python parses the same bytes anew and words it.
 
 from __future__ import annotations
 
-from gpubridge._native import format_json_values, pack_json_values, split_json_data
+from gpubridge._native import (
+    format_json_values,
+    pack_json_values,
+    pack_typed_contents,
+    split_json_data,
+)
 
-__all__ = ["format_json_values", "pack_json_values", "split_json_data"]
+__all__ = ["format_json_values", "pack_json_values", "pack_typed_contents", "split_json_data"]

@@ -8,8 +8,10 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
+from tritonclient.grpc import service_pb2
 
+from gpubridge import dataplane
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol.grpc import infer_request
 from gpubridge.request import RequestOptions
@@ -191,3 +193,22 @@ def test_typed_contents(datatype, field, values, dtype):
 def test_typed_strings(values):
     _, _, inputs = make(typed("BYTES", "bytes_contents", values), IDENTITY)
     assert inputs == [b"".join(struct.pack("<I", len(v)) + v for v in values)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=40), st.sampled_from(["varint", "fixed", "bytes"]), st.integers(1, 8))
+def test_typed_contents_of_any_bytes_are_read_within_them(wire, form, size):
+    packed = dataplane.pack_typed_contents(wire, 1, form, size)
+    assert packed is None or len(packed) <= 8 * len(wire)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=40))
+def test_typed_integers_wrap_as_those_of_numpy(values):
+    wire = service_pb2.InferTensorContents(int_contents=values).SerializeToString()
+    expected = np.array(values, np.int64).astype(np.int8).tobytes()
+    assert dataplane.pack_typed_contents(wire, 2, "varint", 1) == expected
+
+
+def test_typed_contents_that_are_not_packed_on_the_wire_are_taken():
+    assert dataplane.pack_typed_contents(b"\x10\x05\x10\xff\x01", 2, "varint", 2) == b"\5\0\xff\0"

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import struct
-
-import numpy as np
-
+from gpubridge import dataplane
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.protocol.fields import invalid
-from gpubridge.tensor.dtypes import numpy_dtype
+from gpubridge.tensor.dtypes import item_size
 
 __all__ = ["data_from_contents"]
 
-# Field, the name Triton has for it, and the datatypes whose elements it may hold.
+# Field, its number and how its values lie on the wire, the name Triton has for it, and the datatypes
+# whose elements it may hold.
 _FIELDS = (
-    ("bool_contents", "BOOL", ("BOOL",)),
-    ("int_contents", "INT32", ("INT8", "INT16", "INT32")),
-    ("int64_contents", "INT64", ("INT64",)),
-    ("uint_contents", "UINT32", ("UINT8", "UINT16", "UINT32")),
-    ("uint64_contents", "UINT64", ("UINT64",)),
-    ("fp32_contents", "FP32", ("FP32",)),
-    ("fp64_contents", "FP64", ("FP64",)),
-    ("bytes_contents", "BYTES", ("BYTES",)),
+    ("bool_contents", 1, "varint", "BOOL", ("BOOL",)),
+    ("int_contents", 2, "varint", "INT32", ("INT8", "INT16", "INT32")),
+    ("int64_contents", 3, "varint", "INT64", ("INT64",)),
+    ("uint_contents", 4, "varint", "UINT32", ("UINT8", "UINT16", "UINT32")),
+    ("uint64_contents", 5, "varint", "UINT64", ("UINT64",)),
+    ("fp32_contents", 6, "fixed", "FP32", ("FP32",)),
+    ("fp64_contents", 7, "fixed", "FP64", ("FP64",)),
+    ("bytes_contents", 8, "bytes", "BYTES", ("BYTES",)),
 )
-
-_LENGTH = struct.Struct("<I")
 
 
 def data_from_contents(entry: ProtoMessage, datatype: str, model: str) -> bytes:
@@ -43,9 +39,8 @@ def data_from_contents(entry: ProtoMessage, datatype: str, model: str) -> bytes:
         INVALID_ARG, in Triton's words, for values in another field than the datatype's.
     """
     data: bytes | None = None
-    for field, name, datatypes in _FIELDS:
-        values = getattr(entry.contents, field)
-        if not values:
+    for field, number, form, name, datatypes in _FIELDS:
+        if not getattr(entry.contents, field):
             continue
         prefix = (
             f"unexpected explicit tensor data for input tensor '{entry.name}' for model '{model}'"
@@ -54,10 +49,9 @@ def data_from_contents(entry: ProtoMessage, datatype: str, model: str) -> bytes:
             raise invalid(f"{prefix}, binary data was already supplied.")
         if datatype not in datatypes:
             raise invalid(f"{prefix} of type '{name}', expected datatype '{datatype}'")
-        if datatype == "BYTES":
-            data = b"".join(_LENGTH.pack(len(value)) + value for value in values)
-        else:
-            # Values beyond the type wrap, as Triton's do.
-            wide = np.fromiter(values, numpy_dtype(name), len(values))
-            data = wide.astype(numpy_dtype(datatype)).tobytes()
+        # Values beyond the type wrap, as Triton's do.
+        data = dataplane.pack_typed_contents(
+            entry.contents.SerializeToString(), number, form, item_size(datatype) or 0
+        )
+        assert data is not None  # protobuf has just made that message
     return data or b""

@@ -1,4 +1,4 @@
-#include "request/json_values_binding.h"
+#include "request/tensor_values_binding.h"
 
 #include <nanobind/stl/string_view.h>
 
@@ -10,6 +10,7 @@
 
 #include "buffer_view.h"
 #include "request/json_values.h"
+#include "request/typed_contents.h"
 
 namespace nb = nanobind;
 
@@ -89,9 +90,28 @@ nb::object format_json_values(nb::handle data, std::string_view datatype, std::s
   return bytes_or_none(good, text);
 }
 
+nb::object pack_contents(nb::handle message, unsigned field, std::string_view form,
+                         std::size_t size) {
+  const BufferView buffer(message, PyBUF_SIMPLE);
+  const WireForm wire = form == "bytes"    ? WireForm::kBytes
+                        : form == "varint" ? WireForm::kVarint
+                                           : WireForm::kFixed;
+  if (wire != WireForm::kBytes && (size == 0 || size > sizeof(std::uint64_t))) {
+    throw nb::value_error("expected elements of 1 to 8 bytes");
+  }
+  std::string bytes;
+  bool good = false;
+  {
+    const nb::gil_scoped_release unlocked;
+    good = pack_typed_contents(text_of(buffer), field, wire, size, bytes);
+  }
+  return bytes_or_none(good, bytes);
+}
+
 }  // namespace
 
-void bind_json_values(nb::module_& module) {
+void bind_tensor_values(nb::module_& module) {
+  module.def("pack_typed_contents", &pack_contents);
   module.def("split_json_data", &split_json_data);
   module.def("pack_json_values", &pack_json_values);
   module.def("format_json_values", &format_json_values);
