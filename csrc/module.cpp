@@ -12,5 +12,6 @@ NB_MODULE(_native, module) {
   gpubridge::bind_memory(module);
   gpubridge::bind_ipc(module);
   gpubridge::bind_request(module);
+  gpubridge::bind_schedule(module);
   gpubridge::bind_net(module);
 }

@@ -10,10 +10,17 @@ and Python parses the same bytes anew and words it.
 from __future__ import annotations
 
 from gpubridge._native import (
+    DynamicBatcher,
     format_json_values,
     pack_json_values,
     pack_typed_contents,
     split_json_data,
 )
 
-__all__ = ["format_json_values", "pack_json_values", "pack_typed_contents", "split_json_data"]
+__all__ = [
+    "DynamicBatcher",
+    "format_json_values",
+    "pack_json_values",
+    "pack_typed_contents",
+    "split_json_data",
+]

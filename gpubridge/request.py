@@ -171,8 +171,8 @@ class RequestOptions:
         Whether it is the first, the last of its sequence.
     shapes : tuple of (str, tuple of int)
         Of its inputs, by name.
-    shape_key : object
-        What the model's dispatcher remembers of the shapes.
+    shape_id : object
+        What the model's scheduler remembers of the shapes.
     """
 
     priority: int = 0
@@ -181,7 +181,7 @@ class RequestOptions:
     start: bool = False
     end: bool = False
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    shape_key: object = None
+    shape_id: object = None
 
 
 NO_OPTIONS = RequestOptions()
@@ -241,11 +241,10 @@ class InferRequest:
         response is the outcome.
     trace : FollowedRequest or None
         Who follows it, if it is traced.
-    arrived, place
-        The scheduler's, which holds this object or, where it has to know more, another for it. The
-        first is the time at which the model took it, in CLOCK_MONOTONIC nanoseconds.
+    arrived : int
+        When the model took it, in CLOCK_MONOTONIC nanoseconds.
     item : object
-        What the scheduler holds for it; None for itself.
+        What a sequence batcher holds for it; None where the scheduler holds the request itself.
     pattern : InferRequest or None
         Another request of the same batch, whose inputs it has.
     unsent : int
@@ -273,7 +272,6 @@ class InferRequest:
         "on_partial",
         "options",
         "pattern",
-        "place",
         "places",
         "ranges",
         "signature",

@@ -14,10 +14,10 @@ from gpubridge.engine.instance import Instance
 from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.ledger import COMES_BACK, Closed, Landed
 from gpubridge.engine.scheduling import (
-    Item,
     Scheduler,
     SequenceItem,
     SequenceScheduler,
+    ShapeIds,
     request_scheduler,
     sequence_scheduler,
     shape_agreement,
@@ -26,7 +26,7 @@ from gpubridge.engine.sequence_requests import SequenceRequests
 from gpubridge.engine.tracing import RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena
-from gpubridge.request import InferRequest, Outcome, RequestOptions
+from gpubridge.request import InferRequest, Outcome
 from gpubridge.telemetry.statistics import ModelStatistics
 
 __all__ = ["Dispatcher"]
@@ -69,17 +69,18 @@ class Dispatcher:
         self._statistics = statistics
         self._tracing = tracing
         self._recorder = BatchRecorder(statistics)
-        self._agreement = shape_agreement(config)
         sequences = sequence_scheduler(config)
         self._sequences = SequenceRequests(config) if sequences is not None else None
-        self._scheduler: Scheduler[Any] = sequences or request_scheduler(config)
+        self._shapes = ShapeIds(shape_agreement(config))
+        # It holds the requests themselves, or the items of a sequence batcher.
+        self._scheduler: Scheduler = sequences or request_scheduler(config)
         # Requests that are no batch with others may wait at the stub as well as here; batches form
         # as late as possible.
         choice = config.message.WhichOneof("scheduling_choice")
         self._ahead = choice is None
         self._alarm = None if self._ahead else Alarm(self.dispatch)
         self._ordered = self._scheduler.wants_answers
-        self._held: dict[Item, tuple[_OnDone | None, Outcome]] = {}
+        self._held: dict[Any, tuple[_OnDone | None, Outcome]] = {}
         self._stopping = False
         self._on_idle: Callable[[], None] | None = None
         self.instances: Sequence[Instance] = ()
@@ -106,13 +107,10 @@ class Dispatcher:
         if request.copied:
             self._statistics.copied(request.copied)
         try:
-            if self._ahead:
-                self._scheduler.add(request, now)
-            else:
-                item = request.item = self._item(request)
-                self._scheduler.add(item, now)
-                if self._ordered:
-                    request.on_done = partial(self._hold, item, request.on_done)
+            item = request if self._sequences is None else self._sequence_item(request)
+            self._scheduler.add(item, now)
+            if self._ordered:
+                request.on_done = partial(self._hold, item, request.on_done)
         except BridgeError as error:
             self._refuse(request, error)
             return
@@ -182,52 +180,31 @@ class Dispatcher:
             items = self._scheduler.take(instance.index, now)
             if items:
                 made = self._sequences
-                instance.submit([i.request if made is None else made.of(i) for i in items])
+                instance.submit(items if made is None else [made.of(item) for item in items])
         for instance in self.fed_ahead:
             while instance.window and 0 < instance.batches_at_stub < instance.least_window:
                 items = self._scheduler.take_ahead(instance.index, now)
                 if not items:
                     break
-                instance.submit([item.request for item in items])
+                instance.submit(items)
 
     def _check_hope(self) -> None:
         """Refuse what waits when no instance is going to take it."""
         if self._scheduler.pending and not self._may_come_up():
             self.refuse_queued(self._why_not())
 
-    def _item(self, request: InferRequest) -> Item:
+    def _sequence_item(self, request: InferRequest) -> SequenceItem:
         options = request.options
-        if self._sequences is not None:
-            return SequenceItem(
-                request,
-                options.correlation_id,
-                options.start,
-                options.end,
-                self._shape_key(options),
-                options.timeout_us,
-                request.identifier,
-                request.batch_size,
-            )
-        return Item(
+        item = request.item = SequenceItem(
             request,
-            request.batch_size,
-            self._shape_key(options),
-            options.priority,
+            options.correlation_id,
+            options.start,
+            options.end,
+            self._shapes.of(options),
             options.timeout_us,
-            request.identifier,
+            request.batch_size,
         )
-
-    def _shape_key(self, options: RequestOptions) -> object:
-        """Return what must be equal in requests of one batch; options are mostly the same object."""
-        key = options.shape_key
-        if key is None:
-            agreement = self._agreement
-            key = options.shape_key = tuple(
-                (name, shape[1:] if name in agreement.inputs else None)
-                for name, shape in sorted(options.shapes)
-                if agreement.same_inputs or name in agreement.inputs
-            )
-        return key
+        return item
 
     def _may_come_up(self) -> bool:
         return any(
@@ -244,7 +221,7 @@ class Dispatcher:
     def _settle_refused(self, now: int) -> None:
         refusals = self._scheduler.refused(now)
         for item, error in refusals:
-            self._refuse(item.request, error)
+            self._refuse(_request(item), error)
         if refusals:
             self._release(self._scheduler.releasable())
 
@@ -265,7 +242,7 @@ class Dispatcher:
         """Spare the model a request that nobody waits for, if that is still possible."""
         if request.trace is not None:
             request.trace.abandoned()
-        item: Any = request if self._ahead else request.item
+        item: Any = request if self._sequences is None else request.item
         if self._scheduler.cancel(item):
             self._free(request)
             self._statistics.failed("CANCELED", _clock() - request.arrived)
@@ -282,12 +259,12 @@ class Dispatcher:
             # A sequence must not go on with a gap: what has not started is executed all the same.
             instance.cancel(request, running_only=self._sequences is not None)
 
-    def _hold(self, item: Item, on_done: _OnDone | None, outcome: Outcome) -> None:
+    def _hold(self, item: Any, on_done: _OnDone | None, outcome: Outcome) -> None:
         """Keep an outcome until it is its turn."""
         self._held[item] = on_done, outcome
         self._release(self._scheduler.answered(item, _clock()))
 
-    def _release(self, items: Iterable[Item]) -> None:
+    def _release(self, items: Iterable[Any]) -> None:
         for item in items:
             on_done, outcome = self._held.pop(item)
             if on_done is not None:
@@ -318,7 +295,7 @@ class Dispatcher:
         error: BridgeError,
     ) -> None:
         """An instance's process died: the requests it had started fail, the others wait again."""
-        items: list[Any] = [r if self._ahead else r.item for r in unstarted]
+        items: list[Any] = [r if self._sequences is None else r.item for r in unstarted]
         self._scheduler.put_back(items)
         for request in unstarted:
             request.instance = None
@@ -378,5 +355,5 @@ class Dispatcher:
             self.dispatch(now)
 
 
-def _request(item: Any) -> InferRequest:
-    return item if type(item) is InferRequest else item.request
+def _request(item: Any) -> Any:
+    return item.request if type(item) is SequenceItem else item

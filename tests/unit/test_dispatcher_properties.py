@@ -273,7 +273,7 @@ class ModelMachine(RuleBasedStateMachine):
             return
         flying = self.flying()
         queued = [c for c in self.model.clients.values() if c.waits and c.request not in flying]
-        held = {item.request for item in self.model.dispatcher._held}
+        held = set(self.model.dispatcher._held)
         by_level: dict[int, int] = {}
         for client in queued:
             if client.request in held:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpubridge.engine.scheduling import DefaultScheduler, QueuePolicy
+from gpubridge.engine.scheduling import QueuePolicy
 from tests.unit import test_scheduling_sequences as sequences
+from tests.unit.scheduled import default
 from tests.unit.test_scheduling_batches import add, dynamic, names, take
 
 
@@ -14,7 +15,7 @@ def take_ahead(scheduler, now=0):
 
 
 def test_default_gives_its_requests_ahead():
-    scheduler = DefaultScheduler()
+    scheduler = default()
     add(scheduler, "a", "b")
     assert [take_ahead(scheduler) for _ in range(3)] == [["a"], ["b"], None]
 
@@ -26,7 +27,7 @@ def test_dynamic_gives_a_batch_ahead_that_nothing_can_join():
     assert take_ahead(scheduler, now=10**9) is None
     add(scheduler, "b", "c")
     assert [take_ahead(scheduler) for _ in range(2)] == [["a", "b"], None]
-    add(scheduler, "d", shape="another")
+    add(scheduler, "d", shape=2)
     assert [take_ahead(scheduler) for _ in range(2)] == [["c"], None]
     assert take(scheduler, now=10**9) == ["d"]
 
@@ -51,4 +52,4 @@ def test_nothing_of_a_sequence_is_given_ahead(make):
     scheduler = make(size=1)
     sequences.add(scheduler, "a", 1, "s")
     assert take_ahead(scheduler) is None
-    assert take(scheduler) == ["a"]
+    assert sequences.take(scheduler) == ["a"]

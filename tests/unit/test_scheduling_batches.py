@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
-from gpubridge.engine.scheduling import (
-    DefaultScheduler,
-    DynamicBatching,
-    DynamicScheduler,
-    Item,
-    QueuePolicy,
-    TimeoutAction,
-)
+from gpubridge.engine.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 from gpubridge.errors import BridgeError, ErrorCode
+from tests.unit.scheduled import Request, default, dynamic_scheduler
 
 US = 1000
 
 
 def dynamic(max_batch_size=8, **settings):
     settings.setdefault("preferred_batch_sizes", (max_batch_size,))
-    return DynamicScheduler(DynamicBatching(**settings), max_batch_size)
+    return dynamic_scheduler(DynamicBatching(**settings), max_batch_size)
 
 
 def add(scheduler, *names, now=0, **fields):
-    items = [Item(name, **fields) for name in names]
+    items = [Request(name, **fields) for name in names]
     for item in items:
         scheduler.add(item, now)
     return items
 
 
 def names(items):
-    return None if items is None else [item.request for item in items]
+    return None if items is None else [item.name for item in items]
 
 
 def take(scheduler, now=0):
@@ -38,14 +35,14 @@ def take(scheduler, now=0):
 
 
 def refused(scheduler, now):
-    return [(item.request, error.message) for item, error in scheduler.refused(now)]
+    return [(item.name, error.message) for item, error in scheduler.refused(now)]
 
 
 # -- default ---------------------------------------------------------------------------------------
 
 
 def test_default_gives_one_request_after_the_other_whatever_its_priority_or_timeout():
-    scheduler = DefaultScheduler()
+    scheduler = default()
     add(scheduler, "a", "b", priority=2, timeout_us=1)
     add(scheduler, "c", priority=1)
     assert scheduler.pending == 3
@@ -55,7 +52,7 @@ def test_default_gives_one_request_after_the_other_whatever_its_priority_or_time
 
 
 def test_default_cancels_what_was_not_taken_and_only_once():
-    scheduler = DefaultScheduler()
+    scheduler = default()
     a, b, c = add(scheduler, "a", "b", "c")
     assert take(scheduler) == ["a"]
     assert [scheduler.cancel(item) for item in (a, b, b)] == [False, True, False]
@@ -66,7 +63,7 @@ def test_default_cancels_what_was_not_taken_and_only_once():
 
 
 def test_default_puts_orphans_back_to_the_front_in_order():
-    scheduler = DefaultScheduler()
+    scheduler = default()
     items = add(scheduler, *"abcd")
     for _ in range(3):
         take(scheduler)
@@ -74,18 +71,43 @@ def test_default_puts_orphans_back_to_the_front_in_order():
     assert [take(scheduler) for _ in range(3)] == [["b"], ["c"], ["d"]]
 
 
-def test_default_does_not_keep_what_was_cancelled():
-    scheduler = DefaultScheduler()
+@pytest.mark.parametrize("make", [default, dynamic])
+def test_what_was_cancelled_is_not_kept(make):
+    scheduler = make()
     add(scheduler, "first")
-    for number in range(1000):
-        (item,) = add(scheduler, number)
-        scheduler.cancel(item)
+    (item,) = add(scheduler, "second")
+    gone = weakref.ref(item)
+    assert scheduler.cancel(item)
+    del item
+    assert gone() is None
     assert scheduler.pending == 1
-    assert len(scheduler._queue) < 200
     assert take(scheduler) == ["first"]
 
 
-@pytest.mark.parametrize("make", [DefaultScheduler, dynamic])
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_scheduler_that_nobody_needs_is_collected_with_what_its_requests_refer_to(taken):
+    scheduler = dynamic(preserve_ordering=True)
+    (item,) = add(scheduler, "a")
+    if taken:
+        take(scheduler)
+    item.owner = scheduler
+    gone = weakref.ref(item)
+    del item, scheduler
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_request_is_queued_once():
+    scheduler = default()
+    (item,) = add(scheduler, "a")
+    with pytest.raises(ValueError, match="queued already"):
+        scheduler.add(item, 0)
+    with pytest.raises(ValueError, match="queued already"):
+        scheduler.put_back([item])
+    assert [take(scheduler), take(scheduler)] == [["a"], None]
+
+
+@pytest.mark.parametrize("make", [default, dynamic])
 def test_a_stopped_scheduler_takes_nothing_and_gives_out_what_it_has(make):
     scheduler = make()
     add(scheduler, "a")
@@ -95,7 +117,7 @@ def test_a_stopped_scheduler_takes_nothing_and_gives_out_what_it_has(make):
     assert take(scheduler) == ["a"]
 
 
-@pytest.mark.parametrize("make", [DefaultScheduler, dynamic])
+@pytest.mark.parametrize("make", [default, dynamic])
 def test_clear_gives_everything_away(make):
     scheduler = make()
     a, b, c = add(scheduler, *"abc")
@@ -166,12 +188,12 @@ def test_without_a_batch_dimension_every_request_is_a_batch():
 
 def test_only_requests_of_the_same_shape_share_a_batch():
     scheduler = dynamic(8, max_queue_delay_us=100)
-    add(scheduler, "a", "b", shape=(1,))
+    add(scheduler, "a", "b", shape=1)
     assert take(scheduler) is None
-    add(scheduler, "c", shape=(2,))
+    add(scheduler, "c", shape=2)
     assert take(scheduler) == ["a", "b"]
     assert take(scheduler) is None
-    add(scheduler, "d", shape=(1,))
+    add(scheduler, "d", shape=1)
     assert take(scheduler) == ["c"]
 
 
@@ -273,7 +295,7 @@ def test_a_late_request_is_rejected():
     assert scheduler.next_wakeup(300 * US + 6) == 300 * US + 6
     assert scheduler.pending == 1
     ((item, error),) = scheduler.refused(300 * US + 6)
-    assert (item.request, error.code) == ("a", ErrorCode.UNAVAILABLE)
+    assert (item.name, error.code) == ("a", ErrorCode.UNAVAILABLE)
     assert scheduler.pending == 0
 
 
@@ -314,23 +336,21 @@ def test_an_orphan_had_its_turn_and_is_never_late():
     assert take(scheduler, 200 * US) == ["a"]
 
 
-def test_levels_that_clients_make_up_are_forgotten():
-    scheduler = dynamic(1, priority_levels=2**64 - 1, default_priority_level=1)
-    for priority in range(1, 1000):
-        add(scheduler, "a", priority=priority)
-        take(scheduler)
-    assert len(scheduler._queue._levels) < 100
+def test_clients_may_name_any_priority():
+    scheduler = dynamic(1, priority_levels=2**64 - 1, default_priority_level=7)
+    for priority in (2**64 - 1, 2**63, 5, 0):
+        add(scheduler, priority, priority=priority)
+    assert [take(scheduler)[0] for _ in range(4)] == [5, 0, 2**63, 2**64 - 1]
 
 
-def test_requests_that_are_gone_are_not_kept_for_their_deadline():
-    policy = QueuePolicy(default_timeout_us=10**9)
-    scheduler = dynamic(1, default_queue_policy=policy)
-    add(scheduler, "stays")
-    for number in range(1000):
-        (item,) = add(scheduler, number)
-        scheduler.cancel(item)
-    (level,) = scheduler._queue._levels.values()
-    assert len(level._deadlines) + len(level._waiting) < 300
+def test_times_beyond_all_clocks_are_no_times():
+    policy = QueuePolicy(default_timeout_us=2**64 - 1, allow_timeout_override=True)
+    scheduler = dynamic(2, default_queue_policy=policy, max_queue_delay_us=2**64 - 1)
+    add(scheduler, "a", now=2**61, timeout_us=2**64 - 2)
+    assert take(scheduler, 2**62) is None
+    assert refused(scheduler, 2**62) == []
+    add(scheduler, "b", now=2**62)
+    assert take(scheduler, 2**62) == ["a", "b"]
 
 
 # -- order -----------------------------------------------------------------------------------------

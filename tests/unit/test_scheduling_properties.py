@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 from hypothesis import HealthCheck, assume, settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -13,15 +11,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from gpubridge.engine.scheduling import (
-    DefaultScheduler,
-    DynamicBatching,
-    DynamicScheduler,
-    Item,
-    QueuePolicy,
-    TimeoutAction,
-)
+from gpubridge.engine.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 from gpubridge.errors import BridgeError
+from tests.unit.scheduled import Recorded, Request, default, dynamic_scheduler
 
 US = 1000
 
@@ -40,11 +32,11 @@ class BatchingMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now = 0
-        self.queued: list[Item] = []
-        self.given_back: set[Item] = set()
-        self.batches: list[list[Item]] = []
-        self.taken_order: list[Item] = []
-        self.released: list[Item] = []
+        self.queued: list[Request] = []
+        self.given_back: set[Request] = set()
+        self.batches: list[list[Request]] = []
+        self.taken_order: list[Request] = []
+        self.released: list[Request] = []
         self.answers = 0
 
     @initialize(
@@ -66,7 +58,7 @@ class BatchingMachine(RuleBasedStateMachine):
         if self.levels:
             self.policies[1] = first
         if kind == "default":
-            self.scheduler = DefaultScheduler()
+            self.scheduler = Recorded(default, Request.copy)
             self.most, self.delay, self.levels = 10**9, 0, 0
             self.policies = dict.fromkeys((0, 1, 2, 3), QueuePolicy())
             return
@@ -79,21 +71,22 @@ class BatchingMachine(RuleBasedStateMachine):
             default_queue_policy=policy,
             priority_queue_policy={1: first} if self.levels else {},
         )
-        self.scheduler = DynamicScheduler(made, most)
+        self.scheduler = Recorded(lambda: dynamic_scheduler(made, most), Request.copy)
 
     def level(self, item):
         if not self.levels:
             return 0
-        return item.priority if 1 <= item.priority <= self.levels else 2
+        priority = item.options.priority
+        return priority if 1 <= priority <= self.levels else 2
 
     @rule(
         size=st.integers(1, 3),
-        shape=st.sampled_from("aab"),
+        shape=st.sampled_from([1, 1, 2]),
         priority=st.integers(0, 4),
         timeout=st.sampled_from([0, 5, 200]),
     )
     def arrive(self, size, shape, priority, timeout):
-        item = Item(None, min(size, self.most), shape, priority, timeout)
+        item = Request(None, min(size, self.most), shape, priority, timeout)
         limit = self.policies[self.level(item)].max_queue_size
         try:
             self.scheduler.add(item, self.now)
@@ -118,7 +111,7 @@ class BatchingMachine(RuleBasedStateMachine):
         assert items
         for item in items:
             self.queued.remove(item)
-        assert len(items) == 1 or sum(item.size for item in items) <= self.most
+        assert len(items) == 1 or sum(item.batch_size for item in items) <= self.most
         assert len({item.shape for item in items}) == 1
         if self.kind == "default":
             assert len(items) == 1
@@ -133,8 +126,8 @@ class BatchingMachine(RuleBasedStateMachine):
             assert policy.timeout_action is TimeoutAction.REJECT
             assert item not in self.given_back
             limit = policy.default_timeout_us
-            if policy.allow_timeout_override and item.timeout_us:
-                limit = min(limit, item.timeout_us)
+            if policy.allow_timeout_override and item.options.timeout_us:
+                limit = min(limit, item.options.timeout_us)
             assert self.now - item.arrived >= limit * US > 0
         self.release(self.scheduler.releasable())
 
@@ -192,11 +185,11 @@ class BatchingMachine(RuleBasedStateMachine):
         self.refuse()
 
     def probe_due(self):
-        return copy.deepcopy(self.scheduler).take(0, self.now) is not None
+        return self.scheduler.twin().take(0, self.now) is not None
 
     def probe(self, when, due_now):
         """Whether a twin has anything to give at a time, other than what is due already."""
-        twin = copy.deepcopy(self.scheduler)
+        twin = self.scheduler.twin()
         news = bool(twin.refused(when))
         if not due_now:
             news = news or twin.take(0, when) is not None
@@ -215,7 +208,7 @@ class BatchingMachine(RuleBasedStateMachine):
         if self.queued and not self.levels:
             oldest = min(item.arrived for item in self.queued)
             if self.now - oldest >= self.delay:
-                twin = copy.deepcopy(self.scheduler)
+                twin = self.scheduler.twin()
                 late = len(twin.refused(self.now))
                 assert late or twin.take(0, self.now) is not None
 

@@ -7,14 +7,13 @@ import pytest
 from gpubridge.engine.scheduling import (
     Control,
     ControlKind,
-    DefaultScheduler,
     DirectSequenceScheduler,
     DirectStrategy,
-    DynamicScheduler,
     InitialState,
     OldestSequenceScheduler,
     OldestStrategy,
     QueuePolicy,
+    ShapeIds,
     StateSpec,
     TimeoutAction,
     parse_dynamic_batching,
@@ -24,7 +23,9 @@ from gpubridge.engine.scheduling import (
     shape_agreement,
 )
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.request import RequestOptions
 from tests.unit.model_configs import model_config
+from tests.unit.scheduled import Request
 
 START = "control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] }"
 STATE = 'input_name: "SI" output_name: "SO" data_type: TYPE_FP32'
@@ -60,8 +61,11 @@ def test_dynamic_batching_is_read():
 
 
 def test_the_scheduler_is_the_one_asked_for():
-    assert isinstance(request_scheduler(config("")), DefaultScheduler)
-    assert isinstance(request_scheduler(config("dynamic_batching { }")), DynamicScheduler)
+    for text, first_batch in (("", 1), ("dynamic_batching { }", 2)):
+        scheduler = request_scheduler(config(text))
+        for name in "ab":
+            scheduler.add(Request(name), 0)
+        assert len(scheduler.take(0, 0)) == first_batch
     assert sequence_scheduler(config("dynamic_batching { }")) is None
     for text, kind in (
         ("", DirectSequenceScheduler),
@@ -258,3 +262,40 @@ def test_states_are_refused_in_tritons_words(fields, message):
 def test_a_state_without_a_name_is_refused():
     text = 'sequence_batching { state { output_name: "SO" data_type: TYPE_FP32 dims: [1] } }'
     assert "must specify 'input_name', 'output_name' and a 'data_type'" in refusal(text)
+
+
+def options(*shapes):
+    return RequestOptions(shapes=tuple(shapes))
+
+
+def test_shapes_that_may_share_a_batch_have_one_number():
+    ids = ShapeIds(shape_agreement(config("", "A FP32 [-1];B FP32 [3]")))
+    one = options(("A", (1, 5)), ("B", (1, 3)))
+    same = [
+        one,
+        one,
+        options(("A", (1, 5)), ("B", (1, 3))),
+        options(("A", (8, 5)), ("B", (8, 3))),
+        options(("B", (1, 3)), ("A", (1, 5))),
+        options(("A", (1, 5))),
+    ]
+    assert len({ids.of(each) for each in same}) == 1
+    others = [options(("A", (1, 6))), options(("A", (1, 5, 1))), options()]
+    assert len({ids.of(each) for each in [one, *others]}) == 4
+
+
+def test_optional_inputs_count_whether_they_are_there():
+    ids = ShapeIds(shape_agreement(config("", "A FP32 [3] optional: true;B FP32 [3]")))
+    both, one = options(("A", (1, 3)), ("B", (1, 3))), options(("B", (1, 3)))
+    assert ids.of(both) != ids.of(one)
+
+
+def test_options_that_another_model_has_had_get_a_number_of_this_one():
+    first, second = (ShapeIds(shape_agreement(config("", "A FP32 [-1]"))) for _ in range(2))
+    others = [options(("A", (1, dim))) for dim in (7, 8)]
+    for each in others:
+        second.of(each)
+    shared = options(("A", (1, 5)))
+    first.of(shared)
+    assert second.of(shared) not in [second.of(each) for each in others]
+    assert second.of(options(("A", (2, 5)))) == second.of(shared)

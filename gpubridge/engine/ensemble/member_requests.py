@@ -222,7 +222,7 @@ def _options(form: _Form, given: RequestOptions) -> RequestOptions:
     """Return a client's options with the shapes of a member's inputs."""
     options = form.options.get(given)
     if options is None:
-        options = replace(given, shapes=form.shapes, shape_key=None)
+        options = replace(given, shapes=form.shapes, shape_id=None)
         if len(form.options) >= _FORMS_KEPT:
             form.options.clear()
         form.options[given] = options

@@ -1,14 +1,13 @@
 """Which requests make the next batch, and of which instance: pure rules, without clock or socket.
 
-`request_scheduler` and `sequence_scheduler` give a model its `Scheduler`; what it holds are `Item`
-and `SequenceItem`.
+`request_scheduler` and `sequence_scheduler` give a model its `Scheduler`; what it holds are requests,
+or a `SequenceItem` for each. The default queue and the dynamic batcher are compiled
+(`gpubridge.dataplane.DynamicBatcher`).
 """
 
+from gpubridge.engine.scheduling.batches import BatchScheduler
 from gpubridge.engine.scheduling.choose import request_scheduler, sequence_scheduler
 from gpubridge.engine.scheduling.control import ControlTensor
-from gpubridge.engine.scheduling.default import DefaultScheduler
-from gpubridge.engine.scheduling.dynamic import DynamicScheduler
-from gpubridge.engine.scheduling.item import Item, Place
 from gpubridge.engine.scheduling.policy import Refusal, Scheduler
 from gpubridge.engine.scheduling.sequence import SequenceScheduler
 from gpubridge.engine.scheduling.sequence_direct import DirectSequenceScheduler
@@ -32,21 +31,19 @@ from gpubridge.engine.scheduling.settings import (
     parse_dynamic_batching,
     shape_agreement,
 )
+from gpubridge.engine.scheduling.shape_ids import ShapeIds
 
 __all__ = [
+    "BatchScheduler",
     "Control",
     "ControlKind",
     "ControlTensor",
-    "DefaultScheduler",
     "DirectSequenceScheduler",
     "DirectStrategy",
     "DynamicBatching",
-    "DynamicScheduler",
     "InitialState",
-    "Item",
     "OldestSequenceScheduler",
     "OldestStrategy",
-    "Place",
     "QueuePolicy",
     "Refusal",
     "Scheduler",
@@ -54,6 +51,7 @@ __all__ = [
     "SequenceItem",
     "SequenceScheduler",
     "ShapeAgreement",
+    "ShapeIds",
     "StateSpec",
     "TimeoutAction",
     "parse_dynamic_batching",

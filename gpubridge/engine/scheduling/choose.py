@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 
 from gpubridge.config import ModelConfig
-from gpubridge.engine.scheduling.default import DefaultScheduler
-from gpubridge.engine.scheduling.dynamic import DynamicScheduler
-from gpubridge.engine.scheduling.item import Item
-from gpubridge.engine.scheduling.policy import Scheduler
+from gpubridge.engine.scheduling.batches import BatchScheduler
 from gpubridge.engine.scheduling.sequence import SequenceScheduler
 from gpubridge.engine.scheduling.sequence_direct import DirectSequenceScheduler
 from gpubridge.engine.scheduling.sequence_oldest import OldestSequenceScheduler
@@ -16,14 +13,18 @@ from gpubridge.engine.scheduling.sequence_settings import (
     DirectStrategy,
     parse_sequence_batching,
 )
-from gpubridge.engine.scheduling.settings import parse_dynamic_batching
+from gpubridge.engine.scheduling.settings import (
+    DynamicBatching,
+    parse_dynamic_batching,
+    shape_agreement,
+)
 
 __all__ = ["request_scheduler", "sequence_scheduler"]
 
 _logger = logging.getLogger(__name__)
 
 
-def request_scheduler(config: ModelConfig) -> Scheduler[Item]:
+def request_scheduler(config: ModelConfig) -> BatchScheduler:
     """Return the scheduler of a model without ``sequence_batching``.
 
     Raises
@@ -33,9 +34,9 @@ def request_scheduler(config: ModelConfig) -> Scheduler[Item]:
     """
     message = config.message
     if message.WhichOneof("scheduling_choice") != "dynamic_batching":
-        return DefaultScheduler()
+        return BatchScheduler(DynamicBatching(), 0, shape_agreement(config))
     settings = parse_dynamic_batching(config.name, message.dynamic_batching)
-    return DynamicScheduler[Item](settings, config.max_batch_size)
+    return BatchScheduler(settings, config.max_batch_size, shape_agreement(config))
 
 
 def sequence_scheduler(config: ModelConfig) -> SequenceScheduler | None:

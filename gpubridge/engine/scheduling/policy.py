@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
-from gpubridge.engine.scheduling.item import Item
 from gpubridge.errors import BridgeError, ErrorCode
 
 __all__ = ["STOPPING", "Refusal", "Scheduler", "stopping_error"]
 
-ItemT = TypeVar("ItemT", bound=Item)
-Refusal = tuple[ItemT, BridgeError]
+Refusal = tuple[Any, BridgeError]
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
 
-class Scheduler(Protocol[ItemT]):
+class Scheduler(Protocol):
     """Decides which requests make the next batch of which instance; does nothing by itself.
 
     It reads no clock: ``now_ns`` is any clock that never goes back. It owns the items from `add`
@@ -36,7 +34,7 @@ class Scheduler(Protocol[ItemT]):
     def pending(self) -> int:
         """How many items it holds that were not taken."""
 
-    def add(self, item: ItemT, now_ns: int, /) -> None:
+    def add(self, item: Any, now_ns: int, /) -> None:
         """Take an item over.
 
         Raises
@@ -45,10 +43,10 @@ class Scheduler(Protocol[ItemT]):
             The item is refused and was not taken over; ``UNAVAILABLE`` for a full queue.
         """
 
-    def take(self, instance: int, now_ns: int, /) -> list[ItemT] | None:
+    def take(self, instance: int, now_ns: int, /) -> list[Any] | None:
         """Give away the next batch for an instance that has room, if one is due."""
 
-    def take_ahead(self, instance: int, now_ns: int, /) -> list[ItemT] | None:
+    def take_ahead(self, instance: int, now_ns: int, /) -> list[Any] | None:
         """Give away the next batch for an instance that is at another, if that takes nothing from it.
 
         Nothing that comes later could join it, overtake it, or be refused if it stayed.
@@ -61,19 +59,19 @@ class Scheduler(Protocol[ItemT]):
         waking.
         """
 
-    def refused(self, now_ns: int, /) -> list[Refusal[ItemT]]:
+    def refused(self, now_ns: int, /) -> list[Refusal]:
         """Give away the items that will not be executed, each with the reason."""
 
-    def cancel(self, item: ItemT, /) -> bool:
+    def cancel(self, item: Any, /) -> bool:
         """Give an item away if it was not taken yet; return whether that was so."""
 
-    def put_back(self, items: Sequence[ItemT], /) -> None:
+    def put_back(self, items: Sequence[Any], /) -> None:
         """Take back what was taken last but never started; it goes to the front, in that order."""
 
-    def answered(self, item: ItemT, now_ns: int, /) -> list[ItemT]:
+    def answered(self, item: Any, now_ns: int, /) -> list[Any]:
         """Hear that a taken item has its outcome; return the items whose outcomes may go out now."""
 
-    def releasable(self) -> list[ItemT]:
+    def releasable(self) -> list[Any]:
         """Return what else may go out since a `cancel` or `refused` made a gap in the order."""
 
     def instance_up(self, instance: int, /) -> None:
@@ -85,7 +83,7 @@ class Scheduler(Protocol[ItemT]):
     def stop(self) -> None:
         """Accept nothing new; what is held is still given out."""
 
-    def clear(self) -> list[ItemT]:
+    def clear(self) -> list[Any]:
         """Give everything away."""
 
 

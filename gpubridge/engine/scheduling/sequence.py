@@ -8,10 +8,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence as Series
 
 from gpubridge.engine.scheduling.control import ControlPlan
-from gpubridge.engine.scheduling.item import Place
 from gpubridge.engine.scheduling.policy import Refusal
 from gpubridge.engine.scheduling.sequence_admission import Admission
-from gpubridge.engine.scheduling.sequence_item import Sequence, SequenceItem
+from gpubridge.engine.scheduling.sequence_item import Place, Sequence, SequenceItem
 from gpubridge.engine.scheduling.sequence_settings import SequenceBatching
 from gpubridge.engine.scheduling.sequence_timers import SequenceTimers
 from gpubridge.errors import BridgeError, ErrorCode
@@ -55,7 +54,7 @@ class SequenceScheduler(ABC):
         self._seats: dict[int, list[Sequence | None]] = {}
         self._free: list[tuple[int, int]] = []
         self._timers = SequenceTimers(settings.max_sequence_idle_us * 1000)
-        self._refused: list[Refusal[SequenceItem]] = []
+        self._refused: list[Refusal] = []
         self._queued = 0
 
     # -- what comes in -------------------------------------------------------------------------
@@ -129,7 +128,7 @@ class SequenceScheduler(ABC):
         times = [*self._batch_times(now_ns), *filter(None, [self._timers.next()])]
         return max(min(times), now_ns) if times else None
 
-    def refused(self, now_ns: int) -> list[Refusal[SequenceItem]]:
+    def refused(self, now_ns: int) -> list[Refusal]:
         """Give away what will not be executed: its sequence is over, by time, cancel or death."""
         self._age(now_ns)
         refused, self._refused = self._refused, []

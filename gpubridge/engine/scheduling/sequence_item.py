@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+import enum
 from collections import deque
-from collections.abc import Hashable
 from typing import Any
 
 from gpubridge.engine.scheduling.control import ControlTensor
-from gpubridge.engine.scheduling.item import Item
 
-__all__ = ["Sequence", "SequenceItem"]
+__all__ = ["Place", "Sequence", "SequenceItem"]
 
 
-class SequenceItem(Item):
+class Place(enum.IntEnum):
+    """Where an item is; only the scheduler that holds it changes this."""
+
+    NEW = 0
+    QUEUED = 1
+    TAKEN = 2
+    GONE = 3
+
+
+# Enum members cost an attribute look-up each time; these are the same objects.
+_NEW = Place.NEW
+
+
+class SequenceItem:
     """One request of a sequence, or a place in a batch that no request fills.
 
     Parameters
     ----------
     request : object
-        None for padding.
+        The scheduler never looks at it; None for padding.
     correlation_id : int or str
         0 and "" mean none.
     start, end : bool
         The flags of the request; of a rescheduled one both are False.
-    shape, timeout_us, identifier, size
-        As in `Item`. The time-out only matters while the sequence waits for a slot.
+    shape : int
+        Only items of one shape share a batch (`gpubridge.engine.scheduling.shape_ids.ShapeIds`).
+    timeout_us : int
+        What the request asks for, 0 for nothing; it only matters while the sequence waits for a slot.
+    size : int
+        Its batch size; 1 for a model without batch dimension.
 
     Attributes
     ----------
+    arrived : int
+        The ``now_ns`` of its `add`.
+    place : Place
     controls : tuple of ControlTensor
         Set by `take`: the inputs to add to the request.
     instance, slot : int
@@ -38,14 +57,20 @@ class SequenceItem(Item):
     """
 
     __slots__ = (
+        "arrived",
         "controls",
         "correlation_id",
         "end",
         "instance",
         "pattern",
+        "place",
+        "request",
         "sequence",
+        "shape",
+        "size",
         "slot",
         "start",
+        "timeout_us",
     )
 
     def __init__(  # noqa: PLR0913  (made once per request: no room for a builder)
@@ -54,12 +79,16 @@ class SequenceItem(Item):
         correlation_id: int | str = 0,
         start: bool = False,
         end: bool = False,
-        shape: Hashable = None,
+        shape: int = 0,
         timeout_us: int = 0,
-        identifier: str = "",
         size: int = 1,
     ) -> None:
-        super().__init__(request, size, shape, 0, timeout_us, identifier)
+        self.request = request
+        self.size = size
+        self.shape = shape
+        self.timeout_us = timeout_us
+        self.arrived = 0
+        self.place = _NEW
         self.correlation_id = correlation_id
         self.start = start
         self.end = end

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence as Series
 
-from gpubridge.engine.scheduling.dynamic import DynamicScheduler
+from gpubridge.dataplane import DynamicBatcher
+from gpubridge.engine.scheduling.batches import dynamic_batcher
 from gpubridge.engine.scheduling.sequence import SequenceScheduler
 from gpubridge.engine.scheduling.sequence_item import Sequence, SequenceItem
 from gpubridge.engine.scheduling.sequence_settings import OldestStrategy, SequenceBatching
@@ -38,14 +39,16 @@ class OldestSequenceScheduler(SequenceScheduler):
             max_queue_delay_us=strategy.max_queue_delay_us,
             preserve_ordering=strategy.preserve_ordering,
         )
-        self._batchers: dict[int, DynamicScheduler[SequenceItem]] = {}
+        self._batchers: dict[int, DynamicBatcher] = {}
         self._released: list[SequenceItem] = []
 
     def take(self, instance: int, now_ns: int) -> list[SequenceItem] | None:
         """Give away the next batch of an instance if it is due, with control tensors and slots."""
         self._age(now_ns)
         batcher = self._batchers.get(instance)
-        items = batcher.take(instance, now_ns) if batcher is not None else None
+        items: list[SequenceItem] | None = (
+            batcher.take(instance, now_ns) if batcher is not None else None
+        )
         for item in items or ():
             if item.sequence is not None:
                 item.sequence.offered = None
@@ -65,16 +68,17 @@ class OldestSequenceScheduler(SequenceScheduler):
             if due is not None:
                 yield due
 
-    def _in_order(self, item: SequenceItem, now_ns: int) -> list[SequenceItem]:
+    def _in_order(self, item: SequenceItem, _now_ns: int) -> list[SequenceItem]:
         batcher = self._batchers.get(item.instance)
-        return batcher.answered(item, now_ns) if batcher is not None else [item]
+        return batcher.answered(item) if batcher is not None else [item]
 
     def _offer(self, sequence: Sequence) -> None:
         if sequence.instance < 0 or sequence.in_flight or not sequence.queue:
             return
         if sequence.offered is None:
             item = sequence.offered = sequence.queue[0]
-            self._batchers[sequence.instance].enqueue(item, item.arrived)
+            batcher = self._batchers[sequence.instance]
+            batcher.add(item, item.size, item.shape, 0, 0, item.arrived)
 
     def _restore(self, items: Series[SequenceItem]) -> None:
         by_instance: dict[int, list[SequenceItem]] = {}
@@ -84,7 +88,9 @@ class OldestSequenceScheduler(SequenceScheduler):
                 sequence.offered = item
                 by_instance.setdefault(sequence.instance, []).append(item)
         for instance, group in by_instance.items():
-            self._batchers[instance].put_back(group)
+            self._batchers[instance].put_back(
+                [(item, item.size, item.shape, 0, item.arrived) for item in group]
+            )
 
     def _withdraw(self, item: SequenceItem) -> None:
         sequence = item.sequence
@@ -93,7 +99,7 @@ class OldestSequenceScheduler(SequenceScheduler):
             self._batchers[sequence.instance].cancel(item)
 
     def _instance_added(self, instance: int) -> None:
-        self._batchers[instance] = DynamicScheduler(self._gathering, self._max_batch_size)
+        self._batchers[instance] = dynamic_batcher(self._gathering, self._max_batch_size)
 
     def _instance_removed(self, instance: int) -> None:
         self._released += self._batchers.pop(instance).abandon_order()

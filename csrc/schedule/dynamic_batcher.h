@@ -1,0 +1,134 @@
+// The default queue and the dynamic batcher: which requests make the next batch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <unordered_set>
+#include <vector>
+
+#include "schedule/priority_queue.h"
+#include "schedule/release_order.h"
+
+namespace gpubridge {
+
+// The batch at the front of the queue, as far as it was looked at. It is kept between calls, so
+// that a request which comes last costs one step and not a walk over the whole batch.
+class FormingBatch {
+ public:
+  FormingBatch(std::uint64_t most, const std::vector<std::uint64_t>& preferred);
+
+  // Starts anew, with an empty batch.
+  void clear();
+  // Looks at the next request in the queue's order.
+  void offer(const QueuedRequest& request);
+
+  // Whether it is that of the queue as it is; what changes the queue's front forgets it.
+  [[nodiscard]] bool known() const { return known_; }
+  void forget() { known_ = false; }
+
+  [[nodiscard]] std::size_t count() const { return count_; }
+  // How many requests make the largest preferred size within reach; 0 where none does.
+  [[nodiscard]] std::size_t best() const { return best_; }
+  [[nodiscard]] Nanoseconds oldest() const { return oldest_; }
+  // Whether it cannot grow any more.
+  [[nodiscard]] bool closed() const { return closed_; }
+  // Whether no preferred size lies above.
+  [[nodiscard]] bool reached() const { return closed_ || size_ >= largest_; }
+
+ private:
+  std::uint64_t most_;
+  std::unordered_set<std::uint64_t> preferred_;
+  std::uint64_t largest_;
+  bool known_ = false;
+  std::size_t count_ = 0;
+  std::uint64_t size_ = 0;
+  std::uint64_t shape_ = 0;
+  std::size_t best_ = 0;
+  bool closed_ = false;
+  Nanoseconds oldest_ = 0;
+};
+
+struct BatchingSettings {
+  std::uint64_t max_batch_size = 0;  // 0: every request is a batch
+  std::vector<std::uint64_t> preferred;
+  Nanoseconds max_delay = 0;  // how long a request may wait for others
+  bool keep_order = false;    // outcomes go out in the order of the requests
+  std::uint64_t levels = 0;
+  std::uint64_t default_level = 0;
+  QueuePolicy policy;
+  std::map<std::uint64_t, QueuePolicy> policies;
+};
+
+// Batches of requests that came at about the same time, in Triton's rules; with settings that say
+// nothing, one request after the other, which is the default queue.
+//
+// A batch is due when it has the largest preferred size within reach, when it cannot grow any more
+// (the next request does not fit, or has another shape), or when its oldest request has waited for
+// `max_delay`. Then, and only then, it may have any size up to `max_batch_size`.
+//
+// It reads no clock. A request is here from `add` until `take`, `refused`, `cancel` or `clear`
+// gives it away, each in exactly one of these ways; a taken one comes back by `put_back`, or is
+// reported by `answered` where the order is kept.
+class DynamicBatcher {
+ public:
+  enum class Admission { kAccepted, kQueueFull, kStopped };
+
+  explicit DynamicBatcher(const BatchingSettings& settings);
+
+  // Requests that were not taken, those included that `refused` is about to give away.
+  [[nodiscard]] std::size_t pending() const { return queue_.size() + late_.size(); }
+  [[nodiscard]] bool queued(Handle handle) const { return queue_.contains(handle); }
+
+  Admission add(const QueuedRequest& request, Nanoseconds now);
+  // Appends the next batch to `batch` if it is due.
+  void take(Nanoseconds now, std::vector<Handle>& batch);
+  // The same for an instance that is at another batch, if that takes nothing from it: nothing that
+  // comes later could join the batch, overtake it, or be refused if it stayed.
+  void take_ahead(Nanoseconds now, std::vector<Handle>& batch);
+  // When a batch becomes due, or a request late, by the mere passing of time.
+  std::optional<Nanoseconds> next_wakeup(Nanoseconds now);
+  // Gives away the requests whose time in the queue is over.
+  std::vector<Handle> refused(Nanoseconds now);
+  // Gives a request away if it was not taken yet; returns whether that was so.
+  bool cancel(Handle handle);
+  // Puts requests that were never started before all others of their priority.
+  void put_back(const std::vector<QueuedRequest>& requests);
+  // Hears that a taken request has its outcome; returns what may go out now.
+  ReleaseOrder::Released answered(Handle handle);
+  // What waited for a request that was cancelled or refused.
+  ReleaseOrder::Released release();
+  // Gives up the order for what was taken.
+  ReleaseOrder::Released abandon_order();
+  // Accepts nothing from now on.
+  void stop() { stopped_ = true; }
+  // Gives every request away that was not taken.
+  std::vector<Handle> clear();
+
+  // Calls `visit` with each handle that was not taken.
+  template <typename Visit>
+  void visit(Visit&& visit) const {
+    for (const Handle handle : late_) visit(handle);
+    queue_.visit([&visit](const QueuedRequest& request) {
+      visit(request.handle);
+      return true;
+    });
+  }
+
+ private:
+  void age(Nanoseconds now);
+  const FormingBatch& look();
+  // How many requests make the batch to take now; 0 for none.
+  std::size_t due(Nanoseconds now);
+
+  PriorityQueue queue_;
+  FormingBatch forming_;
+  Nanoseconds max_delay_;
+  std::optional<ReleaseOrder> order_;
+  bool may_run_ahead_;
+  bool stopped_ = false;
+  std::vector<Handle> late_;
+};
+
+}  // namespace gpubridge

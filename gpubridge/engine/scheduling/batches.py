@@ -1,0 +1,157 @@
+"""The scheduler of a model without sequences: the default queue, or the dynamic batcher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpubridge.dataplane import DynamicBatcher
+from gpubridge.engine.scheduling.policy import Refusal, stopping_error
+from gpubridge.engine.scheduling.settings import (
+    DynamicBatching,
+    QueuePolicy,
+    ShapeAgreement,
+    TimeoutAction,
+)
+from gpubridge.engine.scheduling.shape_ids import ShapeIds
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.request import RequestOptions
+
+__all__ = ["BatchScheduler", "QueuedRequest", "dynamic_batcher"]
+
+_ACCEPTED = 0
+_STOPPED = 2
+_PolicyFields = tuple[bool, int, bool, int]
+
+
+class QueuedRequest(Protocol):
+    """A request as the scheduler sees it; ``arrived`` is the ``now_ns`` of its `BatchScheduler.add`."""
+
+    arrived: int
+
+    @property
+    def batch_size(self) -> int:
+        """Its first dim where the model batches, else 1."""
+
+    @property
+    def options(self) -> RequestOptions:
+        """Its priority, time-out and shapes."""
+
+    @property
+    def identifier(self) -> str:
+        """Its id, for messages."""
+
+
+def dynamic_batcher(settings: DynamicBatching, max_batch_size: int) -> DynamicBatcher:
+    """Return a batcher with the settings of a model."""
+    return DynamicBatcher(
+        max_batch_size,
+        settings.preferred_batch_sizes,
+        settings.max_queue_delay_us,
+        settings.preserve_ordering,
+        settings.priority_levels,
+        settings.default_priority_level,
+        _fields(settings.default_queue_policy),
+        {level: _fields(policy) for level, policy in settings.priority_queue_policy.items()},
+    )
+
+
+def _fields(policy: QueuePolicy) -> _PolicyFields:
+    return (
+        policy.timeout_action is TimeoutAction.DELAY,
+        policy.default_timeout_us,
+        policy.allow_timeout_override,
+        policy.max_queue_size,
+    )
+
+
+class BatchScheduler:
+    """Drives the compiled batcher, and words what it refuses; see `Scheduler` for its methods.
+
+    With settings that say nothing and no batch dimension it is the default queue: one request after
+    the other, priorities and time-outs without effect, as in Triton.
+
+    Parameters
+    ----------
+    settings : DynamicBatching
+    max_batch_size : int
+        0: every request is a batch.
+    agreement : ShapeAgreement
+        Which inputs must agree for two requests to share a batch.
+    """
+
+    def __init__(
+        self, settings: DynamicBatching, max_batch_size: int, agreement: ShapeAgreement
+    ) -> None:
+        batcher = self._batcher = dynamic_batcher(settings, max_batch_size)
+        self._add = batcher.add
+        # Where no two requests share a batch, their shapes do not matter.
+        self._shapes = ShapeIds(agreement) if max_batch_size > 1 else None
+        self.wants_answers = settings.preserve_ordering
+        self.take = batcher.take
+        self.take_ahead = batcher.take_ahead
+        self.next_wakeup = batcher.next_wakeup
+        self.cancel = batcher.cancel
+        self.releasable = batcher.releasable
+        self.stop = batcher.stop
+        self.clear = batcher.clear
+
+    @property
+    def pending(self) -> int:
+        """How many requests it holds that were not taken."""
+        return self._batcher.pending
+
+    def add(self, request: QueuedRequest, now_ns: int) -> None:
+        """Take a request over; ``UNAVAILABLE`` for a full queue, and after `stop`."""
+        request.arrived = now_ns
+        options = request.options
+        shapes = self._shapes
+        admission = self._add(
+            request,
+            request.batch_size,
+            0 if shapes is None else shapes.of(options),
+            options.priority,
+            options.timeout_us,
+            now_ns,
+        )
+        if admission != _ACCEPTED:
+            raise stopping_error() if admission == _STOPPED else _queue_full(request)
+
+    def refused(self, now_ns: int) -> list[Refusal]:
+        """Give away the requests whose time in the queue is over."""
+        return [
+            (request, BridgeError("Request timeout expired", ErrorCode.UNAVAILABLE))
+            for request in self._batcher.refused(now_ns)
+        ]
+
+    def put_back(self, requests: Sequence[QueuedRequest]) -> None:
+        """Put requests that were never started before all others of their priority."""
+        shapes = self._shapes
+        self._batcher.put_back(
+            [
+                (
+                    request,
+                    request.batch_size,
+                    0 if shapes is None else shapes.of(request.options),
+                    request.options.priority,
+                    request.arrived,
+                )
+                for request in requests
+            ]
+        )
+
+    def answered(self, request: QueuedRequest, _now_ns: int) -> list[QueuedRequest]:
+        """Return the requests whose outcomes can go out: none or several, where order is kept."""
+        return self._batcher.answered(request)
+
+    def instance_up(self, _instance: int) -> None:
+        """Nothing: any instance takes any batch."""
+
+    def instance_died(self, _instance: int, _now_ns: int) -> None:
+        """Nothing: no request belongs to an instance."""
+
+
+def _queue_full(request: QueuedRequest) -> BridgeError:
+    # As Triton begins messages about one request.
+    prefix = f"[request id: {request.identifier or '<id_unknown>'}] "
+    return BridgeError(f"{prefix}Exceeds maximum queue size", ErrorCode.UNAVAILABLE)
