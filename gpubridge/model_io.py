@@ -10,8 +10,7 @@ from typing import Protocol
 
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.tensor.dtypes import byte_size, element_count
-from gpubridge.transport import signatures
+from gpubridge.tensor.dtypes import element_count, item_size
 
 __all__ = ["GivenInput", "as_configured", "check_inputs", "model_shape"]
 
@@ -21,6 +20,10 @@ _BATCH_NOTE = (
     "in your input dims config, try setting max_batch_size to zero. See the model configuration "
     "docs for more info on max_batch_size."
 )
+
+
+_ELEMENT_LIMIT = 1 << 63
+"""Neither a stub nor an answer can count so many, whatever the client's memory holds."""
 
 
 class GivenInput(Protocol):
@@ -138,9 +141,15 @@ class _Check:
                 f"input '{entry.name}' of model '{name}' has batch size 0, expected 1 to "
                 f"{self._config.max_batch_size}: leave the request out or send at least one element"
             )
-        if entry.datatype == "BYTES":
+        count = element_count(shape)
+        if count >= _ELEMENT_LIMIT:
+            raise self.error(
+                f"input '{entry.name}' of model '{name}' has {count} elements, more than any tensor can"
+            )
+        size = item_size(entry.datatype)
+        if size is None:
             return
-        needed = byte_size(entry.datatype, shape)
+        needed = size * count
         if entry.nbytes != needed:
             shown = "raw_input" if self._raw else entry.name
             raise self.error(
@@ -173,20 +182,20 @@ def model_shape(entry: GivenInput, config: ModelConfig) -> tuple[int, ...]:
     return batch + tuple(variable.pop(0) if dim < 0 else dim for dim in spec.reshape)
 
 
-def as_configured(tensor: signatures.TensorSpec, config: ModelConfig) -> signatures.TensorSpec:
+def as_configured(name: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
     """Give an output the dims that clients see where its configuration has a reshape."""
-    output = next((output for output in config.outputs if output.name == tensor.name), None)
+    output = next((output for output in config.outputs if output.name == name), None)
     if output is None or output.reshape is None:
-        return tensor
+        return shape
     batched = 1 if config.max_batch_size else 0
-    batch, shape = tensor.shape[:batched], tensor.shape[batched:]
-    if len(shape) != len(output.reshape):
-        return tensor
-    variable = [dim for dim, known in zip(shape, output.reshape, strict=True) if known < 0]
+    batch, returned = shape[:batched], shape[batched:]
+    if len(returned) != len(output.reshape):
+        return shape
+    variable = [dim for dim, known in zip(returned, output.reshape, strict=True) if known < 0]
     if len(variable) != sum(dim < 0 for dim in output.dims):
-        return tensor
+        return shape
     configured = batch + tuple(variable.pop(0) if dim < 0 else dim for dim in output.dims)
     # A model that keeps to neither is let pass, like all other shapes that models return.
-    if element_count(configured) != element_count(tensor.shape):
-        return tensor
-    return tensor._replace(shape=configured)
+    if element_count(configured) != element_count(shape):
+        return shape
+    return configured

@@ -12,7 +12,7 @@ from gpubridge.telemetry.traces import Trace
 from gpubridge.transport.device_regions import is_arena
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import Batch
-from gpubridge.transport.signatures import Signature
+from gpubridge.transport.signatures import Shapes, Signature
 
 __all__ = [
     "NO_BYTES",
@@ -89,7 +89,9 @@ class InferResponse:
     Attributes
     ----------
     signature : Signature
-        Names, datatypes and shapes of the outputs. The same object for the same form of answer.
+        Names, datatypes and ranks of the outputs. The same object for the same form of answer.
+    shapes : Shapes
+        Their shapes.
     buffers : list of memoryview
         Their bytes, in the stub's output memory; that memory goes back when the last view is gone.
     parameters : dict
@@ -103,6 +105,7 @@ class InferResponse:
     """
 
     signature: Signature
+    shapes: Shapes
     buffers: list[memoryview]
     parameters: dict[str, object] | None = None
     memory: BorrowedMemory | None = None
@@ -231,6 +234,8 @@ class InferRequest:
         Its first dim where the model batches, else 1; 0 for a place in a batch that no request fills.
     options : RequestOptions
         For the scheduler.
+    dims : bytes
+        The encoded dims of its inputs, as the model sees them.
 
     Attributes
     ----------
@@ -263,6 +268,7 @@ class InferRequest:
         "cancelled",
         "client",
         "copied",
+        "dims",
         "extras",
         "first",
         "identifier",
@@ -294,8 +300,10 @@ class InferRequest:
         copied: int = 0,
         batch_size: int = 1,
         options: RequestOptions = NO_OPTIONS,
+        dims: bytes = b"",
     ) -> None:
         self.signature = signature
+        self.dims = dims
         self.places = places
         self.slot = slot
         self.start = start

@@ -1,6 +1,6 @@
 #include "dataplane.h"
 #include "ipc/datagrams.h"
-#include "ipc/records.h"
+#include "ipc/ipc_bindings.h"
 
 namespace gpubridge {
 

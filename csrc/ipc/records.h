@@ -1,12 +1,88 @@
-// The records of EXECUTE and RESULTS messages; their layout is that of
-// gpubridge.transport.messages.
+// The records of requests and responses inside messages: how they lie in them, both ways. The
+// layout is described in gpubridge/transport/records.py, which has the same in Python.
 #pragma once
 
-#include <nanobind/nanobind.h>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string_view>
 
 namespace gpubridge {
 
-// Adds the class RecordReader and the function encode_record to the module.
-void bind_records(nanobind::module_& module);
+// A record that no peer sends; the text says what is wrong with it.
+class MalformedRecord : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+// Where a tensor's bytes lie, and under which lease they are lent.
+struct TensorRef {
+  std::uint64_t region = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t nbytes = 0;
+  std::uint32_t lease = 0;
+};
+
+// What a signature says of the shape and size of a tensor; itemsize is 0 for BYTES.
+struct TensorKind {
+  std::uint32_t rank = 0;
+  std::uint32_t itemsize = 0;
+};
+
+// A record as it lies in a message, which must outlive this view of it. `word` is the size of the
+// identifier in a request, and the flags of a response.
+class RecordView {
+ public:
+  // Reads the record at `at` and moves that to its end; throws MalformedRecord where the message
+  // ends before the record does, or it has too many tensors. Requests are `named`.
+  static RecordView read(std::string_view message, std::size_t& at, bool named);
+
+  [[nodiscard]] std::uint32_t ticket() const { return ticket_; }
+  [[nodiscard]] std::uint32_t word() const { return word_; }
+  [[nodiscard]] std::string_view signature() const { return signature_; }
+  [[nodiscard]] std::string_view extras() const { return extras_; }
+  [[nodiscard]] std::string_view identifier() const { return identifier_; }
+  // The dims of all tensors, one after another, as bytes; two records with the same ones and the
+  // same signature have the same shapes.
+  [[nodiscard]] std::string_view dims() const { return dims_; }
+  [[nodiscard]] std::int64_t dim(std::size_t index) const;
+  [[nodiscard]] std::size_t tensors() const { return tensors_; }
+  [[nodiscard]] TensorRef ref(std::size_t index) const;
+
+  // Throws MalformedRecord unless the dims are those of such tensors: as many as the ranks say,
+  // none of them negative, and no tensor of more bytes than 63 bits count.
+  void check(std::span<const TensorKind> kinds) const;
+
+ private:
+  std::uint32_t ticket_ = 0;
+  std::uint32_t word_ = 0;
+  std::size_t tensors_ = 0;
+  std::string_view signature_;
+  std::string_view extras_;
+  std::string_view identifier_;
+  std::string_view dims_;
+  std::string_view refs_;
+};
+
+// The parts of a record to be written; `dims` are encoded. A request's word is the size of its
+// identifier, whatever `word` is.
+struct RecordParts {
+  std::uint32_t ticket = 0;
+  std::uint32_t word = 0;
+  std::uint32_t tensors = 0;
+  std::string_view signature;
+  std::string_view extras;
+  std::string_view identifier;
+  std::string_view dims;
+
+  // Bytes of the whole record.
+  [[nodiscard]] std::size_t size() const;
+  // Writes all but the references; returns where they go.
+  char* write(char* at) const;
+};
+
+// Writes a reference; returns its end.
+char* write_ref(char* at, const TensorRef& ref);
 
 }  // namespace gpubridge

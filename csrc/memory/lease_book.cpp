@@ -128,8 +128,8 @@ class LeaseBook {
   [[nodiscard]] std::size_t held_bytes() const { return table_->held_bytes; }
 
   nb::object views(nb::handle refs);
-  nb::object tensors(nb::handle refs, nb::handle specs, nb::handle kind, bool placed,
-                     bool read_only);
+  nb::object tensors(nb::handle refs, nb::handle specs, nb::handle shapes, nb::handle kind,
+                     bool placed, bool read_only);
 
  private:
   static std::vector<Place> read(nb::handle refs);
@@ -200,8 +200,8 @@ nb::object LeaseBook::views(nb::handle refs) {
 }
 
 // The same as views, each in a `gpubridge.pb_utils.Tensor`, as its `_received` makes them.
-nb::object LeaseBook::tensors(nb::handle refs, nb::handle specs, nb::handle kind, bool placed,
-                              bool read_only) {
+nb::object LeaseBook::tensors(nb::handle refs, nb::handle specs, nb::handle shapes, nb::handle kind,
+                              bool placed, bool read_only) {
   static const SlotNames names;
   auto* type = reinterpret_cast<PyTypeObject*>(kind.ptr());
   const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
@@ -214,7 +214,9 @@ nb::object LeaseBook::tensors(nb::handle refs, nb::handle specs, nb::handle kind
     const auto fields = nb::cast<nb::tuple>(spec);
     set(tensor, names.name, fields[0]);
     set(tensor, names.datatype, fields[1]);
-    set(tensor, names.shape, fields[2]);
+    const nb::object shape =
+        checked(PySequence_GetItem(shapes.ptr(), static_cast<Py_ssize_t>(index)));
+    set(tensor, names.shape, shape);
     set(tensor, names.source, views[index]);
     set(tensor, names.array, nb::none());
     set(tensor, names.place, placed ? nb::object(refs[index]) : nb::none());

@@ -29,9 +29,9 @@ def output_arrays(response: InferResponse, config: ModelConfig) -> dict[str, np.
     Strings are ``bytes`` in arrays of objects; BF16 without ml_dtypes is ``uint16``.
     """
     arrays = {}
-    for spec, buffer in zip(response.signature.tensors, response.buffers, strict=True):
-        seen = as_configured(spec, config)
-        name, datatype, shape = seen.name, seen.datatype, seen.shape
+    tensors = zip(response.signature.tensors, response.shapes, response.buffers, strict=True)
+    for (name, datatype, *_), returned, buffer in tensors:
+        shape = as_configured(name, returned, config)
         if datatype == "BYTES":
             array: np.ndarray[Any, Any] = bytes_codec.decode(buffer, element_count(shape))
         else:

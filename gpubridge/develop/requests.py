@@ -80,6 +80,7 @@ class RequestMaker:
             copied,
             form.batch_size,
             form.options,
+            form.dims,
         )
         request.arrived = time.monotonic_ns()
         return request

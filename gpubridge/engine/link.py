@@ -183,6 +183,7 @@ class StubLink:
         return self._encode(
             request.ticket,
             request.signature,
+            request.dims,
             refs,
             0,
             request.identifier.encode(),

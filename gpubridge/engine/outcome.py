@@ -54,18 +54,22 @@ def outcome_of(
     if extras and "passed" in extras:
         return _passed_on(record, borrowed, parameters, lent)
     buffers = borrowed.views(record.refs)
-    return InferResponse(record.signature, buffers, parameters, borrowed, record.refs)
+    return InferResponse(
+        record.signature, record.shapes, buffers, parameters, borrowed, record.refs
+    )
 
 
 def _check(record: Record, request: InferRequest, arena: bool) -> None:
     """Raise `MalformedMessage` for an output of another size than its shape, or where nobody can read."""
-    for spec, ref in zip(record.signature.tensors, record.refs, strict=True):
-        if spec.nbytes is not None and spec.nbytes != ref[2]:
+    tensors = zip(record.signature.tensors, record.shapes, record.refs, strict=True)
+    for spec, shape, ref in tensors:
+        nbytes = spec.nbytes(shape)
+        if nbytes is not None and nbytes != ref[2]:
             client = request.client
             if client is not None and ref[2] == 0 and spec.name in client.outputs:
                 continue
             raise MalformedMessage(
-                f"output '{spec.name}' of {ref[2]} bytes, its shape needs {spec.nbytes}"
+                f"output '{spec.name}' of {ref[2]} bytes, its shape needs {nbytes}"
             )
     if arena and b'"device_outputs"' not in request.extras:
         for ref in record.refs:
@@ -90,7 +94,7 @@ def _passed_on(
         else:
             parts.append(NO_BYTES)
     buffers = [held_bytes(part) for part in parts]
-    return PlacedResponse(record.signature, buffers, parameters, parts=parts)
+    return PlacedResponse(record.signature, record.shapes, buffers, parameters, parts=parts)
 
 
 def failure_reason(record: Record) -> str:

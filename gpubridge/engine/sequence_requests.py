@@ -77,7 +77,13 @@ class SequenceRequests:
             # nobody.
             pattern: InferRequest = item.pattern.request
             request = InferRequest(
-                pattern.signature, None, 0, pattern.places, _ignore, batch_size=0
+                pattern.signature,
+                None,
+                0,
+                pattern.places,
+                _ignore,
+                batch_size=0,
+                dims=pattern.dims,
             )
             request.pattern = pattern
             request.item = item

@@ -14,7 +14,7 @@ from gpubridge.request import InferRequest, InferResponse
 from gpubridge.telemetry.traces import Trace, Traces
 from gpubridge.tensor.spelling import spell_values
 from gpubridge.transport.messages import Batch
-from gpubridge.transport.signatures import SignatureCache, TensorSpec
+from gpubridge.transport.signatures import SignatureCache, TensorSpec, decode_shapes
 
 __all__ = ["UNTRACED", "Caused", "Origin", "Received", "RequestTracing"]
 
@@ -102,14 +102,15 @@ class RequestTracing:
 
     def _note_inputs(self, trace: Trace, request: InferRequest) -> None:
         slot = request.slot
-        tensors = self._signatures[request.signature].tensors
-        for i, spec in enumerate(tensors):
+        signature = self._signatures[request.signature]
+        shapes = decode_shapes(signature, request.dims)
+        for i, (spec, shape) in enumerate(zip(signature.tensors, shapes, strict=True)):
             view = None
             # Memory that the server does not own is not looked at: who does may take it away.
             if request.ranges is None and slot is not None:
                 at, nbytes = request.places[i]
                 view = slot.memory[request.start + at : request.start + at + nbytes]
-            _note("TENSOR_QUEUE_INPUT", trace, spec, view)
+            _note("TENSOR_QUEUE_INPUT", trace, spec, shape, view)
 
 
 class _Followed:
@@ -180,8 +181,9 @@ class _Followed:
         if outcome is not None and not self._caused:
             trace.stamp("INFER_RESPONSE_COMPLETE")
         if trace.tensors and isinstance(outcome, InferResponse):
-            for spec, buffer in zip(outcome.signature.tensors, outcome.visible(), strict=True):
-                _note("TENSOR_BACKEND_OUTPUT", trace, spec, buffer)
+            tensors = zip(outcome.signature.tensors, outcome.shapes, outcome.visible(), strict=True)
+            for spec, shape, buffer in tensors:
+                _note("TENSOR_BACKEND_OUTPUT", trace, spec, shape, buffer)
         begun = time.monotonic_ns()
         if to is not None:
             to(outcome)
@@ -194,11 +196,17 @@ class _Followed:
         self.trace.end()
 
 
-def _note(activity: str, trace: Trace, spec: TensorSpec, view: memoryview | None) -> None:
+def _note(
+    activity: str,
+    trace: Trace,
+    spec: TensorSpec,
+    shape: tuple[int, ...],
+    view: memoryview | None,
+) -> None:
     """Note a tensor: its bytes are copied, its values are spelt later."""
-    named = spec.name, spec.datatype, spec.shape
+    named = spec.name, spec.datatype, shape
     if view is None:
         trace.tensor(activity, named, None, 0)
     else:
-        spell = partial(spell_values, spec.datatype, spec.shape, bytes(view))
+        spell = partial(spell_values, spec.datatype, shape, bytes(view))
         trace.tensor(activity, named, spell, len(view))

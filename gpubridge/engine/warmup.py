@@ -21,7 +21,7 @@ from gpubridge.request import InferRequest, Outcome
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import byte_size, element_count
 from gpubridge.transport.control import TICKETS
-from gpubridge.transport.signatures import encode_signature
+from gpubridge.transport.signatures import encode_tensors
 
 __all__ = ["WarmupSample", "warm_up", "warmup_samples"]
 
@@ -52,7 +52,7 @@ class WarmupSample:
     ----------
     batch_size : int
         How many requests, each of batch size 1, are in it.
-    signature : bytes
+    signature, dims : bytes
         Of each of them.
     """
 
@@ -60,6 +60,7 @@ class WarmupSample:
     count: int
     batch_size: int
     signature: bytes
+    dims: bytes
     inputs: tuple[_Input, ...]
 
     def requests(
@@ -93,7 +94,7 @@ class WarmupSample:
         for entry, (at, nbytes) in zip(self.inputs, places, strict=True):
             content = _random(entry) if entry.content is None else entry.content
             slot.memory[at : at + nbytes] = content
-        request = InferRequest(self.signature, slot, 0, places, on_done)
+        request = InferRequest(self.signature, slot, 0, places, on_done, dims=self.dims)
         request.arrived = time.monotonic_ns()
         return request
 
@@ -212,11 +213,11 @@ def _sample(setting: ProtoMessage, config: ModelConfig, folder: Path) -> WarmupS
     batch = (1,) if config.max_batch_size else ()
     inputs = [_input(name, setting.inputs[name], batch, config, folder) for name in names]
     check_inputs("", inputs, config)
-    signature = encode_signature(
+    signature, dims = encode_tensors(
         [(entry.name, entry.datatype, model_shape(entry, config)) for entry in inputs]
     )
     return WarmupSample(
-        setting.name, max(setting.count, 1), setting.batch_size, signature, tuple(inputs)
+        setting.name, max(setting.count, 1), setting.batch_size, signature, dims, tuple(inputs)
     )
 
 

@@ -72,6 +72,7 @@ class _Generation:
             packed,
             form.batch_size,
             form.options,
+            form.dims,
         )
         request.on_partial = self._respond
         model.submit(request)

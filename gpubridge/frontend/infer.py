@@ -164,6 +164,7 @@ class _InferHandler:
             copied,
             form.batch_size,
             form.options,
+            form.dims,
         )
 
     def _packed(self, form: RequestForm, data: int, copied: int) -> InferRequest:
@@ -194,6 +195,7 @@ class _InferHandler:
             copied + packed,
             form.batch_size,
             form.options,
+            form.dims,
         )
 
     def _done(self, outcome: Outcome) -> None:

@@ -42,36 +42,44 @@ def classified(
     """
     labels = {output.name: output.labels for output in config.outputs}
     specs: list[TensorSpec] = []
+    shapes: list[tuple[int, ...]] = []
     buffers: list[memoryview] = []
-    for spec, buffer in zip(response.signature.tensors, response.buffers, strict=True):
+    tensors = zip(response.signature.tensors, response.shapes, response.buffers, strict=True)
+    for spec, returned, buffer in tensors:
         count = classes.get(spec.name, 0)
         if count:
-            shape, data = _classes(
-                spec, buffer, count, labels.get(spec.name, ()), config.max_batch_size > 0
-            )
-            specs.append(TensorSpec(spec.name, "BYTES", shape, None))
-            buffers.append(memoryview(data))
+            rows, width = _rows(returned, batched=config.max_batch_size > 0)
+            values = _values(spec, buffer).reshape(prod(rows), width)
+            count = min(count, width)
+            specs.append(TensorSpec(spec.name, "BYTES", len(rows) + 1, None))
+            shapes.append((*rows, count))
+            buffers.append(memoryview(_classes(values, count, labels.get(spec.name, ()))))
         else:
             specs.append(spec)
+            shapes.append(returned)
             buffers.append(buffer)
     signature = Signature(tuple(specs), response.signature.requested)
-    return replace(response, signature=signature, buffers=buffers)
+    return replace(response, signature=signature, shapes=tuple(shapes), buffers=buffers)
 
 
-def _classes(
-    spec: TensorSpec, buffer: memoryview, count: int, labels: Sequence[bytes], batched: bool
-) -> tuple[tuple[int, ...], bytes]:
-    """Return shape and bytes of the classes of one output."""
+def _rows(shape: tuple[int, ...], *, batched: bool) -> tuple[tuple[int, ...], int]:
+    """Return the dims of an output's rows, each of which has classes, and the length of a row."""
+    rows = shape[:1] if batched else ()
+    return rows, prod(shape[len(rows) :])
+
+
+def _values(spec: TensorSpec, buffer: memoryview) -> npt.NDArray[np.generic]:
     if spec.datatype in _UNSUPPORTED:
         raise invalid(
             f"class result not available for output due to unsupported type '{spec.datatype}'"
         )
-    batch = spec.shape[:1] if batched else ()
-    width = prod(spec.shape[len(batch) :])
-    count = min(count, width)
-    rows = np.frombuffer(buffer, numpy_dtype(spec.datatype)).reshape(prod(batch), width)
+    return np.frombuffer(buffer, numpy_dtype(spec.datatype))
+
+
+def _classes(rows: npt.NDArray[np.generic], count: int, labels: Sequence[bytes]) -> bytes:
+    """Return the classes of all rows, encoded."""
     texts = [_text(row[i], i, labels) for row in rows for i in _highest(row, count).tolist()]
-    return (*batch, count), bytes_codec.encode(np.array(texts, dtype=object))
+    return bytes_codec.encode(np.array(texts, dtype=object))
 
 
 def _highest(row: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.intp]:

@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 
 from gpubridge.config import ModelConfig, TensorSpec
-from gpubridge.model_io import as_configured
 from gpubridge.protocol.fields import JsonObject, internal, invalid, parse_json
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.json_tensor import data_from_json, data_to_json
@@ -156,9 +155,9 @@ def encode_generated(
         members["id"] = orjson.dumps(form.identifier)
     for name, value in (response.parameters or {}).items():
         members[name] = _value(value)
-    for tensor, buffer in zip(response.signature.tensors, response.buffers, strict=True):
-        spec = as_configured(tensor, config)
-        count = element_count(spec.shape)
+    tensors = zip(response.signature.tensors, response.shapes, response.buffers, strict=True)
+    for spec, shape, buffer in tensors:
+        count = element_count(shape)
         data = data_to_json(spec.name, spec.datatype, count, buffer)
         members[spec.name] = data[1:-1] if count == 1 else data
     # Triton's order.

@@ -32,7 +32,7 @@ from gpubridge.protocol.request_form import LENGTH_BYTES, InputForm, OutputForm,
 from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered, region_of
 from gpubridge.request import NO_OPTIONS, RequestOptions
 from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
-from gpubridge.transport.signatures import encode_signature
+from gpubridge.transport.signatures import encode_tensors
 
 __all__ = ["FormCache", "make_form", "parse_request", "raw_request"]
 
@@ -132,16 +132,18 @@ def make_form(  # noqa: PLR0913  (what a request says, as one thing)
         places.append((at, entry.nbytes))
         if entry.data is None:
             at += entry.nbytes
+    signature, dims = encode_tensors(
+        [(entry.name, entry.datatype, model_shape(entry, config)) for entry in inputs],
+        tuple(outputs or ()),
+    )
     return RequestForm(
         identifier=identifier,
         inputs=inputs,
         sent=sent,
         outputs=outputs,
         binary_default=binary_default,
-        signature=encode_signature(
-            [(entry.name, entry.datatype, model_shape(entry, config)) for entry in inputs],
-            tuple(outputs or ()),
-        ),
+        signature=signature,
+        dims=dims,
         extras=extras,
         binary_bytes=at,
         places=tuple(places),
@@ -214,13 +216,15 @@ def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
         # Nothing came, so nothing has a place yet.
         entry.data = bytes(LENGTH_BYTES)
     check_inputs("", [entry], config, raw=True)
+    signature, dims = encode_tensors([(entry.name, entry.datatype, model_shape(entry, config))])
     return RequestForm(
         identifier="",
         inputs=[entry],
         sent=[entry],
         outputs=None,
         binary_default=True,
-        signature=encode_signature([(entry.name, entry.datatype, model_shape(entry, config))]),
+        signature=signature,
+        dims=dims,
         extras=b"",
         binary_bytes=nbytes,
         places=((-before, entry.nbytes),),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 
@@ -14,7 +15,7 @@ from gpubridge.protocol.json_tensor import data_to_json
 from gpubridge.protocol.request_form import RequestForm, classes_of
 from gpubridge.request import InferResponse
 from gpubridge.tensor.dtypes import element_count
-from gpubridge.transport.signatures import TensorSpec
+from gpubridge.transport.signatures import Shapes, Signature, TensorSpec
 
 __all__ = ["EncodedResponse", "encode_response"]
 
@@ -43,6 +44,36 @@ class EncodedResponse:
         return self.nbytes >= 0
 
 
+@dataclass(slots=True, eq=False)
+class _AnswerForm:
+    """What all answers of a signature to requests of a form have in common.
+
+    Attributes
+    ----------
+    outputs : list of _Output
+        What is said of each, in order.
+    fixed : bool
+        Whether the shapes alone decide the header of an answer without parameters.
+    shapes, header, nbytes
+        The last such answer: mostly the next is told by the same bytes.
+    """
+
+    outputs: list[_Output]
+    fixed: bool
+    shapes: Shapes | None = None
+    header: bytes = b""
+    nbytes: int = 0
+
+
+class _Output(NamedTuple):
+    """One output: its JSON up to the shape, and how its data are told."""
+
+    spec: TensorSpec
+    opening: bytes
+    elsewhere: bool
+    binary: bool
+
+
 def encode_response(
     form: RequestForm, response: InferResponse, config: ModelConfig, version: int
 ) -> EncodedResponse:
@@ -53,38 +84,49 @@ def encode_response(
     BridgeError
         When an output cannot be told as JSON.
     """
-    signature = response.signature
-    if response.parameters is None and form.answer_for is signature:
-        # The same request was answered in the same form before: only the data differ.
-        header, nbytes = form.answer
-        return EncodedResponse(header, response.buffers, nbytes)
     classes = classes_of(form.outputs)
     if classes:
         response = classified(response, classes, config)
-        signature = response.signature
+        answer = _answer_form(form, response.signature)
+    elif form.answer_for is response.signature:
+        answer = form.answer
+    else:
+        answer = _answer_form(form, response.signature)
+        form.answer_for, form.answer = response.signature, answer
+    plain = answer.fixed and response.parameters is None
+    if plain and answer.shapes == response.shapes:
+        # The same request was answered in the same shapes before: only the data differ.
+        return EncodedResponse(answer.header, response.buffers, answer.nbytes)
     outputs = []
     buffers = []
-    constant = response.parameters is None
-    any_binary = False
-    for tensor, buffer in zip(signature.tensors, response.buffers, strict=True):
-        spec = tensor if tensor.name in classes else as_configured(tensor, config)
-        if form.output_region(spec.name) is not None:
-            outputs.append(_output_elsewhere(spec))
-        elif _wants_binary(form, spec.name):
-            any_binary = True
-            outputs.append(_binary_output(spec, len(buffer)))
+    parts = zip(answer.outputs, response.shapes, response.buffers, strict=True)
+    for output, returned, buffer in parts:
+        name = output.spec.name
+        shape = returned if name in classes else as_configured(name, returned, config)
+        outputs.append(output.opening + orjson.dumps(shape) + _data(output, shape, buffer))
+        if output.binary:
             buffers.append(buffer)
-            constant = constant and spec.nbytes is not None
-        else:
-            outputs.append(_json_output(spec, buffer))
-            constant = False
     header = _document(form.identifier, config.name, version, response.parameters, outputs)
     # Without a byte after it, the JSON is the whole answer: so it is at Triton.
     nbytes = sum(map(len, buffers)) or -1
-    if constant and (any_binary or form.shared):
-        form.answer_for = signature
-        form.answer = header, nbytes
+    if plain:
+        answer.shapes, answer.header, answer.nbytes = response.shapes, header, nbytes
     return EncodedResponse(header, buffers, nbytes)
+
+
+def _answer_form(form: RequestForm, signature: Signature) -> _AnswerForm:
+    outputs = []
+    fixed = not classes_of(form.outputs)
+    for spec in signature.tensors:
+        elsewhere = form.output_region(spec.name) is not None
+        binary = not elsewhere and _wants_binary(form, spec.name)
+        opening = b'{"name":%b,"datatype":"%b","shape":' % (
+            orjson.dumps(spec.name),
+            spec.datatype.encode(),
+        )
+        outputs.append(_Output(spec, opening, elsewhere, binary))
+        fixed = fixed and (elsewhere or (binary and spec.itemsize is not None))
+    return _AnswerForm(outputs, fixed)
 
 
 def _wants_binary(form: RequestForm, name: str) -> bool:
@@ -95,31 +137,14 @@ def _wants_binary(form: RequestForm, name: str) -> bool:
     return form.binary_default
 
 
-def _output_elsewhere(spec: TensorSpec) -> bytes:
-    return b'{"name":%b,"datatype":"%b","shape":%b}' % (
-        orjson.dumps(spec.name),
-        spec.datatype.encode(),
-        orjson.dumps(spec.shape),
-    )
-
-
-def _binary_output(spec: TensorSpec, nbytes: int) -> bytes:
-    return b'{"name":%b,"datatype":"%b","shape":%b,"parameters":{"binary_data_size":%d}}' % (
-        orjson.dumps(spec.name),
-        spec.datatype.encode(),
-        orjson.dumps(spec.shape),
-        nbytes,
-    )
-
-
-def _json_output(spec: TensorSpec, buffer: memoryview) -> bytes:
-    data = data_to_json(spec.name, spec.datatype, element_count(spec.shape), buffer)
-    return b'{"name":%b,"datatype":"%b","shape":%b,"data":%b}' % (
-        orjson.dumps(spec.name),
-        spec.datatype.encode(),
-        orjson.dumps(spec.shape),
-        data,
-    )
+def _data(output: _Output, shape: tuple[int, ...], buffer: memoryview) -> bytes:
+    """Return what follows the shape of an output, up to its end."""
+    if output.elsewhere:
+        return b"}"
+    if output.binary:
+        return b',"parameters":{"binary_data_size":%d}}' % len(buffer)
+    name, datatype = output.spec.name, output.spec.datatype
+    return b',"data":%b}' % data_to_json(name, datatype, element_count(shape), buffer)
 
 
 def _document(

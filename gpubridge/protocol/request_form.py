@@ -68,8 +68,8 @@ class RequestForm:
         The inputs that come with the request: all those that are not in the client's memory.
     binary_bytes : int
         Bytes that must follow the header.
-    signature, extras : bytes
-        As they go to the stub.
+    signature, dims, extras : bytes
+        As they go to the stub; the dims are those that the model sees.
     outputs : dict or None
         The outputs asked for, by name; None for all of them.
     binary_default : bool
@@ -109,6 +109,7 @@ class RequestForm:
     shared: bool = False
     batch_size: int = 1
     options: RequestOptions = NO_OPTIONS
+    dims: bytes = b""
     answer_for: Any = field(default=None, compare=False)
     answer: Any = field(default=None, compare=False)
 

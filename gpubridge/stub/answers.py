@@ -17,7 +17,7 @@ from gpubridge.transport.device_events import with_event
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record, record_encoder
-from gpubridge.transport.signatures import encode_signature
+from gpubridge.transport.signatures import encode_dims, encode_signature
 
 __all__ = ["AnswerEncoder", "ContractError", "ModelIdentity", "error_extras"]
 
@@ -125,7 +125,7 @@ class AnswerEncoder:
         if type(response) is bytes or not is_worthwhile(record) or not self._plain(record):
             return self.answer(record, response)
         try:
-            tensors, signature, extras = self._form(record, response)
+            tensors, signature, dims, extras = self._form(record, response)
             passed = self._passing_on.place(record, tensors)
             if passed is not None:
                 response = None
@@ -133,7 +133,7 @@ class AnswerEncoder:
                 fields, free = passed.settle(self._lent)
                 if free:
                     extras = b'{"passed":true,' + extras[1:] if extras else b'{"passed":true}'
-                return self._encode_record(record.ticket, signature, fields, 0, extras=extras)
+                return self._encode_record(record.ticket, signature, dims, fields, 0, extras=extras)
         except Exception as error:
             response = self._error(error)
         return self.answer(record, response)
@@ -146,26 +146,26 @@ class AnswerEncoder:
             except Exception as error:
                 response = self._error(error)
         return self._encode_record(
-            record.ticket, _NOTHING, (), ResponseFlag.ERROR | flags, extras=response
+            record.ticket, _NOTHING, b"", (), ResponseFlag.ERROR | flags, extras=response
         )
 
     def nothing(self, ticket: int, flags: int) -> bytes:
         """Encode a record that holds no response."""
-        return self._encode_record(ticket, _NOTHING, (), flags)
+        return self._encode_record(ticket, _NOTHING, b"", (), flags)
 
     def _error(self, error: Exception) -> bytes:
         known = error if isinstance(error, BridgeError) else self._identity.failure(error)
         return error_extras(known)
 
     def _response(self, record: Record, response: InferenceResponse, flags: int) -> bytes:
-        tensors, signature, extras = self._form(record, response)
+        tensors, signature, dims, extras = self._form(record, response)
         if self._plain(record):
             refs = self._outputs.place([tensor._payload() for tensor in tensors])
         else:
             refs, event = self.placement.place(record, tensors)
             if event is not None:
                 extras = with_event(extras, *event)
-        return self._encode_record(record.ticket, signature, refs, flags, extras=extras)
+        return self._encode_record(record.ticket, signature, dims, refs, flags, extras=extras)
 
     def _plain(self, record: Record) -> bool:
         """Say whether outputs simply go to the output memory."""
@@ -178,8 +178,8 @@ class AnswerEncoder:
 
     def _form(
         self, record: Record, response: InferenceResponse
-    ) -> tuple[Sequence[Tensor], bytes, bytes]:
-        """Return the tensors of a response that are wanted, their signature, and its extras.
+    ) -> tuple[Sequence[Tensor], bytes, bytes, bytes]:
+        """Return the tensors of a response that are wanted, their signature and dims, and its extras.
 
         Raises
         ------
@@ -195,7 +195,7 @@ class AnswerEncoder:
         # Outputs that nobody asked for, or that the configuration does not know, are dropped.
         wanted = record.signature.requested or self._identity.outputs
         tensors = [tensor for tensor in tensors if tensor._name in wanted]
-        key = tuple([(tensor._name, tensor._datatype, tensor._shape) for tensor in tensors])
+        key = tuple([(tensor._name, tensor._datatype, len(tensor._shape)) for tensor in tensors])
         signature = self._signatures.get(key)
         if signature is None:
             if len(self._signatures) >= _SIGNATURES:
@@ -203,4 +203,5 @@ class AnswerEncoder:
             signature = self._signatures[key] = encode_signature(key)
         parameters = response._parameters
         extras = b"" if parameters == "{}" else f'{{"parameters":{parameters}}}'.encode()
-        return tensors, signature, extras
+        dims = encode_dims([tensor._shape for tensor in tensors])
+        return tensors, signature, dims, extras

@@ -25,7 +25,7 @@ def answer_of(
         error = TritonError(extras["error"], _code(extras["code"]))
         return InferenceResponse([], error)
     try:
-        tensors = borrowed.tensors(record.refs, record.signature.tensors, Tensor)
+        tensors = borrowed.tensors(record.refs, record.signature.tensors, record.shapes, Tensor)
         if device is not None:
             tensors = received_on_device(device, tensors, record)
     except BridgeError as failure:

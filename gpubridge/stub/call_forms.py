@@ -7,7 +7,7 @@ from typing import Any
 
 from gpubridge.pb_utils import InferenceRequest
 from gpubridge.pb_utils.preferred_memory import MemoryType
-from gpubridge.transport.signatures import encode_signature
+from gpubridge.transport.signatures import encode_dims, encode_signature
 
 __all__ = ["CallForms"]
 
@@ -22,9 +22,10 @@ class CallForms:
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], tuple[bytes, bytes]] = {}
 
-    def encode(self, request: InferenceRequest, decoupled: bool) -> tuple[bytes, bytes]:
-        """Return the signature and the extras of a call."""
-        tensors = [(t._name, t._datatype, t._shape) for t in request._inputs]
+    def encode(self, request: InferenceRequest, decoupled: bool) -> tuple[bytes, bytes, bytes]:
+        """Return the signature, the dims and the extras of a call."""
+        tensors = [(t._name, t._datatype, len(t._shape)) for t in request._inputs]
+        dims = encode_dims([t._shape for t in request._inputs])
         requested = tuple(request._requested_output_names)
         # Of what is copied for the call nobody else has a view.
         handed_on = False
@@ -40,7 +41,8 @@ class CallForms:
             or request._preferred_memory is not None
         )
         if not plain:
-            return encode_signature(tensors, requested), _extras(request, decoupled, handed_on)
+            extras = _extras(request, decoupled, handed_on)
+            return encode_signature(tensors, requested), dims, extras
         key = request._model_name, request._model_version, decoupled, handed_on, requested, *tensors
         known = self._known.get(key)
         if known is None:
@@ -48,7 +50,7 @@ class CallForms:
             if len(self._known) >= _KEPT:
                 self._known.clear()
             self._known[key] = known
-        return known
+        return known[0], dims, known[1]
 
 
 def _extras(request: InferenceRequest, decoupled: bool, handed_on: bool) -> bytes:

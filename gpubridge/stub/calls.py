@@ -189,13 +189,14 @@ class CallDesk:
         number = next(self._numbers) & 0xFFFF_FFFF
         call = Call(self, number, list(tensors), decoupled)
         self._calls[number] = weakref.ref(call)
-        signature, extras = self._forms.encode(request, decoupled)
+        signature, dims, extras = self._forms.encode(request, decoupled)
         refs, event = self._references(tensors)
         if event is not None:
             extras = with_event(extras, *event)
         record = self._encode(
             number,
             signature,
+            dims,
             refs,
             0,
             request._request_id.encode(),

@@ -19,7 +19,6 @@ from gpubridge.tensor.string_fault import string_fault
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
-from gpubridge.transport.signatures import TensorSpec
 
 __all__ = ["ClientMemory", "Target", "copies_of", "targets_of"]
 
@@ -145,9 +144,8 @@ class ClientMemory:
                 if self._on_device(Target(region, offset, nbytes)):
                     continue
                 memory = self.memory(Target(region, offset, nbytes))
-                spec = record.signature.tensors[index]
-                if spec.datatype == "BYTES":
-                    self._check_strings(record, spec, memory)
+                if record.signature.tensors[index].datatype == "BYTES":
+                    self._check_strings(record, index, memory)
         except BridgeError as error:
             return error
         return None
@@ -156,12 +154,13 @@ class ClientMemory:
         opened = None if self.device is None else self.device.regions.get(target.region)
         return opened is not None and target.offset + target.nbytes <= opened.size
 
-    def _check_strings(self, record: Record, spec: TensorSpec, memory: memoryview) -> None:
-        count = element_count(spec.shape)
+    def _check_strings(self, record: Record, index: int, memory: memoryview) -> None:
+        count = element_count(record.shapes[index])
         try:
             bytes_codec.validate(memory, count)
         except BridgeError as error:
-            text = string_fault(record.identifier, spec.name, self._model, memory, count)
+            name = record.signature.tensors[index].name
+            text = string_fault(record.identifier, name, self._model, memory, count)
             raise BridgeError(text, ErrorCode.INVALID_ARG) from error
 
     def protect(self, inputs: Sequence[Tensor], client: dict[str, Any]) -> None:

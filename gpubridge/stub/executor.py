@@ -163,9 +163,11 @@ class Executor:
             if not self._handed_on:
                 inputs = self._copied_inputs(record)
             elif "shared" in extras:
-                inputs = self._shared.tensors(record.refs, signature.tensors)
+                inputs = self._shared.tensors(record)
             else:
-                inputs = self._borrowed.tensors(record.refs, signature.tensors, Tensor)
+                inputs = self._borrowed.tensors(
+                    record.refs, signature.tensors, record.shapes, Tensor
+                )
             if device is not None:
                 inputs = device.placed(inputs, record, private=self._identity.iterative)
         if "client" in extras:
@@ -210,7 +212,9 @@ class Executor:
                 f"{_KEPT_BYTES} bytes of them, so that the server would run out of memory to lend: "
                 "it gets copies from now on while it does",
             )
-        tensors = self._borrowed.tensors(record.refs, record.signature.tensors, Tensor, False)
+        tensors = self._borrowed.tensors(
+            record.refs, record.signature.tensors, record.shapes, Tensor, False
+        )
         device = self._device_inputs
         for tensor, ref in zip(tensors, record.refs):
             if device is None or not device.has(ref[0]):

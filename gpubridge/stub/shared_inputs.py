@@ -14,6 +14,7 @@ from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.shared_tensor import SharedTensor
 from gpubridge.stub.answers import ModelIdentity
 from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.records import Record
 
 __all__ = ["SharedInputs"]
 
@@ -72,12 +73,12 @@ class SharedInputs:
         self._counting = threading.Lock()
         self._copied = 0
 
-    def tensors(
-        self, refs: Sequence[tuple[int, int, int, int]], specs: Sequence[tuple[Any, ...]]
-    ) -> list[Any]:
-        """Return the tensors at places, as `BorrowedMemory.tensors` does."""
+    def tensors(self, record: Record) -> list[Any]:
+        """Return the inputs of a request, as `BorrowedMemory.tensors` does."""
         kind = Tensor if self._read_only else SharedTensor
-        tensors = self._borrowed.tensors(refs, specs, kind, True, True)
+        tensors = self._borrowed.tensors(
+            record.refs, record.signature.tensors, record.shapes, kind, True, True
+        )
         self.watched = self._learns
         if not self._read_only:
             for tensor in tensors:

@@ -75,6 +75,7 @@ class NativeLeaseBook(Protocol):
         self,
         refs: Sequence[tuple[int, int, int, int]],
         specs: Sequence[tuple[Any, ...]],
+        shapes: Sequence[tuple[int, ...]],
         kind: type[Any],
         placed: bool,
         read_only: bool,

@@ -101,11 +101,12 @@ class LeaseBook:
         self,
         refs: Sequence[tuple[int, int, int, int]],
         specs: Sequence[tuple[Any, ...]],
+        shapes: Sequence[tuple[int, ...]],
         kind: type[Any],
         placed: bool,
         read_only: bool,
     ) -> list[Any]:
-        """Return tensors of the bytes at places, by their specs: what the tensor's class makes of them.
+        """Return tensors of the bytes at places, by specs and shapes: what the tensor's class makes of them.
 
         Raises
         ------
@@ -116,8 +117,8 @@ class LeaseBook:
         if read_only:
             views = [view.toreadonly() for view in views]
         return [
-            kind._received(spec[0], spec[1], spec[2], view, ref if placed else None)
-            for spec, view, ref in zip(specs, views, refs)
+            kind._received(spec[0], spec[1], shape, view, ref if placed else None)
+            for spec, shape, view, ref in zip(specs, shapes, views, refs)
         ]
 
     def _view(self, region: int, offset: int, nbytes: int, lease: int) -> memoryview:

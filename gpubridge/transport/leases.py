@@ -227,6 +227,7 @@ class BorrowedMemory:
         self,
         refs: Sequence[tuple[int, int, int, int]],
         specs: Sequence[tuple[Any, ...]],
+        shapes: Sequence[tuple[int, ...]],
         kind: type[Any],
         placed: bool = True,
         read_only: bool = False,
@@ -235,8 +236,10 @@ class BorrowedMemory:
 
         Parameters
         ----------
-        specs : sequence of (str, str, tuple of int, ...)
-            Name, datatype and shape of each.
+        specs : sequence of (str, str, ...)
+            Name and datatype of each.
+        shapes : sequence of tuple of int
+            The shape of each.
         placed : bool, optional
             Whether they know their places, and so can be handed on.
         read_only : bool, optional
@@ -248,7 +251,7 @@ class BorrowedMemory:
             As `views` does.
         """
         try:
-            return self.book.tensors(refs, specs, kind, placed, read_only)
+            return self.book.tensors(refs, specs, shapes, kind, placed, read_only)
         except ValueError as error:
             raise MalformedMessage(str(error)) from error
 

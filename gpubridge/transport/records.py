@@ -2,13 +2,14 @@
 
 There are two readers and two writers of one layout: the compiled module's, and those here::
 
-    request   u32 ticket, u32 |signature|, u32 |extras|, u32 |id|, u32 tensors
-              signature, extras, id, tensor reference * tensors
-    response  u32 ticket, u32 |signature|, u32 |extras|, u32 flags, u32 tensors
-              signature, extras, tensor reference * tensors
+    request   u32 ticket, u32 |signature|, u32 |extras|, u32 |id|, u32 tensors, u32 dims
+              signature, extras, id, i64 dim * dims, tensor reference * tensors
+    response  u32 ticket, u32 |signature|, u32 |extras|, u32 flags, u32 tensors, u32 dims
+              signature, extras, i64 dim * dims, tensor reference * tensors
     tensor reference  u64 region, u64 offset, u64 nbytes, u32 lease
 
-*Extras* are a JSON object, absent (empty) in most records.
+The dims are those of all tensors, one after another; the signature says how many each has. *Extras* are
+a JSON object, absent (empty) in most records.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from gpubridge.tensor.native import native
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.signatures import MOST_TENSORS, Signature, SignatureCache
+from gpubridge.transport.signatures import (
+    MOST_TENSORS,
+    Shapes,
+    Signature,
+    SignatureCache,
+    parse_signature,
+    shapes_of,
+)
 
 if TYPE_CHECKING:
     from gpubridge.tensor.native import NativeRecordReader
@@ -42,20 +50,20 @@ class Record(NamedTuple):
 
     ticket: int
     signature: Signature
+    shapes: Shapes
     extras: dict[str, Any] | None
     word: int
     identifier: str
     refs: Sequence[TensorRef]
 
 
-_RECORD = struct.Struct("<IIIII")
+_RECORD = struct.Struct("<IIIIII")
+_DIM_BYTES = 8
 _REF = "QQQI"
 _TENSOR_REF = struct.Struct("<" + _REF)
 _REFS = [struct.Struct("<" + _REF * count) for count in range(9)]
-_PLAIN_LIMIT = 1024
 _SHORT_EXTRAS = 256
 _EXTRAS_KEPT = 256
-_PLAIN_RECORDS: dict[tuple[int, int], Callable[..., bytes]] = {}
 
 
 def json_object(raw: bytes, what: str) -> dict[str, Any]:
@@ -97,36 +105,33 @@ class _ExtrasCache:
 def record_encoder() -> Callable[..., bytes]:
     """Give the function that makes records: the compiled one where there is one.
 
-    Its parameters: ``ticket``, ``signature`` (encoded), ``refs`` (the fields of all tensor references
-    one after another), ``word`` (flags of a response, 0; of a request its identifier's length is put
-    there), ``identifier`` and ``extras`` (encoded, empty).
+    Its parameters: ``ticket``, ``signature`` and ``dims`` (encoded), ``refs`` (the fields of all tensor
+    references X and ``extras`` (encoded, empty).
     """
     compiled = native()
     return _encode_record if compiled is None else compiled.encode_record
 
 
-def _encode_record(
+def _encode_record(  # noqa: PLR0913  (the parts of a record)
     ticket: int,
     signature: bytes,
+    dims: bytes,
     refs: Sequence[int],
     word: int = 0,
     identifier: bytes = b"",
     extras: bytes = b"",
 ) -> bytes:
     count = len(refs) >> 2
-    signed = len(signature)
-    if not extras and not identifier and count < len(_REFS):
-        # Most records: one structure holds all of it.
-        pack = _PLAIN_RECORDS.get((signed, count))
-        if pack is None:
-            if len(_PLAIN_RECORDS) >= _PLAIN_LIMIT:
-                _PLAIN_RECORDS.clear()
-            pack = struct.Struct(f"{_RECORD.format}{signed}s{_REF * count}").pack
-            _PLAIN_RECORDS[signed, count] = pack
-        return pack(ticket, signed, 0, word, count, signature, *refs)
     pack = (_REFS[count] if count < len(_REFS) else struct.Struct("<" + _REF * count)).pack
-    head = _RECORD.pack(ticket, signed, len(extras), word or len(identifier), count)
-    return b"".join((head, signature, extras, identifier, pack(*refs)))
+    head = _RECORD.pack(
+        ticket,
+        len(signature),
+        len(extras),
+        word or len(identifier),
+        count,
+        len(dims) // _DIM_BYTES,
+    )
+    return b"".join((head, signature, extras, identifier, dims, pack(*refs)))
 
 
 def record_reader() -> NativeRecordReader:
@@ -138,7 +143,7 @@ def record_reader() -> NativeRecordReader:
     compiled = native()
     if compiled is None:
         return cast("NativeRecordReader", _RecordReader(SignatureCache()))
-    return compiled.RecordReader(SignatureCache(), _ExtrasCache(), Record)
+    return compiled.RecordReader(parse_signature, _ExtrasCache(), Record)
 
 
 class _RecordReader:
@@ -156,7 +161,7 @@ class _RecordReader:
         for _ in range(count):
             if len(message) - at < _RECORD.size:
                 raise ValueError(_CUT)
-            ticket, signed, extra, word, tensors = _RECORD.unpack_from(message, at)
+            ticket, signed, extra, word, tensors, dims = _RECORD.unpack_from(message, at)
             if tensors > MOST_TENSORS:
                 raise ValueError(f"a record of {tensors} tensors came (limit {MOST_TENSORS})")
             at += _RECORD.size
@@ -170,9 +175,11 @@ class _RecordReader:
             if named and word:
                 identifier = str(message[at : at + word], "utf-8")
                 at += word
-            end = at + _TENSOR_REF.size * tensors
+            end = at + _DIM_BYTES * dims + _TENSOR_REF.size * tensors
             if end > len(message):
                 raise ValueError(_CUT)
+            numbers = struct.unpack_from(f"<{dims}q", message, at)
+            at += _DIM_BYTES * dims
             refs: list[Any] = list(_TENSOR_REF.iter_unpack(message[at:end]))
             at = end
             if tensors != len(signature.tensors):
@@ -180,7 +187,8 @@ class _RecordReader:
                     f"a record of {tensors} tensors came with a signature of "
                     f"{len(signature.tensors)}"
                 )
-            records.append(Record(ticket, signature, extras, word, identifier, refs))
+            shapes = shapes_of(signature.tensors, numbers)
+            records.append(Record(ticket, signature, shapes, extras, word, identifier, refs))
         return records, at
 
 

@@ -84,8 +84,8 @@ class Model:
         begin += request.start
         first = bytes(slot.memory[begin : begin + min(nbytes, 4)])
         self.door.arena.free(slot)
-        signature = Signature((TensorSpec("OUT", "FP32", (len(first) // 4,), len(first)),), ())
-        response = InferResponse(signature, [memoryview(first)])
+        signature = Signature((TensorSpec("OUT", "FP32", 1, 4),), ())
+        response = InferResponse(signature, ((len(first) // 4,),), [memoryview(first)])
         if self.config.decoupled:
             request.respond(response)
             request.finish(None)

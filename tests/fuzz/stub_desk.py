@@ -68,7 +68,7 @@ class Asked:
 
 def record(ticket: int, flags: int = 0) -> Record:
     extras = {"error": "wrong"} if flags & ResponseFlag.ERROR else None
-    return Record(ticket, _NOTHING, extras, flags, "", ())
+    return Record(ticket, _NOTHING, (), extras, flags, "", ())
 
 
 class Desk:

@@ -20,7 +20,7 @@ from gpubridge.frontend.infer import InferDoor
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.generate import parse_generate
 from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype
-from gpubridge.transport.signatures import SignatureCache
+from gpubridge.transport.signatures import SignatureCache, decode_shapes
 from tests.fuzz.budget import fuzzed, mutations
 from tests.fuzz.json_values import PARAMETERS, SIZES, VALUES, json_bytes
 from tests.fuzz.refusals import tried
@@ -146,6 +146,7 @@ class _Model:
 
     def submit(self, request, received=None):
         signature = self.signatures[request.signature]
+        shapes = decode_shapes(signature, request.dims)
         self.seen = []
         if request.ranges is not None:
             assert len(signature.tensors) == len(request.ranges)
@@ -155,14 +156,15 @@ class _Model:
         memory = request.slot.memory if request.slot is not None else memoryview(b"")
         assert len(signature.tensors) == len(request.places)
         end = 0
-        for spec, (at, nbytes) in zip(signature.tensors, request.places, strict=True):
+        tensors = zip(signature.tensors, shapes, request.places, strict=True)
+        for spec, shape, (at, nbytes) in tensors:
             begin = request.start + at
             assert 0 <= begin <= begin + nbytes <= len(memory) or not nbytes
             assert begin >= end or not nbytes
             end = max(end, begin + nbytes)
             self.seen.append(bytes(memory[begin : begin + nbytes]))
             if spec.datatype != "BYTES":
-                assert nbytes == spec.nbytes
+                assert nbytes == spec.nbytes(shape)
                 assert (
                     not nbytes or begin % np.dtype(numpy_dtype(spec.datatype) or "u2").itemsize == 0
                 )
@@ -286,6 +288,6 @@ def test_a_flat_request_is_understood_or_refused(config, body):
     form, refusal = tried(parse_generate, body, config)
     if refusal is not None:
         return
-    SignatureCache()[form.signature]
+    decode_shapes(SignatureCache()[form.signature], form.dims)
     assert all(entry.data is not None and len(entry.data) == entry.nbytes for entry in form.inputs)
     assert all(nbytes >= 0 for _, nbytes in form.places)

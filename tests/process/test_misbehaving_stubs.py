@@ -13,9 +13,12 @@ from tests.process.server import alive, running_server, wait_until, write_code_m
 CHANNEL = """
 from gpubridge.transport import messages as wire
 from gpubridge.transport.records import record_encoder
-from gpubridge.transport.signatures import encode_signature
+from gpubridge.transport.signatures import encode_tensors
 
-record = record_encoder()
+encode = record_encoder()
+
+def record(ticket, described, refs):
+    return encode(ticket, *described, refs)
 
 def channel():
     # Not that of its calls, which is of the same kind.
@@ -38,9 +41,9 @@ def announce(fd):
     socket.send_fds(channel(), [message], [fd])
     return region
 
-TEXT = encode_signature([("OUT", "BYTES", [1])])
-FLOATS = encode_signature([("OUT", "FP32", [4])])
-NONE = encode_signature([])
+TEXT = encode_tensors([("OUT", "BYTES", [1])])
+FLOATS = encode_tensors([("OUT", "FP32", [4])])
+NONE = encode_tensors([])
 """
 LIES = {
     "unknown_kind": ("b'\\xff' * 100", "unknown kind 255"),
@@ -108,8 +111,20 @@ LIES = {
         "output 'OUT' of 8 bytes, its shape needs 16",
     ),
     "datatype": (
-        "results(record(0, encode_signature([('OUT', 'FP99', [1])]), (0, 0, 4, 0)))",
+        "results(record(0, (FLOATS[0].replace(b'FP32', b'FP99'), FLOATS[1]), (0, 0, 4, 0)))",
         "sent a malformed message (signature",
+    ),
+    "negative_dim": (
+        "results(record(0, encode_tensors([('OUT', 'FP32', [-1])]), (0, 0, 4, 0)))",
+        "a tensor has a negative dim, or more bytes than 63 bits count",
+    ),
+    "endless_dims": (
+        "results(record(0, encode_tensors([('OUT', 'FP32', [1 << 62, 4])]), (0, 0, 4, 0)))",
+        "a tensor has a negative dim, or more bytes than 63 bits count",
+    ),
+    "no_dims": (
+        "results(record(0, (FLOATS[0], b''), (0, 0, 4, 0)))",
+        "a record of 0 dims came with a signature of 1",
     ),
     "arena_refused": (
         "wire.control_message(wire.Kind.ARENA_REFUSED, reason='no')",

@@ -37,13 +37,14 @@ def config_of(tmp_path, **options):
 
 
 def classes(config, array, count, datatype="FP32"):
-    spec = TensorSpec("OUT", datatype, array.shape, array.nbytes)
-    response = InferResponse(Signature((spec,), ()), [memoryview(array.tobytes())])
+    spec = TensorSpec("OUT", datatype, array.ndim, array.itemsize)
+    response = InferResponse(Signature((spec,), ()), (array.shape,), [memoryview(array.tobytes())])
     answer = classified(response, {"OUT": count}, config)
-    (spec,), (buffer,) = answer.signature.tensors, answer.buffers
+    (spec,), (shape,), (buffer,) = answer.signature.tensors, answer.shapes, answer.buffers
     assert spec.datatype == "BYTES"
-    elements = int(np.prod(spec.shape))
-    return spec.shape, [e.decode() for e in bytes_codec.decode(bytes(buffer), elements).tolist()]
+    assert spec.rank == len(shape)
+    elements = int(np.prod(shape))
+    return shape, [e.decode() for e in bytes_codec.decode(bytes(buffer), elements).tolist()]
 
 
 def test_the_highest_of_each_row_with_the_labels_that_there_are(tmp_path):
@@ -132,7 +133,8 @@ def test_an_output_keeps_the_shape_of_its_classes_whatever_its_reshape(tmp_path)
     values = np.array([[1, 2, 3, 4]], np.float32)
     for _ in range(2):
         response = InferResponse(
-            Signature((TensorSpec("OUT", "FP32", (1, 4), 16),), ()),
+            Signature((TensorSpec("OUT", "FP32", 2, 4),), ()),
+            ((1, 4),),
             [memoryview(values).cast("B")],
         )
         answer = encode_response(form, response, config, 1)

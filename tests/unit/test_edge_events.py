@@ -80,8 +80,8 @@ class Stub:
         if number is not None:
             self.pending[number] = pending
             extras = {"event": [number, 0]}
-        record = Record(0, Signature((), ()), extras, 0, "", ())
-        return self.events.answered(InferResponse(record.signature, []), record, request)
+        record = Record(0, Signature((), ()), (), extras, 0, "", ())
+        return self.events.answered(InferResponse(record.signature, (), []), record, request)
 
 
 def handed_on(response):
@@ -138,8 +138,8 @@ def test_what_was_executed_when_lost_memory_went_back_is_no_answer():
         # Its streams were let go of, and its look at that ends before it is heard of.
         caller.events.let_go([answer], lambda: at_stub, 3)
         del answer
-        record = Record(0, Signature((), ()), None, 0, "", ())
-        response = InferResponse(record.signature, [])
+        record = Record(0, Signature((), ()), (), None, 0, "", ())
+        response = InferResponse(record.signature, (), [])
         assert isinstance(caller.events.answered(response, record, request), StubDied)
         assert caller.events.answered(response, record, waiting) is response
         caller.events.close()
@@ -150,7 +150,7 @@ def test_what_was_executed_when_lost_memory_went_back_is_no_answer():
 def test_a_call_comes_of_whatever_its_caller_was_lent():
     first, caller = Stub("first"), Stub("caller")
     lent = handed_on(first.answer(0))
-    record = Record(0, Signature((), ()), {"event": [1, 0]}, 0, "", ())
+    record = Record(0, Signature((), ()), (), {"event": [1, 0]}, 0, "", ())
     (part,) = caller.events.called([MemoryRange(None, 0, 0, None)], record, [[lent]])
     assert list(awaited_by([part])) == []
     first.events.close()

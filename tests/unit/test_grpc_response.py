@@ -12,7 +12,7 @@ from gpubridge.protocol.grpc.infer_response import FRAME_PREFIX, encode_frame, e
 from gpubridge.protocol.grpc.messages import message_class
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import InferResponse
-from gpubridge.transport.signatures import SignatureCache, encode_signature
+from gpubridge.transport.signatures import SignatureCache, decode_shapes, encode_tensors
 from tests.unit.model_configs import model_config
 
 CONFIG = model_config("", "A FP32 [-1];B STRING [-1]")
@@ -25,8 +25,10 @@ def form():
 
 
 def answer(*tensors, parameters=None):
-    signature = SIGNATURES[encode_signature([tensor[:3] for tensor in tensors])]
-    return InferResponse(signature, [memoryview(t[3]) for t in tensors], parameters)
+    raw, dims = encode_tensors([tensor[:3] for tensor in tensors])
+    signature = SIGNATURES[raw]
+    shapes = decode_shapes(signature, dims)
+    return InferResponse(signature, shapes, [memoryview(t[3]) for t in tensors], parameters)
 
 
 def decode(segments):

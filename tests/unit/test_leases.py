@@ -70,7 +70,8 @@ def test_a_view_shows_the_lent_bytes_and_is_writable(wall):
     assert (view.format, view.ndim, view.contiguous) == ("B", 1, True)
 
 
-SPECS = (("INPUT", "INT16", (1, 2), 4), ("OTHER", "UINT8", (2,), 2))
+SPECS = (("INPUT", "INT16"), ("OTHER", "UINT8"))
+SHAPES = ((1, 2), (2,))
 
 
 @pytest.mark.parametrize("placed", [True, False])
@@ -80,11 +81,12 @@ def test_tensors_are_of_the_lent_bytes(wall, placed, read_only):
     refs = [
         (slot.segment.region, slot.offset + at, nbytes, lease) for at, nbytes in ((0, 4), (4, 2))
     ]
-    tensors = wall.borrower.tensors(refs, SPECS, Tensor, placed, read_only)
+    tensors = wall.borrower.tensors(refs, SPECS, SHAPES, Tensor, placed, read_only)
     assert [type(tensor) for tensor in tensors] == [Tensor, Tensor]
     made = [(t.name(), t._datatype, t._shape, t._place) for t in tensors]
     assert made == [
-        (*spec[:3], ref if placed else None) for spec, ref in zip(SPECS, refs, strict=True)
+        (*spec, shape, ref if placed else None)
+        for spec, shape, ref in zip(SPECS, SHAPES, refs, strict=True)
     ]
     first, second = (tensor.as_numpy() for tensor in tensors)
     assert first.tolist() == [[0x0100, 0x0302]]
@@ -97,7 +99,7 @@ def test_tensors_are_of_the_lent_bytes(wall, placed, read_only):
 
 
 def test_tensors_without_bytes_need_no_region(wall):
-    (tensor,) = wall.borrower.tensors([(0, 0, 0, NO_LEASE)], [("E", "FP32", (0,), 0)], Tensor)
+    (tensor,) = wall.borrower.tensors([(0, 0, 0, NO_LEASE)], [("E", "FP32")], [(0,)], Tensor)
     assert tensor.as_numpy().shape == (0,)
     assert not wall.borrower.book.held
 
@@ -106,7 +108,7 @@ def test_tensors_of_places_that_do_not_exist_are_refused(wall):
     slot, lease = wall.lend(b"abcdef")
     for ref in ((5, 0, 1, lease), (slot.segment.region, 0, 1 << 40, lease)):
         with pytest.raises(MalformedMessage, match="do not exist"):
-            wall.borrower.tensors([ref], [("X", "UINT8", (1,), 1)], Tensor)
+            wall.borrower.tensors([ref], [("X", "UINT8")], [(1,)], Tensor)
     assert wall.table[lease] == 1
 
 

@@ -24,8 +24,8 @@ def borrowed():
 
 
 def record():
-    signature = Signature((TensorSpec("OUT", "FP32", (4,), 16),), ())
-    return Record(0, signature, None, 0, "", [TensorRef(REGION, 256, 16, 5)])
+    signature = Signature((TensorSpec("OUT", "FP32", 1, 4),), ())
+    return Record(0, signature, ((4,),), None, 0, "", [TensorRef(REGION, 256, 16, 5)])
 
 
 def test_it_is_handed_on_to_who_has_asked(borrowed):

@@ -15,7 +15,7 @@ from gpubridge.protocol import infer_request
 from gpubridge.protocol.infer_request import FormCache, raw_request
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import DATATYPES, item_size, numpy_dtype
-from gpubridge.transport.signatures import SignatureCache
+from gpubridge.transport.signatures import SignatureCache, decode_shapes
 from tests.unit.model_configs import model_config
 
 EVERY = [name for name in DATATYPES if name != "BYTES"]
@@ -69,7 +69,9 @@ def test_binary_inputs_lie_one_after_the_other(tensors):
         start % item_size(name) == 0 for (name, _), start in zip(tensors, starts, strict=True)
     )
     signature = SignatureCache()[form.signature]
-    assert [(t.name, t.datatype, t.shape, t.nbytes) for t in signature.tensors] == [
+    shapes = decode_shapes(signature, form.dims)
+    told = zip(signature.tensors, shapes, strict=True)
+    assert [(t.name, t.datatype, shape, t.nbytes(shape)) for t, shape in told] == [
         (name, name, (count,), size) for (name, count), size in zip(tensors, sizes, strict=True)
     ]
     assert signature.requested == ()
@@ -241,7 +243,7 @@ def test_the_model_sees_the_reshaped_input(dims, more, shape, seen):
     config = model_config(f"A FP32 {dims}", more=more)
     size = 4 * math.prod(shape)
     form = parse_request(document(binary("A", "FP32", shape, size)), config)
-    assert list(SignatureCache()[form.signature].tensors[0].shape) == seen
+    assert list(decode_shapes(SignatureCache()[form.signature], form.dims)[0]) == seen
 
 
 KEYS = (

@@ -18,7 +18,7 @@ from gpubridge.protocol.json_tensor import data_from_json, data_to_json
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.request import InferResponse
 from gpubridge.tensor.dtypes import DATATYPE_OF_DTYPE
-from gpubridge.transport.signatures import SignatureCache, encode_signature
+from gpubridge.transport.signatures import SignatureCache, decode_shapes, encode_tensors
 from tests.unit.model_configs import model_config
 
 CONFIG = model_config("", "A FP32 [-1];B STRING [-1]")
@@ -30,8 +30,10 @@ def form(config=CONFIG, **members):
 
 
 def answer(*tensors, parameters=None):
-    signature = SIGNATURES[encode_signature([tensor[:3] for tensor in tensors])]
-    return InferResponse(signature, [memoryview(t[3]) for t in tensors], parameters)
+    raw, dims = encode_tensors([tensor[:3] for tensor in tensors])
+    signature = SIGNATURES[raw]
+    shapes = decode_shapes(signature, dims)
+    return InferResponse(signature, shapes, [memoryview(t[3]) for t in tensors], parameters)
 
 
 TWO = [

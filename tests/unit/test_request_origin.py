@@ -42,7 +42,7 @@ def origin(request, cancelled):
     identity = SimpleNamespace(decoupled=True, iterative=False)
     results = SimpleNamespace(respond=lambda *_: None)
     desk = ResponseDesk(control, None, results, Answers(), identity)
-    return request.param(desk, Record(TICKET, Signature((), ()), None, 0, "", []))
+    return request.param(desk, Record(TICKET, Signature((), ()), (), None, 0, "", []))
 
 
 def test_it_is_cancelled_while_it_lives(origin, cancelled):

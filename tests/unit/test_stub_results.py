@@ -26,7 +26,7 @@ def ends():
 
 
 def result(sequence):
-    return encode_result_batch(sequence, (1, 1, 2), 0, [record_encoder()(sequence, EMPTY, ())])
+    return encode_result_batch(sequence, (1, 1, 2), 0, [record_encoder()(sequence, EMPTY, b"", ())])
 
 
 def sequences(receiver):

@@ -12,7 +12,8 @@ START = """
 import time, weakref, numpy as np
 from gpubridge.stub.device.inputs_ahead import InputsAhead
 from gpubridge.transport.leases import BorrowedMemory
-from gpubridge.transport.records import Record, Signature
+from gpubridge.transport.records import Record
+from gpubridge.transport.signatures import Signature, TensorSpec
 from types import SimpleNamespace
 
 uploads = device.uploads
@@ -45,9 +46,9 @@ borrowed.add(5, memoryview(memory))
 def record(ticket, count=1, nbytes=part, extras=None, datatype="UINT8", region=5):
     table[ticket] = 1
     memory[ticket * part :][:nbytes] = ticket + 1
-    tensors = [("IN%d" % i, datatype, (nbytes,)) for i in range(count)]
+    tensors = [TensorSpec("IN%d" % i, datatype, 1, 1) for i in range(count)]
     refs = [(region, ticket * part, nbytes, ticket)] * count
-    return Record(ticket, SimpleNamespace(tensors=tensors), extras, 0, "", refs)
+    return Record(ticket, Signature(tensors, ()), ((nbytes,),) * count, extras, 0, "", refs)
 
 def ahead(records, inputs):
     inputs.look_ahead(records)

@@ -22,13 +22,21 @@ from gpubridge.transport.messages import (
     encode_result_batch,
 )
 from gpubridge.transport.records import record_encoder, record_reader
-from gpubridge.transport.signatures import SignatureCache, encode_signature
+from gpubridge.transport.signatures import (
+    SignatureCache,
+    encode_dims,
+    encode_signature,
+    encode_tensors,
+)
 
 U32 = st.integers(0, (1 << 32) - 1)
 U64 = st.integers(0, (1 << 64) - 1)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 DTYPES = st.sampled_from(["FP32", "BYTES", "INT64", "BF16", "BOOL"])
-TENSOR = st.tuples(TEXT, DTYPES, st.lists(st.integers(0, 1 << 40), max_size=4))
+LARGE = [[0, (1 << 63) - 1, 1 << 40], [1 << 59], [1 << 30, 1 << 29]]
+TENSOR = st.tuples(
+    TEXT, DTYPES, st.lists(st.integers(0, 1 << 15), max_size=3) | st.sampled_from(LARGE)
+)
 REF = st.tuples(U64, U64, U64, U32)
 EXTRAS = st.none() | st.dictionaries(TEXT, st.integers() | TEXT | st.booleans(), min_size=1)
 
@@ -54,7 +62,7 @@ def encoded(record, *, word=0, named):
     ticket, tensors, refs, extras, requested, identifier = record
     return record_encoder()(
         ticket,
-        encode_signature(tensors, requested),
+        *encode_tensors(tensors, requested),
         [field for ref in refs for field in ref],
         word,
         identifier.encode() if named else b"",
@@ -65,9 +73,10 @@ def encoded(record, *, word=0, named):
 def check(record, got):
     ticket, tensors, refs, extras, requested, _ = record
     assert got.ticket == ticket
-    assert [(s.name, s.datatype, list(s.shape)) for s in got.signature.tensors] == [
-        (name, dtype, shape) for name, dtype, shape in tensors
+    assert [(s.name, s.datatype, s.rank) for s in got.signature.tensors] == [
+        (name, dtype, len(shape)) for name, dtype, shape in tensors
     ]
+    assert [list(shape) for shape in got.shapes] == [shape for _, _, shape in tensors]
     assert got.signature.requested == tuple(requested)
     assert [tuple(ref) for ref in got.refs] == refs
     assert got.extras == ({"e": extras} if extras else None)
@@ -121,14 +130,14 @@ def test_results_round_trip(batches):
 
 
 def test_what_each_field_of_a_reference_is():
-    signature = encode_signature([("A", "UINT8", [3])])
-    record = record_encoder()(5, signature, [11, 12, 3, 14])
+    described = encode_tensors([("A", "UINT8", [3])])
+    record = record_encoder()(5, *described, [11, 12, 3, 14])
     message = encode_frame(Kind.EXECUTE, [encode_batch(9, [record])])
-    # Region, offset, nbytes, lease: an order that both processes rely on.
-    assert message.endswith(struct.pack("<QQQI", 11, 12, 3, 14))
+    # The dims; region, offset, nbytes, lease: an order that both processes rely on.
+    assert message.endswith(struct.pack("<qQQQI", 3, 11, 12, 3, 14))
 
 
-SIGNATURE = encode_signature([("A", "FP32", [2])])
+SIGNATURE, DIMS = encode_tensors([("A", "FP32", [2])])
 GOOD = encode_frame(
     Kind.RESULTS,
     [
@@ -136,7 +145,7 @@ GOOD = encode_frame(
             1,
             (2, 2, 3),
             4,
-            [record_encoder()(7, SIGNATURE, [1, 2, 8, 4], ResponseFlag.ERROR, b"", b"{}")],
+            [record_encoder()(7, SIGNATURE, DIMS, [1, 2, 8, 4], ResponseFlag.ERROR, b"", b"{}")],
         )
     ],
 )
@@ -148,7 +157,7 @@ GOOD = encode_frame(
 @example(
     struct.pack("<BxxxI", 18, 1)
     + struct.pack("<QQQQQI4x", 1, 2, 2, 3, 4, 1)
-    + struct.pack("<IIIII", 1, 999, 1, 0, 1)
+    + struct.pack("<IIIIII", 1, 999, 1, 0, 1, 1)
     + SIGNATURE
 )
 def test_foreign_bytes_are_malformed_and_nothing_else(raw):
@@ -193,13 +202,14 @@ def test_bytes_after_the_end_are_noticed():
         b'{"t":5}',
         b'{"t":[5]}',
         b'{"t":[["A","FP32"]]}',
-        b'{"t":[["A","NOPE",[1]]]}',
-        b'{"t":[["A",["FP32"],[1]]]}',
-        b'{"t":[[5,"FP32",[1]]]}',
-        b'{"t":[["A","FP32",[-1]]]}',
-        b'{"t":[["A","FP32",[1.5]]]}',
-        b'{"t":[["A","FP32",[true]]]}',
-        b'{"t":[["A","FP32","12"]]}',
+        b'{"t":[["A","NOPE",1]]}',
+        b'{"t":[["A",["FP32"],1]]}',
+        b'{"t":[[5,"FP32",1]]}',
+        b'{"t":[["A","FP32",-1]]}',
+        b'{"t":[["A","FP32",1.5]]}',
+        b'{"t":[["A","FP32",true]]}',
+        b'{"t":[["A","FP32",[1]]]}',
+        b'{"t":[["A","FP32",4294967296]]}',
         b'{"t":[],"o":[5]}',
         b'{"t":[],"o":5}',
         b"[" * 100_000,
@@ -211,9 +221,51 @@ def test_bad_signatures_are_malformed(raw):
 
 
 def test_signatures_know_their_sizes():
-    raw = encode_signature([("A", "FP64", [2, 3]), ("B", "BYTES", [2]), ("C", "INT8", [])])
+    raw = encode_signature([("A", "FP64", 2), ("B", "BYTES", 1), ("C", "INT8", 0)])
     signature = SignatureCache()[raw]
-    assert [spec.nbytes for spec in signature.tensors] == [48, None, 1]
+    shapes = ((2, 3), (2,), ())
+    tensors = zip(signature.tensors, shapes, strict=True)
+    assert [spec.nbytes(shape) for spec, shape in tensors] == [48, None, 1]
+
+
+def results_of(tensors, dims, refs):
+    record = record_encoder()(0, encode_signature(tensors), dims, refs)
+    return encode_frame(Kind.RESULTS, [encode_result_batch(1, (1, 1, 2), 0, [record])])
+
+
+@pytest.mark.parametrize(
+    ("shape", "error"),
+    [
+        ([-1], "negative dim"),
+        ([0, -1], "negative dim"),
+        ([-(1 << 63)], "negative dim"),
+        ([1 << 61], "more bytes than 63 bits"),
+        ([1 << 32, 1 << 32], "more bytes than 63 bits"),
+        ([1 << 62, 1 << 62, 1 << 62], "more bytes than 63 bits"),
+        ([], "a record of 0 dims came with a signature of"),
+        ([1, 1, 1, 1, 1], "a record of 5 dims came with a signature of"),
+    ],
+)
+def test_shapes_that_no_tensor_has_are_malformed(shape, error):
+    rank = len(shape) if len(shape) in (1, 2, 3) else 2
+    message = results_of([("A", "FP32", rank)], encode_dims([shape]), [0, 0, 0, 0])
+    reader = record_reader()
+    good = results_of([("A", "FP32", rank)], encode_dims([[1] * rank]), [0, 0, 0, 0])
+    for _ in range(2):
+        decode_results(good, reader)
+        with pytest.raises(MalformedMessage, match=error):
+            decode_results(message, reader)
+
+
+def test_new_shapes_are_no_new_signatures():
+    reader = record_reader()
+    seen = []
+    for count in (1, 2, 1, 3):
+        message = results_of([("A", "FP32", 1)], encode_dims([[count]]), [0, 0, 4 * count, 0])
+        ((batch,),) = [decode_results(message, reader)]
+        seen.append((batch.records[0].signature, batch.records[0].shapes))
+    assert len({id(signature) for signature, _ in seen}) == 1
+    assert [shapes for _, shapes in seen] == [((1,),), ((2,),), ((1,),), ((3,),)]
 
 
 def test_signatures_are_parsed_once_and_forgotten_when_they_are_many():
@@ -221,7 +273,7 @@ def test_signatures_are_parsed_once_and_forgotten_when_they_are_many():
     first = cache[SIGNATURE]
     assert cache[bytes(bytearray(SIGNATURE))] is first
     for number in range(10):
-        assert cache[encode_signature([(str(number), "FP32", [1])])].tensors[0].name == str(number)
+        assert cache[encode_signature([(str(number), "FP32", 1)])].tensors[0].name == str(number)
         assert len(cache) <= 3
 
 

@@ -32,6 +32,7 @@ from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import InferRequest, InferResponse, Outcome
+from gpubridge.tensor.dtypes import item_size
 from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
 
 __all__ = ["EnsembleModel", "Members"]
@@ -286,13 +287,15 @@ class EnsembleModel(Model):
                 outputs[name] = outputs[name].elsewhere()
         batched = self.config.max_batch_size > 0
         specs = []
+        shapes = []
         for output in self.config.outputs:
             tensor = outputs.get(output.name)
             if tensor is not None:
                 dims = output.dims if output.reshape is None else output.reshape
                 shape = fit_shape(tensor.shape, dims, batched=batched)
-                nbytes = None if tensor.datatype == "BYTES" else tensor.place.nbytes
-                specs.append(TensorSpec(output.name, tensor.datatype, shape, nbytes))
+                shapes.append(shape)
+                itemsize = item_size(tensor.datatype)
+                specs.append(TensorSpec(output.name, tensor.datatype, len(shape), itemsize))
         key = tuple(specs)
         # The same object for the same form: encoders remember it.
         signature = self._answers.get(key)
@@ -306,6 +309,7 @@ class EnsembleModel(Model):
             parameters.update(tensor.parameters or {})
         return PlacedResponse(
             signature,
+            tuple(shapes),
             [tensor.bytes_held() for tensor in tensors],
             parameters or None,
             parts=[tensor.place for tensor in tensors],

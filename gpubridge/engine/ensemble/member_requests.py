@@ -16,7 +16,7 @@ from gpubridge.engine.ensemble.tensors import FlowTensor
 from gpubridge.engine.ensemble.wiring import fit_shape
 from gpubridge.model_io import check_inputs, model_shape
 from gpubridge.request import InferRequest, MemoryRange, RequestOptions
-from gpubridge.transport.signatures import encode_signature
+from gpubridge.transport.signatures import encode_tensors
 
 if TYPE_CHECKING:
     from gpubridge.engine.ensemble.execution import Execution
@@ -65,6 +65,7 @@ class _Form(NamedTuple):
     config: ModelConfig
     names: tuple[str, ...]
     signature: bytes
+    dims: bytes
     batch_size: int
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     options: dict[RequestOptions, RequestOptions]
@@ -125,6 +126,7 @@ class MemberRequests:
             0,
             form.batch_size,
             options,
+            form.dims,
         )
         request.ranges = [tensors[name].place for name in form.names]
         on_device = {}
@@ -246,13 +248,15 @@ def _form(
             shape = fit_shape(shape, spec.dims, batched=batched)
         given.append(_Given(name, tensor.datatype, shape, tensor.place.nbytes))
     check_inputs(identifier, given, config)
+    signature, dims = encode_tensors(
+        [(entry.name, entry.datatype, model_shape(entry, config)) for entry in given],
+        tuple(step.outputs),
+    )
     return _Form(
         config,
         tuple(names),
-        encode_signature(
-            [(entry.name, entry.datatype, model_shape(entry, config)) for entry in given],
-            tuple(step.outputs),
-        ),
+        signature,
+        dims,
         given[0].shape[0] if batched and given else 1,
         tuple((entry.name, entry.shape) for entry in given),
         {},

@@ -11,7 +11,7 @@ from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.host_shm import HostArena
 from gpubridge.model_io import as_configured
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
-from gpubridge.transport.signatures import Signature
+from gpubridge.transport.signatures import Signature, decode_shapes
 
 __all__ = ["FlowTensor", "request_tensors", "response_tensors"]
 
@@ -82,9 +82,10 @@ def request_tensors(
             for part in ranges
         ]
     request.ranges = None
+    shapes = decode_shapes(signature, request.dims)
     return {
-        spec.name: FlowTensor(spec.datatype, spec.shape, place, None, None, shared)
-        for spec, place in zip(signature.tensors, ranges, strict=True)
+        spec.name: FlowTensor(spec.datatype, shape, place, None, None, shared)
+        for spec, shape, place in zip(signature.tensors, shapes, ranges, strict=True)
     }
 
 
@@ -92,10 +93,20 @@ def response_tensors(response: InferResponse, config: ModelConfig) -> dict[str, 
     """Return the outputs of a member, by its names; asked when the response arrives."""
     tensors = {}
     shared = response.shared if isinstance(response, PlacedResponse) else ()
-    parts = zip(response.signature.tensors, response.ranges(), response.buffers, strict=True)
-    for spec, place, buffer in parts:
-        shape = as_configured(spec, config).shape
+    parts = zip(
+        response.signature.tensors,
+        response.shapes,
+        response.ranges(),
+        response.buffers,
+        strict=True,
+    )
+    for spec, shape, place, buffer in parts:
         tensors[spec.name] = FlowTensor(
-            spec.datatype, shape, place, buffer, response.parameters, spec.name in shared
+            spec.datatype,
+            as_configured(spec.name, shape, config),
+            place,
+            buffer,
+            response.parameters,
+            spec.name in shared,
         )
     return tensors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpubridge.request import InferResponse
 from gpubridge.transport.signatures import Signature, encode_signature
 
 __all__ = ["encoded_signature"]
@@ -11,14 +10,13 @@ _KEPT = 1024
 _encodings: dict[Signature, bytes] = {}
 
 
-def encoded_signature(response: InferResponse) -> bytes:
+def encoded_signature(signature: Signature) -> bytes:
     """Return the bytes of a response's signature."""
-    signature = response.signature
     raw = _encodings.get(signature)
     if raw is None:
         if len(_encodings) >= _KEPT:
             _encodings.clear()
         raw = _encodings[signature] = encode_signature(
-            [(spec.name, spec.datatype, spec.shape) for spec in signature.tensors]
+            [(spec.name, spec.datatype, spec.rank) for spec in signature.tensors]
         )
     return raw

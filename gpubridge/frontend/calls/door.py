@@ -34,7 +34,7 @@ from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.messages import ResponseFlag, decode_control
 from gpubridge.transport.records import Record, record_encoder, record_reader
-from gpubridge.transport.signatures import encode_signature
+from gpubridge.transport.signatures import encode_dims, encode_signature
 
 __all__ = ["ModelCallServer", "StubCalls"]
 
@@ -246,6 +246,7 @@ class StubCalls:
             0,
             form.batch_size,
             options,
+            form.dims,
         )
         request.ranges = ranges
         if extras.get("decoupled"):
@@ -326,7 +327,7 @@ class StubCalls:
         if not self._open:
             return
         extras = b""
-        signature = _NOTHING
+        signature, dims = _NOTHING, b""
         refs: list[int] = []
         if isinstance(outcome, InferResponse):
             try:
@@ -336,11 +337,11 @@ class StubCalls:
         if outcome is None:
             flags |= ResponseFlag.EMPTY
         elif isinstance(outcome, InferResponse):
-            signature = encoded_signature(outcome)
+            signature, dims = encoded_signature(outcome.signature), encode_dims(outcome.shapes)
         else:
             flags |= ResponseFlag.ERROR
             extras = json.dumps({"error": outcome.message, "code": int(outcome.code)}).encode()
-        record = self._encode(number, signature, refs, flags, extras=extras)
+        record = self._encode(number, signature, dims, refs, flags, extras=extras)
         self._answers.append(record)
         if not self._calls and not flags & ResponseFlag.OPEN:
             # Nothing else that it waits for may come in this turn.

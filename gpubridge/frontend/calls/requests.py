@@ -27,7 +27,7 @@ class CallForms:
     """What signatures of calls mean to the models that are called; bounded."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, Model], tuple[Signature, list[int], RequestForm]] = {}
+        self._known: dict[Any, tuple[Signature, list[int], RequestForm]] = {}
 
     def forget(self) -> None:
         """Models have changed."""
@@ -55,7 +55,7 @@ class CallForms:
 
     def _form(self, record: Record, model: Model) -> RequestForm:
         signature = record.signature
-        key = id(signature), model
+        key = id(signature), record.shapes, model
         known = self._known.get(key)
         sizes = [ref[2] for ref in record.refs]
         if known is not None and known[1] == sizes:
@@ -68,8 +68,8 @@ class CallForms:
                     ErrorCode.INVALID_ARG,
                 )
         inputs = [
-            InputForm(spec.name, spec.datatype, spec.shape, nbytes)
-            for spec, nbytes in zip(signature.tensors, sizes, strict=True)
+            InputForm(spec.name, spec.datatype, shape, nbytes)
+            for spec, shape, nbytes in zip(signature.tensors, record.shapes, sizes, strict=True)
         ]
         outputs = {name: OutputForm(True) for name in signature.requested} or None
         form = make_form(

@@ -28,7 +28,7 @@ from gpubridge.protocol.request_form import InputForm, OutputForm, RequestForm
 from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.tensor.dtypes import DATATYPES, element_count
-from gpubridge.transport.signatures import encode_signature
+from gpubridge.transport.signatures import encode_tensors
 
 __all__ = [
     "FormCache",
@@ -157,16 +157,18 @@ def build_form(
     sent = [entry for entry in inputs if entry.region is None]
     _check_dims(head.identifier, inputs, config)
     check_inputs(head.identifier, inputs, config)
+    signature, dims = encode_tensors(
+        [(entry.name, entry.datatype, model_shape(entry, config)) for entry in inputs],
+        tuple(outputs or ()),
+    )
     form = RequestForm(
         identifier="",
         inputs=inputs,
         sent=sent,
         outputs=outputs,
         binary_default=True,
-        signature=encode_signature(
-            [(entry.name, entry.datatype, model_shape(entry, config)) for entry in inputs],
-            tuple(outputs or ()),
-        ),
+        signature=signature,
+        dims=dims,
         extras=extras,
         binary_bytes=sum(entry.nbytes for entry in sent if entry.data is None),
         places=_places([entry.nbytes for entry in sent]),
@@ -369,4 +371,5 @@ def infer_request(
         copied,
         form.batch_size,
         form.options,
+        form.dims,
     )

@@ -14,7 +14,7 @@ from gpubridge.protocol.grpc.fields import varint
 from gpubridge.protocol.grpc.messages import message_class
 from gpubridge.protocol.request_form import RequestForm, classes_of
 from gpubridge.request import InferResponse
-from gpubridge.transport.signatures import Signature
+from gpubridge.transport.signatures import Shapes, Signature
 
 __all__ = ["FRAME_PREFIX", "FrameSegments", "encode_frame", "encode_response"]
 
@@ -28,6 +28,9 @@ _JOINED_UP_TO = 16384
 # Tags of length-delimited fields.
 _ID = b"\x1a"
 _RAW_OUTPUT = b"\x32"
+_OUTPUT = b"\x2a"
+_SHAPE = b"\x1a"
+"""Of an output."""
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
@@ -39,21 +42,35 @@ class _AnswerForm:
 
     Attributes
     ----------
-    names, outputs : bytes
-        The fields before the id and the parameters, and those behind them.
-    tags : tuple of bytes or None
-        What comes before each buffer; None where the sizes differ from answer to answer.
+    names : bytes
+        The fields before the id and the parameters.
+    openings : list of bytes
+        The fields of each output before its shape.
+    elsewhere : list of bool
+        Whether an output goes to the client's own memory.
+    fixed : bool
+        Whether the shapes alone decide what surrounds the buffers.
+    shapes : Shapes or None
+        Those of the last answer, which the following attributes describe.
+    outputs : bytes
+        The fields behind the id and the parameters.
+    tags : tuple of bytes
+        What comes before each buffer, if ``fixed``.
     nbytes : int
-        Bytes of a message without id and parameters.
+        Bytes of a message without id and parameters, if ``fixed``.
     opening : bytes
-        A whole frame without id and parameters, up to the first buffer.
+        A whole frame without id and parameters, up to the first buffer, if ``fixed``.
     """
 
     names: bytes
-    outputs: bytes
-    tags: tuple[bytes, ...] | None
-    nbytes: int
-    opening: bytes
+    openings: list[bytes]
+    elsewhere: list[bool]
+    fixed: bool
+    shapes: Shapes | None = None
+    outputs: bytes = b""
+    tags: tuple[bytes, ...] = ()
+    nbytes: int = 0
+    opening: bytes = b""
 
 
 def encode_frame(message: bytes) -> bytes:
@@ -84,20 +101,20 @@ def encode_response(
     BridgeError
         When a parameter or the size has no place in protobuf.
     """
-    signature = response.signature
-    buffers = response.buffers
-    if form.answer_for is signature:
-        answer: _AnswerForm = form.answer
-    elif classes := classes_of(form.outputs):
+    classes = classes_of(form.outputs)
+    if classes:
         response = classified(response, classes, config)
-        buffers = response.buffers
-        answer = _answer_form(form, response.signature, config, version, classes)
+        answer = _answer_form(form, response.signature, config, version)
+    elif form.answer_for is response.signature:
+        answer = form.answer
     else:
-        answer = _answer_form(form, signature, config, version)
-        form.answer_for = signature
-        form.answer = answer
+        answer = _answer_form(form, response.signature, config, version)
+        form.answer_for, form.answer = response.signature, answer
+    buffers = response.buffers
+    if answer.shapes != response.shapes:
+        _describe(answer, response, config, classes)
     tags = answer.tags
-    if tags is None:
+    if not answer.fixed:
         tags = tuple([_RAW_OUTPUT + varint(len(buffer)) for buffer in buffers])
     elif not identifier and response.parameters is None:
         return _segments(answer.opening, tags[1:], buffers, answer.nbytes)
@@ -136,33 +153,47 @@ def _prefix(nbytes: int) -> bytes:
 
 
 def _answer_form(
-    form: RequestForm,
-    signature: Signature,
-    config: ModelConfig,
-    version: int,
-    classified: Collection[str] = (),
+    form: RequestForm, signature: Signature, config: ModelConfig, version: int
 ) -> _AnswerForm:
-    """Make the form of answers with this signature; ``classified`` outputs keep their shapes."""
     names = message_class("ModelInferResponse")(
         model_name=config.name, model_version=str(version)
     ).SerializeToString()
-    outputs = message_class("ModelInferResponse")()
-    for tensor in signature.tensors:
-        spec = tensor if tensor.name in classified else as_configured(tensor, config)
-        outputs.outputs.add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
-    described = outputs.SerializeToString()
-    # An output in the client's memory has its raw content, too: an empty one.
-    sizes = [
-        0 if form.output_region(tensor.name) is not None else tensor.nbytes
-        for tensor in signature.tensors
+    output = message_class("ModelInferResponse.InferOutputTensor")
+    openings = [
+        output(name=spec.name, datatype=spec.datatype).SerializeToString()
+        for spec in signature.tensors
     ]
-    known = [nbytes for nbytes in sizes if nbytes is not None]
-    if len(known) != len(sizes):
-        return _AnswerForm(names, described, None, 0, b"")
-    tags = tuple(_RAW_OUTPUT + varint(nbytes) for nbytes in known)
-    nbytes = len(names) + len(described) + sum(map(len, tags)) + sum(known)
-    opening = _prefix(nbytes) + names + described + (tags[0] if tags else b"")
-    return _AnswerForm(names, described, tags, nbytes, opening)
+    elsewhere = [form.output_region(spec.name) is not None for spec in signature.tensors]
+    fixed = all(
+        there or spec.itemsize is not None
+        for spec, there in zip(signature.tensors, elsewhere, strict=True)
+    )
+    return _AnswerForm(names, openings, elsewhere, fixed)
+
+
+def _describe(
+    answer: _AnswerForm, response: InferResponse, config: ModelConfig, classified: Collection[str]
+) -> None:
+    """Note what goes with the shapes of an answer; ``classified`` outputs keep theirs."""
+    outputs = []
+    for spec, opening, returned in zip(
+        response.signature.tensors, answer.openings, response.shapes, strict=True
+    ):
+        shape = returned if spec.name in classified else as_configured(spec.name, returned, config)
+        described = opening
+        if shape:
+            dims = b"".join([varint(dim) for dim in shape])
+            described = b"%b%b%b%b" % (opening, _SHAPE, varint(len(dims)), dims)
+        outputs.append(b"%b%b%b" % (_OUTPUT, varint(len(described)), described))
+    answer.outputs = b"".join(outputs)
+    if answer.fixed:
+        # An output in the client's memory has its raw content, too: an empty one.
+        sizes = [len(buffer) for buffer in response.buffers]
+        answer.tags = tags = tuple([_RAW_OUTPUT + varint(nbytes) for nbytes in sizes])
+        answer.nbytes = len(answer.names) + len(answer.outputs) + sum(map(len, tags)) + sum(sizes)
+        opening = _prefix(answer.nbytes) + answer.names + answer.outputs
+        answer.opening = opening + (tags[0] if tags else b"")
+    answer.shapes = response.shapes
 
 
 def _parameters(parameters: dict[str, object]) -> bytes:

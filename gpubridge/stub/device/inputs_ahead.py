@@ -103,8 +103,8 @@ class InputsAhead(DeviceInputs):
             return
         placed.looked_at.add(ticket)
         tensors = [
-            Tensor._received(spec[0], spec[1], spec[2], view, None)
-            for spec, view in zip(record.signature.tensors, views)
+            Tensor._received(spec.name, spec.datatype, shape, view, None)
+            for spec, shape, view in zip(record.signature.tensors, record.shapes, views)
         ]
         try:
             placed.tensors[ticket] = self._uploaded(tensors, patient=patient)

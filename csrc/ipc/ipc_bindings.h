@@ -1,0 +1,11 @@
+// The bindings of this folder, each in a file of its own; ipc_binding.cpp joins them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace gpubridge {
+
+// Adds the class RecordReader and the function encode_record to the module.
+void bind_records(nanobind::module_& module);
+
+}  // namespace gpubridge

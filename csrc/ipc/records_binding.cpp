@@ -1,0 +1,181 @@
+// Records as Python sees them: gpubridge/transport/records.py says what the parts mean.
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "ipc/ipc_bindings.h"
+#include "ipc/records.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge {
+namespace {
+
+constexpr std::size_t kSignaturesKept = 4096;
+constexpr std::size_t kFieldsOfRef = 4;
+
+nb::object checked(PyObject* made) {
+  if (made == nullptr) throw nb::python_error();
+  return nb::steal(made);
+}
+
+nb::object as_bytes(std::string_view bytes) {
+  return checked(PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size())));
+}
+
+std::string_view view_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+struct TextHash {
+  using is_transparent = void;
+  std::size_t operator()(std::string_view text) const {
+    return std::hash<std::string_view>{}(text);
+  }
+};
+
+// What a signature's bytes mean, and the shapes that came with it last: they mostly come again.
+struct KnownSignature {
+  nb::object signature;
+  std::vector<TensorKind> kinds;
+  std::string dims;
+  nb::object shapes;
+};
+
+// Takes records apart. `parse_signature` gives the Signature that bytes are, `parse_extras` the
+// dict that the bytes of extras are; `record` is the tuple type of the results.
+class RecordReader {
+ public:
+  RecordReader(nb::object parse_signature, nb::object parse_extras, nb::type_object record)
+      : parse_signature_(std::move(parse_signature)),
+        parse_extras_(std::move(parse_extras)),
+        record_(std::move(record)),
+        new_tuple_(reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new))) {}
+
+  nb::tuple read(const nb::bytes& message, std::size_t at, std::size_t count, bool named) {
+    nb::list records;
+    for (std::size_t index = 0; index < count; ++index) {
+      records.append(record(RecordView::read(view_of(message), at, named)));
+    }
+    return nb::make_tuple(std::move(records), at);
+  }
+
+ private:
+  nb::object record(const RecordView& view) {
+    KnownSignature& known = signature(view.signature());
+    nb::object extras = nb::none();
+    if (!view.extras().empty()) extras = parse_extras_(as_bytes(view.extras()));
+    const std::string_view text = view.identifier();
+    nb::object identifier =
+        checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
+    nb::object shapes = this->shapes(view, known);
+    const nb::tuple fields =
+        nb::make_tuple(view.ticket(), known.signature, std::move(shapes), std::move(extras),
+                       view.word(), std::move(identifier), refs(view));
+    const nb::tuple arguments = nb::make_tuple(fields);
+    return checked(
+        new_tuple_(reinterpret_cast<PyTypeObject*>(record_.ptr()), arguments.ptr(), nullptr));
+  }
+
+  KnownSignature& signature(std::string_view raw) {
+    const auto found = known_.find(raw);
+    if (found != known_.end()) return found->second;
+    KnownSignature made{parse_signature_(as_bytes(raw)), {}, {}, {}};
+    const auto tensors = nb::cast<nb::tuple>(made.signature[0]);
+    for (nb::handle spec : tensors) {
+      const nb::object itemsize = spec[3];
+      made.kinds.push_back({nb::cast<std::uint32_t>(spec[2]),
+                            itemsize.is_none() ? 0 : nb::cast<std::uint32_t>(itemsize)});
+    }
+    if (known_.size() >= kSignaturesKept) known_.clear();
+    return known_.emplace(std::string(raw), std::move(made)).first->second;
+  }
+
+  static nb::object shapes(const RecordView& view, KnownSignature& known) {
+    if (known.shapes.is_valid() && known.dims == view.dims() &&
+        known.kinds.size() == view.tensors()) {
+      return known.shapes;
+    }
+    view.check(known.kinds);
+    nb::object shapes = checked(PyTuple_New(static_cast<Py_ssize_t>(known.kinds.size())));
+    std::size_t dim = 0;
+    for (std::size_t index = 0; index < known.kinds.size(); ++index) {
+      const std::size_t rank = known.kinds[index].rank;
+      nb::object shape = checked(PyTuple_New(static_cast<Py_ssize_t>(rank)));
+      for (std::size_t axis = 0; axis < rank; ++axis) {
+        set(shape, axis, checked(PyLong_FromLongLong(view.dim(dim++))));
+      }
+      set(shapes, index, std::move(shape));
+    }
+    known.dims = view.dims();
+    known.shapes = shapes;
+    return shapes;
+  }
+
+  static void set(nb::handle tuple, std::size_t index, nb::object item) {
+    // Takes the item over, even when it fails.
+    if (PyTuple_SetItem(tuple.ptr(), static_cast<Py_ssize_t>(index), item.release().ptr()) != 0) {
+      throw nb::python_error();
+    }
+  }
+
+  static nb::object refs(const RecordView& view) {
+    nb::object refs = checked(PyList_New(static_cast<Py_ssize_t>(view.tensors())));
+    for (std::size_t index = 0; index < view.tensors(); ++index) {
+      const TensorRef ref = view.ref(index);
+      nb::tuple fields = nb::make_tuple(ref.region, ref.offset, ref.nbytes, ref.lease);
+      if (PyList_SetItem(refs.ptr(), static_cast<Py_ssize_t>(index), fields.release().ptr()) != 0) {
+        throw nb::python_error();
+      }
+    }
+    return refs;
+  }
+
+  nb::object parse_signature_;
+  nb::object parse_extras_;
+  nb::type_object record_;
+  newfunc new_tuple_;
+  std::unordered_map<std::string, KnownSignature, TextHash, std::equal_to<>> known_;
+};
+
+// Fields of references come flat: region, offset, size, lease of each, one after another.
+nb::object encode_record(std::uint32_t ticket, const nb::bytes& signature, const nb::bytes& dims,
+                         nb::handle refs, std::uint32_t word, const nb::bytes& identifier,
+                         const nb::bytes& extras) {
+  const std::size_t tensors = nb::len(refs) / kFieldsOfRef;
+  const RecordParts parts{ticket,
+                          word,
+                          static_cast<std::uint32_t>(tensors),
+                          view_of(signature),
+                          view_of(extras),
+                          view_of(identifier),
+                          view_of(dims)};
+  nb::object record =
+      checked(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(parts.size())));
+  char* at = parts.write(PyBytes_AsString(record.ptr()));
+  for (std::size_t tensor = 0; tensor < tensors; ++tensor) {
+    const auto field = [&](std::size_t number) {
+      return nb::object(refs[kFieldsOfRef * tensor + number]);
+    };
+    at = write_ref(at, {nb::cast<std::uint64_t>(field(0)), nb::cast<std::uint64_t>(field(1)),
+                        nb::cast<std::uint64_t>(field(2)), nb::cast<std::uint32_t>(field(3))});
+  }
+  return record;
+}
+
+}  // namespace
+
+void bind_records(nb::module_& module) {
+  nb::class_<RecordReader>(module, "RecordReader")
+      .def(nb::init<nb::object, nb::object, nb::type_object>())
+      .def("read", &RecordReader::read);
+  module.def("encode_record", &encode_record, nb::arg("ticket"), nb::arg("signature"),
+             nb::arg("dims"), nb::arg("refs"), nb::arg("word") = 0,
+             nb::arg("identifier") = nb::bytes(""), nb::arg("extras") = nb::bytes(""));
+}
+
+}  // namespace gpubridge
