@@ -32,6 +32,7 @@ from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
 from gpubridge.frontend.http2.limits import Http2Limits
 from gpubridge.frontend.routes import MetricsRouter, V2Router
 from gpubridge.frontend.sweep import Sweeper
+from gpubridge.frontend.workers import Workers
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 from gpubridge.telemetry.tables import boxed
 from gpubridge.tensor.native import absence
@@ -77,7 +78,8 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
         allowed=settings.allow_client_shm,
         most=settings.client_shm_max_regions,
     )
-    router = V2Router(repository, regions, strict_readiness=settings.strict_readiness)
+    workers = Workers()
+    router = V2Router(repository, regions, workers, strict_readiness=settings.strict_readiness)
     service = GrpcService(repository, router.ready, regions)
     repository.listen(router.model_changed)
     repository.listen(service.model_changed)
@@ -110,6 +112,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
         service.health.check(loop.time())
         await _close(doors, repository, settings.exit_timeout_secs)
         sweeper.close()
+        workers.close()
         regions.close()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.message import Exchange
+from gpubridge.frontend.workers import HEAVY_BYTES, Workers
 from gpubridge.host_shm import HostArena
 from gpubridge.protocol.body import pack_inputs
 from gpubridge.protocol.fields import invalid
@@ -30,11 +31,25 @@ class _Generation:
     ----------
     find : callable
         Returns the model that is served when the body is there: it may be another by then.
+    workers : Workers
+        Parse bodies of more than `HEAVY_BYTES`.
     """
 
-    __slots__ = ("_arena", "_body", "_exchange", "_find", "_form", "_model", "_request")
+    __slots__ = (
+        "_aborted",
+        "_arena",
+        "_body",
+        "_exchange",
+        "_find",
+        "_form",
+        "_model",
+        "_request",
+        "_workers",
+    )
 
-    def __init__(self, find: Callable[[], Model], arena: HostArena) -> None:
+    def __init__(self, find: Callable[[], Model], arena: HostArena, workers: Workers) -> None:
+        self._workers = workers
+        self._aborted = False
         self._find = find
         self._model: Model
         self._arena = arena
@@ -57,9 +72,28 @@ class _Generation:
             When it is no valid request.
         """
         self._exchange = exchange
-        model = self._model = self._find()
-        form = self._form = parse_generate(bytes(self._body), model.config)
+        self._model = self._find()
+        body, config = bytes(self._body), self._model.config
         self._body = bytearray()
+        if len(body) > HEAVY_BYTES:
+            self._workers.run(lambda: parse_generate(body, config), self._parsed)
+        else:
+            self._submit(parse_generate(body, config))
+
+    def _parsed(self, form: RequestForm | BridgeError) -> None:
+        """Go on with a body that a worker has parsed."""
+        if self._aborted:
+            return
+        try:
+            if isinstance(form, BridgeError):
+                raise form
+            self._submit(form)
+        except BridgeError as error:
+            self._exchange.fail(error)
+
+    def _submit(self, form: RequestForm) -> None:
+        """Give the request to the model."""
+        self._form = form
         slot, places, packed = pack_inputs(form, memoryview(b""), self._arena)
         request = self._request = InferRequest(
             form.signature,
@@ -75,10 +109,11 @@ class _Generation:
             form.dims,
         )
         request.on_partial = self._respond
-        model.submit(request)
+        self._model.submit(request)
 
     def abort(self) -> None:
         """Tell the model that nobody waits."""
+        self._aborted = True
         if self._request is not None:
             self._request.cancel()
 
@@ -107,8 +142,8 @@ class GenerateHandler(_Generation):
 
     __slots__ = ("_only",)
 
-    def __init__(self, find: Callable[[], Model], arena: HostArena) -> None:
-        super().__init__(find, arena)
+    def __init__(self, find: Callable[[], Model], arena: HostArena, workers: Workers) -> None:
+        super().__init__(find, arena, workers)
         self._only: bytes | None = None
 
     def _respond(self, outcome: Outcome) -> None:
@@ -144,8 +179,8 @@ class GenerateStreamHandler(_Generation):
 
     __slots__ = ("_begun", "_unsent")
 
-    def __init__(self, find: Callable[[], Model], arena: HostArena) -> None:
-        super().__init__(find, arena)
+    def __init__(self, find: Callable[[], Model], arena: HostArena, workers: Workers) -> None:
+        super().__init__(find, arena, workers)
         self._begun = False
         self._unsent = 0
 

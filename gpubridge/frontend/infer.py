@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from copy import copy
 
 from gpubridge.engine.model import Model
 from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.http.message import Exchange, RequestHead
 from gpubridge.frontend.shared_memory import RequestMemory
+from gpubridge.frontend.workers import HEAVY_BYTES, Workers
 from gpubridge.host_shm import Slot
 from gpubridge.protocol.body import (
     ALIGNMENT,
@@ -22,7 +24,11 @@ from gpubridge.protocol.body import (
 )
 from gpubridge.protocol.fields import invalid
 from gpubridge.protocol.infer_request import FormCache, raw_request
-from gpubridge.protocol.infer_response import encode_response
+from gpubridge.protocol.infer_response import (
+    EncodedResponse,
+    encode_response,
+    formats_more_than,
+)
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
@@ -40,11 +46,14 @@ class InferDoor:
     ----------
     memory : RequestMemory
         Where requests lie.
+    workers : Workers
+        Parse and format JSON of more than `HEAVY_BYTES`.
     """
 
-    def __init__(self, model: Model, memory: RequestMemory) -> None:
+    def __init__(self, model: Model, memory: RequestMemory, workers: Workers) -> None:
         self.arena = memory.arena
         self.memory = memory
+        self.workers = workers
         self.lead_to(model)
 
     def lead_to(self, model: Model) -> None:
@@ -65,6 +74,7 @@ class _InferHandler:
     """One inference request; owns the slot of its body until the model takes it over."""
 
     __slots__ = (
+        "_aborted",
         "_door",
         "_exchange",
         "_form",
@@ -74,6 +84,7 @@ class _InferHandler:
         "_request",
         "_slot",
         "_start",
+        "_working",
     )
 
     def __init__(self, door: InferDoor, header_length: bytes | None) -> None:
@@ -85,6 +96,8 @@ class _InferHandler:
         self._request: InferRequest | None = None
         self._exchange: Exchange | None = None
         self._form: RequestForm | None = None
+        # While a worker looks at the slot, that cannot go back.
+        self._working = self._aborted = False
         # Its own: by the time of the answer, the door may lead to another.
         self._model: Model | None = None
 
@@ -105,21 +118,60 @@ class _InferHandler:
         BridgeError
             When it is no valid request.
         """
-        door = self._door
+        self._exchange = exchange
         header_size = _header_size(self._header_length, self._length)
+        copied = max(0, copied - header_size)
+        if header_size > HEAVY_BYTES:
+            self._parse_beside(header_size, copied)
+        else:
+            self._submit(self._parsed(header_size), header_size, copied)
+
+    def _parse_beside(self, header_size: int, copied: int) -> None:
+        """Have a worker parse a large header; the request goes on when that is done."""
+        slot, forms = self._slot, self._door.forms
+        assert slot is not None
+        header = slot.memory[self._start : self._start + header_size]
+        following = self._length - header_size
+        self._working = True
+
+        def parsed(form: RequestForm | BridgeError) -> None:
+            self._working = False
+            exchange = self._exchange
+            assert exchange is not None
+            try:
+                if self._aborted:
+                    self.abort()
+                elif forms is not self._door.forms:
+                    # The model was loaded anew meanwhile.
+                    self._parse_beside(header_size, copied)
+                elif isinstance(form, BridgeError):
+                    raise form
+                else:
+                    self._submit(form, header_size, copied)
+            except BridgeError as error:
+                self.abort()
+                exchange.fail(error)
+
+        self._door.workers.run(lambda: forms.parse_once(bytes(header), following), parsed)
+
+    def _parsed(self, header_size: int) -> RequestForm:
+        """Return what the header says, of which there may be none."""
+        door = self._door
         slot = self._slot
         begin = self._start
         data = begin + header_size
-        following = self._length - header_size
         if slot is not None and header_size:
-            form = door.forms.parse(bytes(slot.memory[begin:data]), following)
-        else:
-            form = raw_request(door.model.config, self._length)
-            if slot is not None and form.strings:
-                write_length(slot.memory, begin, self._length)
+            return door.forms.parse(bytes(slot.memory[begin:data]), self._length - header_size)
+        form = raw_request(door.model.config, self._length)
+        if slot is not None and form.strings:
+            write_length(slot.memory, begin, self._length)
+        return form
+
+    def _submit(self, form: RequestForm, header_size: int, copied: int) -> None:
+        """Give the model the request whose header says so."""
+        door = self._door
+        data = self._start + header_size
         self._form = form
-        self._exchange = exchange
-        copied = max(0, copied - header_size)
         if form.packed:
             request = self._packed(form, data, copied)
         else:
@@ -136,8 +188,12 @@ class _InferHandler:
 
     def abort(self) -> None:
         """Give the memory back, or tell the model that nobody waits."""
+        self._aborted = True
         if self._request is not None:
             self._request.cancel()
+        elif self._working:
+            # The slot goes back when the worker has done with it.
+            return
         elif self._slot is not None:
             self._door.arena.free(self._slot)
             self._slot = None
@@ -208,10 +264,28 @@ class _InferHandler:
             # Not raised: its traceback would hold frames that hold it, and all that they see.
             exchange.fail(outcome)
             return
+        if formats_more_than(HEAVY_BYTES, form, outcome):
+            # A copy: what a form remembers of answers is the event loop's.
+            own = copy(form)
+            self._door.workers.run(
+                lambda: encode_response(own, outcome, model.config, model.version), self._respond
+            )
+            return
         try:
             encoded = encode_response(form, outcome, model.config, model.version)
         except BridgeError as error:
             exchange.fail(error)
+            return
+        self._respond(encoded)
+
+    def _respond(self, encoded: EncodedResponse | BridgeError) -> None:
+        """Send an encoded answer."""
+        exchange = self._exchange
+        assert exchange is not None
+        if self._aborted:
+            return
+        if isinstance(encoded, BridgeError):
+            exchange.fail(encoded)
             return
         if encoded.nbytes < 0:
             exchange.respond(200, _JSON, encoded.header)

@@ -21,6 +21,7 @@ from gpubridge.frontend.settings_routes import SettingsRoutes
 from gpubridge.frontend.settings_service import SettingsService
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.frontend.small_body import SmallBody
+from gpubridge.frontend.workers import Workers
 from gpubridge.protocol import metadata
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.telemetry.device_work import DeviceWork
@@ -92,13 +93,21 @@ class V2Router(_Failures):
         The models.
     regions : ClientRegions
         The clients' own memory.
+    workers : Workers
+        For what takes long.
     strict_readiness : bool
         Whether the server is ready only when every model is.
     """
 
     def __init__(
-        self, repository: ModelRepository, regions: ClientRegions, *, strict_readiness: bool
+        self,
+        repository: ModelRepository,
+        regions: ClientRegions,
+        workers: Workers,
+        *,
+        strict_readiness: bool,
     ) -> None:
+        self._workers = workers
         self._repository = repository
         self._memory = RequestMemory(repository.arena, regions)
         self._strict = strict_readiness
@@ -192,13 +201,13 @@ class V2Router(_Failures):
         generation = _GENERATIONS.get(rest)
         if generation is not None:
             find = partial(self._repository.find, name, version)
-            return generation(find, self._repository.arena)
+            return generation(find, self._repository.arena, self._workers)
         if rest == b"/infer":
             _check_coupled(model)
             # One door for all the ways to write a path: what it remembers is bounded for each.
             door = self._doors.get((name, version))
             if door is None:
-                door = self._doors[name, version] = InferDoor(model, self._memory)
+                door = self._doors[name, version] = InferDoor(model, self._memory, self._workers)
             if len(self._infer) >= _ROUTES_KEPT:
                 self._infer.clear()
             self._infer[head.target] = door

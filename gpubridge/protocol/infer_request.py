@@ -75,6 +75,16 @@ class FormCache:
                 self._forms[header] = form
         return form
 
+    def parse_once(self, header: bytes, following: int) -> RequestForm:
+        """Do the same for a header that is too long to be remembered; any thread may.
+
+        Raises
+        ------
+        BridgeError
+            When it is no valid request for the model.
+        """
+        return parse_request(header, self._config, following, self._check_region)
+
 
 def parse_request(
     header: bytes,

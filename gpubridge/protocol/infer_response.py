@@ -17,7 +17,7 @@ from gpubridge.request import InferResponse
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.signatures import Shapes, Signature, TensorSpec
 
-__all__ = ["EncodedResponse", "encode_response"]
+__all__ = ["EncodedResponse", "encode_response", "formats_more_than"]
 
 
 @dataclass(slots=True)
@@ -127,6 +127,18 @@ def _answer_form(form: RequestForm, signature: Signature) -> _AnswerForm:
         outputs.append(_Output(spec, opening, elsewhere, binary))
         fixed = fixed and (elsewhere or (binary and spec.itemsize is not None))
     return _AnswerForm(outputs, fixed)
+
+
+def formats_more_than(nbytes: int, form: RequestForm, response: InferResponse) -> bool:
+    """Tell whether more than so many bytes of outputs have to be looked at to encode an answer."""
+    buffers = response.buffers
+    if sum(map(len, buffers)) <= nbytes:
+        return False
+    return nbytes < sum(
+        len(buffer)
+        for tensor, buffer in zip(response.signature.tensors, buffers, strict=True)
+        if not _wants_binary(form, tensor.name) and form.output_region(tensor.name) is None
+    )
 
 
 def _wants_binary(form: RequestForm, name: str) -> bool:

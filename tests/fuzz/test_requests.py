@@ -210,7 +210,7 @@ class _Exchange:
 )
 def test_a_body_is_a_request_within_its_memory_or_refused(memory, which, parts, size):
     model = _Model(CONFIGS[which], memory.arena)
-    door = InferDoor(model, memory)
+    door = InferDoor(model, memory, None)
     header, following = parts
     length = b"%d" % len(header) if size == "right" else size
     for _ in range(2):
@@ -257,7 +257,7 @@ def _good(config):
 
 
 def test_forms_that_are_remembered_have_a_limit(memory):
-    door = InferDoor(_Model(CONFIGS[0], memory.arena), memory)
+    door = InferDoor(_Model(CONFIGS[0], memory.arena), memory, None)
     for number in range(3000):
         document = {
             "inputs": [

@@ -1,0 +1,74 @@
+"""Threads for single pieces of work that would make every other request wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from gpubridge.errors import BridgeError
+
+__all__ = ["HEAVY_BYTES", "Workers"]
+
+HEAVY_BYTES = 1 << 20
+"""Parsing, formatting or decompressing more than this is a worker's."""
+
+_THREADS = 2
+_NICE = 10
+_Result = TypeVar("_Result")
+
+_logger = logging.getLogger(__name__)
+
+
+class Workers:
+    """Runs work beside the event loop; owns its threads.
+
+    The work should leave the interpreter's lock for all but short moments, as compiled code does. The
+    threads have a lower priority than the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, "worker", initializer=_lower_priority)
+
+    def run(
+        self, work: Callable[[], _Result], done: Callable[[_Result | BridgeError], None]
+    ) -> None:
+        """Run ``work`` in a thread, then ``done`` on the event loop with its result or error.
+
+        Only to be called on the event loop. An exception other than BridgeError is logged and handed
+        on as one.
+        """
+        loop = asyncio.get_running_loop()
+
+        def finished(future: Future[_Result]) -> None:
+            if not future.cancelled():
+                outcome: _Result | BridgeError = _outcome(future)
+                loop.call_soon_threadsafe(partial(done, outcome))
+
+        self._pool.submit(work).add_done_callback(finished)
+
+    def close(self) -> None:
+        """Wait for the work in progress; drop what has not begun."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _outcome(future: Future[_Result]) -> _Result | BridgeError:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    # The frames of a traceback would hold the request's memory.
+    text, error.__traceback__ = f"{type(error).__name__}: {error}", None
+    if isinstance(error, BridgeError):
+        return BridgeError(error.message, error.code)
+    _logger.error("a piece of work failed: %s", text)
+    return BridgeError(f"internal error: {text}")
+
+
+def _lower_priority() -> None:
+    # Of this thread alone: so Linux takes the number of a thread.
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

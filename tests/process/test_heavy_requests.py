@@ -1,0 +1,170 @@
+"""Requests that take long to parse or to format: right answers, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from tests.process.server import running_server, write_model
+
+ECHO = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
+            for r in requests
+        ]
+"""
+LEAST_ANSWERS = 20
+"""A neighbour gets more than that while a request of seconds is worked on; it got one to three."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("heavy")
+    for model, kind in (("numbers", "FP64"), ("strings", "STRING"), ("small", "FP32")):
+        tensor = f'name: "{{}}" data_type: TYPE_{kind} dims: [-1]'
+        write_model(
+            repository, model, ECHO, inputs=tensor.format("IN"), outputs=tensor.format("OUT")
+        )
+    with running_server(repository) as server:
+        yield server
+
+
+def document(datatype, shape, data):
+    tensor = {"name": "IN", "datatype": datatype, "shape": shape, "data": data}
+    return json.dumps({"id": "one", "inputs": [tensor]}, separators=(",", ":")).encode()
+
+
+def infer(server, model, body):
+    status, _, answer = server.request("POST", f"/v2/models/{model}/infer", body)
+    return status, json.loads(answer)
+
+
+def infer_beside(server, model, body):
+    """Return the answer, and how many a neighbour got between the last byte sent and the first back."""
+    connection = http.client.HTTPConnection(server.http_url, timeout=150)
+    with Neighbour(server) as neighbour:
+        connection.request("POST", f"/v2/models/{model}/infer", body)
+        before = neighbour.answers
+        response = connection.getresponse()
+        meanwhile = neighbour.answers - before
+    answer = json.loads(response.read())
+    connection.close()
+    assert response.status == 200, answer
+    return answer, meanwhile
+
+
+class Neighbour:
+    """Asks for something small again and again, while the block runs; counts right answers."""
+
+    def __init__(self, server):
+        self._server = server
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+        self.answers = 0
+
+    def _ask(self):
+        connection = http.client.HTTPConnection(self._server.http_url, timeout=150)
+        body = document("FP32", [2], [1, 2.5])
+        while not self._over.is_set():
+            connection.request("POST", "/v2/models/small/infer", body)
+            answer = json.loads(connection.getresponse().read())
+            assert answer["outputs"][0]["data"] == [1.0, 2.5]
+            self.answers += 1
+        connection.close()
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+
+
+def test_others_are_served_beside_millions_of_numbers(server):
+    values = np.random.default_rng(1).normal(size=1_000_000)
+    body = document("FP64", [values.size], values.tolist())
+    answer, meanwhile = infer_beside(server, "numbers", body)
+    assert answer["id"] == "one"
+    assert answer["outputs"][0]["data"] == values.tolist()
+    assert meanwhile > LEAST_ANSWERS
+
+
+def test_others_are_served_beside_millions_of_strings(server):
+    values = [f"é{i}" for i in range(1_000_000)]
+    body = document("BYTES", [len(values)], values)
+    answer, meanwhile = infer_beside(server, "strings", body)
+    assert answer["outputs"][0]["data"] == values
+    assert meanwhile > LEAST_ANSWERS
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "text"),
+    [
+        ("1," * 700_000 + "true", 700_001, "non-number as double"),
+        ("1," * 700_000 + "1", 5, "Shape does not match true shape of 'data' field"),
+        ("1," * 700_000 + "1]", 700_001, "failed to parse the request JSON buffer"),
+    ],
+)
+def test_what_is_wrong_with_a_large_request_is_told(server, data, count, text):
+    body = b'{"inputs":[{"name":"IN","datatype":"FP64","shape":[%d],"data":[%b]}]}'
+    status, answer = infer(server, "numbers", body % (count, data.encode()))
+    assert status in (400, 500)
+    assert text in answer["error"]
+
+
+def test_a_large_request_whose_client_is_gone_leaves_nothing(server):
+    body = document("FP64", [1_000_000], np.ones(1_000_000).tolist())
+    for _ in range(5):
+        connection = http.client.HTTPConnection(server.http_url, timeout=150)
+        connection.request("POST", "/v2/models/numbers/infer", body)
+        connection.close()
+    # The arena would be full of bodies after as many as these.
+    for _ in range(3):
+        assert infer(server, "numbers", body)[0] == 200
+    assert "Traceback" not in server.log()
+
+
+def test_answers_of_large_and_small_requests_keep_their_order(server):
+    large = document("FP64", [200_000], np.arange(200_000).tolist())
+    small = document("FP32", [1], [7])
+    head = b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
+    host, port = server.http_url.split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=150)
+    connection.connect()
+    connection.sock.sendall(
+        head % (b"numbers", len(large)) + large + head % (b"small", len(small)) + small
+    )
+    received = connection.sock.makefile("rb")
+    lengths = []
+    for _ in range(2):
+        fields = http.client.parse_headers(Head(received))
+        answer = json.loads(received.read(int(fields["Content-Length"])))
+        lengths.append(len(answer["outputs"][0]["data"]))
+    received.close()
+    connection.close()
+    assert lengths == [200_000, 1]
+
+
+class Head:
+    """The lines of an answer's head after the first."""
+
+    def __init__(self, received):
+        assert received.readline() == b"HTTP/1.1 200 OK\r\n"
+        self.readline = received.readline
+
+
+def test_a_large_generate_request_is_answered(server):
+    values = np.arange(400_000, dtype=float).tolist()
+    body = json.dumps({"IN": values}).encode()
+    status, _, answer = server.request("POST", "/v2/models/numbers/generate", body)
+    assert status == 200
+    assert json.loads(answer)["OUT"] == values
