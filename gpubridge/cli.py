@@ -23,12 +23,12 @@ from gpubridge.config import (
 )
 from gpubridge.develop import command as develop
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.server import serve
 from gpubridge.telemetry.flags import (
     REPLACED_TRACE_FLAGS,
     add_telemetry_flags,
     telemetry_from_flags,
 )
+from gpubridge.tensor.native import require_native
 
 __all__ = ["main"]
 
@@ -310,6 +310,9 @@ def _connection_flag(kind: type[HttpConnections | GrpcConnections], name: str) -
 
 
 def _serve(options: argparse.Namespace) -> int:
+    require_native()
+    from gpubridge.server import serve  # noqa: PLC0415  (it needs the compiled module)
+
     settings = ServerSettings(
         model_repositories=tuple(options.model_repository),
         allow_http=options.allow_http,

@@ -35,7 +35,6 @@ from gpubridge.frontend.sweep import Sweeper
 from gpubridge.frontend.workers import Workers
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 from gpubridge.telemetry.tables import boxed
-from gpubridge.tensor.native import absence
 
 __all__ = ["build_repository", "serve"]
 
@@ -134,8 +133,6 @@ def build_repository(
     backend = PythonBackendSettings.from_backend_config(settings.backend_config.get("python", {}))
     for notice in backend.notices:
         _logger.info("%s", notice)
-    if (absent := absence()) is not None:
-        _logger.info("the server runs slower: %s", absent)
     limits = EngineLimits(
         settings.output_arena_limit,
         backend.stub_timeout_seconds,

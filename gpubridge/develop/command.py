@@ -11,7 +11,6 @@ from typing import Any
 
 from gpubridge.config import ServerSettings
 from gpubridge.develop.raised import enter_debugger, print_traceback
-from gpubridge.develop.session import RunSettings, Session
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.telemetry.logs import LogSettings, ServerLog
 from gpubridge.telemetry.machine_metrics import MachineMetrics
@@ -19,6 +18,7 @@ from gpubridge.telemetry.metrics_settings import metrics_settings_from_flags
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 from gpubridge.telemetry.trace_settings import trace_settings_from_flags
 from gpubridge.telemetry.traces import Traces
+from gpubridge.tensor.native import require_native
 
 __all__ = ["add_debug_flag", "add_run_flags", "run"]
 
@@ -100,6 +100,11 @@ def run(options: argparse.Namespace) -> int:
     BridgeError
         INVALID_ARG for what the command line should not have asked for.
     """
+    try:
+        from gpubridge.develop.session import RunSettings, Session  # noqa: PLC0415
+    except ImportError:
+        require_native()
+        raise
     directory = options.directory.resolve()
     if not directory.is_dir():
         raise _refuse(f"expected the directory of a model, got {options.directory}")

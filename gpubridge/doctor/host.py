@@ -9,7 +9,7 @@ from collections.abc import Callable
 from gpubridge.doctor.finding import Finding
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
-from gpubridge.tensor.native import absence
+from gpubridge.tensor.native import BUILD_ADVICE, import_failure
 from gpubridge.transport.channel import Channel, pair
 
 __all__ = ["host_findings"]
@@ -87,11 +87,10 @@ def _pidfd() -> Finding:
 
 
 def _native() -> Finding:
-    reason = absence()
-    if reason is None:
-        return Finding("compiled module", works=True, detail="gpubridge._native is loaded")
-    advice = "nothing breaks, small requests, BYTES tensors and DLPack are slower; install with a C++17 compiler"
-    return Finding("compiled module", works=False, detail=reason, advice=advice)
+    subject = "compiled module"
+    if (reason := import_failure()) is not None:
+        return Finding(subject, works=False, detail=reason, advice=BUILD_ADVICE, needed=True)
+    return Finding(subject, works=True, detail="gpubridge._native is loaded", needed=True)
 
 
 def _descriptor_limit() -> Finding:

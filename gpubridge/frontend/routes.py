@@ -27,7 +27,6 @@ from gpubridge.protocol.status import error_body, http_status
 from gpubridge.telemetry.device_work import DeviceWork
 from gpubridge.telemetry.exposition import CONTENT_TYPE
 from gpubridge.telemetry.metrics import ModelState, metrics_page
-from gpubridge.tensor.native import absence
 
 __all__ = ["MetricsRouter", "V2Router"]
 
@@ -240,7 +239,6 @@ class MetricsRouter(_Failures):
     def __init__(self, repository: ModelRepository) -> None:
         self._repository = repository
         self._telemetry = repository.telemetry
-        self._fallbacks = {} if absence() is None else {"native_module": 1}
 
     def route(self, head: RequestHead) -> RequestHandler:
         """Return who takes a request.
@@ -263,7 +261,6 @@ class MetricsRouter(_Failures):
                 self._states(),
                 self._telemetry.machine,
                 self._telemetry.metrics,
-                self._fallbacks,
                 [*self._repository.devices.families(), *self._repository.metrics.families()],
             ),
         )

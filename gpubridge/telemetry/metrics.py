@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from gpubridge.telemetry.device_work import DeviceWork
 from gpubridge.telemetry.exposition import Family, render
@@ -77,13 +76,9 @@ def metrics_page(
     states: Sequence[ModelState],
     machine: MachineMetrics,
     settings: MetricsSettings,
-    fallbacks: Mapping[str, int] = MappingProxyType({}),
     custom: Iterable[Family] = (),
 ) -> bytes:
-    """Return the metrics in Prometheus' text form.
-
-    ``fallbacks`` are those of the server itself, ``custom`` the families that models make.
-    """
+    """Return the metrics in Prometheus' text form; ``custom`` are the families that models make."""
     return render(
         [
             *_inference(states, settings),
@@ -91,7 +86,7 @@ def metrics_page(
             *_summaries(states, settings),
             *_histograms(states),
             *_bridge(states),
-            _fallbacks(states, fallbacks),
+            _fallbacks(states),
             *custom,
         ]
     )
@@ -208,10 +203,8 @@ def _bridge(states: Sequence[ModelState]) -> Iterator[Family]:
     yield from (queued, copied, copies, waits, restarts)
 
 
-def _fallbacks(states: Sequence[ModelState], own: Mapping[str, int]) -> Family:
+def _fallbacks(states: Sequence[ModelState]) -> Family:
     family = Family("gpubridge_fallbacks_total", "Times that a slower way was taken", "counter")
-    for reason, count in own.items():
-        family.add({"reason": reason}, count)
     for state in states:
         for reason, count in state.fallbacks.items():
             family.add({**state.labels, "reason": reason}, count)

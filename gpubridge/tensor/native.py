@@ -9,12 +9,16 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+from gpubridge.errors import BridgeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = [
+    "BUILD_ADVICE",
     "DISABLE_VARIABLE",
     "Capsule",
     "CapsuleFields",
@@ -22,12 +26,19 @@ __all__ = [
     "NativeModule",
     "NativeRecordReader",
     "absence",
+    "import_failure",
     "native",
     "native_path",
+    "require_native",
 ]
 
 #: Environment variable that turns the compiled module off when set to ``1``.
 DISABLE_VARIABLE = "GPUBRIDGE_NO_NATIVE"
+
+#: The command that builds the compiled module.
+BUILD_ADVICE = (
+    f"build it with {sys.executable} -m pip install . in the source tree (no compiler is needed)"
+)
 
 #: A ``PyCapsule``; Python has no name for the type.
 Capsule = Any
@@ -178,6 +189,10 @@ class _Absent(NamedTuple):
 def _load() -> NativeModule | _Absent:
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return _Absent(f"turned off by {DISABLE_VARIABLE}=1")
+    return _import()
+
+
+def _import() -> NativeModule | _Absent:
     try:
         module = importlib.import_module("gpubridge._native")
     # A binary built for another interpreter fails in the dynamic linker (ImportError) or in the
@@ -202,3 +217,21 @@ def absence() -> str | None:
 def native_path() -> str | None:
     """Give the file of the compiled module, for those who look for its functions by name."""
     return getattr(native(), "__file__", None)
+
+
+def require_native() -> None:
+    """Check that the compiled module can be imported, as the server requires.
+
+    Raises
+    ------
+    BridgeError
+        It cannot be; the message says why, and the command that builds it.
+    """
+    if (reason := import_failure()) is not None:
+        raise BridgeError(f"gpubridge requires its compiled module: {reason}; {BUILD_ADVICE}")
+
+
+def import_failure() -> str | None:
+    """Give the reason why the module cannot be imported, whatever ``GPUBRIDGE_NO_NATIVE`` says."""
+    found = _import()
+    return found.reason if isinstance(found, _Absent) else None

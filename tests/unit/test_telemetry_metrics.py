@@ -185,12 +185,11 @@ def test_settings_are_read():
     assert settings.summary_quantiles == ((0.5, 0.05), (0.9, 0.01))
 
 
-def test_fallbacks_of_the_server_and_of_models():
+def test_fallbacks_of_models():
     settings = MetricsSettings(cpu=False, gpu=False)
     state = ModelState(ModelStatistics("m", 1), 0, 0, 0, {"no_gpu": 2})
-    page = metrics_page([state], MachineMetrics(settings), settings, {"native_module": 1})
+    page = metrics_page([state], MachineMetrics(settings), settings)
     found = {key: value for key, value in samples(page).items() if "fallbacks" in key[0]}
     assert found == {
-        ("gpubridge_fallbacks", ("reason", "native_module")): 1,
-        ("gpubridge_fallbacks", ("model", "m"), ("reason", "no_gpu"), ("version", "1")): 2,
+        ("gpubridge_fallbacks", ("model", "m"), ("reason", "no_gpu"), ("version", "1")): 2
     }

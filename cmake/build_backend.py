@@ -1,0 +1,149 @@
+"""Builds the package where there is a C++ compiler, and where there is none.
+
+The PEP 517 backend is scikit-build-core's. This wrapper asks for the ``ziglang`` wheel, whose compiler
+``cmake/zig.cmake`` describes, when no C++20 compiler is found; one that the user has chosen (``CXX``,
+``CMAKE_ARGS``, ``CMAKE_TOOLCHAIN_FILE``, ``-C cmake.define.CMAKE_CXX_COMPILER=...``) is taken as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scikit_build_core import build as backend
+from scikit_build_core.build import (
+    build_sdist,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Settings = Mapping[str, str | list[str]] | None
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+_COMPILERS = ("c++", "g++", "clang++")
+_PROBE = """
+#include <bit>
+#include <concepts>
+#include <span>
+#include <string>
+std::size_t probe(std::span<const std::string> words) { return std::bit_ceil(words.size()); }
+"""
+_ZIG = ("ziglang>=0.13",)
+_TOOLCHAIN = Path(__file__).with_name("zig.cmake")
+_CHOICES = ("CMAKE_CXX_COMPILER", "CMAKE_TOOLCHAIN_FILE", "cmake.toolchain-file")
+
+
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    """Return the packages that a build needs, here with these settings."""
+    return [*backend.get_requires_for_build_wheel(config_settings), *_zig_packages(config_settings)]
+
+
+def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
+    """Return the packages that an editable build needs, here with these settings."""
+    return [
+        *backend.get_requires_for_build_editable(config_settings),
+        *_zig_packages(config_settings),
+    ]
+
+
+def build_wheel(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
+    """Build a wheel; returns its name."""
+    settings = _with_compiler(config_settings)
+    name: str = backend.build_wheel(wheel_directory, settings, metadata_directory)
+    return name
+
+
+def build_editable(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
+    """Build a wheel that refers to this folder; returns its name."""
+    settings = _with_compiler(config_settings)
+    name: str = backend.build_editable(wheel_directory, settings, metadata_directory)
+    return name
+
+
+def _zig_packages(settings: Settings) -> tuple[str, ...]:
+    return () if _is_chosen(settings) or _compiler() else _ZIG
+
+
+def _with_compiler(settings: Settings) -> dict[str, str | list[str]]:
+    """Return settings that name the compiler to use."""
+    _check_headers()
+    chosen = dict(settings or {})
+    if _is_chosen(settings):
+        return chosen
+    compiler = _compiler()
+    if compiler is not None:
+        chosen["cmake.define.CMAKE_CXX_COMPILER"] = compiler
+        return chosen
+    found = importlib.util.find_spec("ziglang")
+    if found is None or found.origin is None:
+        raise SystemExit(
+            f"error: gpubridge needs a C++20 compiler: none of {', '.join(_COMPILERS)} is one, and "
+            f"the ziglang package, which would do, is not installed; install either"
+        )
+    chosen["cmake.define.CMAKE_TOOLCHAIN_FILE"] = str(_TOOLCHAIN)
+    chosen["cmake.define.GPUBRIDGE_ZIG"] = str(Path(found.origin).with_name("zig"))
+    return chosen
+
+
+def _check_headers() -> None:
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        raise SystemExit(
+            f"error: gpubridge needs the C headers of {sys.executable} and found no {header}; install "
+            "them (Debian, Ubuntu: python3-dev; Fedora: python3-devel) or use a Python that has them"
+        )
+
+
+def _is_chosen(settings: Settings) -> bool:
+    """Return True where the user has named a compiler."""
+    named = [*(settings or {}), os.environ.get("CMAKE_ARGS", "")]
+    return any(os.environ.get(name) for name in ("CXX", "CMAKE_TOOLCHAIN_FILE")) or any(
+        choice in text for choice in _CHOICES for text in named
+    )
+
+
+@functools.cache
+def _compiler() -> str | None:
+    """Return the first compiler that builds a shared library from C++20; None where there is none."""
+    for path in filter(None, map(shutil.which, _COMPILERS)):
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "probe.cpp")
+            source.write_text(_PROBE)
+            command = [
+                path,
+                "-std=c++20",
+                "-shared",
+                "-fPIC",
+                "-o",
+                f"{folder}/probe.so",
+                str(source),
+            ]
+            if not subprocess.run(command, capture_output=True, check=False).returncode:
+                return path
+    return None

@@ -1,0 +1,140 @@
+"""The package is built as a user builds it: with CMake, and by ./dev and pip without a compiler.
+
+These take minutes, so that they are a step of .ci/run of their own: ./dev test -m building -n 0
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Programs that a machine without a tool chain lacks, by whatever prefix and release.
+TOOL_CHAIN = re.compile(
+    r"(.*-)?(ar|as|c\+\+|cc|c89|c99|clang|clang\+\+|cmake|cpp|g\+\+|gcc|gmake|ld|lld|make|ninja|ranlib|zig)(-[\d.]+)?"
+)
+
+pytestmark = [pytest.mark.building, pytest.mark.timeout(1800)]
+
+
+def run(*command, cwd, variables):
+    done = subprocess.run(
+        [*map(str, command)],
+        cwd=cwd,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-20_000:]
+    return done.stdout
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of what is in the working tree, as git would check it out."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout
+    for name in filter(None, names.decode().split("\0")):
+        target = tmp_path / "checkout" / name
+        if os.path.lexists(ROOT / name):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, target, follow_symlinks=False)
+    return tmp_path / "checkout"
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """The environment of a user whose PATH has every program but a tool chain, and a python3."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "python3").symlink_to(Path(sys.base_prefix, "bin", "python3"))
+    for place in filter(os.path.isdir, ("/usr/local/bin", "/usr/bin", "/bin")):
+        for program in Path(place).iterdir():
+            found = folder / program.name
+            if not TOOL_CHAIN.fullmatch(program.name) and not found.is_symlink():
+                found.symlink_to(program)
+    dropped = ("CC", "CXX", "PYTHON", "PYTHONPATH", "GPUBRIDGE_VENV", "VIRTUAL_ENV")
+    kept = {k: v for k, v in os.environ.items() if k not in dropped and "CMAKE" not in k}
+    return kept | {"PATH": str(folder)}
+
+
+def test_there_is_no_tool_chain_on_the_bare_path(bare):
+    for name in ("c++", "g++", "gcc", "cc", "clang++", "cmake", "ninja", "make", "ld", "zig"):
+        assert shutil.which(name, path=bare["PATH"]) is None
+    assert shutil.which("python3", path=bare["PATH"])
+
+
+def test_the_two_commands_of_the_readme_without_a_compiler(checkout, bare):
+    run("./dev", "demo", cwd=checkout, variables=bare)
+    assert (checkout / "demo-output" / "contact_sheet.png").exists()
+    assert list(checkout.glob(".venv/lib/*/site-packages/gpubridge/_native*.so"))
+    (cache,) = checkout.glob("build/*/CMakeCache.txt")
+    assert "cmake/zig.cmake" in cache.read_text()
+    tests = [f"tests/unit/{name}" for name in ("test_tensor_native.py", "test_doctor.py")]
+    codecs = sorted(checkout.glob("tests/unit/test_tensor_*.py"))
+    printed = run("./dev", "test", "-n", "0", *tests, *codecs, cwd=checkout, variables=bare)
+    assert " passed" in printed
+
+    # A wheel, as others would install it: complete, and tagged for what it runs on.
+    run(
+        ".venv/bin/python",
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "-w",
+        "wheels",
+        ".",
+        cwd=checkout,
+        variables=bare,
+    )
+    (wheel,) = (checkout / "wheels").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert any(re.fullmatch(r"gpubridge/_native[^/]*\.so", name) for name in names)
+    assert "gpubridge/server.py" in names
+    assert "-none-any" not in wheel.name
+
+
+def test_a_plain_build_by_cmake(checkout, tmp_path):
+    """Configure, build and install; then a checkout runs as it is."""
+    venv = tmp_path / "venv"
+    run(sys.executable, "-m", "venv", venv, cwd=tmp_path, variables=None)
+    run(venv / "bin/pip", "install", "-q", "nanobind", "cmake>=3.26", cwd=tmp_path, variables=None)
+    variables = os.environ | {"PATH": f"{venv}/bin:{os.environ['PATH']}"}
+    run(
+        "cmake",
+        "-S",
+        ".",
+        "-B",
+        "build",
+        "-DGPUBRIDGE_WERROR=ON",
+        cwd=checkout,
+        variables=variables,
+    )
+    run("cmake", "--build", "build", "--parallel", "2", cwd=checkout, variables=variables)
+    run(
+        "cmake",
+        "--install",
+        "build",
+        "--prefix",
+        tmp_path / "prefix",
+        cwd=checkout,
+        variables=variables,
+    )
+    (module,) = (tmp_path / "prefix" / "gpubridge").iterdir()
+    code = "import _native; print(_native.__file__)"
+    seen = run(venv / "bin/python", "-c", code, cwd=module.parent, variables=variables)
+    assert seen.strip() == str(module)
+
+    run("cmake", "--install", "build", cwd=checkout, variables=variables)
+    assert (checkout / "gpubridge" / module.name).exists()
