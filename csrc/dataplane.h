@@ -62,6 +62,7 @@ void bind_memory(nanobind::module_& module);
 void bind_net(nanobind::module_& module);
 void bind_request(nanobind::module_& module);
 void bind_schedule(nanobind::module_& module);
+void bind_stub(nanobind::module_& module);
 void bind_tensor(nanobind::module_& module);
 
 }  // namespace gpubridge

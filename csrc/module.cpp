@@ -14,4 +14,5 @@ NB_MODULE(_native, module) {
   gpubridge::bind_request(module);
   gpubridge::bind_schedule(module);
   gpubridge::bind_net(module);
+  gpubridge::bind_stub(module);
 }

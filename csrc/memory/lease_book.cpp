@@ -8,20 +8,17 @@
 #include <vector>
 
 #include "buffer_view.h"
+#include "stub/heap_type.h"
+#include "stub/tensor.h"
 
 namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {
 
-constexpr std::uint64_t kNoLease = 0xFFFFFFFFU;
+using stub::Place;
 
-struct Place {
-  std::uint64_t region;
-  std::uint64_t offset;
-  std::uint64_t nbytes;
-  std::uint64_t lease;
-};
+constexpr std::uint64_t kNoLease = 0xFFFFFFFFU;
 
 // The lease bytes of the control page, and how many loans there are under each.
 struct Table {
@@ -56,7 +53,9 @@ class Loan {
     table_->held_bytes -= nbytes_;
     if (--table_->loans[lease_] == 0) {
       --table_->held;
-      static_cast<unsigned char*>(table_->bytes->data())[lease_] = 0;
+      // The lender uses the memory again once it reads this.
+      __atomic_store_n(static_cast<unsigned char*>(table_->bytes->data()) + lease_, 0,
+                       __ATOMIC_RELEASE);
     }
   }
   Loan(const Loan&) = delete;
@@ -77,38 +76,46 @@ class Loan {
 
 // Exports the bytes of one tensor. NumPy, uvloop and memoryviews all refer to this object.
 struct LentBytes {
-  std::shared_ptr<Loan> loan;
+  PyObject_HEAD  // NOLINT
+      std::shared_ptr<Loan>
+          loan;
   char* data;
   Py_ssize_t size;
   bool read_only;
 };
 
 int export_bytes(PyObject* self, Py_buffer* view, int flags) {
-  const auto* lent = nb::inst_ptr<LentBytes>(nb::handle(self));
+  const auto* lent = stub::as<LentBytes>(self);
   return PyBuffer_FillInfo(view, self, lent->data, lent->size, lent->read_only ? 1 : 0, flags);
 }
 
-PyType_Slot lent_bytes_slots[] = {// NOLINT: the C API's own form
-                                  {Py_bf_getbuffer, reinterpret_cast<void*>(export_bytes)},
-                                  {0, nullptr}};
-
-nb::object checked(PyObject* made) {
-  if (made == nullptr) throw nb::python_error();
-  return nb::steal(made);
+void end_loan(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  stub::as<LentBytes>(self)->loan.~shared_ptr();
+  PyObject_Free(self);
+  Py_DECREF(type);
 }
 
-// The slots of a Tensor.
-struct SlotNames {
-  PyObject* name = PyUnicode_InternFromString("_name");
-  PyObject* datatype = PyUnicode_InternFromString("_datatype");
-  PyObject* shape = PyUnicode_InternFromString("_shape");
-  PyObject* source = PyUnicode_InternFromString("_source");
-  PyObject* array = PyUnicode_InternFromString("_array");
-  PyObject* place = PyUnicode_InternFromString("_place");
-};
+PyType_Slot lent_bytes_slots[] = {// NOLINT: the C API's own form
+                                  {Py_tp_dealloc, stub::slot(end_loan)},
+                                  {Py_bf_getbuffer, stub::slot(export_bytes)},
+                                  {0, nullptr}};
 
-void set(nb::handle object, PyObject* name, nb::handle value) {
-  if (PyObject_SetAttr(object.ptr(), name, value.ptr()) != 0) throw nb::python_error();
+PyType_Spec lent_bytes_spec = {"gpubridge._native.LentBytes", sizeof(LentBytes), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                               lent_bytes_slots};
+
+nb::object lent_bytes(const std::shared_ptr<Loan>& loan, const Place& place, bool read_only) {
+  static auto* const type = reinterpret_cast<PyTypeObject*>(
+      stub::checked(PyType_FromSpec(&lent_bytes_spec)).release().ptr());
+  char* data = loan->take(place);
+  auto* lent = PyObject_New(LentBytes, type);
+  if (lent == nullptr) throw nb::python_error();
+  new (&lent->loan) std::shared_ptr<Loan>(loan);
+  lent->data = data;
+  lent->size = static_cast<Py_ssize_t>(place.nbytes);
+  lent->read_only = read_only;
+  return nb::steal(reinterpret_cast<PyObject*>(lent));
 }
 
 class LeaseBook {
@@ -133,7 +140,7 @@ class LeaseBook {
 
  private:
   static std::vector<Place> read(nb::handle refs);
-  std::vector<nb::object> lend(nb::handle refs, bool read_only);
+  std::vector<nb::object> lend(const std::vector<Place>& places, bool read_only);
   [[nodiscard]] std::shared_ptr<Region> check(const Place& place) const;
 
   std::shared_ptr<Table> table_;
@@ -166,10 +173,9 @@ std::shared_ptr<Region> LeaseBook::check(const Place& place) const {
   throw nb::value_error(text.str().c_str());
 }
 
-std::vector<nb::object> LeaseBook::lend(nb::handle refs, bool read_only) {
-  const std::vector<Place> places = read(refs);
-  std::vector<nb::object> views;
-  views.reserve(places.size());
+std::vector<nb::object> LeaseBook::lend(const std::vector<Place>& places, bool read_only) {
+  std::vector<nb::object> exporters;
+  exporters.reserve(places.size());
   std::shared_ptr<Loan> loan;
   std::uint64_t region = 0;
   std::uint64_t lease = kNoLease;
@@ -185,42 +191,37 @@ std::vector<nb::object> LeaseBook::lend(nb::handle refs, bool read_only) {
         region = place.region;
         lease = place.lease;
       }
-      exporter = nb::cast(
-          LentBytes{loan, loan->take(place), static_cast<Py_ssize_t>(place.nbytes), read_only});
+      exporter = lent_bytes(loan, place, read_only);
     }
-    views.push_back(checked(PyMemoryView_FromObject(exporter.ptr())));
+    exporters.push_back(std::move(exporter));
   }
-  return views;
+  return exporters;
 }
 
 nb::object LeaseBook::views(nb::handle refs) {
   nb::list views;
-  for (nb::object& view : lend(refs, false)) views.append(std::move(view));
+  for (const nb::object& exporter : lend(read(refs), false)) {
+    views.append(stub::checked(PyMemoryView_FromObject(exporter.ptr())));
+  }
   return views;
 }
 
-// The same as views, each in a `gpubridge.pb_utils.Tensor`, as its `_received` makes them.
+// The same as views, each in a `gpubridge.pb_utils.Tensor` or a class derived from it.
 nb::object LeaseBook::tensors(nb::handle refs, nb::handle specs, nb::handle shapes, nb::handle kind,
                               bool placed, bool read_only) {
-  static const SlotNames names;
   auto* type = reinterpret_cast<PyTypeObject*>(kind.ptr());
-  const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
-  const std::vector<nb::object> views = lend(refs, read_only);
+  if (PyType_IsSubtype(type, stub::tensor_type()) == 0) {
+    throw nb::type_error("expected a class derived from the compiled tensors");
+  }
+  const std::vector<Place> places = read(refs);
+  std::vector<nb::object> exporters = lend(places, read_only);
   nb::list tensors;
-  for (std::size_t index = 0; index < views.size(); ++index) {
-    const nb::object tensor = checked(allocate(type, 0));
-    const nb::object spec =
-        checked(PySequence_GetItem(specs.ptr(), static_cast<Py_ssize_t>(index)));
-    const auto fields = nb::cast<nb::tuple>(spec);
-    set(tensor, names.name, fields[0]);
-    set(tensor, names.datatype, fields[1]);
-    const nb::object shape =
-        checked(PySequence_GetItem(shapes.ptr(), static_cast<Py_ssize_t>(index)));
-    set(tensor, names.shape, shape);
-    set(tensor, names.source, views[index]);
-    set(tensor, names.array, nb::none());
-    set(tensor, names.place, placed ? nb::object(refs[index]) : nb::none());
-    tensors.append(tensor);
+  for (std::size_t index = 0; index < exporters.size(); ++index) {
+    const auto at = static_cast<Py_ssize_t>(index);
+    const auto spec = nb::cast<nb::tuple>(stub::checked(PySequence_GetItem(specs.ptr(), at)));
+    const nb::object shape = stub::checked(PySequence_GetItem(shapes.ptr(), at));
+    tensors.append(stub::received_tensor(type, spec[0], spec[1], shape, std::move(exporters[index]),
+                                         placed ? &places[index] : nullptr));
   }
   return tensors;
 }
@@ -228,7 +229,6 @@ nb::object LeaseBook::tensors(nb::handle refs, nb::handle specs, nb::handle shap
 }  // namespace
 
 void bind_lease_book(nb::module_& module) {
-  nb::class_<LentBytes>(module, "LentBytes", nb::type_slots(lent_bytes_slots));
   nb::class_<LeaseBook>(module, "LeaseBook")
       .def(nb::init<nb::handle>())
       .def("add", &LeaseBook::add)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.exceptions import TritonModelException
+from gpubridge.tensor.native import native
 
 if TYPE_CHECKING:
     from gpubridge.pb_utils.request import InferenceRequest
@@ -38,6 +39,13 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
         if tensor._name == name:
             return tensor
     return None
+
+
+if not TYPE_CHECKING:
+    _compiled = native()
+    if _compiled is not None:
+        get_input_tensor_by_name = _compiled.input_by_name
+        get_output_tensor_by_name = _compiled.output_by_name
 
 
 def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | Any:

@@ -18,6 +18,7 @@ from gpubridge.pb_utils.request_fields import MOST_FLAGS, NO_TRACE, RequestField
 from gpubridge.pb_utils.request_origin import RequestOrigin
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
+from gpubridge.pb_utils.runtime import fields_type
 from gpubridge.pb_utils.tensor import Tensor
 from gpubridge.pb_utils.trace import InferenceTrace
 
@@ -31,7 +32,13 @@ __all__ = ["InferenceRequest", "MemoryType", "PreferredMemory"]
 _RELEASE_FLAGS = TRITONSERVER_REQUEST_RELEASE_ALL | TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
 
-class InferenceRequest(RequestFields):
+if TYPE_CHECKING:
+    _Fields = RequestFields
+else:
+    _Fields = fields_type(RequestFields)
+
+
+class InferenceRequest(_Fields):
     """One request: what ``execute`` gets, or what a model sends to another.
 
     Parameters
@@ -96,41 +103,9 @@ class InferenceRequest(RequestFields):
         request._release_flags = 0
         return request
 
-    def inputs(self) -> list[Tensor]:
-        """Give the input tensors as a new list."""
-        return list(self._inputs)
-
-    def request_id(self) -> str:
-        """Give the id the client chose, or an empty str."""
-        return self._request_id
-
-    def correlation_id(self) -> int | str:
-        """Give the sequence's id; 0 is none."""
-        return self._correlation_id
-
-    def flags(self) -> int:
-        """Give the ``TRITONSERVER_REQUEST_FLAG_...`` bits."""
-        return self._flags
-
     def set_flags(self, flags: int) -> None:
         """Set the ``TRITONSERVER_REQUEST_FLAG_...`` bits of a request to send."""
         self._flags = integer(flags, "flags", 0, MOST_FLAGS)
-
-    def timeout(self) -> int:
-        """Give the time limit in microseconds; 0 is none."""
-        return self._timeout
-
-    def parameters(self) -> str:
-        """Give the parameters as JSON text."""
-        return self._parameters
-
-    def trace(self) -> InferenceTrace:
-        """Give the trace, for the requests that this one causes."""
-        return self._trace
-
-    def requested_output_names(self) -> set[str]:
-        """Give the names of the outputs asked for, as a new set."""
-        return set(self._requested_output_names)
 
     def is_cancelled(self) -> bool:
         """Tell whether the client no longer waits; always False for a request a model made."""

@@ -1,4 +1,4 @@
-"""What a request consists of, and how one is constructed."""
+"""What a request consists of, in Python: the compiled module has the same as a C type."""
 
 from __future__ import annotations
 
@@ -139,40 +139,43 @@ class RequestFields:
             raise wrong_type("trace", "InferenceTrace", trace)
         self._trace = trace
         self._correlation_id = _checked_correlation_id(correlation_id)
-        self._inputs = self._checked_inputs(inputs)
-        self._requested_output_names = self._checked_names(requested_output_names)
+        self._inputs = _checked_inputs(self, inputs)
+        self._requested_output_names = _checked_names(self, requested_output_names)
         self._parameters = "{}" if parameters is None else json_parameters(parameters)
         self._release_flags = 0
         self._origin = None
 
-    def _checked_inputs(self, inputs: Any) -> list[Tensor]:
-        tensors = sequence(inputs, "inputs")
-        for tensor in tensors:
-            if tensor is not None and not isinstance(tensor, Tensor):
-                raise wrong_type("an element of inputs", "Tensor", tensor)
-            if tensor is not None and not tensor._name.isascii():
-                sendable(tensor._name, "the name of an input")
-        if None in tensors:
-            raise TritonModelException(f"Input tensor for {self._described()} should not be empty.")
-        return tensors
+    def inputs(self) -> list[Tensor]:
+        """Give the input tensors as a new list."""
+        return list(self._inputs)
 
-    def _checked_names(self, names: Any) -> frozenset[str]:
-        # A set has no duplicates to lose: what requested_output_names() gives can be passed on.
-        given = list(names) if isinstance(names, (set, frozenset)) else names
-        checked = [
-            name
-            if type(name) is str and name.isascii()
-            else sendable(name, "an element of requested_output_names")
-            for name in sequence(given, "requested_output_names")
-        ]
-        if "" in checked:
-            raise TritonModelException(
-                f"Requested output name for {self._described()} should not be empty."
-            )
-        return frozenset(checked)
+    def request_id(self) -> str:
+        """Give the id the client chose, or an empty str."""
+        return self._request_id
 
-    def _described(self) -> str:
-        return f"request with id '{self._request_id}' and model name '{self._model_name}'"
+    def correlation_id(self) -> int | str:
+        """Give the sequence's id; 0 is none."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """Give the ``TRITONSERVER_REQUEST_FLAG_...`` bits."""
+        return self._flags
+
+    def timeout(self) -> int:
+        """Give the time limit in microseconds; 0 is none."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """Give the parameters as JSON text."""
+        return self._parameters
+
+    def trace(self) -> InferenceTrace:
+        """Give the trace, for the requests that this one causes."""
+        return self._trace
+
+    def requested_output_names(self) -> set[str]:
+        """Give the names of the outputs asked for, as a new set."""
+        return set(self._requested_output_names)
 
 
 def _checked_correlation_id(value: Any) -> int | str:
@@ -185,3 +188,35 @@ def _checked_correlation_id(value: Any) -> int | str:
     if isinstance(value, int) and 0 <= value <= _MOST_UNSIGNED:
         return int(value)
     raise TritonModelException("Correlation ID must be integer or string")
+
+
+def _checked_inputs(request: RequestFields, inputs: Any) -> list[Tensor]:
+    tensors = sequence(inputs, "inputs")
+    for tensor in tensors:
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise wrong_type("an element of inputs", "Tensor", tensor)
+        if tensor is not None and not tensor._name.isascii():
+            sendable(tensor._name, "the name of an input")
+    if None in tensors:
+        raise TritonModelException(f"Input tensor for {_described(request)} should not be empty.")
+    return tensors
+
+
+def _checked_names(request: RequestFields, names: Any) -> frozenset[str]:
+    # A set has no duplicates to lose: what requested_output_names() gives can be passed on.
+    given = list(names) if isinstance(names, (set, frozenset)) else names
+    checked = [
+        name
+        if type(name) is str and name.isascii()
+        else sendable(name, "an element of requested_output_names")
+        for name in sequence(given, "requested_output_names")
+    ]
+    if "" in checked:
+        raise TritonModelException(
+            f"Requested output name for {_described(request)} should not be empty."
+        )
+    return frozenset(checked)
+
+
+def _described(request: RequestFields) -> str:
+    return f"request with id '{request._request_id}' and model name '{request._model_name}'"

@@ -30,9 +30,13 @@ class SharedTensor(Tensor):
         self._own = None
         self._copy = copy
 
-    def _view(self, source: memoryview | None) -> NDArray[Any]:
-        # Strings are decoded: that is a copy already.
-        return super()._view(source if self._datatype == "BYTES" else self._shown())
+    def as_numpy(self) -> NDArray[Any]:  # noqa: D102
+        array = self._array
+        if array is None:
+            # Strings are decoded: that is a copy already.
+            source = self._source if self._datatype == "BYTES" else self._shown()
+            array = self._array = self._view(source)
+        return array
 
     def _shown(self) -> Any:
         source = self._source

@@ -8,17 +8,13 @@ import numpy as np
 
 from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import host
-from gpubridge.pb_utils.arguments import text, wrong_type
+from gpubridge.pb_utils.arguments import text
 from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.output_form import output_form, wants_device
+from gpubridge.pb_utils.runtime import fields_type
+from gpubridge.pb_utils.tensor_fields import EMPTY_NAME, TensorFields
 from gpubridge.tensor import bytes_codec, cuda_array, dlpack
-from gpubridge.tensor.dtypes import (
-    DATATYPE_OF_DTYPE,
-    DATATYPES,
-    datatype_from_numpy,
-    element_count,
-    numpy_dtype,
-)
+from gpubridge.tensor.dtypes import DATATYPES, element_count, numpy_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Tensor"]
 
-_EMPTY_NAME = "Tensor name cannot be an empty string."
 _BF16_TO_NUMPY = (
     "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() "
     "instead."
@@ -41,7 +36,13 @@ _NOT_DLPACK = (
 )
 
 
-class Tensor:
+if TYPE_CHECKING:
+    _Fields = TensorFields
+else:
+    _Fields = fields_type(TensorFields)
+
+
+class Tensor(_Fields):
     """A named tensor; its data is a NumPy array's, another library's, or the bridge's.
 
     Parameters
@@ -64,37 +65,10 @@ class Tensor:
     """
 
     __module__ = "c_python_backend_utils"
-    # What is sent is _source, if that is there, and else _array; _array is also the cache of as_numpy().
-    __slots__ = ("_array", "_datatype", "_name", "_place", "_shape", "_source")
+    __slots__ = ()
 
-    _array: NDArray[Any] | None
-    _datatype: str
-    _name: str
-    _place: tuple[int, int, int, int] | None
-    _shape: tuple[int, ...]
-    _source: memoryview | None
     #: The data where it is in CUDA memory: a `DeviceTensor` then.
     _device_bytes: DeviceBytes | None = None
-
-    def __init__(self, name: str, array: NDArray[Any], /) -> None:
-        if not isinstance(name, str):
-            name = text(name, "the tensor's name")
-        if not isinstance(array, np.ndarray):
-            raise wrong_type("the tensor's data", "numpy.ndarray", array)
-        if not name:
-            raise TritonModelException(_EMPTY_NAME)
-        datatype = DATATYPE_OF_DTYPE.get(array.dtype) or datatype_from_numpy(array.dtype)
-        if datatype is None:
-            raise TritonModelException("NumPy dtype is not supported.")
-        if not array.flags.c_contiguous:
-            array = np.ascontiguousarray(array)
-        self._name = name
-        self._datatype = datatype
-        self._shape = array.shape
-        self._array = array
-        # Now, not when it is sent: the model may fill the same array for its next tensor.
-        self._source = _encoded(array) if datatype == "BYTES" else None
-        self._place = None
 
     @staticmethod
     def empty(name: str, shape: Sequence[int], dtype: Any, device: Any = None) -> Tensor:
@@ -146,7 +120,7 @@ class Tensor:
         references, so its lease ends with the last of them. Its place, if it is in memory that can be
         handed on, is region, offset, size and lease.
         """
-        tensor = _new(cls)
+        tensor = object.__new__(cls)
         tensor._name = name
         tensor._datatype = datatype
         tensor._shape = shape
@@ -154,14 +128,6 @@ class Tensor:
         tensor._array = None
         tensor._place = place
         return tensor
-
-    def name(self) -> str:
-        """Give the name."""
-        return self._name
-
-    def shape(self) -> list[int]:
-        """Give the dimensions as a new list."""
-        return list(self._shape)
 
     def triton_dtype(self) -> int:
         """Give the datatype as a number of ``TRITONSERVER_DataType``."""
@@ -175,27 +141,6 @@ class Tensor:
     def device(self) -> str:
         """Where the data is: ``"cpu"``, or ``"cuda:0"`` with the number that frameworks use."""
         return "cpu"
-
-    def as_numpy(self) -> NDArray[Any]:
-        """Give the data as an array, the same one at each call.
-
-        Returns
-        -------
-        numpy.ndarray
-            For a numeric tensor that arrived, a view of the memory it arrived in, which the array
-            keeps alive; read-only where that memory is. For strings, dtype object, of ``bytes``.
-            Of data in CUDA memory, a copy: editing it changes no tensor, and it is made again at
-            each call where others may have written to that memory in between.
-
-        Raises
-        ------
-        TritonModelException
-            For BF16 where ml_dtypes is not installed, or strings that are malformed.
-        """
-        array = self._array
-        if array is None:
-            array = self._array = self._view(self._source)
-        return array
 
     def _view(self, source: memoryview | None) -> NDArray[Any]:
         if self._datatype == "BYTES":
@@ -319,7 +264,7 @@ class Tensor:
         """
         name = text(name, "the tensor's name")
         if not name:
-            raise TritonModelException(_EMPTY_NAME)
+            raise TritonModelException(EMPTY_NAME)
         around = host.current()
         device = None if around is None else around.device
         stream, ordinal = (None, 0) if device is None else (device.stream, device.ordinal)
@@ -341,13 +286,3 @@ class Tensor:
         from gpubridge.pb_utils.device_tensor import DeviceTensor  # noqa: PLC0415
 
         return DeviceTensor._on_device(name, imported.datatype, imported.shape, memory)
-
-
-def _encoded(array: NDArray[Any]) -> memoryview:
-    try:
-        return memoryview(bytes_codec.encode(array))
-    except BridgeError as error:
-        raise TritonModelException(error.message) from None
-
-
-_new = object.__new__

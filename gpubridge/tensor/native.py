@@ -109,6 +109,15 @@ class NativeModule(Protocol):
     RecordReader: Callable[..., NativeRecordReader]
     encode_record: Callable[..., bytes]
 
+    def fields_type(self, reference: type, /) -> type:
+        """Give the compiled base class that does what one in Python does; see `pb_utils.runtime`."""
+
+    def input_by_name(self, inference_request: Any, name: str) -> Any:
+        """Give the request's input of that name, or None."""
+
+    def output_by_name(self, inference_response: Any, name: str) -> Any:
+        """Give the response's output of that name, or None."""
+
     def bytes_count(self, buffer: Any, /) -> int:
         """Count the strings of a serialised BYTES tensor; ValueError where it is malformed."""
 

@@ -1,0 +1,101 @@
+#include "stub/response.h"
+
+#include <utility>
+
+#include "stub/heap_type.h"
+#include "stub/tensor.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge::stub {
+namespace {
+
+// What the type needs of Python; lives as long as the process.
+struct Known {
+  PyObject* init = nullptr;  // the reference's __init__
+  PyObject* tensors_name = PyUnicode_InternFromString("output_tensors");
+  PyObject* no_parameters = PyUnicode_InternFromString("{}");
+};
+
+Known& known() {
+  static auto* const instance = new Known();
+  return *instance;
+}
+
+// The tensors of a response that has only those, by position or by name; null where it may be
+// another.
+PyObject* only_tensors(PyObject* args, PyObject* keywords) {
+  const Py_ssize_t given = PyTuple_Size(args);
+  const Py_ssize_t named = keywords == nullptr ? 0 : PyDict_Size(keywords);
+  if (given == 1 && named == 0) return PyTuple_GetItem(args, 0);
+  if (given != 0 || named != 1) return nullptr;
+  return PyDict_GetItemWithError(keywords, known().tensors_name);
+}
+
+// Takes the usual: a list of tensors. False where the reference has to look.
+bool take_usual(Response* response, PyObject* tensors) {
+  if (tensors == nullptr || PyList_CheckExact(tensors) == 0) return false;
+  nb::object own = checked(PyList_GetSlice(tensors, 0, PyList_Size(tensors)));
+  for (nb::handle tensor : nb::borrow<nb::list>(own)) {
+    if (!is_tensor(tensor.ptr())) return false;
+  }
+  give(response->fields[kTensors], std::move(own));
+  assign(response->fields[kError], Py_None);
+  assign(response->fields[kResponseParameters], known().no_parameters);
+  return true;
+}
+
+int initialize(PyObject* self, PyObject* args, PyObject* keywords) {
+  return guarded(-1, [&] {
+    if (take_usual(as<Response>(self), only_tensors(args, keywords))) return 0;
+    if (PyErr_Occurred() != nullptr) return -1;
+    return initialize_in_python(known().init, self, args, keywords);
+  });
+}
+
+PyObject* has_error(PyObject* self, PyObject* /*unused*/) {
+  PyObject* error = field<Response>(self, kError);
+  return error == nullptr ? nullptr : PyBool_FromLong(error != Py_None);
+}
+
+PyMethodDef methods[] = {
+    // NOLINT: the C API's own form
+    {"output_tensors", give_list<Response, kTensors>, METH_NOARGS,
+     "Give the output tensors as a new list."},
+    {"has_error", has_error, METH_NOARGS, "Tell whether the response is an error."},
+    {"error", give_field<Response, kError>, METH_NOARGS, "Give the error, or None."},
+    {"parameters", give_field<Response, kResponseParameters>, METH_NOARGS,
+     "Give the parameters as JSON text."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyMemberDef members[] = {// NOLINT
+                         member<Response>("_tensors", kTensors),
+                         member<Response>("_error", kError),
+                         member<Response>("_parameters", kResponseParameters),
+                         {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot slots[] = {// NOLINT
+                       {Py_tp_init, slot(initialize)},
+                       {Py_tp_dealloc, slot(deallocate<Response>)},
+                       {Py_tp_traverse, slot(traverse<Response>)},
+                       {Py_tp_clear, slot(clear<Response>)},
+                       {Py_tp_methods, methods},
+                       {Py_tp_members, members},
+                       {0, nullptr}};
+
+PyType_Spec spec = {"gpubridge._native.ResponseFields", sizeof(Response), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
+
+}  // namespace
+
+PyTypeObject* response_type() {
+  static auto* const type =
+      reinterpret_cast<PyTypeObject*>(checked(PyType_FromSpec(&spec)).release().ptr());
+  return type;
+}
+
+void use_response_reference(nb::handle reference) {
+  known().init = kept_attribute(reference, "__init__");
+}
+
+}  // namespace gpubridge::stub

@@ -1,0 +1,22 @@
+// The fields of `gpubridge.pb_utils.InferenceResponse` as a C type.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <array>
+
+namespace gpubridge::stub {
+
+enum ResponseField : std::size_t { kTensors, kError, kResponseParameters, kResponseFields };
+
+struct Response {
+  PyObject_HEAD  // NOLINT
+      std::array<PyObject*, kResponseFields>
+          fields;
+};
+
+// Makes the type, and remembers the Python class that does what it leaves to others.
+PyTypeObject* response_type();
+void use_response_reference(nanobind::handle reference);
+
+}  // namespace gpubridge::stub

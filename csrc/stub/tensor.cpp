@@ -1,0 +1,233 @@
+#include "stub/tensor.h"
+
+#include <utility>
+
+#include "stub/heap_type.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge::stub {
+namespace {
+
+// What the type needs of Python; lives as long as the process.
+struct Known {
+  PyObject* init = nullptr;       // the reference's __init__
+  PyObject* ndarray = nullptr;    // NumPy's class
+  PyObject* datatypes = nullptr;  // dict: dtype -> datatype
+  PyObject* dtypes = nullptr;     // dict: datatype -> dtype
+  PyObject* dtype_name = PyUnicode_InternFromString("dtype");
+  PyObject* view_name = PyUnicode_InternFromString("_view");
+};
+
+Known& known() {
+  static auto* const instance = new Known();
+  return *instance;
+}
+
+bool is_strings(PyObject* datatype) {
+  return PyUnicode_CompareWithASCIIString(datatype, "BYTES") == 0;
+}
+
+nb::object shape_of(const Py_buffer& view) {
+  nb::object shape = checked(PyTuple_New(view.ndim));
+  for (int axis = 0; axis < view.ndim; ++axis) {
+    PyObject* dim = PyLong_FromSsize_t(view.shape[axis]);
+    // Takes the reference over, even when it fails.
+    if (dim == nullptr || PyTuple_SetItem(shape.ptr(), axis, dim) != 0) throw nb::python_error();
+  }
+  return shape;
+}
+
+// Takes the usual: a name, and a C-contiguous array of numbers. False where the reference has to
+// look.
+bool take_usual(Tensor* tensor, PyObject* name, PyObject* array) {
+  const Known& python = known();
+  if (PyUnicode_CheckExact(name) == 0 || PyUnicode_GetLength(name) == 0 ||
+      reinterpret_cast<PyObject*>(Py_TYPE(array)) != python.ndarray) {
+    return false;
+  }
+  const nb::object dtype = checked(PyObject_GetAttr(array, python.dtype_name));
+  PyObject* datatype = PyDict_GetItemWithError(python.datatypes, dtype.ptr());
+  if (datatype == nullptr || is_strings(datatype)) {
+    PyErr_Clear();
+    return false;
+  }
+  Py_buffer view;
+  // Without strides: given only of C-contiguous arrays.
+  if (PyObject_GetBuffer(array, &view, PyBUF_ND) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  nb::object shape;
+  try {
+    shape = shape_of(view);
+  } catch (...) {
+    PyBuffer_Release(&view);
+    throw;
+  }
+  PyBuffer_Release(&view);
+  assign(tensor->fields[kName], name);
+  assign(tensor->fields[kDatatype], datatype);
+  give(tensor->fields[kShape], std::move(shape));
+  assign(tensor->fields[kArray], array);
+  Py_CLEAR(tensor->fields[kSource]);
+  Py_CLEAR(tensor->fields[kLent]);
+  tensor->placed = false;
+  return true;
+}
+
+int initialize(PyObject* self, PyObject* args, PyObject* keywords) {
+  return guarded(-1, [&] {
+    if ((keywords == nullptr || PyDict_Size(keywords) == 0) && PyTuple_Size(args) == 2 &&
+        take_usual(as<Tensor>(self), PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1))) {
+      return 0;
+    }
+    return initialize_in_python(known().init, self, args, keywords);
+  });
+}
+
+// The memoryview of what arrived or is to be sent, or None.
+PyObject* get_source(PyObject* self, void* /*unused*/) {
+  auto& fields = as<Tensor>(self)->fields;
+  if (fields[kSource] == nullptr && fields[kLent] != nullptr) {
+    fields[kSource] = PyMemoryView_FromObject(fields[kLent]);
+    if (fields[kSource] == nullptr) return nullptr;
+  }
+  return Py_NewRef(fields[kSource] == nullptr ? Py_None : fields[kSource]);
+}
+
+// Other bytes than those that arrived: their lease may end.
+int set_source(PyObject* self, PyObject* value, void* /*unused*/) {
+  auto& fields = as<Tensor>(self)->fields;
+  assign(fields[kSource], value == Py_None ? nullptr : value);
+  Py_CLEAR(fields[kLent]);
+  return 0;
+}
+
+PyObject* get_array(PyObject* self, void* /*unused*/) {
+  PyObject* array = as<Tensor>(self)->fields[kArray];
+  return Py_NewRef(array == nullptr ? Py_None : array);
+}
+
+int set_array(PyObject* self, PyObject* value, void* /*unused*/) {
+  assign(as<Tensor>(self)->fields[kArray], value == Py_None ? nullptr : value);
+  return 0;
+}
+
+PyObject* get_place(PyObject* self, void* /*unused*/) {
+  const auto* tensor = as<Tensor>(self);
+  if (!tensor->placed) return Py_NewRef(Py_None);
+  return guarded(static_cast<PyObject*>(nullptr), [&] {
+    const Place& place = tensor->place;
+    return nb::make_tuple(place.region, place.offset, place.nbytes, place.lease).release().ptr();
+  });
+}
+
+int set_place(PyObject* self, PyObject* value, void* /*unused*/) {
+  auto* tensor = as<Tensor>(self);
+  if (value == nullptr || value == Py_None) {
+    tensor->placed = false;
+    return 0;
+  }
+  return guarded(-1, [&] {
+    const auto fields = nb::cast<nb::tuple>(nb::handle(value));
+    if (fields.size() != 4) throw nb::value_error("expected region, offset, size and lease");
+    tensor->place = {nb::cast<std::uint64_t>(fields[0]), nb::cast<std::uint64_t>(fields[1]),
+                     nb::cast<std::uint64_t>(fields[2]), nb::cast<std::uint64_t>(fields[3])};
+    tensor->placed = true;
+    return 0;
+  });
+}
+
+// An array over the bytes that arrived, which refers to what exports them; none where the data is
+// of another kind, or no array can be made so.
+PyObject* array_of_lent(const Tensor* tensor) {
+  const auto& fields = tensor->fields;
+  if (fields[kLent] == nullptr || is_strings(fields[kDatatype])) return nullptr;
+  PyObject* dtype = PyDict_GetItemWithError(known().dtypes, fields[kDatatype]);
+  PyObject* array = dtype == nullptr ? nullptr
+                                     : PyObject_CallFunctionObjArgs(known().ndarray, fields[kShape],
+                                                                    dtype, fields[kLent], nullptr);
+  if (array == nullptr) PyErr_Clear();
+  return array;
+}
+
+PyObject* as_numpy(PyObject* self, PyObject* /*unused*/) {
+  auto* tensor = as<Tensor>(self);
+  PyObject*& array = tensor->fields[kArray];
+  if (array == nullptr) {
+    PyObject* made = array_of_lent(tensor);
+    if (made == nullptr) {
+      PyObject* source = get_source(self, nullptr);
+      if (source == nullptr) return nullptr;
+      made = PyObject_CallMethodObjArgs(self, known().view_name, source, nullptr);
+      Py_DECREF(source);
+      if (made == nullptr) return nullptr;
+    }
+    Py_XDECREF(std::exchange(array, made));
+  }
+  return Py_NewRef(array);
+}
+
+PyMethodDef methods[] = {
+    // NOLINT: the C API's own form
+    {"name", give_field<Tensor, kName>, METH_NOARGS, "Give the name."},
+    {"shape", give_list<Tensor, kShape>, METH_NOARGS, "Give the dimensions as a new list."},
+    {"as_numpy", as_numpy, METH_NOARGS, "Give the data as an array, the same one at each call."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyMemberDef members[] = {// NOLINT
+                         member<Tensor>("_name", kName),
+                         member<Tensor>("_datatype", kDatatype),
+                         member<Tensor>("_shape", kShape),
+                         {nullptr, 0, 0, 0, nullptr}};
+
+PyGetSetDef properties[] = {// NOLINT
+                            {"_source", get_source, set_source, nullptr, nullptr},
+                            {"_array", get_array, set_array, nullptr, nullptr},
+                            {"_place", get_place, set_place, nullptr, nullptr},
+                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyType_Slot slots[] = {// NOLINT
+                       {Py_tp_init, slot(initialize)},
+                       {Py_tp_dealloc, slot(deallocate<Tensor>)},
+                       {Py_tp_traverse, slot(traverse<Tensor>)},
+                       {Py_tp_clear, slot(clear<Tensor>)},
+                       {Py_tp_methods, methods},
+                       {Py_tp_members, members},
+                       {Py_tp_getset, properties},
+                       {0, nullptr}};
+
+PyType_Spec spec = {"gpubridge._native.TensorFields", sizeof(Tensor), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
+
+}  // namespace
+
+PyTypeObject* tensor_type() {
+  static auto* const type =
+      reinterpret_cast<PyTypeObject*>(checked(PyType_FromSpec(&spec)).release().ptr());
+  return type;
+}
+
+void use_tensor_reference(nb::handle reference) {
+  const nb::module_ dtypes = nb::module_::import_("gpubridge.tensor.dtypes");
+  known().init = kept_attribute(reference, "__init__");
+  known().ndarray = kept_attribute(nb::module_::import_("numpy"), "ndarray");
+  known().datatypes = kept_attribute(dtypes, "DATATYPE_OF_DTYPE");
+  known().dtypes = kept_attribute(dtypes, "DTYPE_OF_DATATYPE");
+}
+
+nb::object received_tensor(PyTypeObject* kind, nb::handle name, nb::handle datatype,
+                           nb::handle shape, nb::object lent, const Place* place) {
+  nb::object made = allocate<Tensor>(kind);
+  auto* tensor = as<Tensor>(made.ptr());
+  assign(tensor->fields[kName], name.ptr());
+  assign(tensor->fields[kDatatype], datatype.ptr());
+  assign(tensor->fields[kShape], shape.ptr());
+  give(tensor->fields[kLent], std::move(lent));
+  if (place != nullptr) tensor->place = *place;
+  tensor->placed = place != nullptr;
+  return made;
+}
+
+}  // namespace gpubridge::stub

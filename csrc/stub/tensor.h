@@ -1,0 +1,42 @@
+// The fields of `gpubridge.pb_utils.Tensor` as a C type.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <array>
+#include <cstdint>
+
+namespace gpubridge::stub {
+
+// Where a tensor's bytes are in memory that can be handed on.
+struct Place {
+  std::uint64_t region;
+  std::uint64_t offset;
+  std::uint64_t nbytes;
+  std::uint64_t lease;
+};
+
+enum TensorField : std::size_t { kName, kDatatype, kShape, kSource, kArray, kLent, kTensorFields };
+
+// `kLent` exports the bytes of a tensor that arrived; `kSource` is a memoryview of them once
+// somebody asked for it, or of other bytes that are to be sent.
+struct Tensor {
+  PyObject_HEAD  // NOLINT
+      std::array<PyObject*, kTensorFields>
+          fields;
+  Place place;
+  bool placed;
+};
+
+// Makes the type, and remembers the Python class that does what it leaves to others.
+PyTypeObject* tensor_type();
+void use_tensor_reference(nanobind::handle reference);
+
+inline bool is_tensor(PyObject* object) { return PyObject_TypeCheck(object, tensor_type()) != 0; }
+
+// A tensor that arrived, of a class derived from the type; its bytes are what `lent` exports.
+nanobind::object received_tensor(PyTypeObject* kind, nanobind::handle name,
+                                 nanobind::handle datatype, nanobind::handle shape,
+                                 nanobind::object lent, const Place* place);
+
+}  // namespace gpubridge::stub
