@@ -21,6 +21,7 @@ class BufferView {
   [[nodiscard]] void* data() const { return view_.buf; }
   [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(view_.len); }
   [[nodiscard]] const char* format() const { return view_.format; }
+  [[nodiscard]] bool read_only() const { return view_.readonly != 0; }
 
  private:
   Py_buffer view_{};

@@ -34,7 +34,7 @@ struct Table {
 // A mapped region. The memoryview of its own keeps the caller's free to be released.
 struct Region {
   explicit Region(nb::handle buffer)
-      : view(nb::steal(PyMemoryView_FromObject(buffer.ptr()))), bytes(view, PyBUF_WRITABLE) {}
+      : view(nb::steal(PyMemoryView_FromObject(buffer.ptr()))), bytes(view, PyBUF_SIMPLE) {}
 
   nb::object view;
   BufferView bytes;
@@ -60,6 +60,9 @@ class Loan {
   }
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
+
+  // Whether a write to the memory would end this process.
+  [[nodiscard]] bool read_only() const { return region_->bytes.read_only(); }
 
   char* take(const Place& place) {
     nbytes_ += static_cast<std::size_t>(place.nbytes);
@@ -191,7 +194,7 @@ std::vector<nb::object> LeaseBook::lend(const std::vector<Place>& places, bool r
         region = place.region;
         lease = place.lease;
       }
-      exporter = lent_bytes(loan, place, read_only);
+      exporter = lent_bytes(loan, place, read_only || loan->read_only());
     }
     exporters.push_back(std::move(exporter));
   }

@@ -172,7 +172,7 @@ class Session:
             for _ in range(settings.batch):
                 number += 1
                 answers.append(_Answers(self, model, number if several else 0))
-                requests.append(maker.make(repository.arena))
+                requests.append(maker.make(repository.regions.arena(model.name)))
                 answers[-1].follow(requests[-1])
             if settings.batch > 1:
                 # By hand: what the batcher of a server does with requests that come together.

@@ -11,6 +11,7 @@ from gpubridge.host_shm import ClientSegment, Segment
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.messages import Kind, control_message
+from gpubridge.transport.region_ids import is_read_only, read_only_id
 
 __all__ = ["Announcements", "OpenDeviceRegions"]
 
@@ -96,10 +97,25 @@ class Announcements:
         self._send = send
         self.known: set[int] = set()
 
+    def name(self, segment: _Segment, *, read_only: bool) -> int:
+        """Return the id by which a reference names a region; the stub has been told of it then.
+
+        Host memory of the bridge's own that others may still look at is mapped to be read only.
+        """
+        region = segment.region
+        if read_only and isinstance(segment, Segment):
+            region = read_only_id(region)
+        if region not in self.known:
+            self._tell(segment, region)
+        return region
+
     def tell(self, segment: _Segment) -> None:
-        """Tell the stub of a region that is not `known` yet."""
-        self.known.add(segment.region)
-        self._regions.join(segment.region, self._user)
+        """Tell the stub of a region that is not `known` yet, and that it may write to."""
+        self._tell(segment, segment.region)
+
+    def _tell(self, segment: _Segment, region: int) -> None:
+        self.known.add(region)
+        self._regions.join(region, self._user)
         if isinstance(segment, (DeviceRegion, ClientDeviceSegment)):
             self._opened.told(segment)
             events = getattr(segment, "events", None)
@@ -114,13 +130,16 @@ class Announcements:
             fds = segment.fds if isinstance(segment, DeviceRegion) else ()
             self._send(control_message(self._kinds.DEVICE_REGION, **fields), fds)
             return
+        client = isinstance(segment, ClientSegment)
         message = control_message(
-            self._kinds.REGION,
-            region=segment.region,
-            size=segment.size,
-            client=isinstance(segment, ClientSegment),
+            self._kinds.REGION, region=region, size=segment.size, client=client
         )
+        if isinstance(segment, Segment) and is_read_only(region):
+            self._send(message, (segment.read_only_fd,))
+            return
         self._send(message, (segment.fd,))
+        if isinstance(segment, Segment):
+            self._regions.pin(segment, self._user)
 
     def tell_all(
         self, segments: Iterable[ClientSegment | ClientDeviceSegment], device: str | None

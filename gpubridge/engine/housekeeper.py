@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from gpubridge.engine.model import Model
-from gpubridge.host_shm import HostArena
+from gpubridge.engine.regions import Regions
 
 __all__ = ["keep_house"]
 
@@ -15,7 +15,7 @@ _IDLE_SECONDS = 30.0
 
 
 async def keep_house(
-    running: Callable[[], Iterable[Model]], limit: float | None, arena: HostArena
+    running: Callable[[], Iterable[Model]], limit: float | None, regions: Regions
 ) -> None:
     """Enforce time limits and give idle memory back, until cancelled.
 
@@ -39,4 +39,4 @@ async def keep_house(
             due = clock() + _TICK_SECONDS
             for model in models:
                 model.housekeep()
-            arena.trim(_IDLE_SECONDS)
+            regions.trim(_IDLE_SECONDS)

@@ -173,9 +173,9 @@ class Instance:
             on_log=self._said.take,
         )
         self.tell_log_levels()
+        arena = self._context.regions.arena(self.settings.stub["name"])
         try:
             await run.start()
-            arena = self._context.regions.arena
             await warm_up(self.settings.warmup, arena, self.submit, run.expect)
         except (BridgeError, asyncio.CancelledError):
             # What the model raised is known, or nobody wants this stub any more.
@@ -183,7 +183,7 @@ class Instance:
             _, unstarted = self._collect()
             for request in unstarted:
                 if request.slot is not None:
-                    self._context.regions.arena.free(request.slot)
+                    arena.free(request.slot)
             raise
         self._feed.forget(self.settings.least_window)
 

@@ -18,13 +18,14 @@ from gpubridge.engine.busy_poll import BusyPoll
 from gpubridge.engine.devices.edge_events import ReleaseWaiters, StubEvents, tell_waits
 from gpubridge.engine.devices.region import DeviceRegion
 from gpubridge.engine.execute_watch import ExecuteWatch
+from gpubridge.engine.hand_over import is_shared
 from gpubridge.engine.ledger import Ledger
 from gpubridge.engine.link_events import LinkEvents
 from gpubridge.engine.outbox import Outbox
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_fields import completed_text, log_fields, number
 from gpubridge.engine.stub_memory import StubMemory
-from gpubridge.host_shm import Segment
+from gpubridge.host_shm import RequestArena, Segment
 from gpubridge.request import InferRequest, MemoryRange
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import NO_LEASE, ControlPage
@@ -39,6 +40,7 @@ from gpubridge.transport.messages import (
     encode_frame,
 )
 from gpubridge.transport.records import Record, record_encoder, record_reader
+from gpubridge.transport.region_ids import made_id
 from gpubridge.transport.short_waits import busy_poll_ns
 
 __all__ = ["StubLink"]
@@ -56,7 +58,9 @@ class StubLink:
     sock : socket.socket
         The server's end of the channel; owned from now on.
     regions : Regions
-        Memory that any stub can be handed. Slots of requests go back to its arena.
+        Memory that stubs are handed.
+    arena : RequestArena
+        The model's: slots of requests go back there.
 
     Attributes
     ----------
@@ -72,6 +76,7 @@ class StubLink:
         self,
         sock: socket.socket,
         regions: Regions,
+        arena: RequestArena,
         output_limit: int,
         events: LinkEvents,
     ) -> None:
@@ -82,7 +87,7 @@ class StubLink:
         self._loop = asyncio.get_running_loop()
         self._control = ControlPage(Segment.create(0, ControlPage.SIZE))
         self._outputs = StubMemory(regions.new_owner(), output_limit, self._control.outputs)
-        self._ledger = Ledger(self._control, regions.arena, self._outputs.borrowed)
+        self._ledger = Ledger(self._control, arena, self._outputs.borrowed)
         self.open_devices = OpenDeviceRegions()
         self.device: str | None = None
         self._announcements = Announcements(Kind, regions, self, self.open_devices, self._tell)
@@ -162,13 +167,13 @@ class StubLink:
         extras = request.extras
         refs: list[int] = []
         if source.ranges is not None:
+            shared = is_shared(extras)
             for segment, offset, nbytes, _ in source.ranges:
                 if segment is None:
                     refs += (0, 0, 0, NO_LEASE)
                     continue
-                if segment.region not in self._announced:
-                    self._announcements.tell(segment)
-                refs += (segment.region, offset, nbytes, source.ticket if nbytes else NO_LEASE)
+                region = self._announcements.name(segment, read_only=shared)
+                refs += (region, offset, nbytes, source.ticket if nbytes else NO_LEASE)
             if request.client is not None:
                 self._announcements.tell_all(request.client.segments, self.device)
             if self.device is not None:
@@ -213,9 +218,10 @@ class StubLink:
             When it is neither.
         """
         outputs = self._outputs
+        refs = [(made_id(ref[0]), *ref[1:]) for ref in record.refs]
         ranges = [
             outputs.range(ref) if outputs.has_made(ref[0]) else self._ledger.ranges.find(ref)
-            for ref in record.refs
+            for ref in refs
         ]
         return self._ledger.called(ranges, record)
 
@@ -245,6 +251,11 @@ class StubLink:
         """Tell the stub to unmap a region that is not its own."""
         if region in self._announced:
             self._announcements.drop(region)
+
+    def pin_range(self, region: int, offset: int, nbytes: int) -> None:
+        """Have the stub pin a range of its model's memory, if it is on a GPU."""
+        if self.device is not None and region in self._announced:
+            self._tell(control_message(Kind.PIN, region=region, offset=offset, nbytes=nbytes))
 
     def settle_kept(self) -> None:
         """Take back the memory that the stub has let go of since its requests were answered."""

@@ -159,7 +159,9 @@ class StubModel(Model):
         # While the model completes its configuration, there is nothing to schedule.
         self._dispatcher = self._new_dispatcher(config.unscheduled() if config.draft else config)
         self._instances: list[Instance] = []
-        self._staging = DeviceStaging(context.devices, context.regions.arena, self.statistics)
+        self._staging = DeviceStaging(
+            context.devices, context.regions.arena(config.name), self.statistics
+        )
         self._stopping = False
         self._drained = asyncio.Event()
         self._deadline: float | None = None
@@ -255,7 +257,7 @@ class StubModel(Model):
         return [instance for instance in self._instances if instance.least_window > 1]
 
     def _new_dispatcher(self, config: ModelConfig) -> Dispatcher:
-        arena = self._context.regions.arena
+        arena = self._context.regions.arena(self.name)
         return Dispatcher(config, arena, self.statistics, self.tracing)
 
     async def _settings(self, environment: StubEnvironment) -> list[InstanceSettings]:

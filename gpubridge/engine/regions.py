@@ -1,4 +1,4 @@
-"""Shared memory that any stub can be handed: the arena of requests, and who has mapped what."""
+"""Shared memory that stubs are handed: each model's arena of requests, and who has mapped what."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Iterable
 from typing import Protocol
 
-from gpubridge.host_shm import HostArena, Segment
+from gpubridge.host_shm import MemoryLimit, RequestArena, Segment
+from gpubridge.transport.region_ids import read_only_id
 
 __all__ = ["RegionUser", "Regions"]
 
@@ -20,31 +21,60 @@ class RegionUser(Protocol):
     def drop_region(self, region: int) -> None:
         """Have the stub unmap a region."""
 
+    def pin_range(self, region: int, offset: int, nbytes: int) -> None:
+        """Have the stub pin a range of a region, if it copies from there to a GPU."""
+
     def settle_kept(self) -> None:
         """Take back what the stub has let go of since its requests were answered."""
 
 
 class Regions:
-    """Knows which stub has mapped which region, and tells them when one goes; owns the arena.
+    """Knows which stub has mapped which region, and tells them when one goes; owns the arenas.
 
     A region's id names its maker in its upper half: the server is 0, others ask for a number.
 
     Parameters
     ----------
     arena_limit : int
-        Bytes of memory for requests.
+        Bytes of memory for requests, of all models together.
 
     Attributes
     ----------
-    arena : HostArena
-        Where requests lie.
+    memory : MemoryLimit
+        Of the arenas.
     """
 
     def __init__(self, arena_limit: int) -> None:
-        self.arena = HostArena(_SERVER, arena_limit, on_drop=self._dropped)
+        self.memory = MemoryLimit(arena_limit)
+        self._arenas: dict[str, RequestArena] = {}
+        self._numbers = itertools.count(1)
         self._owners = itertools.count(_SERVER + 1)
         self._living = {_SERVER}
         self._users: dict[int, set[RegionUser]] = {}
+
+    def arena(self, model: str) -> RequestArena:
+        """Return the arena in which the requests of a model lie, of all its versions.
+
+        A name keeps its arena: what began to come for a model that is loaded anew stays readable.
+        """
+        arena = self._arenas.get(model)
+        if arena is None:
+            arena = self._arenas[model] = RequestArena(self.memory, model, self)
+        return arena
+
+    def known_arena(self, model: str) -> RequestArena | None:
+        """Return the arena of a model; None where nobody has asked for it by `arena`."""
+        return self._arenas.get(model)
+
+    def lent(self) -> tuple[int, int]:
+        """Return the number of slots that all arenas have lent now, and their bytes."""
+        lent = [arena.lent() for arena in self._arenas.values()]
+        return sum(slots for slots, _ in lent), sum(nbytes for _, nbytes in lent)
+
+    def trim(self, idle_seconds: float) -> None:
+        """Give back the memory of arenas that was not used for ``idle_seconds``."""
+        for arena in self._arenas.values():
+            arena.trim(idle_seconds)
 
     def new_owner(self) -> int:
         """Give a number that no other maker of regions has or had."""
@@ -69,6 +99,13 @@ class Regions:
             return
         self._users.setdefault(region, set()).add(user)
 
+    def pin(self, segment: Segment, user: RegionUser) -> None:
+        """Have a stub pin what is in use of a model's memory, and all that will be."""
+        arena = self._arenas.get(segment.home)
+        if arena is not None:
+            for offset, nbytes in arena.pin(segment.region):
+                user.pin_range(segment.region, offset, nbytes)
+
     def leave(self, user: RegionUser, regions: Iterable[int]) -> None:
         """A stub that knew these regions is gone."""
         for region in regions:
@@ -85,12 +122,27 @@ class Regions:
 
     def drop(self, region: int) -> None:
         """A region goes: whoever has mapped it unmaps it, views that exist excepted."""
-        for user in self._users.pop(region, ()):
-            user.drop_region(region)
+        for known in (region, read_only_id(region)):
+            for user in self._users.pop(known, ()):
+                user.drop_region(known)
 
     def close(self) -> None:
-        """Give the arena back."""
-        self.arena.close()
+        """Give the arenas back."""
+        for arena in self._arenas.values():
+            arena.close()
 
-    def _dropped(self, segment: Segment) -> None:
+    # -- what arenas ask and tell ----------------------------------------------------------------
+
+    def created(self, arena: RequestArena) -> Segment:
+        """Make the segment of an arena."""
+        region = _SERVER << 32 | next(self._numbers)
+        return Segment.create(region, self.memory.reserved, arena.home)
+
+    def extended(self, segment: Segment, offset: int, nbytes: int) -> None:
+        """Have the stubs pin another range of a segment."""
+        for user in tuple(self._users.get(segment.region, ())):
+            user.pin_range(segment.region, offset, nbytes)
+
+    def dropped(self, segment: Segment) -> None:
+        """Have the stubs unmap a segment."""
         self.drop(segment.region)

@@ -60,7 +60,7 @@ class RepositorySettings:
 
 
 class ModelRepository(ServedModels):
-    """Loads and holds models; owns them, the files that clients sent, and the arena of requests.
+    """Loads and holds models; owns them, the files that clients sent, and the arenas of requests.
 
     A model changes by one load or unload after the other; those of different models do not wait for
     each other. What is served changes in one step, and listeners hear of it in the same step.
@@ -80,14 +80,15 @@ class ModelRepository(ServedModels):
         self._dependents = Dependents()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self.arena = self.regions.arena
 
     # -- life ----------------------------------------------------------------------------------
 
     async def load_initial(self) -> None:
         """Load what is to be there from the start; what fails leaves its reason in the index."""
         settings = self._settings
-        self._start(keep_house(self.running, self._loader.context.limits.stub_timeout, self.arena))
+        self._start(
+            keep_house(self.running, self._loader.context.limits.stub_timeout, self.regions)
+        )
         poller = None
         if settings.control_mode == "poll":
             poller = RepositoryPoller(settings.directories, self)
@@ -100,7 +101,7 @@ class ModelRepository(ServedModels):
             self._start(poller.run(settings.poll_seconds))
 
     async def close(self, seconds: float) -> None:
-        """Drain and unload every model, then give the arena back."""
+        """Drain and unload every model, then give the arenas back."""
         self._closing = True
         for task in self._tasks:
             task.cancel()

@@ -6,6 +6,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.request import MemoryRange, range_of
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.region_ids import is_read_only
 
 __all__ = ["StubMemory"]
 
@@ -55,7 +56,7 @@ class StubMemory:
 
     def has_made(self, region: int) -> bool:
         """Whether a region's id is one of the stub's."""
-        return region >> 32 == self.owner
+        return region >> 32 == self.owner and not is_read_only(region)
 
     def drop(self, region: int) -> None:
         """Unmap a region.

@@ -89,7 +89,9 @@ class StubRun:
         except OSError as error:
             raise cannot_start(instance.name, error) from error
         try:
-            self.link = StubLink(ours, context.regions, instance.settings.output_limit, events)
+            arena = context.regions.arena(instance.settings.stub["name"])
+            limit = instance.settings.output_limit
+            self.link = StubLink(ours, context.regions, arena, limit, events)
         except BridgeError:
             ours.close()
             self._theirs.close()

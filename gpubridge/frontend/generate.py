@@ -8,7 +8,7 @@ from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.message import Exchange
 from gpubridge.frontend.workers import HEAVY_BYTES, Workers
-from gpubridge.host_shm import HostArena
+from gpubridge.host_shm import RequestArena
 from gpubridge.protocol.body import pack_inputs
 from gpubridge.protocol.fields import invalid
 from gpubridge.protocol.generate import encode_generated, parse_generate
@@ -31,13 +31,15 @@ class _Generation:
     ----------
     find : callable
         Returns the model that is served when the body is there: it may be another by then.
+    arena_of : callable
+        Returns the arena of a model, by its name.
     workers : Workers
         Parse bodies of more than `HEAVY_BYTES`.
     """
 
     __slots__ = (
         "_aborted",
-        "_arena",
+        "_arena_of",
         "_body",
         "_exchange",
         "_find",
@@ -47,12 +49,17 @@ class _Generation:
         "_workers",
     )
 
-    def __init__(self, find: Callable[[], Model], arena: HostArena, workers: Workers) -> None:
+    def __init__(
+        self,
+        find: Callable[[], Model],
+        arena_of: Callable[[str], RequestArena],
+        workers: Workers,
+    ) -> None:
         self._workers = workers
         self._aborted = False
         self._find = find
         self._model: Model
-        self._arena = arena
+        self._arena_of = arena_of
         self._body = bytearray()
         self._request: InferRequest | None = None
         self._exchange: Exchange
@@ -94,7 +101,7 @@ class _Generation:
     def _submit(self, form: RequestForm) -> None:
         """Give the request to the model."""
         self._form = form
-        slot, places, packed = pack_inputs(form, memoryview(b""), self._arena)
+        slot, places, packed = pack_inputs(form, memoryview(b""), self._arena_of(self._model.name))
         request = self._request = InferRequest(
             form.signature,
             slot,
@@ -142,8 +149,13 @@ class GenerateHandler(_Generation):
 
     __slots__ = ("_only",)
 
-    def __init__(self, find: Callable[[], Model], arena: HostArena, workers: Workers) -> None:
-        super().__init__(find, arena, workers)
+    def __init__(
+        self,
+        find: Callable[[], Model],
+        arena_of: Callable[[str], RequestArena],
+        workers: Workers,
+    ) -> None:
+        super().__init__(find, arena_of, workers)
         self._only: bytes | None = None
 
     def _respond(self, outcome: Outcome) -> None:
@@ -179,8 +191,13 @@ class GenerateStreamHandler(_Generation):
 
     __slots__ = ("_begun", "_unsent")
 
-    def __init__(self, find: Callable[[], Model], arena: HostArena, workers: Workers) -> None:
-        super().__init__(find, arena, workers)
+    def __init__(
+        self,
+        find: Callable[[], Model],
+        arena_of: Callable[[str], RequestArena],
+        workers: Workers,
+    ) -> None:
+        super().__init__(find, arena_of, workers)
         self._begun = False
         self._unsent = 0
 

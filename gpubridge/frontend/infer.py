@@ -51,7 +51,7 @@ class InferDoor:
     """
 
     def __init__(self, model: Model, memory: RequestMemory, workers: Workers) -> None:
-        self.arena = memory.arena
+        self.arena = memory.arena(model.name)
         self.memory = memory
         self.workers = workers
         self.lead_to(model)
@@ -177,7 +177,7 @@ class _InferHandler:
         else:
             request = self._in_place(form, data, copied)
         if form.shared:
-            door.memory.share(request, form)
+            door.memory.share(request, form, door.model.name)
         self._request = request
         model = self._model = door.model
         model.submit(request, self._received())

@@ -108,7 +108,7 @@ class V2Router(_Failures):
     ) -> None:
         self._workers = workers
         self._repository = repository
-        self._memory = RequestMemory(repository.arena, regions)
+        self._memory = RequestMemory(repository.regions, regions)
         self._strict = strict_readiness
         self._settings = SettingsRoutes(SettingsService(repository))
         self._infer: dict[bytes, InferDoor] = {}
@@ -200,7 +200,7 @@ class V2Router(_Failures):
         generation = _GENERATIONS.get(rest)
         if generation is not None:
             find = partial(self._repository.find, name, version)
-            return generation(find, self._repository.arena, self._workers)
+            return generation(find, self._memory.arena, self._workers)
         if rest == b"/infer":
             _check_coupled(model)
             # One door for all the ways to write a path: what it remembers is bounded for each.

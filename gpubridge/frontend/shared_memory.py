@@ -5,8 +5,9 @@ from __future__ import annotations
 import orjson
 
 from gpubridge.engine.client_regions import ClientPlace, ClientRegions, RegionUse
+from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import HostArena
+from gpubridge.host_shm import RequestArena
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
@@ -15,27 +16,35 @@ __all__ = ["RequestMemory"]
 
 
 class RequestMemory:
-    """Where requests lie: in the server's arena, or in their clients' memory.
+    """Where requests lie: in the arenas of their models, or in their clients' memory.
 
     Parameters
     ----------
-    arena : HostArena
+    arenas : Regions
         For what comes with a request.
     regions : ClientRegions
         What clients have registered.
     """
 
-    __slots__ = ("arena", "regions")
+    __slots__ = ("_arenas", "regions")
 
-    def __init__(self, arena: HostArena, regions: ClientRegions) -> None:
-        self.arena = arena
+    def __init__(self, arenas: Regions, regions: ClientRegions) -> None:
+        self._arenas = arenas
         self.regions = regions
+
+    def arena(self, model: str) -> RequestArena:
+        """Return the arena of a model that is served, or was."""
+        return self._arenas.arena(model)
+
+    def known_arena(self, model: str) -> RequestArena | None:
+        """Return the arena of a model; None where no model of that name was ever loaded."""
+        return self._arenas.known_arena(model)
 
     def check(self, region: SharedRegion) -> None:
         """Raise BridgeError where a piece of shared memory does not exist."""
         _place(region, self.regions)
 
-    def share(self, request: InferRequest, form: RequestForm) -> None:
+    def share(self, request: InferRequest, form: RequestForm, model: str) -> None:
         """Give a request the places of its inputs and outputs that are in the client's memory.
 
         Parameters
@@ -44,6 +53,8 @@ class RequestMemory:
             Has the places of all other inputs; nobody has got it yet.
         form : RequestForm
             One that is ``shared``.
+        model : str
+            The model that it is for.
 
         Raises
         ------
@@ -54,7 +65,7 @@ class RequestMemory:
             _share(request, form, self.regions)
         except BridgeError:
             if request.slot is not None:
-                self.arena.free(request.slot)
+                self.arena(model).free(request.slot)
             raise
 
 

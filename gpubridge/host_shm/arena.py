@@ -13,7 +13,7 @@ from typing import Callable
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm.segment import Segment
 
-__all__ = ["HostArena", "Slot"]
+__all__ = ["Bucket", "HostArena", "Slot", "slot_size", "slots_together"]
 
 _SMALLEST = 4096
 _SMALL_SEGMENT = 1 << 20
@@ -35,7 +35,7 @@ class Slot:
 
     __slots__ = ("bucket", "memory", "offset", "segment", "size")
 
-    def __init__(self, bucket: _Bucket, offset: int, size: int) -> None:
+    def __init__(self, bucket: Bucket, offset: int, size: int) -> None:
         self.bucket = bucket
         self.segment = bucket.segment
         self.offset = offset
@@ -43,17 +43,19 @@ class Slot:
         self.memory = bucket.segment.view[offset : offset + size]
 
 
-class _Bucket:
-    """A segment and what is known of its slots."""
+class Bucket:
+    """Slots of one size that lie one after another in a segment, and what is known of them."""
 
-    __slots__ = ("free", "idle_since", "segment", "slot_size", "slots")
+    __slots__ = ("free", "idle_since", "segment", "slot_size", "slots", "stack")
 
-    def __init__(self, segment: Segment, slot_size: int) -> None:
+    def __init__(self, segment: Segment, slot_size: int, slots: int, stack: list[Slot]) -> None:
         self.segment = segment
         self.slot_size = slot_size
-        self.slots = segment.size // slot_size
-        self.free = 0
+        self.slots = slots
+        self.free = slots
         self.idle_since = 0.0
+        # Where its free slots wait, with those of other buckets.
+        self.stack = stack
 
 
 class HostArena:
@@ -82,11 +84,17 @@ class HostArena:
         self._made = 0
         self._on_create = on_create
         self._on_drop = on_drop
-        self._stacks: dict[int, list[Slot]] = {}
-        self._buckets: dict[int, _Bucket] = {}
+        # By slot size; of slots that are only for one model by size and that.
+        self._stacks: dict[object, list[Slot]] = {}
+        self._buckets: dict[int, Bucket] = {}
 
-    def allocate(self, nbytes: int) -> Slot:
+    def allocate(self, nbytes: int, home: str = "") -> Slot:
         """Lend a slot of at least ``nbytes`` bytes (contents undefined); give back with :meth:`free`.
+
+        Parameters
+        ----------
+        home : str, optional
+            The `Segment.home` of the memory. Slots of different homes never share a segment.
 
         Raises
         ------
@@ -94,9 +102,9 @@ class HostArena:
             UNAVAILABLE when the arena is at its limit.
         """
         size = slot_size(nbytes)
-        stack = self._stacks.get(size)
+        stack = self._stacks.get((size, home) if home else size)
         if not stack:
-            stack = self._grow(size)
+            stack = self._grow(size, home)
         slot = stack.pop()
         slot.bucket.free -= 1
         return slot
@@ -107,10 +115,10 @@ class HostArena:
         bucket.free += 1
         if bucket.free == bucket.slots:
             bucket.idle_since = time.monotonic()
-        self._stacks[slot.size].append(slot)
+        bucket.stack.append(slot)
 
     def segments(self) -> list[Segment]:
-        """All segments that exist now."""
+        """Return all segments that exist now."""
         return [bucket.segment for bucket in self._buckets.values()]
 
     def lent(self) -> tuple[int, int]:
@@ -132,11 +140,8 @@ class HostArena:
         for bucket in list(self._buckets.values()):
             self._drop(bucket)
 
-    def _grow(self, size: int) -> list[Slot]:
-        if size <= _POWERS_UP_TO:
-            count = _SMALL_SEGMENT // size
-        else:
-            count = max(1, min(4, _SMALL_SEGMENT // size))
+    def _grow(self, size: int, home: str) -> list[Slot]:
+        count = slots_together(size)
         if self.capacity + size * count > self.limit:
             self.trim(0.0)
             count = min(count, (self.limit - self.capacity) // size)
@@ -148,20 +153,19 @@ class HostArena:
                 ErrorCode.UNAVAILABLE,
             )
         self._made += 1
-        segment = Segment.create(self._owner << 32 | self._made, size * count)
-        bucket = _Bucket(segment, size)
-        bucket.free = count
+        segment = Segment.create(self._owner << 32 | self._made, size * count, home)
+        stack = self._stacks.setdefault((size, home) if home else size, [])
+        bucket = Bucket(segment, size, count, stack)
         self.capacity += segment.size
         self._buckets[segment.region] = bucket
         if self._on_create is not None:
             self._on_create(segment)
-        stack = self._stacks.setdefault(size, [])
         # The lowest offset ends on top of the stack.
         stack.extend(Slot(bucket, i * size, size) for i in reversed(range(count)))
         return stack
 
-    def _drop(self, bucket: _Bucket) -> None:
-        stack = self._stacks[bucket.slot_size]
+    def _drop(self, bucket: Bucket) -> None:
+        stack = bucket.stack
         stack[:] = [slot for slot in stack if slot.bucket is not bucket]
         del self._buckets[bucket.segment.region]
         self.capacity -= bucket.segment.size
@@ -182,3 +186,10 @@ def slot_size(nbytes: int) -> int:
         return 1 << bits
     shift = bits - 3
     return (((nbytes - 1) >> shift) + 1) << shift
+
+
+def slots_together(size: int) -> int:
+    """Return how many slots of a size are made at once."""
+    if size <= _POWERS_UP_TO:
+        return _SMALL_SEGMENT // size
+    return max(1, min(4, _SMALL_SEGMENT // size))

@@ -33,22 +33,29 @@ class Segment:
     size : int
         Bytes.
     view : memoryview
-        All of it, writable.
+        All of it; writable where it was opened so.
+    home : str
+        The model that the memory is meant for, or the ensemble whose members it is meant for: they may
+        map it writable. Empty for memory that is only read by the server.
     """
 
-    __slots__ = ("_map", "fd", "region", "size", "view")
+    __slots__ = ("_map", "_read_only_fd", "fd", "home", "region", "size", "view")
 
-    def __init__(self, region: int, fd: int, size: int) -> None:
-        # The descriptor is this object's only when nothing can fail any more.
-        self.fd = -1
-        self._map: mmap.mmap | None = mmap.mmap(fd, size)
+    def __init__(
+        self, region: int, fd: int, size: int, home: str = "", *, writable: bool = True
+    ) -> None:
+        # The descriptors are this object's only when nothing can fail any more.
+        self.fd = self._read_only_fd = -1
+        access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+        self._map: mmap.mmap | None = mmap.mmap(fd, size, prot=access)
         self.region = region
         self.size = size
+        self.home = home
         self.view = memoryview(self._map)
         self.fd = fd
 
     @classmethod
-    def create(cls, region: int, size: int) -> Segment:
+    def create(cls, region: int, size: int, home: str = "") -> Segment:
         """Make a new sealed segment of ``size`` bytes (zeroed; pages are taken when touched).
 
         Raises
@@ -63,14 +70,18 @@ class Segment:
         try:
             os.ftruncate(fd, size)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            return cls(region, fd, size)
+            return cls(region, fd, size, home)
         except (OSError, ValueError) as error:
             os.close(fd)
             raise _unavailable(size, error) from error
 
     @classmethod
-    def open(cls, region: int, fd: int, size: int) -> Segment:
+    def open(
+        cls, region: int, fd: int, size: int, home: str = "", *, writable: bool = True
+    ) -> Segment:
         """Map a segment that another process made; takes over ``fd`` (closed on failure).
+
+        Where it is not ``writable``, a write to the mapping ends this process.
 
         Raises
         ------
@@ -87,7 +98,7 @@ class Segment:
                     f"got {actual} bytes with seals {seals:#x}",
                     ErrorCode.INVALID_ARG,
                 )
-            return cls(region, fd, size)
+            return cls(region, fd, size, home, writable=writable)
         except BridgeError:
             os.close(fd)
             raise
@@ -97,12 +108,46 @@ class Segment:
                 f"region {region}: cannot map {size} bytes: {error}", ErrorCode.INVALID_ARG
             ) from error
 
+    @property
+    def read_only_fd(self) -> int:
+        """A descriptor by which another process can map this memory, but not writable.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when there is no descriptor left.
+        """
+        if self._read_only_fd < 0:
+            try:
+                self._read_only_fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise BridgeError(
+                    f"region {self.region}: cannot be opened for reading: {error}",
+                    ErrorCode.UNAVAILABLE,
+                ) from error
+        return self._read_only_fd
+
+    def punch(self, offset: int, nbytes: int) -> bool:
+        """Give the pages of a range back, which reads as zeros then; return whether that was possible.
+
+        No process may have them pinned.
+        """
+        assert self._map is not None
+        try:
+            self._map.madvise(mmap.MADV_REMOVE, offset, nbytes)
+        except OSError:
+            return False
+        return True
+
     def close(self) -> None:
         """Give the segment back; idempotent."""
         if self.fd < 0:
             return
         os.close(self.fd)
         self.fd = -1
+        if self._read_only_fd >= 0:
+            os.close(self._read_only_fd)
+            self._read_only_fd = -1
         self.view.release()
         # Whoever still looks at this memory holds the mapping: it goes with their last view.
         self._map = None

@@ -83,7 +83,7 @@ class BatchesAhead:
             return self._coming[0]
         while self._kept is None and self._channel.wait(0):
             message, fds = self._channel.receive()
-            if message[0] == Kind.REGION:
+            if message[0] in (Kind.REGION, Kind.PIN):
                 self._take_region(message, fds)
                 continue
             self._kept = message, fds

@@ -371,7 +371,7 @@ class CallDesk:
         response = (
             None
             if record.word & ResponseFlag.EMPTY
-            else answer_of(record, self._borrowed, self._device)
+            else answer_of(record, self._borrowed, self._device, self._outputs.copied)
         )
         held = self._calls.pop(record.ticket, None) if over else self._calls.get(record.ticket)
         call = None if held is None else held()

@@ -188,6 +188,12 @@ class OutputMemory:
             self._copied += payload.nbytes
         self._place(memory, [payload], 0, 0, NO_LEASE)
 
+    def copied(self, memory: memoryview) -> memoryview:
+        """Return a copy of borrowed memory that is the model's own, and count it."""
+        with self._lock:
+            self._copied += memory.nbytes
+        return memoryview(bytearray(memory))
+
     def take_copied(self) -> int:
         """Return how many bytes of tensor data were copied since this was asked last."""
         with self._lock:

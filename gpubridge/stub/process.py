@@ -50,10 +50,12 @@ from gpubridge.transport.messages import (
     decode_execute,
 )
 from gpubridge.transport.records import record_reader
+from gpubridge.transport.region_ids import is_read_only
 from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
 
 __all__ = ["Stub"]
 
+_SERVER = 0
 _AWAKE_SHARE = 4
 """A stub stays awake for a part of the time that the server does: the client needs a processor."""
 _CALL_HOPS = 2
@@ -248,7 +250,7 @@ class Stub:
             kind = message[0]
             if kind == Kind.EXECUTE:
                 soon = self._run_batches(message)
-            elif kind in (Kind.REGION, Kind.DEVICE_REGION):
+            elif kind in (Kind.REGION, Kind.DEVICE_REGION, Kind.PIN):
                 self._map(message, fds)
             elif kind == Kind.DROP_REGION:
                 self._drop(decode_control(message)["region"], clients)
@@ -265,14 +267,20 @@ class Stub:
                 raise MalformedMessage(f"message of unknown kind {kind} from the server")
 
     def _map(self, message: bytes, fds: list[int]) -> None:
-        """Map a region; requests that name memory which cannot be mapped are refused."""
+        """Map a region, or pin one; requests that name memory which cannot be mapped are refused."""
         fields = decode_control(message)
+        if message[0] == Kind.PIN:
+            self._pin(fields)
+            return
         if message[0] == Kind.REGION:
             assert self._clients is not None
             memory = self._clients if fields["client"] else self._borrowed
-            memory.announce(fields["region"], fds.pop(), fields["size"])
-            if self._uploads and memory is self._borrowed:
-                self._uploads.add(fields["region"], self._borrowed.segment(fields["region"]))
+            region = fields["region"]
+            memory.announce(region, fds.pop(), fields["size"])
+            # Of its own model's memory the server says what is in use; what is only read stays as it is.
+            theirs = region >> 32 != _SERVER and not is_read_only(region)
+            if self._uploads and theirs and memory is self._borrowed:
+                self._uploads.add(region, memory.segment(region), 0, fields["size"])
             return
         assert self._device is not None
         try:
@@ -282,6 +290,12 @@ class Stub:
             self._log(
                 int(Logger.ERROR), f"device memory is not opened: {error.message}", __file__, 0
             )
+
+    def _pin(self, fields: dict[str, Any]) -> None:
+        """Pin a range of the memory of the model's requests, if inputs are copied from there."""
+        if self._uploads:
+            segment = self._borrowed.segment(fields["region"])
+            self._uploads.add(fields["region"], segment, fields["offset"], fields["nbytes"])
 
     def _drop(self, region: int, clients: ClientMemory) -> None:
         """Unmap a region, views of it that exist excepted."""
@@ -351,7 +365,7 @@ class Stub:
 
     def _announce(self, segment: Segment) -> None:
         if self._device is not None:
-            self._device.pinning.add(segment.region, segment)
+            self._device.pinning.add(segment.region, segment, 0, segment.size)
         self._channel.send(
             control_message(Kind.REGION, region=segment.region, size=segment.size), (segment.fd,)
         )

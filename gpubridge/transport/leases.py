@@ -15,6 +15,7 @@ from gpubridge.host_shm import Segment, Slot
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.device_regions import is_arena
 from gpubridge.transport.lease_book import lease_book
+from gpubridge.transport.region_ids import is_read_only
 
 __all__ = ["BorrowedMemory", "LentSlots", "SlotOwner"]
 
@@ -179,7 +180,7 @@ class BorrowedMemory:
         BridgeError
             INVALID_ARG when the descriptor is not what was announced.
         """
-        segment = Segment.open(region, fd, size)
+        segment = Segment.open(region, fd, size, writable=not is_read_only(region))
         self._segments[region] = segment
         self.book.add(region, segment.view)
 

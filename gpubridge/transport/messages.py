@@ -60,6 +60,7 @@ class Kind:
     DEVICE_REGION = 8
     DEVICE_ALONE = 9
     ARENA = 10
+    PIN = 11
     READY = 16
     FAILED = 17
     RESULTS = 18

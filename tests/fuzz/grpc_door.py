@@ -83,7 +83,7 @@ class Model:
         begin, nbytes = request.places[0]
         begin += request.start
         first = bytes(slot.memory[begin : begin + min(nbytes, 4)])
-        self.door.arena.free(slot)
+        self.door.regions.arena(self.config.name).free(slot)
         signature = Signature((TensorSpec("OUT", "FP32", 1, 4),), ())
         response = InferResponse(signature, ((len(first) // 4,),), [memoryview(first)])
         if self.config.decoupled:
@@ -103,14 +103,14 @@ class GrpcDoor:
         self.waiting: list = []
         if beside is None:
             regions = Regions(8 << 20)
-            self.arena = regions.arena
+            self.regions = regions
             self._memory = RequestMemory(
-                self.arena, ClientRegions(regions, DeviceMemory(0), allowed=True, most=4)
+                regions, ClientRegions(regions, DeviceMemory(0), allowed=True, most=4)
             )
             self._forms = self._new_forms()
             self.connections: set = set()
         else:
-            self.arena, self._memory = beside.arena, beside._memory
+            self.regions, self._memory = beside.regions, beside._memory
             self._forms, self.connections = beside._forms, beside.connections
         self.sent = bytearray()
         self.closed = False

@@ -88,7 +88,7 @@ def test_a_message_is_read_the_same_whole_and_in_pieces(data):
         for _ in range(2):
             # Twice: the second meets the form that the first has left.
             try:
-                _, made = whole_request(sent, forms, arena, lambda _: None)
+                _, made = whole_request(sent, forms, lambda _: arena, lambda _: None)
             except BridgeError as error:
                 ends.append((error.code, error.message))
             else:
@@ -99,7 +99,7 @@ def test_a_message_is_read_the_same_whole_and_in_pieces(data):
         assert ends[0] == ends[1]
         assert arena.lent() == (0, 0)
         try:
-            receiver = RequestReceiver(len(sent), arena)
+            receiver = RequestReceiver(len(sent), lambda _: arena)
             try:
                 for piece in data.draw(splits(sent)):
                     receiver.feed(memoryview(piece))
@@ -121,7 +121,7 @@ def test_each_of_several_ids_has_to_be_text():
     for size in (1, 200):
         # The second is the one that counts; the first begins before, or behind, a short length.
         sent = b"\x1a" + (b"\1" if size == 1 else b"\xc8\1") + b"\xff" * size + b"\x1a\0"
-        receiver = RequestReceiver(len(sent), HostArena(1, 1 << 20))
+        receiver = RequestReceiver(len(sent), lambda _: HostArena(1, 1 << 20))
         with pytest.raises(BridgeError, match="parse"):
             receiver.feed(memoryview(sent))
 
@@ -221,12 +221,12 @@ async def _converse(pieces, deferred, ends=False):
     await door.settle()
     assert not failures
     assert door.connections == {neighbour.connection}
-    assert door.arena.lent() == (0, 0)
+    assert door.regions.lent() == (0, 0)
     await _ask(neighbour, door)
     neighbour.lose()
     assert not door.connections
-    assert door.arena.lent() == (0, 0)
-    door.arena.close()
+    assert door.regions.lent() == (0, 0)
+    door.regions.close()
     return door
 
 

@@ -124,7 +124,7 @@ def memory():
         every = Regions(1 << 24)
         registry = ClientRegions(every, DeviceMemory(0), allowed=True, most=4)
         registry.register("x", key, 0, 4096)
-        yield RequestMemory(every.arena, registry)
+        yield RequestMemory(every, registry)
         registry.close()
         every.close()
     finally:
@@ -209,7 +209,7 @@ class _Exchange:
     "right",
 )
 def test_a_body_is_a_request_within_its_memory_or_refused(memory, which, parts, size):
-    model = _Model(CONFIGS[which], memory.arena)
+    model = _Model(CONFIGS[which], memory.arena("m"))
     door = InferDoor(model, memory, None)
     header, following = parts
     length = b"%d" % len(header) if size == "right" else size
@@ -218,16 +218,16 @@ def test_a_body_is_a_request_within_its_memory_or_refused(memory, which, parts, 
         model.seen = None
         _, refusal = tried(_send, door, header + following, length)
         assert (refusal is None) == (model.seen is not None)
-        assert memory.arena.lent() == (0, 0)
+        assert memory.arena("m").lent() == (0, 0)
     if refusal is None and size == "right" and header:
         # Its form is known now, and this is no body of that form.
         _, refusal = tried(_send, door, header + following + b"x", length)
         assert refusal is not None
-        assert memory.arena.lent() == (0, 0)
+        assert memory.arena("m").lent() == (0, 0)
     header, data = _good(model.config)
     _send(door, header + data, b"%d" % len(header))
     assert model.seen == [data]
-    assert memory.arena.lent() == (0, 0)
+    assert memory.arena("m").lent() == (0, 0)
 
 
 def _send(door, body, length):
@@ -257,7 +257,7 @@ def _good(config):
 
 
 def test_forms_that_are_remembered_have_a_limit(memory):
-    door = InferDoor(_Model(CONFIGS[0], memory.arena), memory, None)
+    door = InferDoor(_Model(CONFIGS[0], memory.arena("m")), memory, None)
     for number in range(3000):
         document = {
             "inputs": [

@@ -124,6 +124,7 @@ async def _hear(messages: list[bytes]) -> None:
     link = StubLink(
         ours,
         regions,
+        regions.arena("m"),
         1 << 16,
         LinkEvents(
             lambda text: None,
@@ -136,7 +137,7 @@ async def _hear(messages: list[bytes]) -> None:
             lambda reason: None,
         ),
     )
-    asked = [Asked(regions.arena) for _ in range(3)]
+    asked = [Asked(regions.arena("m")) for _ in range(3)]
     link.submit([asked[0].request, asked[1].request])
     link.submit([asked[2].request])
     await asyncio.sleep(0)
@@ -157,8 +158,8 @@ async def _hear(messages: list[bytes]) -> None:
         ends = started.count(one.request) + unstarted.count(one.request)
         assert len(one.outcomes) + ends == 1
     for request in unstarted:
-        regions.arena.free(request.slot)
-    assert regions.arena.lent() == (0, 0)
+        regions.arena("m").free(request.slot)
+    assert regions.lent() == (0, 0)
     regions.close()
 
 

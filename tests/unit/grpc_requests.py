@@ -69,7 +69,9 @@ def make(request, model=MODEL, forms=None):
     arena = HostArena(1, 1 << 24)
     try:
         forms = forms or cache(model)
-        known, made = whole_request(request.SerializeToString(), forms, arena, lambda _: None)
+        known, made = whole_request(
+            request.SerializeToString(), forms, lambda _: arena, lambda _: None
+        )
         inputs = inputs_of(made)
         arena.free(made.slot)
     finally:

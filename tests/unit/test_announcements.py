@@ -28,6 +28,9 @@ class Link:
     def drop_region(self, region):
         self.announcements.drop(region)
 
+    def pin_range(self, region, offset, nbytes):
+        pass
+
 
 @pytest.fixture
 def freed():
@@ -111,3 +114,34 @@ def test_a_stub_closes_only_what_it_was_told_of(opened, arena, region, announcem
     opened.told(arena)
     with pytest.raises(MalformedMessage, match=rf"region {region:#x} closed after"):
         opened.closed(region, announcements)
+
+
+def test_what_others_look_at_is_told_by_an_id_of_its_own_to_be_read_only(announcements, told):
+    arena = announcements._regions.arena("m")
+    slot = arena.allocate(100)
+    region = slot.segment.region
+    assert announcements.name(slot.segment, read_only=False) == region
+    shared = announcements.name(slot.segment, read_only=True)
+    assert shared == announcements.name(slot.segment, read_only=True) != region
+    fds = [fds for _, (fds) in told]
+    assert fds == [(slot.segment.fd,), (slot.segment.read_only_fd,)]
+    assert [decode_control(message)["region"] for message, _ in told] == [region, shared]
+    # Both go with the memory.
+    arena.free(slot)
+    arena.trim(0.0)
+    dropped = told[2:]
+    assert {message[0] for message, _ in dropped} == {Kind.DROP_REGION}
+    assert {decode_control(message)["region"] for message, _ in dropped} == {region, shared}
+
+
+def test_memory_that_is_in_use_is_pinned_by_who_maps_it_writable(announcements):
+    pinned = []
+    announcements._user.pin_range = lambda *what: pinned.append(what)
+    arena = announcements._regions.arena("m")
+    region = arena.allocate(100).segment.region
+    announcements.name(arena.segments()[0], read_only=True)
+    assert pinned == []
+    announcements.name(arena.segments()[0], read_only=False)
+    arena.allocate(100_000)
+    assert [what[0] for what in pinned] == [region, region]
+    assert pinned[0][1] + pinned[0][2] == pinned[1][1]

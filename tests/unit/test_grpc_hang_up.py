@@ -21,8 +21,8 @@ def hang_up(sent, *, deferred=False):
         door.end()
         await door.settle()
         door.connection.connection_lost(None)
-        assert door.arena.lent() == (0, 0)
-        door.arena.close()
+        assert door.regions.lent() == (0, 0)
+        door.regions.close()
         return door
 
     return asyncio.run(converse())

@@ -133,3 +133,22 @@ def test_impossible_sizes_are_unavailable():
 def test_the_size_is_that_of_the_mapping(segment):
     assert segment.size == SIZE == os.fstat(segment.fd).st_size
     assert mmap.PAGESIZE <= SIZE
+
+
+def test_a_descriptor_for_readers_gives_no_right_to_write(segment):
+    fd = os.dup(segment.read_only_fd)
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, SIZE)
+    reader = Segment.open(5, fd, SIZE, writable=False)
+    segment.view[100:104] = b"abcd"
+    assert bytes(reader.view[100:104]) == b"abcd"
+    assert reader.view.readonly
+    reader.close()
+
+
+def test_holes_give_pages_back(segment):
+    segment.view[:] = b"x" * SIZE
+    assert os.fstat(segment.fd).st_blocks * 512 == SIZE
+    assert segment.punch(4096, 4096)
+    assert os.fstat(segment.fd).st_blocks * 512 == SIZE - 4096
+    assert bytes(segment.view) == b"x" * 4096 + bytes(4096) + b"x" * 4096

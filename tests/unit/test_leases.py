@@ -16,6 +16,7 @@ from gpubridge.transport import lease_book
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.leases import BorrowedMemory, LentSlots
+from gpubridge.transport.region_ids import read_only_id
 
 LEASES = 8
 
@@ -313,3 +314,19 @@ def test_views_outlive_their_region(wall):
     assert bytes(view) == b"abcd"
     del view
     assert wall.table[lease] == 0
+
+
+def test_memory_to_be_read_only_gives_views_that_say_so(wall):
+    slot, lease = wall.lend(b"abcd")
+    region = read_only_id(slot.segment.region)
+    wall.borrower.announce(region, os.dup(slot.segment.read_only_fd), slot.segment.size)
+    (view,) = wall.borrower.views([(region, slot.offset, 4, lease)])
+    assert (bytes(view), view.readonly) == (b"abcd", True)
+    with pytest.raises(TypeError):
+        view[0] = 1
+    # The other id of the same memory is mapped beside it, to be written to.
+    other = wall.view(slot, lease, 0, 4)
+    other[0] = ord("x")
+    assert bytes(view) == b"xbcd"
+    del view, other
+    wall.borrower.drop(region)

@@ -60,13 +60,13 @@ def test_what_is_handed_on_after_its_maker_died_is_dropped_behind_its_message(re
 def test_memory_for_requests_stays_mapped(regions):
     async def scenario():
         stub = Stub()
-        slot = regions.arena.allocate(100)
+        slot = regions.arena("m").allocate(100)
         region = slot.segment.region
         regions.join(region, stub)
         await turn()
         assert stub.dropped == []
-        regions.arena.free(slot)
-        regions.arena.trim(0)
+        regions.arena("m").free(slot)
+        regions.arena("m").trim(0)
         assert stub.dropped == [region]
 
     asyncio.run(scenario())

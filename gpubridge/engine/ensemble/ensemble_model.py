@@ -85,7 +85,7 @@ class EnsembleModel(Model):
         self.tracing = RequestTracing(telemetry.traces, config.name, version)
         self.traces = telemetry.traces
         self._members = members
-        self._arena = context.regions.arena
+        self._arena = context.regions.arena(config.name)
         self._graph = draw_graph(config)
         self._wiring = Wiring(frozenset(), (), ROOT)
         self._courses: dict[tuple[str, ...], Course] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from gpubridge.engine.ensemble.tensors import FlowTensor, response_tensors
 from gpubridge.engine.model import Model
 from gpubridge.engine.tracing import UNTRACED, Caused
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
 __all__ = ["Ensemble", "Execution"]
@@ -70,6 +71,7 @@ class Execution:
         "_making",
         "_run",
         "course",
+        "homes",
         "member_ns",
         "request",
         "targets",
@@ -85,6 +87,7 @@ class Execution:
         self.request = request
         self.targets = targets
         self.member_ns = 0
+        self.homes: Collection[str] = ()
         self._ensemble = ensemble
         self.course = course
         self._run: EnsembleRun[FlowTensor] | None = EnsembleRun(course)
@@ -100,6 +103,12 @@ class Execution:
         assert run is not None
         self.request.cancelled = self._cancel
         self.request.instance = self
+        # What the ensemble was given for itself alone, its members may have for themselves.
+        given = (each.place.segment for each in inputs.values() if not each.shared)
+        self.homes = {
+            self._ensemble.name,
+            *(segment.home for segment in given if isinstance(segment, Segment)),
+        }
         self._apply(run.begin(inputs))
 
     def passed_on(self, _: InferRequest, responses: int) -> None:

@@ -14,6 +14,7 @@ from gpubridge.engine.ensemble.device_edges import DeviceEdges, outputs_wanted
 from gpubridge.engine.ensemble.graph import Step
 from gpubridge.engine.ensemble.tensors import FlowTensor
 from gpubridge.engine.ensemble.wiring import fit_shape
+from gpubridge.engine.hand_over import for_others
 from gpubridge.model_io import check_inputs, model_shape
 from gpubridge.request import InferRequest, MemoryRange, RequestOptions
 from gpubridge.transport.signatures import encode_tensors
@@ -112,8 +113,11 @@ class MemberRequests:
         client, course = execution.request, execution.course
         form = self._form(step, tensors, config, client.identifier)
         options = _options(form, client.options)
-        read_only = any(tensor.shared for tensor in tensors.values()) or any(
-            tensor in course.shared for tensor in step.inputs.values()
+        ranges = [tensors[name].place for name in form.names]
+        read_only = (
+            any(tensor.shared for tensor in tensors.values())
+            or any(tensor in course.shared for tensor in step.inputs.values())
+            or for_others(ranges, (config.name, *execution.homes))
         )
         request = InferRequest(
             form.signature,
@@ -128,7 +132,7 @@ class MemberRequests:
             options,
             form.dims,
         )
-        request.ranges = [tensors[name].place for name in form.names]
+        request.ranges = ranges
         on_device = {}
         if devices:
             wanted = outputs_wanted(client.extras)

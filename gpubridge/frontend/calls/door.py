@@ -15,10 +15,12 @@ from functools import partial
 
 from gpubridge.engine.announcements import Announcements
 from gpubridge.engine.devices.edge_events import tell_waits
+from gpubridge.engine.hand_over import for_others, shared_extras
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.link import StubLink
 from gpubridge.engine.model import Model
 from gpubridge.engine.outbox import Outbox
+from gpubridge.engine.placed_response import PlacedResponse
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.tracing import UNTRACED, Caused
 from gpubridge.errors import BridgeError, ErrorCode
@@ -108,6 +110,7 @@ class StubCalls:
         self._server = server
         self._link = link
         self._caller = caller
+        self._model: str = caller.settings.stub["name"]
         self._channel = Channel(sock)
         self._outbox = Outbox(self._channel, self._mute)
         self._reader = record_reader()
@@ -140,6 +143,9 @@ class StubCalls:
         if region in self._announcements.known:
             self._send_answers()
             self._announcements.drop(region)
+
+    def pin_range(self, region: int, offset: int, nbytes: int) -> None:
+        """Nothing: a stub uploads what comes through its other channel."""
 
     def settle_kept(self) -> None:
         """Take back what the stub has let go of: its link keeps that for both channels."""
@@ -249,6 +255,8 @@ class StubCalls:
             form.dims,
         )
         request.ranges = ranges
+        if for_others(ranges, (model.name,)):
+            request.extras = shared_extras(request.extras)
         if extras.get("decoupled"):
             request.on_partial = partial(self._respond, number)
         self._calls[number] = _Call(
@@ -362,13 +370,17 @@ class StubCalls:
         ranges = response.ranges()
         ticket = self._link.lend(ranges)
         refs: list[int] = []
+        # Others may still look at some, or they lie in memory that is another model's own.
+        read_only = isinstance(response, PlacedResponse) and (
+            not response.shared.isdisjoint(spec.name for spec in response.signature.tensors)
+            or for_others(ranges, (self._model,))
+        )
         for segment, offset, nbytes, _ in ranges:
             if segment is None:
                 refs += (0, 0, 0, NO_LEASE)
                 continue
-            if segment.region not in self._announcements.known:
-                self._announcements.tell(segment)
-            refs += (segment.region, offset, nbytes, ticket if nbytes else NO_LEASE)
+            region = self._announcements.name(segment, read_only=read_only)
+            refs += (region, offset, nbytes, ticket if nbytes else NO_LEASE)
         extras = b""
         if response.parameters:
             extras = json.dumps({"parameters": response.parameters}).encode()

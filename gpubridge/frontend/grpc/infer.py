@@ -39,7 +39,6 @@ class InferCall(Call):
     """
 
     __slots__ = (
-        "_arena",
         "_forms",
         "_known",
         "_memory",
@@ -60,7 +59,6 @@ class InferCall(Call):
     ) -> None:
         super().__init__(connection, stream_id, coding)
         self._forms = forms
-        self._arena = memory.arena
         self._memory = memory
         self._receiver: RequestReceiver | None = None
         self._rate: Rate | None = None
@@ -149,7 +147,7 @@ class InferCall(Call):
         self._prefix = None
         compressed, length = read_prefix(start, self._connection.message_limit)
         if length > _DIRECT and not compressed:
-            self._receiver = RequestReceiver(length, self._arena)
+            self._receiver = RequestReceiver(length, self._memory.known_arena)
         else:
             self._reader.feed(memoryview(start))
         return rest
@@ -180,19 +178,19 @@ class InferCall(Call):
     def _submit(self, message: bytes) -> None:
         if self._request is not None:
             raise CallFailed(Status.INTERNAL, "expected one message in the request, got another")
-        known, request = whole_request(message, self._forms, self._arena, self._answer)
+        known, request = whole_request(message, self._forms, self._memory.arena, self._answer)
         self._hand_over(known, request)
 
     def _hand_over(self, known: KnownRequest[Model], request: InferRequest) -> None:
         if known.model.config.decoupled:
             if request.slot is not None:
-                self._arena.free(request.slot)
+                self._memory.arena(known.model.config.name).free(request.slot)
             raise BridgeError(
                 "ModelInfer RPC doesn't support models with decoupled transaction policy",
                 ErrorCode.UNSUPPORTED,
             )
         if known.form.shared:
-            self._memory.share(request, known.form)
+            self._memory.share(request, known.form, known.model.config.name)
         self._known = known
         self._request = request
         known.model.submit(request, self._received())

@@ -56,7 +56,7 @@ class GrpcService:
         self._ready = ready
         self._traces = repository.telemetry.traces
         self.health = Health(ready)
-        self._memory = RequestMemory(repository.arena, regions)
+        self._memory = RequestMemory(repository.regions, regions)
         self._forms: FormCache[Model] = FormCache(self._find, self._memory.check)
         unary: dict[bytes, Callable[[bytes], bytes]] = {
             _SERVICE + b"ServerLive": partial(_constant, "ServerLiveRequest", _live),

@@ -71,7 +71,6 @@ class StreamCall(Call):
 
     __slots__ = (
         "_advancing",
-        "_arena",
         "_ended",
         "_errors_end",
         "_flows",
@@ -94,7 +93,6 @@ class StreamCall(Call):
     ) -> None:
         super().__init__(connection, stream_id, coding)
         self._forms = forms
-        self._arena = memory.arena
         self._memory = memory
         self._errors_end = errors_end
         self._turns: deque[_Turn] = deque()
@@ -161,10 +159,10 @@ class StreamCall(Call):
         self._turns.append(turn)
         try:
             known, request = whole_request(
-                message, self._forms, self._arena, partial(self._answer, turn)
+                message, self._forms, self._memory.arena, partial(self._answer, turn)
             )
             if known.form.shared:
-                self._memory.share(request, known.form)
+                self._memory.share(request, known.form, known.model.config.name)
         except BridgeError as error:
             self._fail_turn(turn, error, error_frame(error.message, _identifier(message)))
             return

@@ -21,6 +21,7 @@ _RAW = 7
 # Tags of length-delimited fields.
 _ID_TAG = _ID << 3 | 2
 _RAW_TAG = _RAW << 3 | 2
+_MODEL_NAME_TAG = 1 << 3 | 2
 _FORM_TAGS = frozenset(number << 3 | 2 for number in (1, 2, 4, 5, 6))
 
 _LONGEST_VARINT = 10
@@ -241,6 +242,15 @@ class FieldScanner:
         self._identifier += identifier
         self.left -= taken
         return taken
+
+    def model_name(self) -> str | None:
+        """Return the name of the model, if it is the first field of what has come."""
+        form = self._form
+        if not form or form[0] != _MODEL_NAME_TAG:
+            return None
+        nbytes, at = _read_varint(form, 1)
+        name = form[at : at + nbytes]
+        return name.decode(errors="replace") if len(name) == nbytes else None
 
     def pass_raw(self) -> None:
         """Go on behind the raw content."""

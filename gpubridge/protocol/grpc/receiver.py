@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -27,10 +28,15 @@ T = TypeVar("T", bound=HasConfig)
 def whole_request(
     message: bytes,
     forms: FormCache[T],
-    arena: HostArena,
+    arena_of: Callable[[str], HostArena],
     on_done: Callable[[Outcome], None],
 ) -> tuple[KnownRequest[T], InferRequest]:
     """Make the request of a message that came as a whole, a small one: its inputs are copied.
+
+    Parameters
+    ----------
+    arena_of : callable
+        Returns the arena of a model, by its name.
 
     Returns
     -------
@@ -47,6 +53,7 @@ def whole_request(
     head = read_request(message)
     known = forms.read(head)
     form = known.form
+    arena = arena_of(known.model.config.name)
     slot = pack_inputs(form, head, message, arena)
     copied = sum(nbytes for _, nbytes in form.places) if form.packed else form.binary_bytes
     try:
@@ -58,7 +65,10 @@ def whole_request(
 
 
 class RequestReceiver:
-    """Takes one message in pieces; owns the slot of its raw contents until the request is made.
+    """Takes one message in pieces; owns the memory of its raw contents until the request is made.
+
+    That is a slot of the arena of the model that the message has named by then. Where it has named
+    none yet, or one that there is not, it is memory of this process alone.
 
     Feed it whatever comes. When `target` is some memory, the next bytes of the message may be
     received there instead, then `filled` says so; they may be fed as well.
@@ -67,8 +77,8 @@ class RequestReceiver:
     ----------
     nbytes : int
         Bytes of the message. No more than that, and some alignment, is ever allocated.
-    arena : HostArena
-        Where raw contents go.
+    arena_of : callable
+        Returns the arena of a model, by its name; None where there is no such model.
 
     Attributes
     ----------
@@ -78,14 +88,28 @@ class RequestReceiver:
         Bytes of raw contents that were copied: those that were fed, and what the owner adds.
     """
 
-    __slots__ = ("_arena", "_end", "_offsets", "_scanner", "_sizes", "_slot", "copied", "target")
+    __slots__ = (
+        "_arena",
+        "_arena_of",
+        "_end",
+        "_memory",
+        "_offsets",
+        "_scanner",
+        "_sizes",
+        "_slot",
+        "copied",
+        "target",
+    )
 
-    def __init__(self, nbytes: int, arena: HostArena) -> None:
+    def __init__(self, nbytes: int, arena_of: Callable[[str], HostArena | None]) -> None:
         self.target: memoryview | None = None
         self.copied = 0
-        self._arena = arena
+        self._arena_of = arena_of
+        # Of the slot, which is in the arena; there is neither where the memory is private.
+        self._arena: HostArena | None = None
         self._scanner = FieldScanner(nbytes)
         self._slot: Slot | None = None
+        self._memory: memoryview | None = None
         self._end = 0
         self._sizes: list[int] = []
         self._offsets: list[int] = []
@@ -150,17 +174,19 @@ class RequestReceiver:
         head = RequestHead(scanner.form(), scanner.identifier(), tuple(self._sizes), self._offsets)
         known = forms.read(head)
         form = known.form
-        received = self._slot
-        in_place = received is not None and all(
+        arena = self._arena_of(known.model.config.name)
+        assert arena is not None  # the model has just been found
+        in_place = self._arena is arena and all(
             there == at for there, (at, _) in zip(self._offsets, form.places, strict=False)
         )
         if not in_place:
-            # The inputs came as typed fields, or behind the raw contents: they were not expected.
-            memory = memoryview(b"") if received is None else received.memory
-            self._slot = pack_inputs(form, head, memory, self._arena)
+            # The inputs came as typed fields, behind the raw contents or before the model's name:
+            # they were not expected there.
+            memory = memoryview(b"") if self._memory is None else self._memory
+            slot = pack_inputs(form, head, memory, arena)
             self.copied += sum(nbytes for _, nbytes in form.places)
-            if received is not None:
-                self._arena.free(received)
+            self.close()
+            self._slot, self._arena = slot, arena
         assert self._slot is not None
         request = infer_request(known, head, self._slot, on_done, self.copied)
         self._slot = None
@@ -169,22 +195,38 @@ class RequestReceiver:
     def close(self) -> None:
         """Give the memory back, if it was not given away with the request."""
         slot, self._slot = self._slot, None
-        self.target = None
+        self.target = self._memory = None
         if slot is not None:
+            assert self._arena is not None
             self._arena.free(slot)
 
     def _begin_raw(self, nbytes: int) -> None:
         """Find a place for a raw content: aligned, as inputs are in the form."""
         left = self._scanner.left
-        if self._slot is None:
-            self._slot = self._arena.allocate(max(left, 1) + ALIGNMENT * self._scanner.inputs)
+        memory = self._memory
+        if memory is None:
+            memory = self._allocate(max(left, 1) + ALIGNMENT * self._scanner.inputs)
         at = aligned_end(self._end)
-        if at + left > self._slot.size:
+        if at + left > len(memory):
             at = self._end
         self._sizes.append(nbytes)
         self._offsets.append(at)
         self._end = at + nbytes
         if nbytes:
-            self.target = self._slot.memory[at : self._end]
+            self.target = memory[at : self._end]
         else:
             self._scanner.pass_raw()
+
+    def _allocate(self, nbytes: int) -> memoryview:
+        """Return memory for all raw contents: of the model that the message names, if it can be."""
+        name = self._scanner.model_name()
+        self._arena = None if name is None else self._arena_of(name)
+        if self._arena is None:
+            # Not a bytearray: that would write zeros to all of it.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            memory = memoryview(mmap.mmap(-1, nbytes, flags=flags))
+        else:
+            self._slot = self._arena.allocate(nbytes)
+            memory = self._slot.memory
+        self._memory = memory
+        return memory

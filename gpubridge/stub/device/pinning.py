@@ -1,4 +1,4 @@
-"""Host memory made fit for asynchronous copies: pinned whole, by a thread of its own, and once."""
+"""Host memory made fit for asynchronous copies: pinned by a thread of its own, and once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PinnableSegment(Protocol):
 
 
 class HostPinning:
-    """Pins segments of host memory in the background: that takes about a second per GiB.
+    """Pins ranges of host memory in the background: that takes about a second per GiB.
 
     Until it is done, and where it cannot be, copies work all the same, but their caller waits.
 
@@ -30,33 +30,33 @@ class HostPinning:
     context : DeviceContext
         Of the device.
     fall_back : callable
-        Logs and counts that a segment could not be pinned; called once at the most.
+        Logs and counts that a range could not be pinned; called once at the most.
     """
 
     def __init__(self, context: DeviceContext, fall_back: Callable[[str, str], None]) -> None:
         self._pinned = PinnedMemory(context)
         self._fall_back = fall_back
         self._lock = threading.Lock()
-        self._wanted: dict[int, PinnableSegment] = {}
-        self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        # By region, then by offset: the segment, and how many bytes from there on.
+        self._wanted: dict[int, dict[int, tuple[PinnableSegment, int]]] = {}
+        self._queue: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._said = False
 
-    def add(self, region: int, segment: PinnableSegment) -> None:
-        """Pin a segment soon."""
+    def add(self, region: int, segment: PinnableSegment, offset: int, nbytes: int) -> None:
+        """Pin a range of a segment soon; ranges do not overlap, and no copy crosses their ends."""
         with self._lock:
-            self._wanted[region] = segment
+            self._wanted.setdefault(region, {})[offset] = segment, nbytes
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="pinning", daemon=True)
                 self._thread.start()
-        self._queue.put(region)
+        self._queue.put((region, offset))
 
     def remove(self, region: int) -> None:
         """A segment is about to be unmapped; no copy of it is under way."""
         with self._lock:
-            segment = self._wanted.pop(region, None)
-            if segment is not None:
-                self._pinned.unpin(segment.view)
+            for offset, (segment, nbytes) in self._wanted.pop(region, {}).items():
+                self._pinned.unpin(segment.view[offset : offset + nbytes])
 
     def close(self) -> None:
         """Unpin everything."""
@@ -74,17 +74,19 @@ class HostPinning:
 
     def _run(self) -> None:
         while True:
-            region = self._queue.get()
-            if region is None:
+            wanted = self._queue.get()
+            if wanted is None:
                 return
+            region, offset = wanted
             with self._lock:
-                segment = self._wanted.get(region)
-                if segment is not None:
-                    self._pin(segment)
+                found = self._wanted.get(region, {}).get(offset)
+                if found is not None:
+                    segment, nbytes = found
+                    self._pin(segment.view[offset : offset + nbytes])
 
-    def _pin(self, segment: PinnableSegment) -> None:
+    def _pin(self, memory: memoryview) -> None:
         try:
-            pinned = self._pinned.pin(segment.view)
+            pinned = self._pinned.pin(memory)
             reason = self._pinned.reason
         except BridgeError as error:
             pinned, reason = False, error.message

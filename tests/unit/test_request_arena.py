@@ -1,0 +1,279 @@
+"""A model's arena of requests: one segment, slots that never overlap, pages that come and go."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm import MemoryLimit, RequestArena, Segment
+from gpubridge.host_shm.address_space import AddressSpace
+from gpubridge.host_shm.arena import slot_size
+
+LIMIT = 8 << 20
+SIZES = st.one_of(
+    st.integers(1, 70_000), st.sampled_from([4096, 4097, 65_536, 65_537, 1 << 20, 3 << 20])
+)
+
+
+class Events:
+    """Makes segments, and notes what it hears."""
+
+    def __init__(self, memory):
+        self.memory = memory
+        self.numbers = itertools.count(1)
+        self.living = set()
+        self.pinned = Counter()
+
+    def created(self, arena):
+        segment = Segment.create(next(self.numbers), self.memory.reserved, arena.home)
+        self.living.add(segment.region)
+        return segment
+
+    def dropped(self, segment):
+        self.living.remove(segment.region)
+
+    def extended(self, segment, offset, nbytes):
+        self.pinned[segment.region, offset] += nbytes
+
+
+def new_arena(limit=LIMIT):
+    memory = MemoryLimit(limit)
+    events = Events(memory)
+    return memory, events, RequestArena(memory, "m", events)
+
+
+def resident(segment):
+    """Bytes of a segment that take memory."""
+    return os.fstat(segment.fd).st_blocks * 512
+
+
+class ArenasMachine(RuleBasedStateMachine):
+    """Two arenas under one limit; every lent slot keeps a pattern of its own."""
+
+    slots = Bundle("slots")
+
+    def __init__(self):
+        super().__init__()
+        self.memory = MemoryLimit(LIMIT)
+        self.events = Events(self.memory)
+        self.arenas = [RequestArena(self.memory, name, self.events) for name in "ab"]
+        self.lent = {}
+        self.count = 0
+
+    @rule(target=slots, which=st.integers(0, 1), nbytes=SIZES)
+    def allocate(self, which, nbytes):
+        lent = sum(slot.size for slot, _, _ in self.lent.values())
+        pinned = sum(arena.capacity for arena in self.arenas if arena.segments()) - lent
+        try:
+            slot = self.arenas[which].allocate(nbytes)
+        except BridgeError:
+            # What nobody has is given back for it, unless it is pinned beside what is lent.
+            assert lent + slot_size(nbytes) + (pinned if self.events.pinned else 0) > LIMIT
+            return None
+        assert nbytes <= slot.size == len(slot.memory)
+        assert slot.offset % 4096 == 0
+        assert slot.segment.home == "ab"[which]
+        self.count += 1
+        mark = self.count % 251 + 1
+        slot.memory[:] = bytes([mark]) * slot.size
+        self.lent[id(slot)] = slot, mark, which
+        return slot
+
+    @rule(slot=consumes(slots))
+    def free(self, slot):
+        if slot is not None:
+            _, _, which = self.lent.pop(id(slot))
+            self.arenas[which].free(slot)
+
+    @rule(which=st.integers(0, 1))
+    def trim(self, which):
+        arena = self.arenas[which]
+        before = arena.capacity
+        assert arena.trim(0.0) == before - arena.capacity
+        if not arena.lent()[0]:
+            assert arena.segments() == []
+
+    @rule(which=st.integers(0, 1))
+    def pin(self, which):
+        for segment in self.arenas[which].segments():
+            ranges = self.arenas[which].pin(segment.region)
+            for slot, _, _ in self.lent.values():
+                if slot.segment is segment:
+                    assert any(
+                        at <= slot.offset and slot.offset + slot.size <= at + size
+                        for at, size in ranges
+                    )
+            self.events.pinned[segment.region, -1] += 1
+
+    @rule()
+    def trim_what_is_old(self):
+        assert all(arena.trim(1000.0) == 0 for arena in self.arenas)
+
+    @invariant()
+    def nothing_overlaps(self):
+        for slot, mark, _ in self.lent.values():
+            assert slot.memory[0] == slot.memory[-1] == mark
+            start = slot.offset
+            assert bytes(slot.segment.view[start : start + 1]) == bytes([mark])
+
+    @invariant()
+    def the_books_are_right(self):
+        assert self.memory.used == sum(arena.capacity for arena in self.arenas) <= LIMIT
+        segments = [each for arena in self.arenas for each in arena.segments()]
+        assert {each.region for each in segments} == self.events.living
+        assert sum(map(resident, segments)) <= self.memory.used
+        for which, arena in enumerate(self.arenas):
+            sizes = [slot.size for slot, _, owner in self.lent.values() if owner == which]
+            assert arena.lent() == (len(sizes), sum(sizes))
+
+    def teardown(self):
+        self.lent.clear()
+        for arena in self.arenas:
+            arena.close()
+        assert not self.events.living
+        assert self.memory.used == 0
+
+
+TestArenas = ArenasMachine.TestCase
+TestArenas.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+
+
+def test_a_model_has_one_segment_whatever_the_sizes():
+    _, _, arena = new_arena()
+    slots = [arena.allocate(size) for size in (1, 5000, 100_000, 1 << 20)]
+    assert {slot.segment.region for slot in slots} == {1}
+    assert len(arena.segments()) == 1
+    arena.close()
+
+
+def test_pages_are_there_when_they_are_written_to():
+    _, _, arena = new_arena()
+    slot = arena.allocate(4 << 20)
+    assert resident(slot.segment) == 0
+    slot.memory[: 1 << 20] = bytes(1 << 20)
+    assert resident(slot.segment) == 1 << 20
+    arena.close()
+
+
+def test_one_size_does_not_starve_another():
+    # All of the limit in slots of one size, and every second one lent still.
+    memory, _, arena = new_arena()
+    slots = [arena.allocate(65_536) for _ in range(LIMIT // 65_536)]
+    for slot in slots:
+        slot.memory[:] = b"x" * slot.size
+    for slot in slots[::2]:
+        arena.free(slot)
+    segment = slots[0].segment
+    assert resident(segment) == LIMIT
+    large = arena.allocate(4 << 20)
+    # The pages of the free ones made room.
+    assert resident(segment) == LIMIT // 2
+    assert memory.used == LIMIT
+    assert all(slot.memory[0] == slot.memory[-1] == ord("x") for slot in slots[1::2])
+    arena.free(large)
+    arena.close()
+
+
+def test_a_model_gives_way_to_another():
+    memory, events, arena = new_arena()
+    other = RequestArena(memory, "other", events)
+    kept = arena.allocate(100)
+    arena.free(arena.allocate(4 << 20))
+    assert other.allocate(7 << 20).size == 7 << 20
+    assert arena.lent() == (1, 4096)
+    arena.free(kept)
+    arena.close()
+    other.close()
+
+
+def test_full_it_says_so_and_recovers():
+    _, _, arena = new_arena()
+    slot = arena.allocate(LIMIT)
+    expected = f"arena is full: 4096 bytes asked for, {LIMIT} of {LIMIT}"
+    with pytest.raises(BridgeError, match=expected) as caught:
+        arena.allocate(1)
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    arena.free(slot)
+    assert arena.allocate(1).size == 4096
+    arena.close()
+
+
+def test_what_can_never_be_is_refused_with_both_numbers():
+    memory, _, arena = new_arena()
+    expected = f"takes {10 << 20} bytes .* have {LIMIT} bytes .--request-arena-limit"
+    with pytest.raises(BridgeError, match=expected):
+        arena.allocate(9 << 20)
+    assert memory.used == 0
+    arena.close()
+
+
+def test_the_slot_used_last_is_used_next():
+    _, _, arena = new_arena()
+    slots = [arena.allocate(100) for _ in range(3)]
+    arena.free(slots[1])
+    assert arena.allocate(100) is slots[1]
+    arena.close()
+
+
+def test_pinned_pages_stay_until_their_segment_goes():
+    memory, events, arena = new_arena()
+    kept = arena.allocate(100)
+    kept.memory[:] = b"k" * kept.size
+    first = arena.allocate(4 << 20)
+    first.memory[:] = b"f" * first.size
+    assert arena.pin(kept.segment.region) == [(1 << 20, 1 << 20), (2 << 20, 4 << 20)]
+    # What is used from now on is to be pinned, too.
+    arena.free(arena.allocate(1 << 20))
+    assert events.pinned == {(1, 6 << 20): 1 << 20}
+    arena.free(first)
+    assert arena.trim(0.0) == 0
+    assert resident(kept.segment) == (4 << 20) + 4096
+    # Without room, nothing of it is lent again; another segment takes its place.
+    with pytest.raises(BridgeError, match="arena is full"):
+        arena.allocate(6 << 20)
+    assert arena.allocate(100).segment is not kept.segment
+    assert kept.memory[0] == ord("k")
+    arena.free(kept)
+    # It was the last of it.
+    assert events.living == {2}
+    assert memory.used == 4096
+    assert arena.allocate(6 << 20).segment.region == 2
+    arena.close()
+
+
+def test_what_is_idle_goes_back_with_its_descriptor():
+    memory, events, arena = new_arena()
+    slot = arena.allocate(100)
+    arena.free(slot)
+    assert arena.trim(1000.0) == 0
+    assert arena.trim(0.0) == 4096
+    assert (memory.used, events.living, arena.segments()) == (0, set(), [])
+    # Another segment comes, by another id.
+    assert arena.allocate(100).segment.region == 2
+    arena.close()
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
+def test_addresses_are_lent_once_and_joined_again(steps):
+    space = AddressSpace(40)
+    lent = []
+    for take, number in steps:
+        if take:
+            free = set(range(40)) - {i for at, size in lent for i in range(at, at + size)}
+            at = space.take(number)
+            fits = [i for i in free if all(i + j in free for j in range(number))]
+            # The lowest place where it fits, as if there were no books.
+            assert at == min(fits, default=None)
+            if at is not None:
+                lent.append((at, number))
+        elif lent:
+            space.give_back(*lent.pop(number % len(lent)))
+    for at, size in lent:
+        space.give_back(at, size)
+    assert space.take(40) == 0
