@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Slot
 from gpubridge.telemetry.traces import Trace
+from gpubridge.transport.context import RequestContext
 from gpubridge.transport.device_regions import is_arena
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import Batch
@@ -16,6 +17,7 @@ from gpubridge.transport.signatures import Shapes, Signature
 
 __all__ = [
     "NO_BYTES",
+    "NO_CONTEXT",
     "NO_OPTIONS",
     "ClientUse",
     "FollowedRequest",
@@ -188,6 +190,7 @@ class RequestOptions:
 
 
 NO_OPTIONS = RequestOptions()
+NO_CONTEXT = RequestContext()
 _NO_RESPONSE = BridgeError("the model ended this request without a response", ErrorCode.INTERNAL)
 
 
@@ -226,8 +229,8 @@ class InferRequest:
         Gets the response or the error.
     identifier : str
         The client's id of the request.
-    extras : bytes
-        What else goes to the stub, as JSON.
+    context : RequestContext
+        What else goes to the stub.
     copied : int
         Bytes of tensor data that were copied on the way here.
     batch_size : int
@@ -267,9 +270,9 @@ class InferRequest:
         "batch_size",
         "cancelled",
         "client",
+        "context",
         "copied",
         "dims",
-        "extras",
         "first",
         "identifier",
         "instance",
@@ -296,7 +299,7 @@ class InferRequest:
         places: Sequence[tuple[int, int]],
         on_done: Callable[[Any], None],
         identifier: str = "",
-        extras: bytes = b"",
+        context: RequestContext = NO_CONTEXT,
         copied: int = 0,
         batch_size: int = 1,
         options: RequestOptions = NO_OPTIONS,
@@ -311,7 +314,7 @@ class InferRequest:
         self.on_partial: Callable[[Outcome], None] | None = None
         self.first: Outcome | None = None
         self.identifier = identifier
-        self.extras = extras
+        self.context = context
         self.copied = copied
         self.batch_size = batch_size
         self.options = options

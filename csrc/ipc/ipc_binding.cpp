@@ -5,6 +5,7 @@
 namespace gpubridge {
 
 void bind_ipc(nanobind::module_& module) {
+  bind_context(module);
   bind_records(module);
   module.def("receive_message", &receive_message);
   module.def("stay_awake", &stay_awake);

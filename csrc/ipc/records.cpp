@@ -51,7 +51,7 @@ RecordView RecordView::read(std::string_view message, std::size_t& at, bool name
   for (std::size_t i = 0; i < words.size(); ++i) {
     words[i] = get_number<std::uint32_t>(head.data() + kWord * i);
   }
-  const auto [ticket, signed_size, extra_size, word, tensors, dims] = words;
+  const auto [ticket, signed_size, context_size, word, tensors, dims] = words;
   if (tensors > kMaxTensors) {
     throw MalformedRecord("a record of " + std::to_string(tensors) + " tensors came (limit " +
                           std::to_string(kMaxTensors) + ")");
@@ -61,7 +61,7 @@ RecordView RecordView::read(std::string_view message, std::size_t& at, bool name
   record.word_ = word;
   record.tensors_ = tensors;
   record.signature_ = take(message, at, signed_size);
-  record.extras_ = take(message, at, extra_size);
+  record.context_ = take(message, at, context_size);
   if (named) record.identifier_ = take(message, at, word);
   record.dims_ = take(message, at, kDim * dims);
   record.refs_ = take(message, at, kRef * tensors);
@@ -99,18 +99,18 @@ void RecordView::check(std::span<const TensorKind> kinds) const {
 }
 
 std::size_t RecordParts::size() const {
-  return kHead + signature.size() + extras.size() + identifier.size() + dims.size() +
+  return kHead + signature.size() + context.size() + identifier.size() + dims.size() +
          kRef * tensors;
 }
 
 char* RecordParts::write(char* at) const {
   at = put_number(at, ticket);
   at = put_number(at, static_cast<std::uint32_t>(signature.size()));
-  at = put_number(at, static_cast<std::uint32_t>(extras.size()));
+  at = put_number(at, static_cast<std::uint32_t>(context.size()));
   at = put_number(at, identifier.empty() ? word : static_cast<std::uint32_t>(identifier.size()));
   at = put_number(at, tensors);
   at = put_number(at, static_cast<std::uint32_t>(dims.size() / kDim));
-  return put_bytes(put_bytes(put_bytes(put_bytes(at, signature), extras), identifier), dims);
+  return put_bytes(put_bytes(put_bytes(put_bytes(at, signature), context), identifier), dims);
 }
 
 char* write_ref(char* at, const TensorRef& ref) {

@@ -41,7 +41,7 @@ class RecordView {
   [[nodiscard]] std::uint32_t ticket() const { return ticket_; }
   [[nodiscard]] std::uint32_t word() const { return word_; }
   [[nodiscard]] std::string_view signature() const { return signature_; }
-  [[nodiscard]] std::string_view extras() const { return extras_; }
+  [[nodiscard]] std::string_view context() const { return context_; }
   [[nodiscard]] std::string_view identifier() const { return identifier_; }
   // The dims of all tensors, one after another, as bytes; two records with the same ones and the
   // same signature have the same shapes.
@@ -59,7 +59,7 @@ class RecordView {
   std::uint32_t word_ = 0;
   std::size_t tensors_ = 0;
   std::string_view signature_;
-  std::string_view extras_;
+  std::string_view context_;
   std::string_view identifier_;
   std::string_view dims_;
   std::string_view refs_;
@@ -72,7 +72,7 @@ struct RecordParts {
   std::uint32_t word = 0;
   std::uint32_t tensors = 0;
   std::string_view signature;
-  std::string_view extras;
+  std::string_view context;
   std::string_view identifier;
   std::string_view dims;
 

@@ -9,8 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "ipc/context_binding.h"
 #include "ipc/ipc_bindings.h"
 #include "ipc/records.h"
+#include "text_hash.h"
 
 namespace nb = nanobind;
 
@@ -31,13 +33,6 @@ nb::object as_bytes(std::string_view bytes) {
 
 std::string_view view_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
-struct TextHash {
-  using is_transparent = void;
-  std::size_t operator()(std::string_view text) const {
-    return std::hash<std::string_view>{}(text);
-  }
-};
-
 // What a signature's bytes mean, and the shapes that came with it last: they mostly come again.
 struct KnownSignature {
   nb::object signature;
@@ -46,13 +41,13 @@ struct KnownSignature {
   nb::object shapes;
 };
 
-// Takes records apart. `parse_signature` gives the Signature that bytes are, `parse_extras` the
-// dict that the bytes of extras are; `record` is the tuple type of the results.
+// Takes records apart. `parse_signature` gives the Signature that bytes are, `parse_context` the
+// dict that the bytes of context are; `record` is the tuple type of the results.
 class RecordReader {
  public:
-  RecordReader(nb::object parse_signature, nb::object parse_extras, nb::type_object record)
+  RecordReader(nb::object parse_signature, nb::object codec, nb::type_object record)
       : parse_signature_(std::move(parse_signature)),
-        parse_extras_(std::move(parse_extras)),
+        codec_(std::move(codec)),
         record_(std::move(record)),
         new_tuple_(reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new))) {}
 
@@ -67,14 +62,13 @@ class RecordReader {
  private:
   nb::object record(const RecordView& view) {
     KnownSignature& known = signature(view.signature());
-    nb::object extras = nb::none();
-    if (!view.extras().empty()) extras = parse_extras_(as_bytes(view.extras()));
+    nb::object context = nb::cast<ContextCodec&>(codec_).decode(view.context());
     const std::string_view text = view.identifier();
     nb::object identifier =
         checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
     nb::object shapes = this->shapes(view, known);
     const nb::tuple fields =
-        nb::make_tuple(view.ticket(), known.signature, std::move(shapes), std::move(extras),
+        nb::make_tuple(view.ticket(), known.signature, std::move(shapes), std::move(context),
                        view.word(), std::move(identifier), refs(view));
     const nb::tuple arguments = nb::make_tuple(fields);
     return checked(
@@ -136,7 +130,7 @@ class RecordReader {
   }
 
   nb::object parse_signature_;
-  nb::object parse_extras_;
+  nb::object codec_;
   nb::type_object record_;
   newfunc new_tuple_;
   std::unordered_map<std::string, KnownSignature, TextHash, std::equal_to<>> known_;
@@ -145,13 +139,13 @@ class RecordReader {
 // Fields of references come flat: region, offset, size, lease of each, one after another.
 nb::object encode_record(std::uint32_t ticket, const nb::bytes& signature, const nb::bytes& dims,
                          nb::handle refs, std::uint32_t word, const nb::bytes& identifier,
-                         const nb::bytes& extras) {
+                         const nb::bytes& context) {
   const std::size_t tensors = nb::len(refs) / kFieldsOfRef;
   const RecordParts parts{ticket,
                           word,
                           static_cast<std::uint32_t>(tensors),
                           view_of(signature),
-                          view_of(extras),
+                          view_of(context),
                           view_of(identifier),
                           view_of(dims)};
   nb::object record =
@@ -175,7 +169,7 @@ void bind_records(nb::module_& module) {
       .def("read", &RecordReader::read);
   module.def("encode_record", &encode_record, nb::arg("ticket"), nb::arg("signature"),
              nb::arg("dims"), nb::arg("refs"), nb::arg("word") = 0,
-             nb::arg("identifier") = nb::bytes(""), nb::arg("extras") = nb::bytes(""));
+             nb::arg("identifier") = nb::bytes(""), nb::arg("context") = nb::bytes(""));
 }
 
 }  // namespace gpubridge

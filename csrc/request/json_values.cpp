@@ -9,6 +9,8 @@
 #include <cstring>
 #include <limits>
 
+#include "utf8.h"
+
 namespace gpubridge {
 namespace {
 
@@ -301,28 +303,6 @@ bool append_escape(std::string_view raw, std::size_t& at, std::string& out) {
   return true;
 }
 
-// How many bytes the UTF-8 sequence at `at` has; 0 where it is none, or an overlong or surrogate
-// one.
-std::size_t utf8_length(std::string_view raw, std::size_t at) {
-  const auto byte = [&](std::size_t index) {
-    return at + index < raw.size() ? static_cast<unsigned char>(raw[at + index]) : 0U;
-  };
-  const auto follows = [&](std::size_t index) { return (byte(index) & 0xC0U) == 0x80U; };
-  const unsigned first = byte(0);
-  if (first >= 0xC2U && first <= 0xDFU) return follows(1) ? 2 : 0;
-  if (first >= 0xE0U && first <= 0xEFU) {
-    const unsigned second = byte(1);
-    const bool plain = !(first == 0xE0U && second < 0xA0U) && !(first == 0xEDU && second > 0x9FU);
-    return plain && follows(1) && follows(2) ? 3 : 0;
-  }
-  if (first >= 0xF0U && first <= 0xF4U) {
-    const unsigned second = byte(1);
-    const bool plain = !(first == 0xF0U && second < 0x90U) && !(first == 0xF4U && second > 0x8FU);
-    return plain && follows(1) && follows(2) && follows(3) ? 4 : 0;
-  }
-  return 0;
-}
-
 bool append_decoded(std::string_view raw, std::string& out) {
   std::size_t at = 0;
   while (at < raw.size()) {
@@ -331,7 +311,7 @@ bool append_decoded(std::string_view raw, std::string& out) {
       const auto byte = static_cast<unsigned char>(raw[end]);
       if (byte < 0x20U) return false;
       if (byte == '\\') break;
-      const std::size_t length = byte < 0x80U ? 1 : utf8_length(raw, end);
+      const std::size_t length = utf8_length(raw, end);
       if (length == 0) return false;
       end += length;
     }

@@ -76,7 +76,7 @@ class RequestMaker:
             places,
             _unheard,
             form.identifier,
-            form.extras,
+            form.context,
             copied,
             form.batch_size,
             form.options,

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable
 
 from gpubridge.host_shm import Segment
 from gpubridge.request import MemoryRange
+from gpubridge.transport.context import RequestContext
 
-__all__ = ["for_others", "is_shared", "shared_extras"]
-
-_SHARED = b'"shared":true'
+__all__ = ["for_others", "shared"]
 
 
 def for_others(ranges: Iterable[MemoryRange], names: Collection[str]) -> bool:
@@ -24,13 +23,6 @@ def for_others(ranges: Iterable[MemoryRange], names: Collection[str]) -> bool:
     return False
 
 
-def is_shared(extras: bytes) -> bool:
-    """Tell whether the extras of a request say that others may look at its inputs, too."""
-    return b'"shared"' in extras
-
-
-def shared_extras(extras: bytes) -> bytes:
-    """Return the extras of a request with the word that others may look at its inputs, too."""
-    if is_shared(extras):
-        return extras
-    return b"{%b,%b" % (_SHARED, extras[1:]) if extras else b"{%b}" % _SHARED
+def shared(context: RequestContext) -> RequestContext:
+    """Return the context of a request whose inputs others may look at, too."""
+    return context if context.shared else context.changed(shared=True)

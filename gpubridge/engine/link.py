@@ -18,7 +18,6 @@ from gpubridge.engine.busy_poll import BusyPoll
 from gpubridge.engine.devices.edge_events import ReleaseWaiters, StubEvents, tell_waits
 from gpubridge.engine.devices.region import DeviceRegion
 from gpubridge.engine.execute_watch import ExecuteWatch
-from gpubridge.engine.hand_over import is_shared
 from gpubridge.engine.ledger import Ledger
 from gpubridge.engine.link_events import LinkEvents
 from gpubridge.engine.outbox import Outbox
@@ -28,6 +27,7 @@ from gpubridge.engine.stub_memory import StubMemory
 from gpubridge.host_shm import RequestArena, Segment
 from gpubridge.request import InferRequest, MemoryRange
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
+from gpubridge.transport.context import ResponseContext
 from gpubridge.transport.control import NO_LEASE, ControlPage
 from gpubridge.transport.device_regions import arena_region
 from gpubridge.transport.messages import (
@@ -92,7 +92,7 @@ class StubLink:
         self.device: str | None = None
         self._announcements = Announcements(Kind, regions, self, self.open_devices, self._tell)
         self._announced = self._announcements.known
-        self._reader = record_reader()
+        self._reader = record_reader(ResponseContext)
         self._encode = record_encoder()
         self._sequence = 0
         self._batches: list[bytes] = []
@@ -164,10 +164,10 @@ class StubLink:
     def _record(self, request: InferRequest) -> bytes:
         source = request.pattern or request
         slot = source.slot
-        extras = request.extras
+        context = request.context
         refs: list[int] = []
         if source.ranges is not None:
-            shared = is_shared(extras)
+            shared = context.shared
             for segment, offset, nbytes, _ in source.ranges:
                 if segment is None:
                     refs += (0, 0, 0, NO_LEASE)
@@ -177,7 +177,7 @@ class StubLink:
             if request.client is not None:
                 self._announcements.tell_all(request.client.segments, self.device)
             if self.device is not None:
-                extras = tell_waits(extras, source.ranges, self._announcements)
+                context = tell_waits(context, source.ranges, self._announcements)
         elif slot is not None:
             region = slot.segment.region
             if region not in self._announced:
@@ -192,7 +192,7 @@ class StubLink:
             refs,
             0,
             request.identifier.encode(),
-            extras,
+            context.encoded(),
         )
 
     def cancel(self, request: InferRequest, running_only: bool, still_read: bool = False) -> None:

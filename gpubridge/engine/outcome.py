@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from gpubridge.engine.placed_response import PlacedResponse, held_bytes
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange, Outcome
 from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.context import ResponseContext
 from gpubridge.transport.device_regions import is_arena
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag
-from gpubridge.transport.records import Record
+from gpubridge.transport.records import Record, json_object
 
 __all__ = ["failure_reason", "outcome_of"]
 
@@ -42,16 +42,16 @@ def outcome_of(
         When it is neither.
     """
     flags = record.word
-    extras = record.extras
+    context: ResponseContext = record.context
     if flags & ResponseFlag.CANCELLED:
         return BridgeError("the request was cancelled", ErrorCode.CANCELLED)
     if flags & ResponseFlag.ERROR:
-        return _error(extras or {})
+        return _error(context)
     _check(record, request, borrowed.arena)
-    parameters = extras.get("parameters") if extras else None
-    if parameters is not None and not isinstance(parameters, dict):
-        raise MalformedMessage(f"response parameters: expected an object, got {parameters!r:.100}")
-    if extras and "passed" in extras:
+    parameters = None
+    if context.parameters:
+        parameters = json_object(context.parameters, "response parameters")
+    if context.passed_on:
         return _passed_on(record, borrowed, parameters, lent)
     buffers = borrowed.views(record.refs)
     return InferResponse(
@@ -71,7 +71,7 @@ def _check(record: Record, request: InferRequest, arena: bool) -> None:
             raise MalformedMessage(
                 f"output '{spec.name}' of {ref[2]} bytes, its shape needs {nbytes}"
             )
-    if arena and b'"device_outputs"' not in request.extras:
+    if arena and not (request.context.device or request.context.device_outputs):
         for ref in record.refs:
             if is_arena(ref[0]):
                 raise MalformedMessage("an output on a device, which nobody has asked for")
@@ -102,9 +102,9 @@ def failure_reason(record: Record) -> str:
     return "CANCELED" if record.word & ResponseFlag.CANCELLED else "BACKEND"
 
 
-def _error(extras: dict[str, Any]) -> BridgeError:
+def _error(context: ResponseContext) -> BridgeError:
     try:
-        code = ErrorCode(extras.get("code", ErrorCode.INTERNAL))
+        code = ErrorCode.INTERNAL if context.code is None else ErrorCode(context.code)
     except ValueError:
         code = ErrorCode.UNKNOWN
-    return BridgeError(str(extras.get("error", "")), code)
+    return BridgeError(context.error, code)

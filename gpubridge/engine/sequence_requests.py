@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from gpubridge.config import ModelConfig
 from gpubridge.engine.scheduling import SequenceBatching, SequenceItem, parse_sequence_batching
 from gpubridge.request import InferRequest, Outcome
+from gpubridge.transport.context import correlated
 
 __all__ = ["SequenceRequests", "sequence_stub_settings"]
 
@@ -89,19 +88,20 @@ class SequenceRequests:
             request.item = item
         if not (item.controls or self._stateful or self.iterative):
             return request
-        extras: dict[str, Any] = orjson.loads(request.extras) if request.extras else {}
+        added: dict[str, Any] = {}
         if item.controls:
-            extras["controls"] = [
+            added["controls"] = [
                 (control.name, control.datatype, control.shape, control.value)
                 for control in item.controls
             ]
         if self._stateful and item.pattern is None:
-            extras["state"] = (item.slot, item.start)
+            added["state_slot"] = item.slot
+            added["state_starts"] = item.start
         if self.iterative:
             # The scheduler may have chosen the id, and what comes back starts no sequence again.
-            extras["correlation_id"] = item.correlation_id
-            extras["flags"] = item.start * _START + item.end * _END
-        request.extras = orjson.dumps(extras)
+            added.update(correlated(item.correlation_id))
+            added["flags"] = item.start * _START + item.end * _END
+        request.context = request.context.changed(**added)
         return request
 
 

@@ -90,8 +90,7 @@ class RequestTracing:
     def tell(request: InferRequest) -> None:
         """Let a request's stub know its trace, for the calls that come of it."""
         if request.trace is not None:
-            known = b'{"trace":%d' % request.trace.trace.identifier
-            request.extras = known + (b"," + request.extras[1:] if request.extras else b"}")
+            request.context = request.context.changed(trace=request.trace.trace.identifier)
 
     def landed(self, landed: list[Landed]) -> None:
         """Tell the requests that are traced that their batches are over."""

@@ -109,7 +109,7 @@ class _Generation:
             places,
             self._done,
             form.identifier,
-            form.extras,
+            form.context,
             packed,
             form.batch_size,
             form.options,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import orjson
-
 from gpubridge.engine.client_regions import ClientPlace, ClientRegions, RegionUse
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
@@ -90,8 +88,7 @@ def _share(request: InferRequest, form: RequestForm, regions: ClientRegions) -> 
             outputs[name] = place.region.segment.region, place.offset, place.nbytes
     request.ranges = ranges
     request.client = RegionUse(used, tuple(outputs))
-    said = b'{"client":%b' % orjson.dumps({"in": inside, "out": outputs})
-    request.extras = said + (b"," + request.extras[1:] if request.extras else b"}")
+    request.context = request.context.changed(client={"in": inside, "out": outputs})
 
 
 def _place(region: SharedRegion, regions: ClientRegions) -> ClientPlace:

@@ -13,8 +13,9 @@ from gpubridge.protocol.fields import JsonObject, internal, invalid, parse_json
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.json_tensor import data_from_json, data_to_json
 from gpubridge.protocol.request_form import InputForm, RequestForm
-from gpubridge.request import NO_OPTIONS, InferResponse
+from gpubridge.request import NO_CONTEXT, NO_OPTIONS, InferResponse
 from gpubridge.tensor.dtypes import element_count
+from gpubridge.transport.context import RequestContext
 
 __all__ = ["encode_generated", "parse_generate"]
 
@@ -55,10 +56,10 @@ def parse_generate(body: bytes, config: ModelConfig) -> RequestForm:
                 f"{where}parameter '{name}' has invalid type. It should be either 'int', 'bool', or "
                 "'string'."
             )
-    extras = b""
+    context = NO_CONTEXT
     if parameters:
-        extras = orjson.dumps({"parameters": orjson.dumps(parameters).decode()})
-    return make_form(identifier, inputs, None, False, extras, NO_OPTIONS, config)
+        context = RequestContext(parameters=orjson.dumps(parameters).decode())
+    return make_form(identifier, inputs, None, False, context, NO_OPTIONS, config)
 
 
 def _check_unique(body: bytes, document: JsonObject, inputs: Collection[str]) -> None:

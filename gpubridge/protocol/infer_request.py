@@ -30,8 +30,9 @@ from gpubridge.protocol.json_document import JsonValues, NotPacked, parse_withou
 from gpubridge.protocol.json_tensor import JSON_DATATYPES, data_from_json
 from gpubridge.protocol.request_form import LENGTH_BYTES, InputForm, OutputForm, RequestForm
 from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered, region_of
-from gpubridge.request import NO_OPTIONS, RequestOptions
+from gpubridge.request import NO_CONTEXT, NO_OPTIONS, RequestOptions
 from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
+from gpubridge.transport.context import RequestContext, correlated
 from gpubridge.transport.signatures import encode_tensors
 
 __all__ = ["FormCache", "make_form", "parse_request", "raw_request"]
@@ -111,11 +112,11 @@ def _read_request(
     document: Any, config: ModelConfig, following: int, check_region: CheckRegion
 ) -> RequestForm:
     identifier = string(document, "id") if _has(document, "id") else ""
-    extras, binary_default, options = _parameters(document)
+    context, binary_default, options = _parameters(document)
     inputs = [_input(entry, check_region) for entry in array(document, "inputs")]
     outputs = _outputs(document, config, check_region)
     _check_following(_sent(inputs), following, config.name)
-    return make_form(identifier, inputs, outputs, binary_default, extras, options, config)
+    return make_form(identifier, inputs, outputs, binary_default, context, options, config)
 
 
 def make_form(  # noqa: PLR0913  (what a request says, as one thing)
@@ -123,7 +124,7 @@ def make_form(  # noqa: PLR0913  (what a request says, as one thing)
     inputs: list[InputForm],
     outputs: dict[str, OutputForm] | None,
     binary_default: bool,
-    extras: bytes,
+    context: RequestContext,
     options: RequestOptions,
     config: ModelConfig,
 ) -> RequestForm:
@@ -154,7 +155,7 @@ def make_form(  # noqa: PLR0913  (what a request says, as one thing)
         binary_default=binary_default,
         signature=signature,
         dims=dims,
-        extras=extras,
+        context=context,
         binary_bytes=at,
         places=tuple(places),
         strings=tuple(
@@ -235,7 +236,7 @@ def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
         binary_default=True,
         signature=signature,
         dims=dims,
-        extras=b"",
+        context=NO_CONTEXT,
         binary_bytes=nbytes,
         places=((-before, entry.nbytes),),
         strings=((0, element_count(entry.shape)),) if text else (),
@@ -358,12 +359,13 @@ def _classes(parameters: JsonObject) -> int:
     return classes
 
 
-def _parameters(document: JsonObject) -> tuple[bytes, bool, RequestOptions]:
-    """Return the extras that go to the stub, whether outputs are binary by default, and the options."""
+def _parameters(document: JsonObject) -> tuple[RequestContext, bool, RequestOptions]:
+    """Return the context that goes to the stub, whether outputs are binary by default, and the options."""
     if not _has(document, "parameters"):
-        return b"", False, NO_OPTIONS
+        return NO_CONTEXT, False, NO_OPTIONS
     given = _object(document["parameters"])
-    extras: JsonObject = {}
+    correlation: str | int = 0
+    flags = timeout = 0
     parameters: JsonObject = {}
     binary_default = False
     priority = 0
@@ -371,26 +373,29 @@ def _parameters(document: JsonObject) -> tuple[bytes, bool, RequestOptions]:
         if name == "binary_data_output":
             binary_default = boolean(value, name)
         elif name == "sequence_id":
-            extras["correlation_id"] = _sequence_id(value)
+            correlation = _sequence_id(value)
         elif name in _SEQUENCE_FLAGS:
-            flag = boolean(value, name) * _SEQUENCE_FLAGS[name]
-            extras["flags"] = extras.get("flags", 0) | flag
+            flags |= boolean(value, name) * _SEQUENCE_FLAGS[name]
         elif name == "timeout":
-            extras["timeout"] = unsigned(value, name)
+            timeout = unsigned(value, name)
         elif name == "priority":
             priority = unsigned(value, name)
         else:
             parameters[name] = _parameter(name, value)
-    if parameters:
-        extras["parameters"] = orjson.dumps(parameters).decode()
     options = RequestOptions(
         priority,
-        extras.get("timeout", 0),
-        extras.get("correlation_id", 0),
-        bool(extras.get("flags", 0) & _SEQUENCE_FLAGS["sequence_start"]),
-        bool(extras.get("flags", 0) & _SEQUENCE_FLAGS["sequence_end"]),
+        timeout,
+        correlation,
+        bool(flags & _SEQUENCE_FLAGS["sequence_start"]),
+        bool(flags & _SEQUENCE_FLAGS["sequence_end"]),
     )
-    return (orjson.dumps(extras) if extras else b""), binary_default, options
+    context = RequestContext(
+        **correlated(correlation),
+        flags=flags,
+        timeout=timeout,
+        parameters=orjson.dumps(parameters).decode() if parameters else "",
+    )
+    return context, binary_default, options
 
 
 _SEQUENCE_FLAGS = {"sequence_start": 1, "sequence_end": 2}

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_OPTIONS, RequestOptions
+from gpubridge.transport.context import RequestContext
 
 __all__ = ["LENGTH_BYTES", "InputForm", "OutputForm", "RequestForm", "classes_of"]
 
@@ -68,8 +69,10 @@ class RequestForm:
         The inputs that come with the request: all those that are not in the client's memory.
     binary_bytes : int
         Bytes that must follow the header.
-    signature, dims, extras : bytes
+    signature, dims : bytes
         As they go to the stub; the dims are those that the model sees.
+    context : RequestContext
+        What else goes to the stub.
     outputs : dict or None
         The outputs asked for, by name; None for all of them.
     binary_default : bool
@@ -100,7 +103,7 @@ class RequestForm:
     outputs: dict[str, OutputForm] | None
     binary_default: bool
     signature: bytes
-    extras: bytes
+    context: RequestContext
     binary_bytes: int
     places: tuple[tuple[int, int], ...]
     strings: tuple[tuple[int, int], ...]

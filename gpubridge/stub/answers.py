@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,16 +12,17 @@ from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.passing_on import PassingOn, is_worthwhile
 from gpubridge.stub.placement import Placement
 from gpubridge.stub.states import SequenceStates
-from gpubridge.transport.device_events import with_event
+from gpubridge.transport.context import ResponseContext
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record, record_encoder
 from gpubridge.transport.signatures import encode_dims, encode_signature
 
-__all__ = ["AnswerEncoder", "ContractError", "ModelIdentity", "error_extras"]
+__all__ = ["AnswerEncoder", "ContractError", "ModelIdentity", "error_context"]
 
 _SIGNATURES = 4096
 _NOTHING = encode_signature(())
+_PLAIN = ResponseContext()
 
 
 class ModelIdentity:
@@ -74,9 +74,9 @@ class ContractError(Exception):
     """The model broke a rule of ``execute``; its text is the answer."""
 
 
-def error_extras(error: BridgeError) -> bytes:
-    """Write an error as the extras of a record."""
-    return json.dumps({"error": error.message, "code": int(error.code)}).encode()
+def error_context(error: BridgeError) -> bytes:
+    """Write an error as the context of a record."""
+    return ResponseContext(error=error.message, code=int(error.code)).encoded()
 
 
 class AnswerEncoder:
@@ -125,28 +125,30 @@ class AnswerEncoder:
         if type(response) is bytes or not is_worthwhile(record) or not self._plain(record):
             return self.answer(record, response)
         try:
-            tensors, signature, dims, extras = self._form(record, response)
+            tensors, signature, dims, context = self._form(record, response)
             passed = self._passing_on.place(record, tensors)
             if passed is not None:
                 response = None
                 del tensors
                 fields, free = passed.settle(self._lent)
                 if free:
-                    extras = b'{"passed":true,' + extras[1:] if extras else b'{"passed":true}'
-                return self._encode_record(record.ticket, signature, dims, fields, 0, extras=extras)
+                    context = context.changed(passed_on=True)
+                return self._encode_record(
+                    record.ticket, signature, dims, fields, 0, context=context.encoded()
+                )
         except Exception as error:
             response = self._error(error)
         return self.answer(record, response)
 
     def answer(self, record: Record, response: Any, flags: int = 0) -> bytes:
-        """Encode a response, or encoded error extras; an error instead of it if need be."""
+        """Encode a response, or the encoded context of an error; an error instead of it if need be."""
         if type(response) is not bytes:
             try:
                 return self._response(record, response, flags)
             except Exception as error:
                 response = self._error(error)
         return self._encode_record(
-            record.ticket, _NOTHING, b"", (), ResponseFlag.ERROR | flags, extras=response
+            record.ticket, _NOTHING, b"", (), ResponseFlag.ERROR | flags, context=response
         )
 
     def nothing(self, ticket: int, flags: int) -> bytes:
@@ -155,31 +157,32 @@ class AnswerEncoder:
 
     def _error(self, error: Exception) -> bytes:
         known = error if isinstance(error, BridgeError) else self._identity.failure(error)
-        return error_extras(known)
+        return error_context(known)
 
     def _response(self, record: Record, response: InferenceResponse, flags: int) -> bytes:
-        tensors, signature, dims, extras = self._form(record, response)
+        tensors, signature, dims, context = self._form(record, response)
         if self._plain(record):
             refs = self._outputs.place([tensor._payload() for tensor in tensors])
         else:
             refs, event = self.placement.place(record, tensors)
             if event is not None:
-                extras = with_event(extras, *event)
-        return self._encode_record(record.ticket, signature, dims, refs, flags, extras=extras)
+                context = context.changed(event=event[0], event_lease=event[1])
+        return self._encode_record(
+            record.ticket, signature, dims, refs, flags, context=context.encoded()
+        )
 
     def _plain(self, record: Record) -> bool:
         """Say whether outputs simply go to the output memory."""
-        asked = record.extras
         return (
-            (asked is None or "client" not in asked)
+            record.context.client is None
             and not self._outputs.shown
             and not self.placement.on_device
         )
 
     def _form(
         self, record: Record, response: InferenceResponse
-    ) -> tuple[Sequence[Tensor], bytes, bytes, bytes]:
-        """Return the tensors of a response that are wanted, their signature and dims, and its extras.
+    ) -> tuple[Sequence[Tensor], bytes, bytes, ResponseContext]:
+        """Return the tensors of a response that are wanted, their signature and dims, and its context.
 
         Raises
         ------
@@ -191,7 +194,7 @@ class AnswerEncoder:
             raise BridgeError(error.message(), ErrorCode(int(error.code())))
         tensors: Sequence[Tensor] = response._tensors
         if self._states is not None:
-            self._states.keep(record.extras or {}, tensors)
+            self._states.keep(record.context, tensors)
         # Outputs that nobody asked for, or that the configuration does not know, are dropped.
         wanted = record.signature.requested or self._identity.outputs
         tensors = [tensor for tensor in tensors if tensor._name in wanted]
@@ -202,6 +205,6 @@ class AnswerEncoder:
                 self._signatures.clear()
             signature = self._signatures[key] = encode_signature(key)
         parameters = response._parameters
-        extras = b"" if parameters == "{}" else f'{{"parameters":{parameters}}}'.encode()
+        context = _PLAIN if parameters == "{}" else ResponseContext(parameters=parameters)
         dims = encode_dims([tensor._shape for tensor in tensors])
-        return tensors, signature, dims, extras
+        return tensors, signature, dims, context

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from gpubridge.pb_utils import InferenceResponse, Tensor, TritonError
 from gpubridge.pb_utils.shared_tensor import SharedTensor
 from gpubridge.stub.device.inputs import received_on_device
 from gpubridge.stub.device.memory import StubDevice
+from gpubridge.transport.context import ResponseContext
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record
@@ -29,9 +29,11 @@ def answer_of(
 
     ``copy`` makes a copy for the model of what others may look at, too.
     """
-    extras = record.extras or {}
+    context: ResponseContext = record.context
     if record.word & ResponseFlag.ERROR:
-        error = TritonError(extras["error"], _code(extras["code"]))
+        error = TritonError(
+            context.error, _code(ErrorCode.INTERNAL if context.code is None else context.code)
+        )
         return InferenceResponse([], error)
     try:
         tensors = _tensors(record, borrowed, copy)
@@ -39,8 +41,7 @@ def answer_of(
             tensors = received_on_device(device, tensors, record)
     except BridgeError as failure:
         return InferenceResponse([], TritonError(failure.message))
-    parameters = json.dumps(extras["parameters"]) if "parameters" in extras else "{}"
-    return InferenceResponse._received(tensors, parameters)
+    return InferenceResponse._received(tensors, context.parameters or "{}")
 
 
 def _tensors(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpubridge.errors import BridgeError
-from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
+from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
 from gpubridge.stub.call_answers import answer_of
 from gpubridge.stub.call_forms import CallForms
 from gpubridge.stub.call_regions import REGION_KINDS, take_region
@@ -28,7 +28,7 @@ from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.questions import Question, Waiting
 from gpubridge.transport.calls import CallKind, decode_records, encode_records
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, close_all
-from gpubridge.transport.device_events import with_event
+from gpubridge.transport.context import ResponseContext
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag, control_message, decode_control
 from gpubridge.transport.records import Record, record_encoder, record_reader
@@ -146,7 +146,7 @@ class CallDesk:
         self._outputs = outputs
         self._encode = record_encoder()
         self._forms = CallForms()
-        self._reader = record_reader()
+        self._reader = record_reader(ResponseContext)
         self._numbers = itertools.count(1)
         # Those that somebody still holds: who drops a call or its iterator wants no more responses.
         self._calls: dict[int, weakref.ref[Call]] = {}
@@ -189,10 +189,15 @@ class CallDesk:
         number = next(self._numbers) & 0xFFFF_FFFF
         call = Call(self, number, list(tensors), decoupled)
         self._calls[number] = weakref.ref(call)
-        signature, dims, extras = self._forms.encode(request, decoupled)
+        signature, dims, context = self._forms.encode(request, decoupled)
+        try:
+            context.encoded()
+        except ValueError as error:
+            # What the model has set past the constructor's checks.
+            return self._refused(call, request, error)
         refs, event = self._references(tensors)
         if event is not None:
-            extras = with_event(extras, *event)
+            context = context.changed(event=event[0], event_lease=event[1])
         record = self._encode(
             number,
             signature,
@@ -200,7 +205,7 @@ class CallDesk:
             refs,
             0,
             request._request_id.encode(),
-            extras,
+            context.encoded(),
         )
         if loop is None and not self._unsent:
             self._pass(encode_records(CallKind.CALL, (record,)))
@@ -210,6 +215,16 @@ class CallDesk:
             self._send_calls()
         elif len(self._unsent) == 1:
             loop.call_soon(self._send_calls)
+        return call
+
+    def _refused(self, call: Call, request: InferenceRequest, error: ValueError) -> Call:
+        """Answer a call that cannot be sent."""
+        self._calls.pop(call.number)
+        text = (
+            f"Model {request._model_name} - Error when running inference: the request's correlation id, "
+            f"flags, timeout or parameters cannot be passed on: {error}"
+        )
+        call.deliver(InferenceResponse([], TritonError(text, TritonError.INVALID_ARG)), over=True)
         return call
 
     def _references(self, tensors: Sequence[Tensor]) -> Placed:

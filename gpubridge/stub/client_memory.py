@@ -6,7 +6,7 @@ client. A model that trips over that, or that keeps such a view, gets copies fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpubridge.errors import BridgeError, ErrorCode
@@ -21,8 +21,6 @@ from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
 
 __all__ = ["ClientMemory", "Target", "copies_of", "targets_of"]
-
-_NOTHING: dict[str, Any] = {"in": (), "out": {}}
 
 
 class Target(NamedTuple):
@@ -44,7 +42,7 @@ def copies_of(record: Record) -> dict[str, Target]:
 
 
 def _targets(record: Record, kind: str) -> dict[str, Target]:
-    client = record.extras.get("client") if record.extras else None
+    client = record.context.client
     places = client.get(kind) if client else None
     return {name: Target(*place) for name, place in places.items()} if places else {}
 
@@ -132,7 +130,7 @@ class ClientMemory:
 
     def refusal(self, record: Record) -> BridgeError | None:
         """Say what is wrong with a request's memory; it is its client's fault, and only its own."""
-        client = record.extras.get("client") if record.extras else None
+        client = record.context.client
         if client is None:
             return None
         try:
@@ -163,7 +161,7 @@ class ClientMemory:
             text = string_fault(record.identifier, name, self._model, memory, count)
             raise BridgeError(text, ErrorCode.INVALID_ARG) from error
 
-    def protect(self, inputs: Sequence[Tensor], client: dict[str, Any]) -> None:
+    def protect(self, inputs: Sequence[Tensor], client: Mapping[str, Any]) -> None:
         """Make inputs in the client's memory read-only, or copies."""
         for index in client["in"]:
             tensor = inputs[index]
@@ -202,14 +200,15 @@ class ClientMemory:
 
     def note_kept(self, record: Record) -> None:
         """Look at an answered request: if its inputs are still lent, the model keeps them."""
-        if self._settled or not record.extras or not self._control.lent[record.ticket]:
+        client = record.context.client
+        if self._settled or client is None or not self._control.lent[record.ticket]:
             return
         if self.device is not None:
             self.device.settle()
             if self.device.busy:
                 # Streams may still use what the model has let go of.
                 return
-        if self._control.lent[record.ticket] and record.extras.get("client", _NOTHING)["in"]:
+        if self._control.lent[record.ticket] and client["in"]:
             self._switch("client_inputs_kept", "keeps inputs beyond their request")
 
     def _switch(self, reason: str, what: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
 from gpubridge.pb_utils.trace import InferenceTrace
-from gpubridge.stub.answers import AnswerEncoder, ContractError, ModelIdentity, error_extras
+from gpubridge.stub.answers import AnswerEncoder, ContractError, ModelIdentity, error_context
 from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.device.inputs import DeviceInputs
 from gpubridge.stub.device.placement import DevicePlacement
@@ -25,6 +25,7 @@ from gpubridge.stub.results import ResultSender
 from gpubridge.stub.shared_inputs import SharedInputs
 from gpubridge.stub.states import SequenceStates
 from gpubridge.tensor.dtypes import numpy_dtype
+from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.messages import Batch, ResponseFlag, encode_result_batch
 from gpubridge.transport.records import Record
@@ -140,7 +141,7 @@ class Executor:
         The bridge's own error is one of placing inputs, as without room.
         """
         ours = error if isinstance(error, BridgeError) else self._identity.failure(error)
-        refusal = error_extras(ours)
+        refusal = error_context(ours)
         if self._clients.used:
             self._clients.note_error(error)
         self._shared.note_error(error)
@@ -156,13 +157,13 @@ class Executor:
     def _request(self, origin: RequestOrigin) -> InferenceRequest:
         record = origin.record
         signature = record.signature
-        extras = record.extras or _NO_EXTRAS
+        context: RequestContext = record.context
         device = self._device_inputs
         inputs = None if device is None else device.taken(record.ticket)
         if inputs is None:
             if not self._handed_on:
                 inputs = self._copied_inputs(record)
-            elif "shared" in extras:
+            elif context.shared:
                 inputs = self._shared.tensors(record)
             else:
                 inputs = self._borrowed.tensors(
@@ -170,24 +171,24 @@ class Executor:
                 )
             if device is not None:
                 inputs = device.placed(inputs, record, private=self._identity.iterative)
-        if "client" in extras:
-            self._clients.protect(inputs, extras["client"])
-        if "controls" in extras:
-            inputs += [_control(*control) for control in extras["controls"]]
+        if context.client is not None:
+            self._clients.protect(inputs, context.client)
+        if context.controls is not None:
+            inputs += [_control(*control) for control in context.controls]
         if self._states is not None:
-            inputs += self._states.inputs(extras.get("state"))
+            inputs += self._states.inputs(context.state)
         return InferenceRequest._received(
             inputs,
             record.identifier,
-            extras.get("correlation_id", 0),
+            context.correlation,
             signature.requested or self._identity.outputs,
-            extras.get("flags", 0),
-            extras.get("timeout", 0),
-            extras.get("parameters", "{}"),
+            context.flags,
+            context.timeout,
+            context.parameters or "{}",
             self._identity.name,
             self._identity.version,
             origin,
-            InferenceTrace._of(extras["trace"]) if "trace" in extras else _NO_TRACE,
+            InferenceTrace._of(context.trace) if context.trace else _NO_TRACE,
         )
 
     def _admitted(self, records: Sequence[Record], answers: list[bytes]) -> list[Record]:
@@ -199,7 +200,7 @@ class Executor:
                 admitted.append(record)
             else:
                 self._let_go(record.ticket)
-                answers.append(self._answers.answer(record, error_extras(error)))
+                answers.append(self._answers.answer(record, error_context(error)))
         return admitted
 
     def _copied_inputs(self, record: Record) -> list[Tensor]:
@@ -356,7 +357,6 @@ def _control(name: str, datatype: str, shape: Sequence[int], value: Any) -> Tens
 
 _GOES_ON = ResponseFlag.OPEN | ResponseFlag.EMPTY
 _COMES_BACK = ResponseFlag.RESCHEDULED | ResponseFlag.EMPTY
-_NO_EXTRAS: dict[str, Any] = {}
 _NO_TRACE = InferenceTrace()
 _KEPT_LEASES = 1024
 _KEPT_BYTES = 64 << 20

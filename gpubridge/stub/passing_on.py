@@ -16,6 +16,7 @@ import numpy as np
 from gpubridge.pb_utils import Tensor
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.native import native
+from gpubridge.transport.context import RequestContext
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
 
@@ -33,8 +34,8 @@ def is_worthwhile(record: Record) -> bool:
     """
     for ref in record.refs:
         if ref[2] >= _WORTHWHILE_BYTES and ref[0] >> 32 == _SERVER:
-            extras = record.extras
-            return not extras or not ("shared" in extras or "client" in extras)
+            context: RequestContext = record.context
+            return not context.shared and context.client is None
     return False
 
 

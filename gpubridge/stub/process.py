@@ -38,6 +38,7 @@ from gpubridge.stub.states import SequenceStates
 from gpubridge.stub.uploading import UploadingExecutor
 from gpubridge.tensor.native import NativeRecordReader, absence
 from gpubridge.transport.channel import Channel, MalformedMessage
+from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import (
@@ -98,7 +99,7 @@ class Stub:
             self._withdraw,
         )
         os.register_at_fork(after_in_child=self._detach)
-        self._reader = record_reader()
+        self._reader = record_reader(RequestContext)
         # Where messages come from, and what takes those with batches apart.
         self._incoming: Channel | BatchesAhead = channel
         self._decode: Callable[[bytes, NativeRecordReader], list[Batch]] = decode_execute

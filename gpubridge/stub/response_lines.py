@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceResponse, Logger, Tensor, TritonModelException
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
-from gpubridge.stub.answers import AnswerEncoder, ModelIdentity, error_extras
+from gpubridge.stub.answers import AnswerEncoder, ModelIdentity, error_context
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.results import ResultSender
 from gpubridge.transport.channel import ChannelClosed
@@ -145,7 +145,7 @@ class RequestOrigin:
         """Give the request an error as its end, if it has none yet; from any thread."""
         if self.close():
             self._desk.results.respond(
-                self._desk.answers.answer(self.record, error_extras(error)), 0
+                self._desk.answers.answer(self.record, error_context(error)), 0
             )
 
 
@@ -259,7 +259,7 @@ class _Line:
                     "sender and send one, or the final flag",
                     ErrorCode.INTERNAL,
                 )
-                desk.results.respond(desk.answers.answer(self._record, error_extras(error)), 0)
+                desk.results.respond(desk.answers.answer(self._record, error_context(error)), 0)
         except ChannelClosed:
             # The process ends: nobody is left to tell.
             pass

@@ -16,6 +16,7 @@ import numpy as np
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import Tensor
 from gpubridge.tensor.dtypes import element_count, item_size
+from gpubridge.transport.context import RequestContext
 
 __all__ = ["SequenceStates"]
 
@@ -66,7 +67,7 @@ class SequenceStates:
         self._by_output = {state.output_name: state for state in self._states}
         self._slots: dict[int, dict[str, _Value]] = {}
 
-    def inputs(self, place: Sequence[int] | None) -> list[Tensor]:
+    def inputs(self, place: tuple[int, bool] | None) -> list[Tensor]:
         """Return the state inputs of a request.
 
         Parameters
@@ -91,12 +92,12 @@ class SequenceStates:
             tensors.append(_tensor(state, value))
         return tensors
 
-    def keep(self, extras: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+    def keep(self, context: RequestContext, tensors: Sequence[Tensor]) -> None:
         """Take the states out of a response's tensors; those that are not in it stay as they were.
 
         Parameters
         ----------
-        extras : dict
+        context : RequestContext
             Of the request that is answered.
 
         Raises
@@ -104,8 +105,8 @@ class SequenceStates:
         BridgeError
             INVALID_ARG: one is not of the configured form. None was taken.
         """
-        place = extras.get("state")
-        if place is None:
+        slot = context.state_slot
+        if slot is None:
             return
         left = {}
         for tensor in tensors:
@@ -113,8 +114,7 @@ class SequenceStates:
             if state is not None:
                 _check(state, tensor)
                 left[tensor._name] = tensor
-        slot = place[0]
-        if extras.get("flags", 0) & _SEQUENCE_END:
+        if context.flags & _SEQUENCE_END:
             self._slots.pop(slot, None)
             return
         kept = self._slots.setdefault(slot, {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpubridge.stub.answers import error_extras
+from gpubridge.stub.answers import error_context
 from gpubridge.stub.batches_ahead import BatchesAhead
 from gpubridge.stub.device.inputs_ahead import InputsAhead
 from gpubridge.stub.executor import Executor
@@ -59,7 +59,7 @@ class UploadingExecutor(Executor):
                 admitted.append(record)
             else:
                 self._clients.note_error(error)
-                answers.append(self._answers.answer(record, error_extras(error)))
+                answers.append(self._answers.answer(record, error_context(error)))
         return admitted
 
     def _let_go(self, ticket: int) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "DISABLE_VARIABLE",
     "Capsule",
     "CapsuleFields",
+    "NativeContextCodec",
     "NativeLeaseBook",
     "NativeModule",
     "NativeRecordReader",
@@ -102,11 +103,23 @@ class NativeRecordReader(Protocol):
         """Return ``count`` records from ``at`` on and where they end; ValueError if malformed."""
 
 
+class NativeContextCodec(Protocol):
+    """Encodes and decodes contexts of one class; see `gpubridge.transport.context`."""
+
+    def encode(self, context: Any, /) -> bytes:
+        """Return the bytes of a context; ValueError where a value is not of its field's kind."""
+
+    def decode(self, raw: bytes, /) -> Any:
+        """Return the context that bytes are; ValueError where they are none."""
+
+
 class NativeModule(Protocol):
     """What is in ``gpubridge._native``."""
 
     LeaseBook: Callable[[memoryview], NativeLeaseBook]
+    ContextCodec: Callable[..., NativeContextCodec]
     RecordReader: Callable[..., NativeRecordReader]
+    CONTEXT_FIELDS: list[tuple[str, int, str]]
     encode_record: Callable[..., bytes]
 
     def fields_type(self, reference: type, /) -> type:

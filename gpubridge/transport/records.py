@@ -2,14 +2,14 @@
 
 There are two readers and two writers of one layout: the compiled module's, and those here::
 
-    request   u32 ticket, u32 |signature|, u32 |extras|, u32 |id|, u32 tensors, u32 dims
-              signature, extras, id, i64 dim * dims, tensor reference * tensors
-    response  u32 ticket, u32 |signature|, u32 |extras|, u32 flags, u32 tensors, u32 dims
-              signature, extras, i64 dim * dims, tensor reference * tensors
+    request   u32 ticket, u32 |signature|, u32 |context|, u32 |id|, u32 tensors, u32 dims
+              signature, context, id, i64 dim * dims, tensor reference * tensors
+    response  u32 ticket, u32 |signature|, u32 |context|, u32 flags, u32 tensors, u32 dims
+              signature, context, i64 dim * dims, tensor reference * tensors
     tensor reference  u64 region, u64 offset, u64 nbytes, u32 lease
 
-The dims are those of all tensors, one after another; the signature says how many each has. *Extras* are
-a JSON object, absent (empty) in most records.
+The dims are those of all tensors, one after another; the signature says how many each has. The context
+is that of `gpubridge.transport.context`, empty in most records.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from gpubridge.tensor.native import native
 from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.context import Context, PythonContextCodec, context_codec
 from gpubridge.transport.signatures import (
     MOST_TENSORS,
     Shapes,
@@ -46,12 +47,16 @@ class TensorRef(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A request or a response as it crosses; ``word`` is |id| of a request, flags of a response."""
+    """A request or a response as it crosses.
+
+    ``context`` is of the class that the reader was made for. ``word`` is |id| of a request, flags of a
+    response.
+    """
 
     ticket: int
     signature: Signature
     shapes: Shapes
-    extras: dict[str, Any] | None
+    context: Any
     word: int
     identifier: str
     refs: Sequence[TensorRef]
@@ -62,11 +67,9 @@ _DIM_BYTES = 8
 _REF = "QQQI"
 _TENSOR_REF = struct.Struct("<" + _REF)
 _REFS = [struct.Struct("<" + _REF * count) for count in range(9)]
-_SHORT_EXTRAS = 256
-_EXTRAS_KEPT = 256
 
 
-def json_object(raw: bytes, what: str) -> dict[str, Any]:
+def json_object(raw: bytes | str, what: str) -> dict[str, Any]:
     """Return the JSON object that ``raw`` is.
 
     Raises
@@ -83,30 +86,11 @@ def json_object(raw: bytes, what: str) -> dict[str, Any]:
     return fields
 
 
-class _ExtrasCache:
-    """What short extras say, by their bytes: traffic repeats them. Nobody changes what it gives."""
-
-    __slots__ = ("_known",)
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, dict[str, Any]] = {}
-
-    def __call__(self, raw: bytes) -> dict[str, Any]:
-        known = self._known.get(raw)
-        if known is None:
-            known = json_object(raw, "extras of a record")
-            if len(raw) <= _SHORT_EXTRAS:
-                if len(self._known) >= _EXTRAS_KEPT:
-                    self._known.clear()
-                self._known[raw] = known
-        return known
-
-
 def record_encoder() -> Callable[..., bytes]:
     """Give the function that makes records: the compiled one where there is one.
 
     Its parameters: ``ticket``, ``signature`` and ``dims`` (encoded), ``refs`` (the fields of all tensor
-    references X and ``extras`` (encoded, empty).
+    references X and ``context`` (encoded).
     """
     compiled = native()
     return _encode_record if compiled is None else compiled.encode_record
@@ -119,41 +103,46 @@ def _encode_record(  # noqa: PLR0913  (the parts of a record)
     refs: Sequence[int],
     word: int = 0,
     identifier: bytes = b"",
-    extras: bytes = b"",
+    context: bytes = b"",
 ) -> bytes:
     count = len(refs) >> 2
     pack = (_REFS[count] if count < len(_REFS) else struct.Struct("<" + _REF * count)).pack
     head = _RECORD.pack(
         ticket,
         len(signature),
-        len(extras),
+        len(context),
         word or len(identifier),
         count,
         len(dims) // _DIM_BYTES,
     )
-    return b"".join((head, signature, extras, identifier, dims, pack(*refs)))
+    return b"".join((head, signature, context, identifier, dims, pack(*refs)))
 
 
-def record_reader() -> NativeRecordReader:
+def record_reader(kind: type[Context]) -> NativeRecordReader:
     """Give what takes the records of one peer apart: compiled where that can be.
 
-    Its ``read`` raises ValueError where a length or a count does not fit, MalformedMessage where a
-    signature or extras say nothing.
+    Its ``read`` raises ValueError where a length or a count does not fit or a context is none,
+    MalformedMessage where a signature is none.
+
+    Parameters
+    ----------
+    kind : type
+        The class of the records' contexts.
     """
     compiled = native()
     if compiled is None:
-        return cast("NativeRecordReader", _RecordReader(SignatureCache()))
-    return compiled.RecordReader(parse_signature, _ExtrasCache(), Record)
+        return cast("NativeRecordReader", _RecordReader(PythonContextCodec(kind)))
+    return compiled.RecordReader(parse_signature, context_codec(kind), Record)
 
 
 class _RecordReader:
     """Takes records apart in Python."""
 
-    __slots__ = ("_extras", "_signatures")
+    __slots__ = ("_codec", "_signatures")
 
-    def __init__(self, signatures: SignatureCache) -> None:
-        self._signatures = signatures
-        self._extras = _ExtrasCache()
+    def __init__(self, codec: PythonContextCodec) -> None:
+        self._signatures = SignatureCache()
+        self._codec = codec
 
     def read(self, message: bytes, at: int, count: int, named: bool) -> tuple[list[Record], int]:
         records = []
@@ -161,16 +150,16 @@ class _RecordReader:
         for _ in range(count):
             if len(message) - at < _RECORD.size:
                 raise ValueError(_CUT)
-            ticket, signed, extra, word, tensors, dims = _RECORD.unpack_from(message, at)
+            ticket, signed, said, word, tensors, dims = _RECORD.unpack_from(message, at)
             if tensors > MOST_TENSORS:
                 raise ValueError(f"a record of {tensors} tensors came (limit {MOST_TENSORS})")
             at += _RECORD.size
             signature = signatures[message[at : at + signed]]
             at += signed
-            extras = None
-            if extra:
-                extras = self._extras(message[at : at + extra])
-                at += extra
+            if at + said > len(message):
+                raise ValueError(_CUT)
+            context = self._codec.decode(message[at : at + said])
+            at += said
             identifier = ""
             if named and word:
                 identifier = str(message[at : at + word], "utf-8")
@@ -188,7 +177,7 @@ class _RecordReader:
                     f"{len(signature.tensors)}"
                 )
             shapes = shapes_of(signature.tensors, numbers)
-            records.append(Record(ticket, signature, shapes, extras, word, identifier, refs))
+            records.append(Record(ticket, signature, shapes, context, word, identifier, refs))
         return records, at
 
 

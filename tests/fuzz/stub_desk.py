@@ -15,6 +15,7 @@ from gpubridge.protocol.infer_request import parse_request
 from gpubridge.protocol.infer_response import encode_response as encode_http
 from gpubridge.protocol.status import error_body
 from gpubridge.request import InferRequest
+from gpubridge.transport.context import ResponseContext
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag
@@ -67,8 +68,8 @@ class Asked:
 
 
 def record(ticket: int, flags: int = 0) -> Record:
-    extras = {"error": "wrong"} if flags & ResponseFlag.ERROR else None
-    return Record(ticket, _NOTHING, (), extras, flags, "", ())
+    context = ResponseContext(error="wrong" if flags & ResponseFlag.ERROR else "")
+    return Record(ticket, _NOTHING, (), context, flags, "", ())
 
 
 class Desk:

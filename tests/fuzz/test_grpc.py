@@ -93,7 +93,7 @@ def test_a_message_is_read_the_same_whole_and_in_pieces(data):
                 ends.append((error.code, error.message))
             else:
                 ends.append(
-                    (made.identifier, made.signature, made.dims, made.extras, inputs_of(made))
+                    (made.identifier, made.signature, made.dims, made.context, inputs_of(made))
                 )
                 arena.free(made.slot)
         assert ends[0] == ends[1]
@@ -109,7 +109,7 @@ def test_a_message_is_read_the_same_whole_and_in_pieces(data):
         except BridgeError as error:
             ends.append((error.code, error.message))
         else:
-            ends.append((made.identifier, made.signature, made.dims, made.extras, inputs_of(made)))
+            ends.append((made.identifier, made.signature, made.dims, made.context, inputs_of(made)))
             arena.free(made.slot)
         assert ends[0] == ends[2]
         assert arena.lent() == (0, 0)

@@ -20,6 +20,7 @@ from gpubridge.frontend.infer import InferDoor
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.generate import parse_generate
 from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype
+from gpubridge.transport.context import RequestContext, context_codec
 from gpubridge.transport.signatures import SignatureCache, decode_shapes
 from tests.fuzz.budget import fuzzed, mutations
 from tests.fuzz.json_values import PARAMETERS, SIZES, VALUES, json_bytes
@@ -168,8 +169,7 @@ class _Model:
                 assert (
                     not nbytes or begin % np.dtype(numpy_dtype(spec.datatype) or "u2").itemsize == 0
                 )
-        if request.extras:
-            orjson.loads(request.extras)
+        context_codec(RequestContext).decode(request.context.encoded())
         request.identifier.encode()
         return self.free(request)
 

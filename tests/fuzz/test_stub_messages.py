@@ -14,6 +14,7 @@ from hypothesis import example, given
 from gpubridge.engine.link import LinkEvents, StubLink
 from gpubridge.engine.regions import Regions
 from gpubridge.transport.channel import pair
+from gpubridge.transport.context import CallContext, ResponseContext
 from gpubridge.transport.messages import (
     Kind,
     control_message,
@@ -49,18 +50,22 @@ _SIGNATURES = st.sampled_from(
         (_signature([1], "BYTES"), (1 << 32, 1 << 40, 4, 5)),
     ]
 )
-_EXTRAS = st.sampled_from(
+_CONTEXTS = st.sampled_from(
     [
         b"",
-        b"{}",
-        b'{"error":"wrong","code":2}',
-        b'{"error":[],"code":[]}',
-        b'{"error":"\\ud800","code":99}',
-        b'{"parameters":{"a":1,"b":true,"c":"x","d":1.5}}',
-        b'{"parameters":[1]}',
-        b'{"parameters":"x"}',
-        b'{"parameters":{"a":[1],"b":null,"c":99999999999999999999}}',
-        b"[]",
+        bytes(4),
+        b"\xff" * 4,
+        ResponseContext(error="wrong", code=2).encoded(),
+        ResponseContext(code=99).encoded(),
+        ResponseContext(error="cut", code=2).encoded()[:-1],
+        ResponseContext(parameters='{"a":1,"b":true,"c":"x","d":1.5}').encoded(),
+        ResponseContext(parameters="[1]").encoded(),
+        ResponseContext(parameters='"x"').encoded(),
+        ResponseContext(parameters='{"a":"\\ud800"}').encoded(),
+        ResponseContext(parameters='{"a":[1],"b":null,"c":99999999999999999999}').encoded(),
+        ResponseContext(passed_on=True).encoded(),
+        ResponseContext(event=1, event_lease=1 << 63).encoded(),
+        CallContext(model="m", handed_on=True).encoded(),
     ]
 )
 
@@ -69,7 +74,7 @@ _EXTRAS = st.sampled_from(
 def _records(draw):
     signature, refs = draw(_SIGNATURES)
     flags = draw(st.sampled_from([0, 0, 1, 2, 4, 5, 8, 12]))
-    return _encode(draw(st.integers(0, 5)), *signature, refs, flags, extras=draw(_EXTRAS))
+    return _encode(draw(st.integers(0, 5)), *signature, refs, flags, context=draw(_CONTEXTS))
 
 
 @st.composite
@@ -171,7 +176,13 @@ def test_whatever_a_stub_sends_is_taken_or_ends_the_stub():
     @fuzzed()
     @given(st.lists(_MESSAGES, max_size=6))
     @example([control_message(Kind.DROP_REGION, region=1 << 64)])
-    @example([encode_responses([_encode(0, *_NONE, (), 0, extras=b'{"parameters":[1]}')], 0)])
+    @example(
+        [
+            encode_responses(
+                [_encode(0, *_NONE, (), 0, context=ResponseContext(parameters="[1]").encoded())], 0
+            )
+        ]
+    )
     def hear(messages):
         asyncio.run(_hear(messages))
 

@@ -62,11 +62,12 @@ def server(tmp_path_factory):
             ),
         ),
         (
-            # What the constructor refuses: the server answers even so.
+            # What the constructor refuses: there is an answer even so.
             "[q := call(1), setattr(q, '_correlation_id', 1 << 64), q.exec()][2]",
             (
                 "INVALID_ARG: Model add_sub - Error when running inference: the request's correlation id, "
-                "flags, timeout or parameters cannot be passed on: Integer exceeds 64-bit range"
+                "flags, timeout or parameters cannot be passed on: context field 'correlation_id': "
+                "got 18446744073709551616"
             ),
         ),
         (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,8 @@ from gpubridge.engine.devices.late_leases import LateLeases
 from gpubridge.errors import ErrorCode, StubDied
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, PendingMemory
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.device_events import event_of, waits_of, with_event, with_waits
+from gpubridge.transport.context import CallContext, RequestContext, ResponseContext, context_codec
+from gpubridge.transport.device_events import event_of, waits_of, with_waits
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import Signature
 
@@ -23,32 +23,33 @@ COUNT = 4
 # -- what crosses ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("extras", [b"", b"{}", b'{"parameters":{"a":1}}'])
-def test_an_event_is_named_beside_what_else_there_is(extras):
-    fields = json.loads(with_event(extras, 3, 77))
-    assert event_of(fields, COUNT) == (3, 77)
-    assert fields.get("parameters") == json.loads(extras or b"{}").get("parameters")
+@pytest.mark.parametrize("kind", [CallContext, ResponseContext])
+def test_an_event_is_named_with_its_lease(kind):
+    assert event_of(kind(event=3, event_lease=77), COUNT) == (3, 77)
+    assert event_of(kind(event=0, event_lease=0), COUNT) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    "event", [[4, 0], [-1, 0], [0, -1], [0], 0, "0", [True, 0], [0, 1.5], [0, 1, 2], {}]
-)
-def test_what_is_no_event_of_the_stub_is_malformed(event):
+@pytest.mark.parametrize(("event", "lease"), [(4, 0), ((1 << 64) - 1, 0), (0, None)])
+def test_what_is_no_event_of_the_stub_is_malformed(event, lease):
     with pytest.raises(MalformedMessage):
-        event_of({"event": event}, COUNT)
+        event_of(ResponseContext(event=event, event_lease=lease), COUNT)
 
 
 @pytest.mark.parametrize(
     "waits", [[(5, 1), (5, 1), None, (6, 1)], [None, (5, 0)], [(5, 0)] * 48, [(5, 2), (5, 3)]]
 )
 def test_what_tensors_wait_for_arrives_as_it_was(waits):
-    assert waits_of(json.loads(with_waits(b'{"shared":true}', waits))) == waits
+    raw = with_waits(RequestContext(shared=True), waits).encoded()
+    arrived = context_codec(RequestContext).decode(raw)
+    assert arrived.shared
+    assert waits_of(arrived) == waits
 
 
 def test_where_nothing_is_waited_for_nothing_is_said():
-    assert with_waits(b"", [None, None]) == b""
-    assert waits_of({"shared": True}) is None
-    assert event_of(None, COUNT) is None
+    context = RequestContext(shared=True)
+    assert with_waits(context, [None, None]) is context
+    assert waits_of(context) is None
+    assert event_of(ResponseContext(), COUNT) is None
 
 
 # -- what is lost ------------------------------------------------------------------------------
@@ -76,11 +77,11 @@ class Stub:
         """Answer a request with an event, or with what is complete; returns the outcome."""
         request = InferRequest(b"", None, 0, (), lambda outcome: None)
         request.ranges = list(inputs)
-        extras = None
+        context = ResponseContext()
         if number is not None:
             self.pending[number] = pending
-            extras = {"event": [number, 0]}
-        record = Record(0, Signature((), ()), (), extras, 0, "", ())
+            context = ResponseContext(event=number, event_lease=0)
+        record = Record(0, Signature((), ()), (), context, 0, "", ())
         return self.events.answered(InferResponse(record.signature, (), []), record, request)
 
 
@@ -138,7 +139,7 @@ def test_what_was_executed_when_lost_memory_went_back_is_no_answer():
         # Its streams were let go of, and its look at that ends before it is heard of.
         caller.events.let_go([answer], lambda: at_stub, 3)
         del answer
-        record = Record(0, Signature((), ()), (), None, 0, "", ())
+        record = Record(0, Signature((), ()), (), ResponseContext(), 0, "", ())
         response = InferResponse(record.signature, (), [])
         assert isinstance(caller.events.answered(response, record, request), StubDied)
         assert caller.events.answered(response, record, waiting) is response
@@ -150,7 +151,7 @@ def test_what_was_executed_when_lost_memory_went_back_is_no_answer():
 def test_a_call_comes_of_whatever_its_caller_was_lent():
     first, caller = Stub("first"), Stub("caller")
     lent = handed_on(first.answer(0))
-    record = Record(0, Signature((), ()), (), {"event": [1, 0]}, 0, "", ())
+    record = Record(0, Signature((), ()), (), CallContext(event=1, event_lease=0), 0, "", ())
     (part,) = caller.events.called([MemoryRange(None, 0, 0, None)], record, [[lent]])
     assert list(awaited_by([part])) == []
     first.events.close()

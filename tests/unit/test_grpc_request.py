@@ -15,6 +15,7 @@ from gpubridge import dataplane
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol.grpc import infer_request
 from gpubridge.request import RequestOptions
+from gpubridge.transport.context import RequestContext
 from gpubridge.transport.signatures import SignatureCache, decode_shapes
 from tests.unit.grpc_requests import (
     BATCHED,
@@ -40,7 +41,12 @@ def test_raw_inputs_lie_aligned_in_the_slot():
     signature = SIGNATURES[made.signature]
     assert signature.tensors[0][:2] == ("B", "FP32")
     assert decode_shapes(signature, made.dims)[0] == (4,)
-    assert (known.model, known.form.outputs, made.identifier, made.extras) == (MODEL, None, "", b"")
+    assert (known.model, known.form.outputs, made.identifier, made.context) == (
+        MODEL,
+        None,
+        "",
+        RequestContext(),
+    )
 
 
 def test_outputs_asked_for_are_in_the_signature():
@@ -116,7 +122,7 @@ def test_inputs_of_no_bytes():
     assert make(Request(model_name="m"), IDENTITY)[2] == []
 
 
-def test_options_and_extras():
+def test_options_and_context():
     request = two_inputs()
     for name, field, value in (
         ("sequence_id", "int64_param", -1),
@@ -133,9 +139,10 @@ def test_options_and_extras():
     shapes = (("A", (4,)), ("B", (4,)))
     expected = RequestOptions(5, 7, (1 << 64) - 1, True, True, shapes)
     assert astuple(made.options) == astuple(expected)
-    extras = json.loads(made.extras)
-    assert json.loads(extras.pop("parameters")) == {"a": 1.5, "binary_data_output": True}
-    assert extras == {"correlation_id": (1 << 64) - 1, "flags": 3, "timeout": 7}
+    assert json.loads(made.context.parameters) == {"a": 1.5, "binary_data_output": True}
+    assert made.context.changed(parameters="") == RequestContext(
+        correlation_id=(1 << 64) - 1, flags=3, timeout=7
+    )
     assert known.empty_final_response
 
 
@@ -150,7 +157,7 @@ def test_a_sequence_may_have_a_name():
     request.parameters["sequence_id"].string_param = "abc"
     _, made, _ = make(request)
     assert made.options.correlation_id == "abc"
-    assert json.loads(made.extras) == {"correlation_id": "abc"}
+    assert made.context == RequestContext(correlation_text="abc")
 
 
 def test_a_name_of_a_sequence_has_128_bytes_at_most():
@@ -164,7 +171,7 @@ def test_a_name_of_a_sequence_has_128_bytes_at_most():
 def test_an_infinite_parameter_reaches_the_model():
     request = two_inputs()
     request.parameters["x"].double_param = float("inf")
-    assert json.loads(json.loads(make(request)[1].extras)["parameters"]) == {"x": float("inf")}
+    assert json.loads(make(request)[1].context.parameters) == {"x": float("inf")}
 
 
 TYPED = [

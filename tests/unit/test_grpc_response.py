@@ -11,7 +11,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.protocol.grpc.infer_response import FRAME_PREFIX, encode_frame, encode_response
 from gpubridge.protocol.grpc.messages import message_class
 from gpubridge.protocol.request_form import RequestForm
-from gpubridge.request import InferResponse
+from gpubridge.request import NO_CONTEXT, InferResponse
 from gpubridge.transport.signatures import SignatureCache, decode_shapes, encode_tensors
 from tests.unit.model_configs import model_config
 
@@ -21,7 +21,7 @@ Response = message_class("ModelInferResponse")
 
 
 def form():
-    return RequestForm("", [], [], None, True, b"", b"", 0, (), (), True, False)
+    return RequestForm("", [], [], None, True, b"", NO_CONTEXT, 0, (), (), True, False)
 
 
 def answer(*tensors, parameters=None):

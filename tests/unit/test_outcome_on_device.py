@@ -8,6 +8,7 @@ import pytest
 
 from gpubridge.engine.outcome import outcome_of
 from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.context import RequestContext, ResponseContext
 from gpubridge.transport.device_regions import arena_region, reserve_addresses
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record, TensorRef
@@ -25,11 +26,11 @@ def borrowed():
 
 def record():
     signature = Signature((TensorSpec("OUT", "FP32", 1, 4),), ())
-    return Record(0, signature, ((4,),), None, 0, "", [TensorRef(REGION, 256, 16, 5)])
+    return Record(0, signature, ((4,),), ResponseContext(), 0, "", [TensorRef(REGION, 256, 16, 5)])
 
 
 def test_it_is_handed_on_to_who_has_asked(borrowed):
-    request = SimpleNamespace(client=None, extras=b'{"device_outputs":"GPU-0"}')
+    request = SimpleNamespace(client=None, context=RequestContext(device="GPU-0"))
     response = outcome_of(record(), borrowed, request, lambda ref: None)
     assert response.visible() == [None]
     (part,) = response.ranges()
@@ -37,6 +38,6 @@ def test_it_is_handed_on_to_who_has_asked(borrowed):
 
 
 def test_it_is_refused_for_anybody_else(borrowed):
-    request = SimpleNamespace(client=None, extras=b"")
+    request = SimpleNamespace(client=None, context=RequestContext())
     with pytest.raises(MalformedMessage, match="which nobody has asked for"):
         outcome_of(record(), borrowed, request, lambda ref: None)

@@ -15,6 +15,7 @@ from gpubridge.protocol import infer_request
 from gpubridge.protocol.infer_request import FormCache, raw_request
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import DATATYPES, item_size, numpy_dtype
+from gpubridge.transport.context import RequestContext
 from gpubridge.transport.signatures import SignatureCache, decode_shapes
 from tests.unit.model_configs import model_config
 
@@ -129,8 +130,7 @@ def test_literals_that_are_no_json_are_taken(literal):
 @pytest.mark.parametrize("number", [(1 << 64) - 1, -(1 << 63), 1 << 64, -(1 << 63) - 1, 10**400])
 def test_integers_beside_a_literal_are_read_as_without_it(number):
     raw = f'{{"inputs":[],"parameters":{{"n":{number}}},"x":NaN}}'.encode()
-    extras = json.loads(parse_request(raw, ALL_TYPES).extras)
-    got = json.loads(extras["parameters"])["n"]
+    got = json.loads(parse_request(raw, ALL_TYPES).context.parameters)["n"]
     if -(1 << 63) <= number < 1 << 64:
         assert got == number
     else:
@@ -225,10 +225,10 @@ def test_parameters_of_the_protocol_and_of_the_model_go_apart():
         "b": False,
         "f": 0.5,
     }
-    extras = json.loads(parse_request(document(parameters=given), ALL_TYPES).extras)
-    assert json.loads(extras.pop("parameters")) == {"mine": "x", "n": 1, "b": False, "f": 0.5}
-    assert extras == {"correlation_id": 5, "flags": 3, "timeout": 9}
-    assert parse_request(document(), ALL_TYPES).extras == b""
+    context = parse_request(document(parameters=given), ALL_TYPES).context
+    assert json.loads(context.parameters) == {"mine": "x", "n": 1, "b": False, "f": 0.5}
+    assert context.changed(parameters="") == RequestContext(correlation_id=5, flags=3, timeout=9)
+    assert parse_request(document(), ALL_TYPES).context.encoded() == b""
 
 
 @pytest.mark.parametrize(

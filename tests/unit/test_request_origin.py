@@ -13,6 +13,7 @@ from gpubridge.pb_utils.constants import TRITONSERVER_RESPONSE_COMPLETE_FINAL as
 from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.stub.response_lines import DecoupledOrigin, RequestOrigin, ResponseDesk
+from gpubridge.transport.context import RequestContext
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import Signature
 
@@ -42,7 +43,7 @@ def origin(request, cancelled):
     identity = SimpleNamespace(decoupled=True, iterative=False)
     results = SimpleNamespace(respond=lambda *_: None)
     desk = ResponseDesk(control, None, results, Answers(), identity)
-    return request.param(desk, Record(TICKET, Signature((), ()), (), None, 0, "", []))
+    return request.param(desk, Record(TICKET, Signature((), ()), (), RequestContext(), 0, "", []))
 
 
 def test_it_is_cancelled_while_it_lives(origin, cancelled):

@@ -8,6 +8,7 @@ import pytest
 
 from gpubridge.stub.batches_ahead import BatchesAhead
 from gpubridge.transport.channel import Channel, ChannelClosed, close_all, pair
+from gpubridge.transport.context import RequestContext
 from gpubridge.transport.messages import (
     Kind,
     control_message,
@@ -27,7 +28,7 @@ class Ends:
     def __init__(self):
         self.server, stub = (Channel(sock) for sock in pair())
         self.regions = []
-        self.reader = record_reader()
+        self.reader = record_reader(RequestContext)
         self.stub = stub
         self.ahead = BatchesAhead(stub, self.reader, self.take)
 

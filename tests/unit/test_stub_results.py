@@ -8,6 +8,7 @@ import pytest
 
 from gpubridge.stub.results import ResultSender
 from gpubridge.transport.channel import Channel, pair
+from gpubridge.transport.context import RequestContext
 from gpubridge.transport.messages import decode_results, encode_result_batch
 from gpubridge.transport.records import record_encoder, record_reader
 from gpubridge.transport.signatures import encode_signature
@@ -31,7 +32,7 @@ def result(sequence):
 
 def sequences(receiver):
     message, _ = receiver.receive()
-    return [batch.sequence for batch in decode_results(message, record_reader())]
+    return [batch.sequence for batch in decode_results(message, record_reader(RequestContext))]
 
 
 def test_quick_results_of_a_message_travel_together(ends):

@@ -12,6 +12,7 @@ START = """
 import time, weakref, numpy as np
 from gpubridge.stub.device.inputs_ahead import InputsAhead
 from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.context import RequestContext
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import Signature, TensorSpec
 from types import SimpleNamespace
@@ -43,12 +44,12 @@ table = bytearray(8)
 borrowed = BorrowedMemory(memoryview(table))
 borrowed.add(5, memoryview(memory))
 
-def record(ticket, count=1, nbytes=part, extras=None, datatype="UINT8", region=5):
+def record(ticket, count=1, nbytes=part, client=None, datatype="UINT8", region=5):
     table[ticket] = 1
     memory[ticket * part :][:nbytes] = ticket + 1
     tensors = [TensorSpec("IN%d" % i, datatype, 1, 1) for i in range(count)]
     refs = [(region, ticket * part, nbytes, ticket)] * count
-    return Record(ticket, Signature(tensors, ()), ((nbytes,),) * count, extras, 0, "", refs)
+    return Record(ticket, Signature(tensors, ()), ((nbytes,),) * count, RequestContext(client=client), 0, "", refs)
 
 def ahead(records, inputs):
     inputs.look_ahead(records)
@@ -258,7 +259,7 @@ def test_what_is_withdrawn_and_then_cancelled_was_looked_at_all_the_same(ahead):
     "given",
     [
         "datatype='BYTES'",
-        "extras={'client': {'in': [0]}}",
+        "client={'in': [0]}",
         "region=device.own.region",
         "nbytes=0",
         "nbytes=whole + 1",

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings, strategies as st
 from gpubridge.tensor import native
 from gpubridge.transport import records as records_room
 from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.context import RequestContext
 from gpubridge.transport.messages import (
     Kind,
     ResponseFlag,
@@ -38,14 +39,20 @@ TENSOR = st.tuples(
     TEXT, DTYPES, st.lists(st.integers(0, 1 << 15), max_size=3) | st.sampled_from(LARGE)
 )
 REF = st.tuples(U64, U64, U64, U32)
-EXTRAS = st.none() | st.dictionaries(TEXT, st.integers() | TEXT | st.booleans(), min_size=1)
+CONTEXTS = st.builds(
+    RequestContext,
+    flags=U64,
+    correlation_text=st.none() | TEXT,
+    shared=st.booleans(),
+    parameters=TEXT,
+)
 
 
 @st.composite
 def records(draw):
     tensors = draw(st.lists(TENSOR, max_size=12))
     refs = draw(st.lists(REF, min_size=len(tensors), max_size=len(tensors)))
-    return draw(U32), tensors, refs, draw(EXTRAS), draw(st.lists(TEXT, max_size=3)), draw(TEXT)
+    return draw(U32), tensors, refs, draw(CONTEXTS), draw(st.lists(TEXT, max_size=3)), draw(TEXT)
 
 
 @pytest.fixture(params=["native", "python"], scope="module", autouse=True)
@@ -59,19 +66,19 @@ def implementation(request):
 
 
 def encoded(record, *, word=0, named):
-    ticket, tensors, refs, extras, requested, identifier = record
+    ticket, tensors, refs, context, requested, identifier = record
     return record_encoder()(
         ticket,
         *encode_tensors(tensors, requested),
         [field for ref in refs for field in ref],
         word,
         identifier.encode() if named else b"",
-        control_message(0, e=extras)[1:] if extras else b"",
+        context.encoded(),
     )
 
 
 def check(record, got):
-    ticket, tensors, refs, extras, requested, _ = record
+    ticket, tensors, refs, context, requested, _ = record
     assert got.ticket == ticket
     assert [(s.name, s.datatype, s.rank) for s in got.signature.tensors] == [
         (name, dtype, len(shape)) for name, dtype, shape in tensors
@@ -79,7 +86,7 @@ def check(record, got):
     assert [list(shape) for shape in got.shapes] == [shape for _, _, shape in tensors]
     assert got.signature.requested == tuple(requested)
     assert [tuple(ref) for ref in got.refs] == refs
-    assert got.extras == ({"e": extras} if extras else None)
+    assert got.context == context
 
 
 @settings(max_examples=80, deadline=None)
@@ -92,7 +99,7 @@ def test_requests_round_trip(batches):
             for sequence, members in batches
         ],
     )
-    decoded = decode_execute(memoryview(message), record_reader())
+    decoded = decode_execute(memoryview(message), record_reader(RequestContext))
     assert [batch.sequence for batch in decoded] == [sequence for sequence, _ in batches]
     for (_, members), batch in zip(batches, decoded, strict=True):
         for record, got in zip(members, batch.records, strict=True):
@@ -120,7 +127,7 @@ def test_results_round_trip(batches):
             for numbers, members in batches
         ],
     )
-    decoded = decode_results(message, record_reader())
+    decoded = decode_results(message, record_reader(RequestContext))
     for (numbers, members), batch in zip(batches, decoded, strict=True):
         times = (batch.started, batch.called, batch.ended)
         assert (batch.sequence, times, batch.copied) == numbers
@@ -138,6 +145,7 @@ def test_what_each_field_of_a_reference_is():
 
 
 SIGNATURE, DIMS = encode_tensors([("A", "FP32", [2])])
+CONTEXT = RequestContext(flags=1, parameters="{}", shared=True).encoded()
 GOOD = encode_frame(
     Kind.RESULTS,
     [
@@ -145,7 +153,7 @@ GOOD = encode_frame(
             1,
             (2, 2, 3),
             4,
-            [record_encoder()(7, SIGNATURE, DIMS, [1, 2, 8, 4], ResponseFlag.ERROR, b"", b"{}")],
+            [record_encoder()(7, SIGNATURE, DIMS, [1, 2, 8, 4], ResponseFlag.ERROR, b"", CONTEXT)],
         )
     ],
 )
@@ -164,7 +172,7 @@ def test_foreign_bytes_are_malformed_and_nothing_else(raw):
     for decode in (decode_results, decode_execute):
         for message in (raw, memoryview(GOOD[:8] + raw), memoryview(GOOD[:56] + raw)):
             try:
-                decode(message, record_reader())
+                decode(message, record_reader(RequestContext))
             except MalformedMessage:
                 pass
 
@@ -176,7 +184,7 @@ def test_flipped_bytes_are_malformed_and_nothing_else(flips):
     for at, value in flips:
         message[at] = value
     try:
-        decode_results(memoryview(message), record_reader())
+        decode_results(memoryview(message), record_reader(RequestContext))
     except MalformedMessage:
         pass
 
@@ -184,12 +192,12 @@ def test_flipped_bytes_are_malformed_and_nothing_else(flips):
 @pytest.mark.parametrize("length", range(8, len(GOOD)))
 def test_every_cut_is_noticed(length):
     with pytest.raises(MalformedMessage):
-        decode_results(GOOD[:length], record_reader())
+        decode_results(GOOD[:length], record_reader(RequestContext))
 
 
 def test_bytes_after_the_end_are_noticed():
     with pytest.raises(MalformedMessage, match="1 bytes after its end"):
-        decode_results(GOOD + b"\0", record_reader())
+        decode_results(GOOD + b"\0", record_reader(RequestContext))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +257,7 @@ def results_of(tensors, dims, refs):
 def test_shapes_that_no_tensor_has_are_malformed(shape, error):
     rank = len(shape) if len(shape) in (1, 2, 3) else 2
     message = results_of([("A", "FP32", rank)], encode_dims([shape]), [0, 0, 0, 0])
-    reader = record_reader()
+    reader = record_reader(RequestContext)
     good = results_of([("A", "FP32", rank)], encode_dims([[1] * rank]), [0, 0, 0, 0])
     for _ in range(2):
         decode_results(good, reader)
@@ -258,7 +266,7 @@ def test_shapes_that_no_tensor_has_are_malformed(shape, error):
 
 
 def test_new_shapes_are_no_new_signatures():
-    reader = record_reader()
+    reader = record_reader(RequestContext)
     seen = []
     for count in (1, 2, 1, 3):
         message = results_of([("A", "FP32", 1)], encode_dims([[count]]), [0, 0, 4 * count, 0])

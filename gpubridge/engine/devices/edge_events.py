@@ -8,6 +8,7 @@ nothing of it: the server knows who was handed what.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from gpubridge.engine.announcements import Announcements
@@ -16,12 +17,14 @@ from gpubridge.engine.devices.region import DeviceRegion
 from gpubridge.engine.devices.segments import ON_DEVICE
 from gpubridge.errors import StubDied
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome, PendingMemory
+from gpubridge.transport.context import RequestContext, ResponseContext
 from gpubridge.transport.device_events import event_of, with_waits
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
 
 __all__ = ["EdgeEvent", "ReleaseWaiters", "StubEvents", "awaited_by", "tell_waits"]
 
+S = TypeVar("S", RequestContext, ResponseContext)
 ReleaseWaiters = Callable[[DeviceRegion, list[int]], None]
 """`DeviceMemory.release_waiters`."""
 
@@ -73,8 +76,8 @@ def awaited_by(ranges: Iterable[MemoryRange] | None) -> Iterator[EdgeEvent]:
             keep = keep.keep
 
 
-def tell_waits(extras: bytes, ranges: Sequence[MemoryRange], announcements: Announcements) -> bytes:
-    """Return the extras of a record for a stub on a GPU, which is told of the events' arenas first."""
+def tell_waits(context: S, ranges: Sequence[MemoryRange], announcements: Announcements) -> S:
+    """Return the context of a record for a stub on a GPU, which is told of the events' arenas first."""
     waits: list[tuple[int, int] | None] = []
     for part in ranges:
         if type(part.keep) is not PendingMemory:
@@ -84,7 +87,7 @@ def tell_waits(extras: bytes, ranges: Sequence[MemoryRange], announcements: Anno
         if event.arena.region not in announcements.known:
             announcements.tell(event.arena)
         waits.append((event.arena.region, event.number))
-    return with_waits(extras, waits)
+    return with_waits(context, waits)
 
 
 class StubEvents:
@@ -202,7 +205,7 @@ class StubEvents:
         ]
 
     def _record(self, record: Record, awaited: Iterable[EdgeEvent]) -> EdgeEvent | None:
-        named = event_of(record.extras, self._count)
+        named = event_of(record.context, self._count)
         if named is None:
             return None
         number, lease = named

@@ -9,7 +9,6 @@ reach them. The copies are made on the thread that calls the driver.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -129,10 +128,10 @@ class DeviceStaging:
             self._work.copied(kind, part.nbytes)
             ranges[i] = part
         request.ranges = ranges
-        if b'"client"' in request.extras:
-            extras = json.loads(request.extras)
-            extras["client"]["in"] = [i for i in extras["client"]["in"] if i not in far]
-            request.extras = json.dumps(extras).encode()
+        client = request.context.client
+        if client is not None:
+            inside = [index for index in client["in"] if index not in far]
+            request.context = request.context.changed(client={**client, "in": inside})
 
     async def _by_peer_copy(
         self, parts: Sequence[MemoryRange], device: str
@@ -187,18 +186,16 @@ class DeviceStaging:
 
     def _take_outputs(self, request: InferRequest, device: str | None) -> None:
         """Have the outputs that a client wants on such a GPU come here first."""
-        client = request.client
-        if client is None or b'"client"' not in request.extras:
+        client, said = request.client, request.context.client
+        if client is None or said is None:
             return
         far = {s.region: s for s in client.segments if _is_far(s, device)}
-        extras = json.loads(request.extras)
-        places = extras["client"].get("out", {})
+        places = said.get("out", {})
         taken = {name: place for name, place in places.items() if place[0] in far}
         if not taken:
             return
-        for name in taken:
-            del places[name]
-        request.extras = json.dumps(extras).encode()
+        left = {name: place for name, place in places.items() if name not in taken}
+        request.context = request.context.changed(client={**said, "out": left})
         delivery = _Delivery(self._devices, self._work, far, taken, client)
         request.on_done = partial(delivery.pass_on, request.on_done)
         if request.on_partial is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -52,9 +51,9 @@ class ClientOutputs:
     def of(cls, request: InferRequest) -> ClientOutputs | None:
         """Return those of a request whose memory nobody has taken over yet; None without any."""
         use = request.client
-        if use is None or not request.extras:
+        client = request.context.client
+        if use is None or client is None:
             return None
-        client: dict[str, Any] = json.loads(request.extras).get("client", {})
         out, also = client.get("out", {}), client.get("also", {})
         return cls(use, out, also) if out or also else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 from gpubridge.engine.ensemble.graph import Step
@@ -10,15 +9,7 @@ from gpubridge.engine.ensemble.run import Course
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError
 
-__all__ = ["DeviceEdges", "outputs_wanted"]
-
-
-def outputs_wanted(extras: bytes) -> str | None:
-    """Return the device on which who has sent a request can take the outputs, if any."""
-    if b'"device_outputs"' not in extras:
-        return None
-    wanted = json.loads(extras).get("device_outputs")
-    return wanted if isinstance(wanted, str) else None
+__all__ = ["DeviceEdges"]
 
 
 class DeviceEdges:

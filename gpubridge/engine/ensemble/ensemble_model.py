@@ -219,7 +219,7 @@ class EnsembleModel(Model):
         request.arrived = _clock()
         self.statistics.copied(request.copied)
         signature = self._signatures[request.signature]
-        shared = self._requests.from_sharer(request.extras)
+        shared = request.context.shared
         refusal = self._unloaded() if self._stopping else None
         targets = ClientOutputs.of(request)
         wanted = set() if targets is None else targets.names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpubridge.config import ModelConfig
 from gpubridge.engine.devices.segments import OF_CLIENTS
 from gpubridge.engine.ensemble.client_outputs import ClientOutputs, StepOutputs
-from gpubridge.engine.ensemble.device_edges import DeviceEdges, outputs_wanted
+from gpubridge.engine.ensemble.device_edges import DeviceEdges
 from gpubridge.engine.ensemble.graph import Step
 from gpubridge.engine.ensemble.tensors import FlowTensor
 from gpubridge.engine.ensemble.wiring import fit_shape
 from gpubridge.engine.hand_over import for_others
 from gpubridge.model_io import check_inputs, model_shape
-from gpubridge.request import InferRequest, MemoryRange, RequestOptions
+from gpubridge.request import NO_CONTEXT, InferRequest, MemoryRange, RequestOptions
+from gpubridge.transport.context import RequestContext
 from gpubridge.transport.signatures import encode_tensors
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["MemberRequests"]
 
 _FORMS_KEPT = 512
-_PASSED_ON = ("correlation_id", "flags", "timeout", "parameters")
 
 
 class _Given(NamedTuple):
@@ -75,12 +74,12 @@ class _Form(NamedTuple):
 class MemberRequests:
     """Makes the requests of one ensemble; remembers their forms, so that each is checked once."""
 
-    __slots__ = ("_edges", "_extras", "_forms")
+    __slots__ = ("_contexts", "_edges", "_forms")
 
     def __init__(self, edges: DeviceEdges) -> None:
         self._edges = edges
         self._forms: dict[Any, _Form] = {}
-        self._extras: dict[Any, bytes] = {}
+        self._contexts: dict[Any, RequestContext] = {}
 
     def make(
         self,
@@ -126,7 +125,7 @@ class MemberRequests:
             (),
             on_done,
             client.identifier,
-            b"",
+            NO_CONTEXT,
             0,
             form.batch_size,
             options,
@@ -135,7 +134,7 @@ class MemberRequests:
         request.ranges = ranges
         on_device = {}
         if devices:
-            wanted = outputs_wanted(client.extras)
+            wanted = client.context.device or None
             on_device = self._edges.of_step(step, course, wanted)
         self._tell(request, step, execution, on_device, read_only=read_only)
         return request
@@ -176,52 +175,53 @@ class MemberRequests:
         outputs = _NO_OUTPUTS if targets is None else targets.of_step(step, uses)
         if outputs.out or outputs.also:
             request.client = _ClientMemory(ranges, targets, outputs)
-            request.extras = _extras(client.extras, read_only, inside, outputs, on_device)
+            request.context = _passed_on(client.context, read_only, inside, outputs, on_device)
             return
-        request.extras = self._passed_on(client.extras, read_only, inside, on_device)
+        request.context = self._context(client.context, read_only, inside, on_device)
         if inside:
             request.client = _ClientMemory(ranges, None, outputs)
 
-    @staticmethod
-    def from_sharer(extras: bytes) -> bool:
-        """Whether the extras of a request say that its inputs are also somebody else's."""
-        return b'"shared"' in extras and "shared" in json.loads(extras)
-
-    def _passed_on(
-        self, extras: bytes, read_only: bool, inside: tuple[int, ...], on_device: dict[str, str]
-    ) -> bytes:
+    def _context(
+        self,
+        client: RequestContext,
+        read_only: bool,
+        inside: tuple[int, ...],
+        on_device: dict[str, str],
+    ) -> RequestContext:
         """Return what a member's stub is told: those of a client's wishes that every member may know.
 
         ``inside`` are the inputs that lie in the client's own memory.
         """
-        if not extras and not read_only and not inside and not on_device:
-            return b""
-        key = extras, read_only, inside, tuple(on_device.items())
-        kept = self._extras.get(key)
+        if client is NO_CONTEXT and not read_only and not inside and not on_device:
+            return NO_CONTEXT
+        key = client.encoded(), read_only, inside, tuple(on_device.items())
+        kept = self._contexts.get(key)
         if kept is None:
-            kept = _extras(extras, read_only, inside, _NO_OUTPUTS, on_device)
-            if len(self._extras) >= _FORMS_KEPT:
-                self._extras.clear()
-            self._extras[key] = kept
+            kept = _passed_on(client, read_only, inside, _NO_OUTPUTS, on_device)
+            if len(self._contexts) >= _FORMS_KEPT:
+                self._contexts.clear()
+            self._contexts[key] = kept
         return kept
 
 
-def _extras(
-    extras: bytes,
+def _passed_on(
+    client: RequestContext,
     read_only: bool,
     inside: tuple[int, ...],
     outputs: StepOutputs,
     on_device: dict[str, str],
-) -> bytes:
-    fields = json.loads(extras) if extras else {}
-    wanted = {name: fields[name] for name in _PASSED_ON if name in fields}
-    if read_only:
-        wanted["shared"] = True
-    if inside or outputs.out or outputs.also:
-        wanted["client"] = {"in": inside, **outputs._asdict()}
-    if on_device:
-        wanted["device_outputs"] = on_device
-    return json.dumps(wanted).encode() if wanted else b""
+) -> RequestContext:
+    memory = {"in": inside, **outputs._asdict()}
+    return RequestContext(
+        flags=client.flags,
+        correlation_id=client.correlation_id,
+        correlation_text=client.correlation_text,
+        timeout=client.timeout,
+        parameters=client.parameters,
+        shared=read_only,
+        client=memory if any(memory.values()) else None,
+        device_outputs=on_device or None,
+    )
 
 
 def _options(form: _Form, given: RequestOptions) -> RequestOptions:

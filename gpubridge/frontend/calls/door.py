@@ -15,7 +15,7 @@ from functools import partial
 
 from gpubridge.engine.announcements import Announcements
 from gpubridge.engine.devices.edge_events import tell_waits
-from gpubridge.engine.hand_over import for_others, shared_extras
+from gpubridge.engine.hand_over import for_others, shared
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.link import StubLink
 from gpubridge.engine.model import Model
@@ -33,6 +33,7 @@ from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome
 from gpubridge.transport.calls import CallKind, decode_records, encode_records
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, close_all
+from gpubridge.transport.context import CallContext, ResponseContext
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.messages import ResponseFlag, decode_control
 from gpubridge.transport.records import Record, record_encoder, record_reader
@@ -43,6 +44,7 @@ __all__ = ["ModelCallServer", "StubCalls"]
 _logger = logging.getLogger(__name__)
 
 _NOTHING = encode_signature(())
+_NO_CONTEXT = ResponseContext()
 _HEARD_TOGETHER = 256
 """Who says more than that is heard on later."""
 
@@ -113,7 +115,7 @@ class StubCalls:
         self._model: str = caller.settings.stub["name"]
         self._channel = Channel(sock)
         self._outbox = Outbox(self._channel, self._mute)
-        self._reader = record_reader()
+        self._reader = record_reader(CallContext)
         self._encode = record_encoder()
         self._calls: dict[int, _Call] = {}
         self._announcements = Announcements(
@@ -218,25 +220,20 @@ class StubCalls:
 
     def _begin(self, record: Record) -> None:
         number = record.ticket
-        extras = record.extras or {}
-        name = str(extras.get("model"))
-        version = extras.get("version", -1)
-        if number in self._calls or type(version) is not int:
-            raise MalformedMessage(f"call {number} of version {version!r} of '{name}'")
+        said: CallContext = record.context
+        name = said.model
+        if number in self._calls:
+            raise MalformedMessage(f"call {number} of '{name}', which there is already")
         ranges = self._ranges(record)
         try:
-            model = self._server.models.find(name, version)
-            if model.config.decoupled and not extras.get("decoupled"):
+            model = self._server.models.find(name, said.version)
+            if model.config.decoupled and not said.decoupled:
                 raise BridgeError(_NOT_DECOUPLED.format(name), ErrorCode.UNSUPPORTED)
             needed = model.executed_by
             for each in needed:
                 self._check_circle(each)
-            form, passed_on, options = self._server.forms.read(record, model)
-            if self._link.device is not None and "host_outputs" not in extras:
-                passed_on = b'{"device_outputs":"%b",%b' % (
-                    self._link.device.encode(),
-                    passed_on[1:],
-                )
+            device = "" if said.host_outputs else self._link.device or ""
+            form, context, options = self._server.forms.read(record, model, device)
         except BridgeError as error:
             text = f"Model {name} - Error when running inference: {error.message}"
             self._answer(number, BridgeError(text, error.code), 0)
@@ -248,7 +245,7 @@ class StubCalls:
             (),
             partial(self._end, number),
             record.identifier,
-            passed_on,
+            context,
             0,
             form.batch_size,
             options,
@@ -256,8 +253,8 @@ class StubCalls:
         )
         request.ranges = ranges
         if for_others(ranges, (model.name,)):
-            request.extras = shared_extras(request.extras)
-        if extras.get("decoupled"):
+            request.context = shared(request.context)
+        if said.decoupled:
             request.on_partial = partial(self._respond, number)
         self._calls[number] = _Call(
             number, needed, request, model.config.message.HasField("sequence_batching")
@@ -265,7 +262,7 @@ class StubCalls:
         waits_for = self._caller.waits_for
         for each in needed:
             waits_for[each] = waits_for.get(each, 0) + 1
-        model.submit(request, self._cause(extras.get("trace"), model))
+        model.submit(request, self._cause(said.trace, model))
 
     def _fail(self, number: int, error: Exception) -> None:
         failure = BridgeError(f"the server could not take the call: {error!r}", ErrorCode.INTERNAL)
@@ -275,11 +272,9 @@ class StubCalls:
             self._answer(number, failure, 0)
 
     @staticmethod
-    def _cause(trace: object, model: Model) -> Caused:
+    def _cause(trace: int, model: Model) -> Caused:
         """Return the trace that the caller has said its call comes of, if there is such a trace."""
-        if type(trace) is not int:
-            return UNTRACED
-        return Caused(model.traces.find(trace))
+        return Caused(model.traces.find(trace)) if trace else UNTRACED
 
     def _ranges(self, record: Record) -> list[MemoryRange]:
         try:
@@ -334,12 +329,12 @@ class StubCalls:
     def _answer(self, number: int, outcome: Outcome | None, flags: int) -> None:
         if not self._open:
             return
-        extras = b""
+        context = _NO_CONTEXT
         signature, dims = _NOTHING, b""
         refs: list[int] = []
         if isinstance(outcome, InferResponse):
             try:
-                refs, extras = self._lend(outcome)
+                refs, context = self._lend(outcome)
             except BridgeError as error:
                 outcome = error
         if outcome is None:
@@ -348,8 +343,8 @@ class StubCalls:
             signature, dims = encoded_signature(outcome.signature), encode_dims(outcome.shapes)
         else:
             flags |= ResponseFlag.ERROR
-            extras = json.dumps({"error": outcome.message, "code": int(outcome.code)}).encode()
-        record = self._encode(number, signature, dims, refs, flags, extras=extras)
+            context = ResponseContext(error=outcome.message, code=int(outcome.code))
+        record = self._encode(number, signature, dims, refs, flags, context=context.encoded())
         self._answers.append(record)
         if not self._calls and not flags & ResponseFlag.OPEN:
             # Nothing else that it waits for may come in this turn.
@@ -365,8 +360,8 @@ class StubCalls:
         if answers and self._open:
             self._outbox.send(encode_records(CallKind.CALL_RESPONSES, answers))
 
-    def _lend(self, response: InferResponse) -> tuple[list[int], bytes]:
-        """Lend the outputs to the caller; returns the fields of their references, and the extras."""
+    def _lend(self, response: InferResponse) -> tuple[list[int], ResponseContext]:
+        """Lend the outputs to the caller; returns the fields of their references, and the context."""
         ranges = response.ranges()
         ticket = self._link.lend(ranges)
         refs: list[int] = []
@@ -381,12 +376,12 @@ class StubCalls:
                 continue
             region = self._announcements.name(segment, read_only=read_only)
             refs += (region, offset, nbytes, ticket if nbytes else NO_LEASE)
-        extras = b""
+        context = _NO_CONTEXT
         if response.parameters:
-            extras = json.dumps({"parameters": response.parameters}).encode()
+            context = ResponseContext(parameters=json.dumps(response.parameters))
         if self._link.device is not None:
-            extras = tell_waits(extras, ranges, self._announcements)
-        return refs, extras
+            context = tell_waits(context, ranges, self._announcements)
+        return refs, context
 
 
 _NOT_DECOUPLED = (

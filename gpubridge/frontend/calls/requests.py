@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol.fields import text_of_sequence
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.request_form import InputForm, OutputForm, RequestForm
-from gpubridge.request import RequestOptions
+from gpubridge.request import NO_CONTEXT, RequestOptions
+from gpubridge.transport.context import CallContext, RequestContext
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import Signature
 
@@ -19,39 +18,54 @@ __all__ = ["CallForms"]
 
 _KEPT = 512
 _START, _END = 1, 2
-_SHARED = b'{"shared":true}'
-"""The extras of calls with tensors that the caller looks at, too: others were copied for the call."""
 
 
 class CallForms:
     """What signatures of calls mean to the models that are called; bounded."""
 
     def __init__(self) -> None:
+        # Those of calls that say no more: a device for each GPU, so there are few.
+        self._contexts: dict[tuple[bool, str], RequestContext] = {}
         self._known: dict[Any, tuple[Signature, list[int], RequestForm]] = {}
 
     def forget(self) -> None:
         """Models have changed."""
         self._known.clear()
 
-    def read(self, record: Record, model: Model) -> tuple[RequestForm, bytes, RequestOptions]:
-        """Return what a call asks for, the extras for the called stub, and the scheduler's options.
+    def read(
+        self, record: Record, model: Model, device: str
+    ) -> tuple[RequestForm, RequestContext, RequestOptions]:
+        """Return what a call asks for, the context for the called stub, and the scheduler's options.
+
+        Parameters
+        ----------
+        device : str
+            The UUID of the GPU on which the caller's outputs can stay; empty for none.
 
         Raises
         ------
         BridgeError
             In Triton's words, when it is no valid request for the model.
         """
-        extras = record.extras or {}
-        plain = "flags" not in extras and "correlation_id" not in extras and "timeout" not in extras
+        said: CallContext = record.context
         form = self._form(record, model)
-        options = form.options if plain else _options(extras, form)
-        shared = "handed_on" in extras
-        if plain and "parameters" not in extras:
-            return form, _SHARED if shared else b"", options
-        passed_on = {name: extras[name] for name in _PASSED_ON if name in extras}
-        if shared:
-            passed_on["shared"] = True
-        return form, _encoded(passed_on), options
+        if not (said.flags or said.correlation or said.timeout or said.parameters):
+            key = said.handed_on, device
+            context = self._contexts.get(key)
+            if context is None:
+                context = RequestContext(shared=said.handed_on, device=device)
+                self._contexts[key] = context
+            return form, context, form.options
+        context = RequestContext(
+            flags=said.flags,
+            correlation_id=said.correlation_id,
+            correlation_text=said.correlation_text,
+            timeout=said.timeout,
+            parameters=said.parameters,
+            shared=said.handed_on,
+            device=device,
+        )
+        return form, context, _options(said, form)
 
     def _form(self, record: Record, model: Model) -> RequestForm:
         signature = record.signature
@@ -73,7 +87,7 @@ class CallForms:
         ]
         outputs = {name: OutputForm(True) for name in signature.requested} or None
         form = make_form(
-            record.identifier, inputs, outputs, True, b"", RequestOptions(), model.config
+            record.identifier, inputs, outputs, True, NO_CONTEXT, RequestOptions(), model.config
         )
         if not record.identifier:
             if len(self._known) >= _KEPT:
@@ -83,30 +97,14 @@ class CallForms:
         return form
 
 
-def _encoded(extras: dict[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(extras)
-    except orjson.JSONEncodeError as error:
-        raise BridgeError(
-            "the request's correlation id, flags, timeout or parameters cannot be passed on: "
-            f"{error}",
-            ErrorCode.INVALID_ARG,
-        ) from None
-
-
-_PASSED_ON = ("correlation_id", "flags", "timeout", "parameters")
-
-
-def _options(extras: dict[str, Any], form: RequestForm) -> RequestOptions:
-    flags = extras.get("flags", 0)
-    correlation_id = extras.get("correlation_id", 0)
-    if isinstance(correlation_id, str):
-        text_of_sequence(correlation_id)
+def _options(said: CallContext, form: RequestForm) -> RequestOptions:
+    if said.correlation_text:
+        text_of_sequence(said.correlation_text)
     return RequestOptions(
         0,
-        extras.get("timeout", 0),
-        correlation_id,
-        bool(flags & _START),
-        bool(flags & _END),
+        said.timeout,
+        said.correlation,
+        bool(said.flags & _START),
+        bool(said.flags & _END),
         form.options.shapes,
     )

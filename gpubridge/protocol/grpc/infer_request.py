@@ -151,7 +151,7 @@ def build_form(
     BridgeError
         In Triton's words.
     """
-    extras, options, empty_final = RequestParameters.read(message.parameters)
+    context, options, empty_final = RequestParameters.read(message.parameters)
     inputs = _inputs(message, head, config, check_region)
     outputs = _outputs(message, config, check_region)
     sent = [entry for entry in inputs if entry.region is None]
@@ -169,7 +169,7 @@ def build_form(
         binary_default=True,
         signature=signature,
         dims=dims,
-        extras=extras,
+        context=context,
         binary_bytes=sum(entry.nbytes for entry in sent if entry.data is None),
         places=_places([entry.nbytes for entry in sent]),
         strings=tuple(
@@ -367,7 +367,7 @@ def infer_request(
         form.places,
         on_done,
         head.identifier,
-        form.extras,
+        form.context,
         copied,
         form.batch_size,
         form.options,

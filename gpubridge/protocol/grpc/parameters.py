@@ -11,7 +11,8 @@ import orjson
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.protocol.fields import invalid, text_of_sequence
 from gpubridge.protocol.shared_memory import SharedRegion
-from gpubridge.request import NO_OPTIONS, RequestOptions
+from gpubridge.request import NO_CONTEXT, NO_OPTIONS, RequestOptions
+from gpubridge.transport.context import RequestContext, correlated
 
 __all__ = [
     "NO_PARAMETERS",
@@ -33,15 +34,15 @@ class RequestParameters(NamedTuple):
 
     Attributes
     ----------
-    extras : bytes
-        As they go to the stub.
+    context : RequestContext
+        What of them goes to the stub.
     options : RequestOptions
         For the scheduler; the shapes are not in it yet.
     empty_final_response : bool
         Whether a stream's client wants a response that only says that it was the last.
     """
 
-    extras: bytes
+    context: RequestContext
     options: RequestOptions
     empty_final_response: bool
 
@@ -56,40 +57,37 @@ class RequestParameters(NamedTuple):
         """
         if not given:
             return NO_PARAMETERS
-        extras: dict[str, Any] = {}
+        correlation: int | str = 0
+        flags = timeout = 0
         custom: dict[str, Any] = {}
         priority = 0
         empty_final = False
         for name in sorted(given):
             value = given[name]
             if name == "sequence_id":
-                extras["correlation_id"] = _sequence_id(value)
+                correlation = _sequence_id(value)
             elif name in ("sequence_start", "sequence_end"):
-                bit = _boolean(name, value) << (name == "sequence_end")
-                extras["flags"] = extras.get("flags", 0) | bit
+                flags |= _boolean(name, value) << (name == "sequence_end")
             elif name == "priority":
                 priority = _priority(value)
             elif name == "timeout":
                 # Triton takes a negative one as it lies in memory.
-                extras["timeout"] = _choice(name, value, ("int64_param",)) & _UNSIGNED
+                timeout = _choice(name, value, ("int64_param",)) & _UNSIGNED
             elif name == _EMPTY_FINAL:
                 empty_final = _boolean(name, value)
             else:
                 custom[name] = _custom(name, value)
-        if custom:
-            extras["parameters"] = _json(custom)
-        flags = extras.get("flags", 0)
-        options = RequestOptions(
-            priority,
-            extras.get("timeout", 0),
-            extras.get("correlation_id", 0),
-            bool(flags & 1),
-            bool(flags & 2),
+        options = RequestOptions(priority, timeout, correlation, bool(flags & 1), bool(flags & 2))
+        context = RequestContext(
+            **correlated(correlation),
+            flags=flags,
+            timeout=timeout,
+            parameters=_json(custom) if custom else "",
         )
-        return cls(orjson.dumps(extras) if extras else b"", options, empty_final)
+        return cls(context, options, empty_final)
 
 
-NO_PARAMETERS = RequestParameters(b"", NO_OPTIONS, False)
+NO_PARAMETERS = RequestParameters(NO_CONTEXT, NO_OPTIONS, False)
 
 
 def shared_region(tensor: ProtoMessage) -> SharedRegion | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Callable
 
 from gpubridge.cuda_ipc import CopyStream, EventLease, EventRing, SharedEvents
 from gpubridge.errors import InternalError
 from gpubridge.pb_utils.logger import Logger
 from gpubridge.stub.device.regions import DeviceRegions
 from gpubridge.tensor.device_bytes import DeviceBytes
+from gpubridge.transport.context import RequestContext, ResponseContext
 from gpubridge.transport.device_events import waits_of
 
 __all__ = ["AwaitedEvent", "EdgeEvents", "streams_behind"]
@@ -162,7 +163,9 @@ class EdgeEvents:
 
     # -- what arrives --------------------------------------------------------------------------
 
-    def awaited(self, extras: dict[str, Any] | None, count: int) -> Sequence[AwaitedEvent | None]:
+    def awaited(
+        self, context: RequestContext | ResponseContext, count: int
+    ) -> Sequence[AwaitedEvent | None]:
         """Return what each of the tensors of a record waits for.
 
         Raises
@@ -170,7 +173,7 @@ class EdgeEvents:
         InternalError
             The events could not be opened here.
         """
-        waits = waits_of(extras)
+        waits = waits_of(context)
         if waits is None:
             return [None] * count
         made: dict[tuple[int, int], AwaitedEvent] = {}

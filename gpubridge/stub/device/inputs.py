@@ -27,7 +27,7 @@ def received_on_device(
         What they wait for is not open here.
     """
     refs = record.refs
-    waits = device.events.awaited(record.extras, len(refs))
+    waits = device.events.awaited(record.context, len(refs))
     return [_received(device, *each) for each in zip(tensors, refs, waits)]
 
 

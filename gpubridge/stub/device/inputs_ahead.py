@@ -120,8 +120,7 @@ class InputsAhead(DeviceInputs):
             # Else the device is lost: that fails what runs, and this is not started here any more.
 
     def _is_plain(self, record: Record) -> bool:
-        extras = record.extras
-        if extras and "client" in extras:
+        if record.context.client is not None:
             return False
         size = self.device.own.size
         return any(ref[2] for ref in record.refs) and all(

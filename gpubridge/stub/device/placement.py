@@ -17,6 +17,7 @@ from gpubridge.stub.client_memory import ClientMemory, Target
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.device_bytes import DeviceBytes
+from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.records import Record
 
@@ -88,11 +89,10 @@ class DevicePlacement:
         BridgeError
             UNAVAILABLE where there is no room, INTERNAL when the device fails.
         """
-        wanted = (record.extras or {}).get("device_outputs")
         job = _Job(self._outputs, self._device)
         try:
             for tensor in tensors:
-                self._begin(job, tensor, targets, copies, wanted)
+                self._begin(job, tensor, targets, copies, record.context)
             return job.finish()
         except BaseException as error:
             self._device.note(error)
@@ -125,7 +125,7 @@ class DevicePlacement:
         tensor: Tensor,
         targets: Mapping[str, Target],
         copies: Mapping[str, Target],
-        wanted: Any,
+        context: RequestContext,
     ) -> None:
         name = tensor._name
         copy = copies.get(name)
@@ -133,7 +133,7 @@ class DevicePlacement:
             self._write(job, tensor, copy)
         target = targets.get(name)
         if target is None:
-            stays = self._device.shared and _wants(wanted, name, self._device.uuid)
+            stays = self._device.shared and _wants(context, name) == self._device.uuid
             self._pass_on(job, tensor, on_device=stays)
             return
         self._write(job, tensor, target)
@@ -325,8 +325,8 @@ class _Job:
         self._leases = []
 
 
-def _wants(wanted: Any, name: str, uuid: str) -> bool:
-    """Say whether who gets an output can take it on this device."""
-    if isinstance(wanted, dict):
-        wanted = wanted.get(name)
-    return bool(wanted == uuid)
+def _wants(context: RequestContext, name: str) -> str:
+    """Return the device on which who gets an output can take it; empty for none."""
+    if context.device_outputs is not None:
+        return context.device_outputs.get(name, "")
+    return context.device

@@ -1,0 +1,163 @@
+#include "ipc/context_binding.h"
+
+#include <utility>
+
+#include "ipc/ipc_bindings.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge {
+namespace {
+
+constexpr std::size_t kShort = 256;
+constexpr std::size_t kKept = 256;
+
+nb::object checked(PyObject* made) {
+  if (made == nullptr) throw nb::python_error();
+  return nb::steal(made);
+}
+
+nb::object text_of(std::string_view text) {
+  return checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
+}
+
+bool equal(nb::handle one, nb::handle other) {
+  if (one.ptr() == other.ptr()) return true;
+  const int result = PyObject_RichCompareBool(one.ptr(), other.ptr(), Py_EQ);
+  if (result < 0) throw nb::python_error();
+  return result != 0;
+}
+
+[[noreturn]] void refuse(nb::handle name, nb::handle value) {
+  PyErr_Format(PyExc_ValueError, "context field '%U': got %R", name.ptr(), value.ptr());
+  throw nb::python_error();
+}
+
+std::string_view view_of(nb::handle bytes) {
+  return {PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
+}
+
+}  // namespace
+
+ContextCodec::ContextCodec(nb::type_object kind, nb::object empty, nb::handle layout,
+                           nb::object dump, nb::object load)
+    : kind_(std::move(kind)),
+      empty_(std::move(empty)),
+      dump_(std::move(dump)),
+      load_(std::move(load)) {
+  for (nb::handle entry : layout) {
+    const nb::object spec = entry[0];
+    const auto tag = nb::cast<std::size_t>(spec[1]);
+    if (tag >= kContextFields.size()) throw nb::value_error("a context field that is not known");
+    members_.push_back({static_cast<ContextField>(tag), kContextFields[tag].kind,
+                        nb::object(spec[0]), nb::object(entry[1])});
+    known_ |= context_bit(members_.back().field);
+  }
+}
+
+nb::object ContextCodec::encode(nb::handle context) const {
+  Context parts;
+  std::vector<nb::object> held;
+  for (const Member& member : members_) {
+    const nb::object value = checked(PyObject_GetAttr(context.ptr(), member.name.ptr()));
+    if (!equal(value, member.initial)) take(parts, member, value, held);
+  }
+  nb::object raw =
+      checked(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(parts.size())));
+  parts.write(PyBytes_AsString(raw.ptr()));
+  return raw;
+}
+
+void ContextCodec::take(Context& context, const Member& member, nb::handle value,
+                        std::vector<nb::object>& held) const {
+  switch (member.kind) {
+    case ContextKind::kFlag:
+      context.set_flag(member.field);
+      return;
+    case ContextKind::kU64:
+    case ContextKind::kI64: {
+      const nb::object integer = nb::steal(PyNumber_Index(value.ptr()));
+      std::uint64_t number = 0;
+      if (integer.is_valid()) {
+        number = member.kind == ContextKind::kU64
+                     ? PyLong_AsUnsignedLongLong(integer.ptr())
+                     : static_cast<std::uint64_t>(PyLong_AsLongLong(integer.ptr()));
+      }
+      if (PyErr_Occurred() != nullptr) {
+        PyErr_Clear();
+        refuse(member.name, value);
+      }
+      context.set_number(member.field, number);
+      return;
+    }
+    case ContextKind::kText:
+    case ContextKind::kJson: {
+      const nb::object text =
+          member.kind == ContextKind::kJson ? nb::object(dump_(value)) : nb::borrow(value);
+      if (!PyUnicode_Check(text.ptr())) refuse(member.name, value);
+      // Models make texts with lone surrogates, which are no Unicode.
+      held.push_back(checked(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "replace")));
+      context.set_text(member.field, view_of(held.back()));
+    }
+  }
+}
+
+nb::object ContextCodec::decode(std::string_view raw) {
+  if (raw.empty()) return empty_;
+  const auto found = decoded_.find(raw);
+  if (found != decoded_.end()) return found->second;
+  nb::object context = made(raw);
+  if (raw.size() <= kShort) {
+    if (decoded_.size() >= kKept) decoded_.clear();
+    decoded_.emplace(raw, context);
+  }
+  return context;
+}
+
+nb::object ContextCodec::made(std::string_view raw) const {
+  const Context context = Context::read(raw, known_);
+  auto* type = reinterpret_cast<PyTypeObject*>(kind_.ptr());
+  const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+  nb::object object = checked(allocate(type, 0));
+  for (const Member& member : members_) {
+    const nb::object found = context.has(member.field) ? value(context, member) : member.initial;
+    // The class refuses changes; this object is still being made.
+    if (PyObject_GenericSetAttr(object.ptr(), member.name.ptr(), found.ptr()) != 0) {
+      throw nb::python_error();
+    }
+  }
+  return object;
+}
+
+nb::object ContextCodec::value(const Context& context, const Member& member) const {
+  switch (member.kind) {
+    case ContextKind::kFlag:
+      return nb::bool_(true);
+    case ContextKind::kU64:
+      return nb::int_(context.number(member.field));
+    case ContextKind::kI64:
+      return nb::int_(static_cast<std::int64_t>(context.number(member.field)));
+    case ContextKind::kText:
+      return text_of(context.text(member.field));
+    case ContextKind::kJson:
+      break;
+  }
+  return load_(text_of(context.text(member.field)));
+}
+
+void bind_context(nb::module_& module) {
+  nb::class_<ContextCodec>(module, "ContextCodec")
+      .def(nb::init<nb::type_object, nb::object, nb::handle, nb::object, nb::object>())
+      .def("encode", &ContextCodec::encode)
+      .def("decode",
+           [](ContextCodec& self, const nb::bytes& raw) { return self.decode(view_of(raw)); });
+  nb::list fields;
+  for (const ContextFieldSpec& spec : kContextFields) {
+    constexpr std::array kNames{"u64", "i64", "text", "json", "flag"};
+    fields.append(nb::make_tuple(text_of(spec.name), nb::len(fields),
+                                 kNames[static_cast<std::size_t>(spec.kind)]));
+  }
+  module.attr("CONTEXT_FIELDS") = fields;
+}
+
+}  // namespace gpubridge

@@ -1,0 +1,412 @@
+"""Contexts: what requests, calls and responses say besides their tensors, as it crosses in records.
+
+`FIELDS` defines every field once; ``csrc/ipc/context.h`` has the same table. An encoded context is
+little-endian: a u32 with the bit of each field that is present, then their values in the order of the
+bits::
+
+    u64, i64   8 bytes
+    text       u32 length, UTF-8
+    JSON       u32 length, UTF-8 of a JSON value
+    flag       nothing: its presence says it
+
+A field that has its default is absent, and a context without fields has no bytes. There are two codecs of
+one behaviour: the compiled module's, and the one here.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, NamedTuple, TypedDict, TypeVar, cast
+
+from gpubridge.tensor.native import native
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, dataclass_transform
+
+    from gpubridge.tensor.native import NativeContextCodec
+else:
+
+    def dataclass_transform(**_: object) -> Callable[[Any], Any]:
+        """Mean nothing: it is for type checkers."""
+        return lambda decorator: decorator
+
+
+__all__ = [
+    "FIELDS",
+    "CallContext",
+    "Context",
+    "ContextField",
+    "FieldKind",
+    "PythonContextCodec",
+    "RequestContext",
+    "ResponseContext",
+    "context_codec",
+    "correlated",
+]
+
+
+class FieldKind:
+    """How the value of a field is encoded."""
+
+    U64 = "u64"
+    I64 = "i64"
+    TEXT = "text"
+    JSON = "json"
+    FLAG = "flag"
+
+
+class ContextField(NamedTuple):
+    """One field: its name in the contexts that have it, the bit that says it is there, its kind."""
+
+    name: str
+    tag: int
+    kind: str
+
+
+FIELDS = (
+    ContextField("flags", 0, FieldKind.U64),
+    ContextField("correlation_id", 1, FieldKind.U64),
+    ContextField("correlation_text", 2, FieldKind.TEXT),
+    ContextField("timeout", 3, FieldKind.U64),
+    ContextField("parameters", 4, FieldKind.TEXT),
+    ContextField("trace", 5, FieldKind.U64),
+    ContextField("shared", 6, FieldKind.FLAG),
+    ContextField("state_slot", 7, FieldKind.U64),
+    ContextField("state_starts", 8, FieldKind.FLAG),
+    ContextField("controls", 9, FieldKind.JSON),
+    ContextField("client", 10, FieldKind.JSON),
+    ContextField("device", 11, FieldKind.TEXT),
+    ContextField("device_outputs", 12, FieldKind.JSON),
+    ContextField("waits", 13, FieldKind.JSON),
+    ContextField("event", 14, FieldKind.U64),
+    ContextField("event_lease", 15, FieldKind.U64),
+    ContextField("model", 16, FieldKind.TEXT),
+    ContextField("version", 17, FieldKind.I64),
+    ContextField("decoupled", 18, FieldKind.FLAG),
+    ContextField("handed_on", 19, FieldKind.FLAG),
+    ContextField("host_outputs", 20, FieldKind.FLAG),
+    ContextField("error", 21, FieldKind.TEXT),
+    ContextField("code", 22, FieldKind.U64),
+    ContextField("passed_on", 23, FieldKind.FLAG),
+)
+
+K = TypeVar("K")
+
+
+@dataclass_transform(frozen_default=True)
+def _context(kind: type[K]) -> type[K]:
+    """Make a class of contexts: a dataclass, with slots where the interpreter can do that.
+
+    Nobody changes one: type checkers take it for frozen. That it is not saves half of its cost.
+    """
+    slots: Any = {"slots": True} if sys.version_info >= (3, 10) else {}
+    return cast("type[K]", dataclass(**slots)(kind))
+
+
+class Context:
+    """What all contexts have in common; a context never changes, so it is encoded once."""
+
+    __slots__ = ("_encoded",)
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    _encoded: bytes
+
+    def encoded(self) -> bytes:
+        """Return it as a record has it."""
+        try:
+            return self._encoded
+        except AttributeError:
+            raw = self._encoded = context_codec(type(self)).encode(self)
+            return raw
+
+    def changed(self, **values: Any) -> Self:
+        """Return another one, some fields of which have other values."""
+        made = object.__new__(type(self))
+        for name in self.__dataclass_fields__:
+            setattr(made, name, getattr(self, name))
+        for name, value in values.items():
+            setattr(made, name, value)
+        return made
+
+    @classmethod
+    def layout(cls) -> list[tuple[ContextField, Any]]:
+        """Return the fields that such a context has, with their defaults, in the order of their bits."""
+        defaults = {field.name: field.default for field in cls.__dataclass_fields__.values()}
+        return [(field, defaults[field.name]) for field in FIELDS if field.name in defaults]
+
+
+Waits = Sequence[Sequence[int]]
+Control = Sequence[Any]
+
+
+@_context
+class RequestContext(Context):
+    """What the server says of a request to the stub that executes it.
+
+    Attributes
+    ----------
+    flags : int
+        Bits as ``TRITONSERVER_REQUEST_FLAG_...`` has them.
+    correlation_id : int
+        The sequence that it belongs to; 0 for none, or where that has a name.
+    correlation_text : str or None
+        The name of the sequence; None if it has a number.
+    timeout : int
+        Microseconds, as its client has said; 0 for none.
+    parameters : str
+        The client's parameters: the text of a JSON object; empty for none.
+    trace : int
+        The number of its trace; 0 for none.
+    shared : bool
+        Whether others look at its inputs, too.
+    state_slot : int or None
+        In which of the instance's slots its sequence keeps states; None where it has none.
+    state_starts : bool
+        Whether a sequence starts with it, so that what the slot has is of another one.
+    controls : sequence or None
+        The control inputs of its sequence: name, datatype, shape and value of each.
+    client : mapping or None
+        The client's own memory: ``in``, indices of the inputs that lie there; ``out`` and ``also``, by
+        output, region, offset and bytes of the place where it is written instead of, or besides, being
+        sent.
+    device : str
+        The UUID of the device on which outputs can stay; empty for none.
+    device_outputs : mapping or None
+        The same by output, where it differs.
+    waits : sequence or None
+        What tensors on a device wait for, see `gpubridge.transport.device_events`.
+    """
+
+    flags: int = 0
+    correlation_id: int = 0
+    correlation_text: str | None = None
+    timeout: int = 0
+    parameters: str = ""
+    trace: int = 0
+    shared: bool = False
+    state_slot: int | None = None
+    state_starts: bool = False
+    controls: Sequence[Control] | None = None
+    client: Mapping[str, Any] | None = None
+    device: str = ""
+    device_outputs: Mapping[str, str] | None = None
+    waits: Waits | None = None
+
+    @property
+    def state(self) -> tuple[int, bool] | None:
+        """In which slot its sequence keeps states, and whether that starts with it; None without any."""
+        return None if self.state_slot is None else (self.state_slot, self.state_starts)
+
+    @property
+    def correlation(self) -> int | str:
+        """The sequence that it belongs to, however that is called; 0 for none."""
+        return self.correlation_id if self.correlation_text is None else self.correlation_text
+
+
+@_context
+class CallContext(Context):
+    """What a stub says of its model's call of another model.
+
+    Attributes
+    ----------
+    model : str
+        The model that is called.
+    version : int
+        Its version; -1 lets the server choose.
+    decoupled : bool
+        Whether the caller takes more than one response.
+    handed_on : bool
+        Whether tensors go on that the caller may look at, too; others were copied for the call.
+    host_outputs : bool
+        Whether the caller wants outputs in host memory.
+    event, event_lease : int or None
+        The event that tensors on a device wait for, and the lease under which it is lent.
+    """
+
+    model: str = ""
+    version: int = -1
+    decoupled: bool = False
+    handed_on: bool = False
+    host_outputs: bool = False
+    flags: int = 0
+    correlation_id: int = 0
+    correlation_text: str | None = None
+    timeout: int = 0
+    parameters: str = ""
+    trace: int = 0
+    event: int | None = None
+    event_lease: int | None = None
+
+    @property
+    def correlation(self) -> int | str:
+        """The sequence that the call belongs to, however that is called; 0 for none."""
+        return self.correlation_id if self.correlation_text is None else self.correlation_text
+
+
+@_context
+class ResponseContext(Context):
+    """What is said of a response: by a stub of its model's, by the server of one to a model's call.
+
+    Attributes
+    ----------
+    parameters : str
+        Response parameters: the text of a JSON object; empty for none.
+    error : str
+        The text of an error, where the record's flags say that it is one.
+    code : int or None
+        Its code; None for an internal one.
+    event, event_lease : int or None
+        The event that tensors on a device wait for, and the lease under which it is lent.
+    passed_on : bool
+        Whether outputs may lie in the memory of the request's inputs.
+    waits : sequence or None
+        What tensors on a device wait for, see `gpubridge.transport.device_events`.
+    """
+
+    parameters: str = ""
+    error: str = ""
+    code: int | None = None
+    event: int | None = None
+    event_lease: int | None = None
+    passed_on: bool = False
+    waits: Waits | None = None
+
+
+class Correlated(TypedDict, total=False):
+    """The fields of contexts that say which sequence something belongs to."""
+
+    correlation_id: int
+    correlation_text: str | None
+
+
+def correlated(correlation: int | str) -> Correlated:
+    """Return the fields that say which sequence something belongs to, however that is called."""
+    if isinstance(correlation, str):
+        return {"correlation_id": 0, "correlation_text": correlation}
+    return {"correlation_id": correlation, "correlation_text": None}
+
+
+_MASK = struct.Struct("<I")
+_LENGTH = struct.Struct("<I")
+_NUMBERS = {FieldKind.U64: struct.Struct("<Q"), FieldKind.I64: struct.Struct("<q")}
+
+_codecs: dict[type[Context], NativeContextCodec] = {}
+
+
+def context_codec(kind: type[Context]) -> NativeContextCodec:
+    """Return what encodes and decodes contexts of a class: compiled where there is a module."""
+    codec = _codecs.get(kind)
+    if codec is None:
+        compiled = native()
+        codec = _codecs[kind] = (
+            cast("NativeContextCodec", PythonContextCodec(kind))
+            if compiled is None
+            else compiled.ContextCodec(kind, kind(), kind.layout(), _json_text, _json_value)
+        )
+    return codec
+
+
+_json_text = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _json_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"a context with JSON that is too deep: {error}") from error
+
+
+class PythonContextCodec:
+    """Encodes and decodes contexts of one class in Python."""
+
+    __slots__ = ("_empty", "_kind", "_layout", "_unknown")
+
+    def __init__(self, kind: type[Context]) -> None:
+        self._kind = kind
+        self._empty = kind()
+        self._layout = kind.layout()
+        self._unknown = ~sum(1 << field.tag for field, _ in self._layout)
+
+    def encode(self, context: Context) -> bytes:
+        """Return the bytes of a context.
+
+        Raises
+        ------
+        ValueError
+            When a value is not of its field's kind.
+        """
+        mask = 0
+        parts = [b""]
+        for field, default in self._layout:
+            value = getattr(context, field.name)
+            if value == default:
+                continue
+            mask |= 1 << field.tag
+            try:
+                parts.append(_encode_value(field.kind, value))
+            except (struct.error, AttributeError, TypeError) as error:
+                raise ValueError(f"context field '{field.name}': {error}") from error
+        if not mask:
+            return b""
+        parts[0] = _MASK.pack(mask)
+        return b"".join(parts)
+
+    def decode(self, raw: bytes) -> Context:
+        """Return the context that bytes are.
+
+        Raises
+        ------
+        ValueError
+            When they are none, or one with fields that this class has not.
+        """
+        if not raw:
+            return self._empty
+        if len(raw) < _MASK.size:
+            raise ValueError(_CUT)
+        (mask,) = _MASK.unpack_from(raw)
+        if mask & self._unknown:
+            raise ValueError(f"a context with unknown fields, of the bits {mask:#x}")
+        values: dict[str, Any] = {}
+        at = _MASK.size
+        for field, _ in self._layout:
+            if mask >> field.tag & 1:
+                value, at = _decode_value(field.kind, raw, at)
+                values[field.name] = value
+        if at != len(raw):
+            raise ValueError(f"a context with {len(raw) - at} bytes after its end")
+        return self._kind(**values)
+
+
+def _encode_value(kind: str, value: Any) -> bytes:
+    if kind == FieldKind.FLAG:
+        return b""
+    if kind in _NUMBERS:
+        return _NUMBERS[kind].pack(value)
+    # Models make texts with lone surrogates, which are no Unicode.
+    text: str = _json_text(value) if kind == FieldKind.JSON else value
+    encoded = text.encode(errors="replace")
+    return _LENGTH.pack(len(encoded)) + encoded
+
+
+def _decode_value(kind: str, raw: bytes, at: int) -> tuple[Any, int]:
+    if kind == FieldKind.FLAG:
+        return True, at
+    if kind in _NUMBERS:
+        end = at + _NUMBERS[kind].size
+        if end > len(raw):
+            raise ValueError(_CUT)
+        return _NUMBERS[kind].unpack_from(raw, at)[0], end
+    at += _LENGTH.size
+    if at > len(raw):
+        raise ValueError(_CUT)
+    end = at + _LENGTH.unpack_from(raw, at - _LENGTH.size)[0]
+    if end > len(raw):
+        raise ValueError(_CUT)
+    text = str(raw[at:end], "utf-8")
+    return (text if kind == FieldKind.TEXT else _json_value(text)), end
+
+
+_CUT = "a context that ends in the middle of a field"
