@@ -3,7 +3,7 @@
 What stubs use of the module is typed in `gpubridge.tensor.native`, since they may run without it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 def split_json_data(document: bytes | memoryview, /) -> tuple[bytes, list[tuple[int, int]]] | None:
@@ -118,3 +118,199 @@ class DynamicBatcher:
         """Accept nothing from now on."""
     def clear(self) -> list[Any]:
         """Give every item away that was not taken."""
+
+class Http2Limits:
+    """How much one connection may ask; `csrc/net/http2_limits.h` says what each limit is.
+
+    Parameters
+    ----------
+    **limits : int
+        ``max_concurrent_streams``, ``max_frame_size``, ``stream_window``, ``connection_window``,
+        ``header_list_bytes``, ``header_block_bytes``, ``continuation_frames``, ``receive_bytes``,
+        ``output_bytes``, ``quantum_bytes``, ``unsent_control_frames``, ``resets``,
+        ``resets_per_second``, ``idle_frames``, ``idle_frames_per_second``, ``reset_memory``,
+        ``reset_grace_seconds``; those that are not named have their defaults.
+
+    Raises
+    ------
+    ValueError
+        A limit is outside of what the protocol allows.
+    """
+
+    def __init__(self, **limits: int) -> None: ...
+
+class GrpcMethods:
+    """The methods of a server; each is known by its place in the sequence.
+
+    Parameters
+    ----------
+    methods : iterable of (bytes, int, int)
+        Path, how messages come (0: one; 1: one, in pieces if it is large; 2: any number), and bytes of
+        the longest message.
+    """
+
+    def __init__(self, methods: Iterable[tuple[bytes, int, int]]) -> None: ...
+
+class HeaderFields:
+    """Header fields to be sent: names in lower case, pseudo-header fields first; checked by nobody.
+
+    Parameters
+    ----------
+    fields : iterable of (bytes, bytes)
+        Names and values.
+    repeat : bool
+        They are sent again and again: the peer's table gets to know them.
+    """
+
+    def __init__(self, fields: Iterable[tuple[bytes, bytes]], repeat: bool = ...) -> None: ...
+
+class RequestHeaders:
+    """The headers of a request, valid. The same object comes again where they are the same bytes."""
+
+    @property
+    def path(self) -> bytes:
+        """The path; empty for CONNECT."""
+    @property
+    def fields(self) -> tuple[tuple[bytes, bytes], ...]:
+        """All fields in their order, pseudo-header fields included."""
+    @property
+    def plain(self) -> bool:
+        """Whether there is neither compression nor a time-out."""
+    @property
+    def coding(self) -> bytes:
+        """Return ``grpc-encoding``; empty where there is none."""
+    @property
+    def accepted_codings(self) -> bytes:
+        """Return ``grpc-accept-encoding``; empty where there is none."""
+    @property
+    def timeout(self) -> bytes | None:
+        """Return ``grpc-timeout`` as it came."""
+
+class Http2Connection:
+    """The server's side of an HTTP/2 connection, with gRPC's messages; without a socket.
+
+    The socket's owner asks `memory` where to receive, tells `received` how much came, takes the events
+    that it returns, and calls `flush` when there may be something to be sent and the socket can be
+    written. Events are tuples; `gpubridge.frontend.grpc.events` lists them. Views in events are valid
+    until more is received. A stream whose path is none of the methods has its body handed on as it
+    comes. What belongs to a stream that is closed, whoever closed it, is ignored: the caller cannot
+    know yet. Not for several threads.
+
+    Parameters
+    ----------
+    methods : GrpcMethods
+        What is served.
+    limits : Http2Limits
+        What the peer may ask.
+    """
+
+    def __init__(self, methods: GrpcMethods, limits: Http2Limits) -> None: ...
+    def memory(self, /) -> memoryview:
+        """Return where the next bytes are to be received."""
+    def received(self, nbytes: int, now: float, /) -> list[tuple[Any, ...]]:
+        """Take ``nbytes`` that came there, at a time in seconds; return what has happened."""
+    def receive_more(self, descriptor: int, now: float, /) -> list[tuple[Any, ...]]:
+        """Receive what a socket has of a large body in small frames, straight into its place.
+
+        Ask after `received`, and again while there are events.
+        """
+    def flush(
+        self, descriptor: int, /
+    ) -> tuple[list[memoryview], list[tuple[Any, ...]], bool] | None:
+        """Send what may be sent now, as far as the socket takes it.
+
+        Parameters
+        ----------
+        descriptor : int
+            The socket, whose transport must have nothing to send; -1 to have everything returned.
+
+        Returns
+        -------
+        left : list of memoryview
+            What the socket has not taken, in order, to be sent before anything else. Memory of callers
+            in it is theirs again when the views are gone.
+        events : list of tuple
+            What has happened.
+        more : bool
+            Whether to call again, after others had their turn.
+            None instead of all three for nothing, as long as the connection is not closed.
+        """
+    def end_input(self, /) -> list[tuple[Any, ...]]:
+        """End the requests that have not ended: the peer sends no more; return what has happened."""
+    def lost(self, /) -> None:
+        """Forget all streams and their memory: the socket is gone."""
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over: flush, and close the socket; nothing is received any more."""
+    @property
+    def started(self) -> bool:
+        """Whether the client's preface is there, and the beginning of its settings."""
+    @property
+    def highest_stream(self) -> int:
+        """The highest id of a stream that the peer has used."""
+    @property
+    def frames_sent(self) -> int:
+        """Grows with the DATA frames sent, and with the streams ended."""
+    @property
+    def open_streams(self) -> int:
+        """How many streams are not closed."""
+    @property
+    def heard(self) -> float:
+        """The time of the last `received`."""
+    def receive_into(self, stream: int, target: memoryview, /) -> None:
+        """Receive the stream's next DATA payload into ``target``; then FILLED comes.
+
+        The stream may send as much at once, whatever its window was. If the request ends before
+        ``target`` is full, DATA with its end comes instead. What was received already is not copied:
+        that is for the caller to do. ``target`` belongs to the connection until it is full or the
+        stream is closed.
+        """
+    def missing(self, stream: int, /) -> int:
+        """Return how many bytes the target of `receive_into` still lacks; 0 if there is none."""
+    def copied(self, stream: int, /) -> int:
+        """Return how many bytes of all targets of a stream were copied on their way."""
+    def hold(self, stream: int, /) -> None:
+        """Let the stream send only its window beyond what `consume` has counted."""
+    def consume(self, stream: int, nbytes: int, /) -> None:
+        """Let a stream on hold send ``nbytes`` more: as many were used up."""
+    def send_headers(self, stream: int, fields: HeaderFields, end: bool = ...) -> None:
+        """Send response headers, or with ``end`` trailers behind all data.
+
+        Raises
+        ------
+        RuntimeError
+            Headers that end nothing, behind queued data, or behind the end.
+        """
+    def send_data(
+        self, stream: int, buffers: Iterable[bytes | memoryview], end: bool = ...
+    ) -> None:
+        """Send body bytes; what the peer's windows do not allow yet is queued, not copied.
+
+        The buffers must stay as they are until they are sent. Raises RuntimeError behind the end.
+        """
+    def send_response(
+        self,
+        stream: int,
+        headers: HeaderFields,
+        body: Iterable[bytes | memoryview],
+        trailers: HeaderFields,
+        /,
+    ) -> None:
+        """Send all of a response at once; the same as headers, data and trailers in turn."""
+    def held_back(self, /) -> list[tuple[int, int]]:
+        """Return the streams with body bytes that the peer's windows do not allow.
+
+        Each with how many bytes were let through so far; to be asked after `flush`.
+        """
+    def queued(self, stream: int, /) -> int:
+        """Return how many bytes wait; when it falls to 0, WRITABLE comes."""
+    def reset(self, stream: int, code: int, /) -> None:
+        """Close a stream with RST_STREAM, and drop what it has queued; no event comes."""
+    def ping(self, payload: bytes, /) -> None:
+        """Send a PING of eight bytes; PONG comes with its answer."""
+    def drain(self, /) -> None:
+        """Ask the peer for no more streams; when it knows (a PING later), accept none any more."""
+    def goaway(self, /) -> None:
+        """Accept no more streams; when those that are open have ended, the connection is closed."""
+    def close(self, code: int, text: str, /) -> None:
+        """End the connection now, with GOAWAY and a text for the peer; open streams are dropped."""

@@ -11,6 +11,11 @@ from __future__ import annotations
 
 from gpubridge._native import (
     DynamicBatcher,
+    GrpcMethods,
+    HeaderFields,
+    Http2Connection,
+    Http2Limits,
+    RequestHeaders,
     format_json_values,
     pack_json_values,
     pack_typed_contents,
@@ -19,6 +24,11 @@ from gpubridge._native import (
 
 __all__ = [
     "DynamicBatcher",
+    "GrpcMethods",
+    "HeaderFields",
+    "Http2Connection",
+    "Http2Limits",
+    "RequestHeaders",
     "format_json_values",
     "pack_json_values",
     "pack_typed_contents",

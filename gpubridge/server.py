@@ -15,6 +15,7 @@ from typing import Any
 
 import gpubridge
 from gpubridge.config import PYTHON_BACKEND, Backends, PythonBackendSettings, ServerSettings
+from gpubridge.dataplane import Http2Limits
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.context import EngineContext, EngineLimits
 from gpubridge.engine.devices.memory import DeviceMemory
@@ -29,7 +30,6 @@ from gpubridge.frontend.descriptors import allow_connections
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
-from gpubridge.frontend.http2.limits import Http2Limits
 from gpubridge.frontend.routes import MetricsRouter, V2Router
 from gpubridge.frontend.sweep import Sweeper
 from gpubridge.frontend.workers import Workers
@@ -79,7 +79,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     )
     workers = Workers()
     router = V2Router(repository, regions, workers, strict_readiness=settings.strict_readiness)
-    service = GrpcService(repository, router.ready, regions)
+    service = GrpcService(repository, router.ready, regions, settings.grpc_max_message_size)
     repository.listen(router.model_changed)
     repository.listen(service.model_changed)
     doors: list[_Door] = []
@@ -184,9 +184,7 @@ async def _open_doors(
     receive = bytearray(_RECEIVE_BYTES)
     http = HttpSettings(settings.http_max_input_size, settings.http_connections)
     if settings.allow_grpc:
-        grpc = GrpcSettings(
-            settings.grpc_max_message_size, settings.grpc_connections, Http2Limits()
-        )
+        grpc = GrpcSettings(settings.grpc_connections, Http2Limits())
         grpc_calls: _MakeProtocol = partial(GrpcConnection, service, grpc)
         address, port = settings.grpc_address, settings.grpc_port
         doors.append(await _open_door("GRPCInferenceService", address, port, grpc_calls))

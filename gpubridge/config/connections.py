@@ -75,7 +75,8 @@ class GrpcConnections(_Connections):
     Attributes
     ----------
     max_connections : int
-        Open at once. One more gets GOAWAY.
+        Open at once. For one more, the one that has been idle for the longest time gets GOAWAY; if
+        none is idle, the new one.
     preface_timeout : float
         Seconds to the end of the client's preface and settings.
     message_timeout : float
@@ -107,7 +108,9 @@ class GrpcConnections(_Connections):
 
     door = "grpc"
 
-    max_connections: int = _flag(4096, "connections open at once; further ones get GOAWAY")
+    max_connections: int = _flag(
+        4096, "connections open at once; for a further one, the longest idle one is closed"
+    )
     preface_timeout: float = _flag(20.0, "seconds that the beginning of a connection may take")
     message_timeout: float = _flag(
         60.0, "seconds in which a long message must bring 500 bytes each"

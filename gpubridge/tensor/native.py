@@ -164,11 +164,6 @@ class NativeModule(Protocol):
     ) -> tuple[bytes, str, tuple[int, ...], list[int]] | None:
         """Read the top level of a usual message; see `gpubridge.protocol.grpc.fields`."""
 
-    def scan_calls(
-        self, buffer: bytearray, position: int, end: int, known: dict[bytes, Any], longest: int, /
-    ) -> tuple[list[tuple[int, Any, int, int, int, int, int]], int, int, int]:
-        """Look for whole calls; see `gpubridge.frontend.http2.whole_calls`."""
-
     def receive_message(
         self, descriptor: int, scratch: bytearray, /
     ) -> tuple[bytes, list[int], bool]:
@@ -176,12 +171,6 @@ class NativeModule(Protocol):
 
     def stay_awake(self, descriptor: int, nanoseconds: int, patience: int, /) -> tuple[bool, int]:
         """Look for something to read; see `gpubridge.transport.short_waits`."""
-
-    def read_vector(self, descriptor: int, vector: tuple[Any, memoryview, int, int], /) -> int:
-        """Receive frames; see `gpubridge.frontend.grpc.vectored_io`."""
-
-    def write_parts(self, descriptor: int, parts: list[Any], /) -> int:
-        """Send frames; see `gpubridge.frontend.grpc.vectored_io`."""
 
     def capsule_read(self, capsule: Capsule, /) -> tuple[Any, ...]:
         """Read the fields of an unconsumed capsule, in the order of `CapsuleFields`."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from hpack import Decoder, Encoder
 
 from gpubridge.config import GrpcConnections
+from gpubridge.dataplane import GrpcMethods, Http2Limits
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
@@ -15,7 +16,6 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
 from gpubridge.frontend.grpc.infer import InferCall
 from gpubridge.frontend.grpc.stream import StreamCall
-from gpubridge.frontend.http2.limits import Http2Limits
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.request import InferResponse
@@ -30,6 +30,13 @@ _DECOUPLED = model_config(
     "A FP32 [-1]", "OUT FP32 [-1]", "model_transaction_policy { decoupled: true }"
 )
 _MESSAGE_LIMIT = 1 << 20
+_SERVICE = b"/inference.GRPCInferenceService/"
+_METHODS = GrpcMethods(
+    [
+        (_SERVICE + b"ModelInfer", 1, _MESSAGE_LIMIT),
+        (_SERVICE + b"ModelStreamInfer", 2, _MESSAGE_LIMIT),
+    ]
+)
 
 
 def frame(kind, flags, stream_id, payload=b""):
@@ -115,7 +122,7 @@ class GrpcDoor:
         self.sent = bytearray()
         self.closed = False
         self.connection = GrpcConnection(
-            self, GrpcSettings(_MESSAGE_LIMIT, GrpcConnections(), Http2Limits()), self.connections
+            self, GrpcSettings(GrpcConnections(), Http2Limits()), self.connections
         )
         self.connection.connection_made(self)
 
@@ -123,6 +130,8 @@ class GrpcDoor:
 
     def _new_forms(self) -> FormCache:
         models = {"m": Model(self, CONFIG), "d": Model(self, _DECOUPLED)}
+        for model in models.values():
+            self.regions.arena(model.config.name)
 
         def find(name, version):
             if name not in models:
@@ -131,15 +140,13 @@ class GrpcDoor:
 
         return FormCache(find)
 
-    def open(self, connection, stream_id, headers, coding):
-        if headers.path.endswith(b"/ModelInfer"):
-            return InferCall(connection, stream_id, coding, self._forms, self._memory)
-        if headers.path.endswith(b"/ModelStreamInfer"):
-            ends = (b"triton_grpc_error", b"true") in headers.fields
-            return StreamCall(
-                connection, stream_id, coding, self._forms, self._memory, errors_end=ends
-            )
-        return None
+    methods = _METHODS
+
+    def open(self, connection, stream_id, method, headers):
+        if method < 0:
+            return None
+        kind = (InferCall, StreamCall)[method]
+        return kind(connection, stream_id, headers, _MESSAGE_LIMIT, self._forms, self._memory)
 
     # -- the transport --------------------------------------------------------------------------
 
@@ -148,7 +155,10 @@ class GrpcDoor:
         return self
 
     def fileno(self):
-        return -1  # nothing can be read from it: what comes, comes through `get_buffer`
+        return -1  # neither read from nor written to: what comes, comes through `get_buffer`
+
+    def set_write_buffer_limits(self, *, high):
+        assert high == 0
 
     def write(self, data):
         assert not self.closed

@@ -216,11 +216,43 @@ def test_an_idle_client_that_does_not_leave(strict):
         assert kinds_until_cut_off(sock).count(GOAWAY) == 1
 
 
-def test_one_grpc_connection_too_many(strict):
+@pytest.fixture
+def small(repository):
+    """A server for three gRPC clients."""
+    with running_server(repository, "--grpc-max-connections=3") as server:
+        yield server
+
+
+def answered(sock):
+    """Wait until the server has taken all that was sent to it."""
+    sock.sendall(bytes((0, 0, 8, PING, 0, 0, 0, 0, 0)) + b"anything")
+    assert PING in (kind for kind, _ in frames(sock))
+
+
+def test_one_grpc_connection_too_many(small):
     with ExitStack() as stack:
-        socks = [stack.enter_context(connected(strict.grpc_url)) for _ in range(9)]
-        number, text = goaway(socks[-1])
+        for _ in range(3):
+            sock = stack.enter_context(connected(small.grpc_url))
+            open_stream(sock)
+            answered(sock)
+        number, text = goaway(stack.enter_context(connected(small.grpc_url)))
         assert (number, b"--grpc-max-connections" in text) == (11, True)
+
+
+def test_the_connection_that_is_idle_for_the_longest_time_goes_for_a_new_one(small):
+    with ExitStack() as stack:
+        busy, first, second = (stack.enter_context(connected(small.grpc_url)) for _ in range(3))
+        open_stream(busy)
+        for sock in (busy, first, second):
+            if sock is not busy:
+                sock.sendall(PREFACE)
+            answered(sock)
+        answered(first)
+        with triton.InferenceServerClient(small.grpc_url) as client:
+            assert infer(client).tolist() == [0] * 4
+        assert goaway(second) == (0, b"")
+        answered(busy)
+        answered(first)
 
 
 @pytest.fixture(scope="module")

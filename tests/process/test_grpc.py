@@ -323,3 +323,19 @@ def test_a_stub_that_dies_is_unavailable(client, server):
         client.infer("m", [code])
     assert error.value.status() == "StatusCode.UNAVAILABLE"
     wait_until(lambda: client.is_model_ready("m"), "the model to be ready again", server)
+
+
+def test_methods_that_are_no_inference_take_four_mebibytes(server):
+    with grpc.insecure_channel(server.grpc_url, [("grpc.max_send_message_length", -1)]) as channel:
+        for method, code in (
+            ("ServerLive", grpc.StatusCode.RESOURCE_EXHAUSTED),
+            ("ModelReady", grpc.StatusCode.RESOURCE_EXHAUSTED),
+            # May bring a model's files; this server lets nobody load any.
+            ("RepositoryModelLoad", grpc.StatusCode.UNAVAILABLE),
+        ):
+            call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+            with pytest.raises(grpc.RpcError) as refused:
+                call(b"\x7a" + b"\x81\x80\x80\x02" + bytes((4 << 20) + 1), timeout=150)
+            assert refused.value.code() == code
+        live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+        assert live(b"\x7a" + b"\x81\x80\xc0\x01" + bytes((3 << 20) + 1), timeout=150)

@@ -10,13 +10,11 @@ import grpc
 import pytest
 import uvloop
 
-from gpubridge.frontend.grpc.vectored_io import pieces_of
-from gpubridge.frontend.http2.compression import encode_headers
-from gpubridge.frontend.http2.connection import Http2Connection
-from gpubridge.frontend.http2.limits import Http2Limits
+from gpubridge.dataplane import GrpcMethods, HeaderFields, Http2Connection, Http2Limits
+from gpubridge.frontend.grpc import events as events_of
 
-HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
-DONE = encode_headers([(b"grpc-status", b"0")])
+HEAD = HeaderFields([(b":status", b"200"), (b"content-type", b"application/grpc")], repeat=True)
+DONE = HeaderFields([(b"grpc-status", b"0")], repeat=True)
 LARGE = 5 << 20
 
 
@@ -26,7 +24,7 @@ class Echo(asyncio.BufferedProtocol):
     seen: list[Echo]
 
     def __init__(self):
-        self.connection = Http2Connection(self, Http2Limits(), time.monotonic)
+        self.connection = Http2Connection(GrpcMethods([]), Http2Limits())
         self.paused = False
         self.calls, self.targets, self.paths, self.resets = {}, {}, {}, []
         self.closed_with = None
@@ -36,6 +34,7 @@ class Echo(asyncio.BufferedProtocol):
 
     def connection_made(self, transport):
         self.transport = transport
+        transport.set_write_buffer_limits(high=0)
         self.flush()
 
     def connection_lost(self, exc):
@@ -46,7 +45,7 @@ class Echo(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes):
         self.reads += 1
-        self.connection.received(nbytes)
+        self.take(self.connection.received(nbytes, time.monotonic()))
         self.flush()
 
     def pause_writing(self):
@@ -57,49 +56,70 @@ class Echo(asyncio.BufferedProtocol):
         self.flush()
 
     def flush(self):
-        while not self.paused and (parts := self.connection.take_output()):
-            self.transport.writelines(pieces_of(parts))
+        while not self.paused and (outcome := self.connection.flush(-1)):
+            left, events, _ = outcome
+            self.take(events)
+            if not left:
+                break
+            self.transport.writelines(left)
         if self.connection.closed and not self.paused:
             self.transport.close()
 
-    def on_headers(self, stream_id, headers, end):
+    def take(self, events):
+        handlers = {
+            events_of.BEGIN: self.on_headers,
+            events_of.DATA: self.on_data,
+            events_of.FILLED: self.on_filled,
+            events_of.RESET: self.on_reset,
+            events_of.CLOSED: self.on_closed,
+        }
+        for kind, stream_id, *said in events:
+            handlers.get(kind, lambda *_: None)(stream_id, *said)
+
+    def on_headers(self, stream_id, method, headers, end):
         self.calls[stream_id] = b""
         self.paths[stream_id] = headers.path
 
     def on_data(self, stream_id, view, end):
         if stream_id in self.targets:
-            raise AssertionError("data beside its target")
+            # It was received before the place for it was named.
+            whole, at = self.targets[stream_id]
+            whole[at : at + len(view)] = view
+            self.copied += len(view)
+            self.name_place(stream_id, whole, at + len(view), end)
+            return
         message = self.calls[stream_id] = self.calls[stream_id] + view
         if end:
             self.answer(stream_id, [message])
         elif len(message) >= 5:
             size = 5 + int.from_bytes(message[1:5], "big")
             if size > len(message):
-                self.targets[stream_id] = whole = bytearray(size)
+                whole = bytearray(size)
                 whole[: len(message)] = message
-                self.connection.receive_into(stream_id, memoryview(whole)[len(message) :])
+                self.name_place(stream_id, whole, len(message), end)
+
+    def name_place(self, stream_id, whole, at, end):
+        self.targets[stream_id] = whole, at
+        if at < len(whole):
+            self.connection.receive_into(stream_id, memoryview(whole)[at:])
+        else:
+            self.on_filled(stream_id, end)
 
     def on_filled(self, stream_id, end):
         self.copied += self.connection.copied(stream_id)
-        self.calls[stream_id] = memoryview(self.targets.pop(stream_id))
+        self.calls[stream_id] = memoryview(self.targets.pop(stream_id)[0])
         if end:
             self.answer(stream_id, [self.calls[stream_id]])
 
     def answer(self, stream_id, message):
         if self.paths[stream_id] == b"/echo/now":
-            self.connection.send_headers(stream_id, HEAD)
-            self.connection.send_data(stream_id, message)
-            self.connection.send_headers(stream_id, DONE, end=True)
+            self.connection.send_response(stream_id, HEAD, message, DONE)
 
     def on_reset(self, stream_id, code):
         self.resets.append(code)
 
-    def on_closed(self, code, text):
+    def on_closed(self, stream_id, code, text):
         self.closed_with = (code, text)
-
-    def on_writable(self, stream_id): ...
-
-    def on_ping(self): ...
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

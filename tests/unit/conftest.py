@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpubridge.frontend.http2 import whole_calls
 from gpubridge.protocol.grpc import fields
 from gpubridge.tensor import dlpack, native
 from tests.simcuda.machine import Machine, lawful_machine
@@ -21,8 +20,7 @@ def compiled_or_not(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip(f"no compiled module: {native.absence()}")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
-            for room in (whole_calls, fields):
-                patch.setattr(room, "native", lambda: None)
+            patch.setattr(fields, "native", lambda: None)
         yield request.param
 
 

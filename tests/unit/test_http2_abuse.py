@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpubridge.frontend.http2 import frames
-from gpubridge.frontend.http2.budgets import Budget
-from gpubridge.frontend.http2.compression import encode_headers
-from gpubridge.frontend.http2.faults import Http2ErrorCode as Code
-from gpubridge.frontend.http2.frames import frame
+from tests.unit import http2_frames as frames
+from tests.unit.http2_frames import Http2ErrorCode as Code, encode_headers, frame
 from tests.unit.test_http2_peer import BLOCK, OK, Server, data, headers, settings
-
-pytestmark = pytest.mark.usefixtures("compiled_or_not")
 
 IDLE = {
     "PING": frame(6, 0, 0, bytes(8)),
@@ -189,11 +184,23 @@ def test_the_debug_text_says_what_was_expected():
 
 
 def test_a_budget_comes_back_with_time_and_with_work():
-    now = 0.0
-    budget = Budget(3, 2.0, 1, lambda: now)
-    assert [budget.spend(0) for _ in range(4)] == [True, True, True, False]
-    now = 0.5
-    assert [budget.spend(0) for _ in range(2)] == [True, False]
-    assert [budget.spend(2) for _ in range(3)] == [True, True, False]
-    now = 1000.0
-    assert [budget.spend(1000) for _ in range(4)] == [True, True, True, False]
+    server = Server(idle_frames=3, idle_frames_per_second=2)
+    ping = IDLE["PING"]
+
+    def survives(count):
+        for _ in range(count):
+            server.feed(ping)
+            server.output()
+        return not server.connection.closed
+
+    assert survives(2)  # and the SETTINGS at the beginning
+    server.now = 0.5
+    assert survives(1)
+    # Each stream completed, and each DATA frame sent, allows four more.
+    server.open(1, end=True)
+    server.connection.send_headers(1, OK, end=True)
+    assert survives(3)
+    server.now = 1000.0
+    # But never more than at the beginning.
+    assert survives(3)
+    assert not survives(1)

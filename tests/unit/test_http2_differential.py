@@ -8,14 +8,11 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.exceptions
-import pytest
 from hypothesis import HealthCheck, given, settings as test_settings, strategies as st
 
-from gpubridge.frontend.http2 import frames
-from gpubridge.frontend.http2.faults import Http2ErrorCode
+from tests.unit import http2_frames as frames
+from tests.unit.http2_frames import Http2ErrorCode
 from tests.unit.test_http2_peer import DONE, OK, REQUEST, Server, data, headers, split
-
-pytestmark = pytest.mark.usefixtures("compiled_or_not")
 
 FIELDS = [(name.decode(), value.decode()) for name, value in REQUEST]
 FEW = test_settings(

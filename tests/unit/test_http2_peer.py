@@ -6,11 +6,10 @@ import struct
 
 import pytest
 
-from gpubridge.frontend.http2 import frames
-from gpubridge.frontend.http2.compression import encode_headers
-from gpubridge.frontend.http2.connection import Http2Connection
-from gpubridge.frontend.http2.faults import Http2ErrorCode
-from gpubridge.frontend.http2.limits import Http2Limits
+from gpubridge.dataplane import GrpcMethods, HeaderFields, Http2Connection, Http2Limits
+from gpubridge.frontend.grpc import events as events_of
+from tests.unit import http2_frames as frames
+from tests.unit.http2_frames import Http2ErrorCode, encode_headers
 
 REQUEST = (
     (b":method", b"POST"),
@@ -19,17 +18,37 @@ REQUEST = (
     (b":authority", b"here"),
 )
 BLOCK = encode_headers(REQUEST)
-OK = encode_headers([(b":status", b"200")])
-DONE = encode_headers([(b"grpc-status", b"0")])
+OK = HeaderFields([(b":status", b"200")])
+OK_BLOCK = b"\x88"
+DONE = HeaderFields([(b"grpc-status", b"0")])
+DONE_BLOCK = b"\x00\x0bgrpc-status\x010"
+NAMES = {getattr(events_of, name): name.lower() for name in events_of.__all__ if name.isupper()}
 
 
 class Recorder:
-    """A handler that writes down what it is told."""
+    """Writes down what a connection tells, of streams that are no calls of gRPC."""
 
     def __init__(self):
         self.events = []
         self.bodies = {}
         self.ended = set()
+
+    def take(self, events):
+        for kind, stream_id, *said in events:
+            name = NAMES[kind]
+            if kind == events_of.BEGIN:
+                _, headers, end = said
+                self.on_headers(stream_id, headers, end)
+            elif kind == events_of.DATA:
+                self.on_data(stream_id, *said)
+            elif kind == events_of.FILLED:
+                self.on_filled(stream_id, *said)
+            elif kind == events_of.WRITABLE:
+                self.on_writable(stream_id)
+            elif kind == events_of.RESET:
+                self.events.append((name, stream_id, *said))
+            elif kind != events_of.PING:
+                self.events.append((name, *said))
 
     def on_headers(self, stream_id, headers, end):
         self.events.append(("headers", stream_id, headers.path))
@@ -48,23 +67,8 @@ class Recorder:
         if end:
             self.ended.add(stream_id)
 
-    def on_trailers(self, stream_id, fields):
-        self.events.append(("trailers", stream_id, fields))
-        self.ended.add(stream_id)
-
-    def on_reset(self, stream_id, code):
-        self.events.append(("reset", stream_id, code))
-
     def on_writable(self, stream_id):
         self.events.append(("writable", stream_id))
-
-    def on_ping(self): ...
-
-    def on_pong(self, payload):
-        self.events.append(("pong", payload))
-
-    def on_closed(self, code, text):
-        self.events.append(("closed", code, text))
 
     @property
     def fault(self):
@@ -75,10 +79,10 @@ class Recorder:
 class Server:
     """A connection, its recorder, a clock that stands still, and bytes instead of a socket."""
 
-    def __init__(self, recorder=None, *, started=True, **limits):
+    def __init__(self, recorder=None, *, started=True, methods=(), **limits):
         self.recorder = recorder or Recorder()
         self.now = 0.0
-        self.connection = Http2Connection(self.recorder, Http2Limits(**limits), lambda: self.now)
+        self.connection = Http2Connection(GrpcMethods(methods), Http2Limits(**limits))
         if started:
             self.feed(frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0))
             self.frames()
@@ -91,26 +95,18 @@ class Server:
             assert len(memory)
             size = min(len(memory), len(data), chunk)
             memory[:size] = data[:size]
-            self.connection.received(size)
-            data = self.scatter(data[size:], chunk)
-
-    def scatter(self, data, chunk):
-        """Receive as many bytes as the connection wants scattered, and return the others."""
-        while data and (vector := self.connection.scatter()):
-            size = 0
-            for place in vector.pieces():
-                taken = min(len(place), len(data), chunk - size)
-                place[:taken] = data[:taken]
-                data = data[taken:]
-                size += taken
-            self.connection.scattered(size)
-        return data
+            self.recorder.take(self.connection.received(size, self.now))
+            data = data[size:]
 
     def output(self):
         """Take all output there is, as bytes."""
         taken = []
-        while parts := self.connection.take_output():
-            taken += [bytes(part) for part in parts]
+        while outcome := self.connection.flush(-1):
+            left, events, _ = outcome
+            self.recorder.take(events)
+            if not left and not events:
+                break
+            taken += [bytes(part) for part in left]
         return b"".join(taken)
 
     def frames(self):
@@ -226,8 +222,8 @@ def test_draining_lets_streams_come_until_the_peer_knows():
         assert not server.connection.closed
         server.connection.send_headers(stream_id, OK, end=True)
     assert server.connection.closed
-    assert server.recorder.events[-1] == ("closed", Http2ErrorCode.NO_ERROR, "")
     assert [event[2] for event in server.frames()] == [1, 3]
+    assert server.recorder.events[-1] == ("closed", Http2ErrorCode.NO_ERROR, "")
 
 
 def test_pings_of_ours_are_answered_and_told():

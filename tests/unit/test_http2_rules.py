@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpubridge.frontend.http2 import frames
-from gpubridge.frontend.http2.compression import encode_headers
-from gpubridge.frontend.http2.faults import Http2ErrorCode as Code
-from gpubridge.frontend.http2.frames import frame
+from tests.unit import http2_frames as frames
+from tests.unit.http2_frames import Http2ErrorCode as Code, encode_headers, frame
 from tests.unit.test_http2_peer import BLOCK, OK, REQUEST, Server, data, headers, settings
-
-pytestmark = pytest.mark.usefixtures("compiled_or_not")
 
 # Stream 1 is open, 3 is half closed (remote), 5 was answered, 7 was reset by us, 9 by the peer.
 ENDS_THE_CONNECTION = {

@@ -7,11 +7,16 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from gpubridge.dataplane import HeaderFields, Http2Connection, RequestHeaders
 from gpubridge.errors import BridgeError
-from gpubridge.frontend.grpc.framing import MessageReader
-from gpubridge.frontend.grpc.packing import Packing
-from gpubridge.frontend.grpc.status import CallFailed, Status, failure, headers, ok_trailers
-from gpubridge.frontend.http2.connection import Http2Connection
+from gpubridge.frontend.grpc.packing import Packing, unpacked
+from gpubridge.frontend.grpc.status import (
+    OK_TRAILERS,
+    RESPONSE_HEADERS,
+    CallFailed,
+    Status,
+    failure,
+)
 from gpubridge.protocol.grpc.infer_response import encode_frame
 
 __all__ = ["Call", "CallOwner", "DeferredCall", "UnaryCall", "read_timeout"]
@@ -33,10 +38,6 @@ class CallOwner(Protocol):
     def http2(self) -> Http2Connection:
         """Where answers are sent."""
 
-    @property
-    def message_limit(self) -> int:
-        """Bytes of the longest message of a request."""
-
     def forget(self, stream_id: int) -> None:
         """Hear that a call has ended."""
 
@@ -53,16 +54,30 @@ class Call:
         Where it came, and where its answer goes.
     stream_id : int
         Its stream there.
-    coding : bytes
-        What compressed messages are compressed with.
+    headers : RequestHeaders
+        What its request began with.
+    limit : int
+        Bytes of a message, after decompression too.
     """
 
-    __slots__ = ("_connection", "_done", "_packing", "_reader", "_stream_id", "_timer", "_told")
+    __slots__ = (
+        "_connection",
+        "_done",
+        "_headers",
+        "_limit",
+        "_packing",
+        "_stream_id",
+        "_timer",
+        "_told",
+    )
 
-    def __init__(self, connection: CallOwner, stream_id: int, coding: bytes) -> None:
+    def __init__(
+        self, connection: CallOwner, stream_id: int, headers: RequestHeaders, limit: int
+    ) -> None:
         self._connection = connection
         self._stream_id = stream_id
-        self._reader = MessageReader(connection.message_limit, coding)
+        self._headers = headers
+        self._limit = limit
         self._packing: Packing | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._told = False
@@ -70,13 +85,30 @@ class Call:
 
     # -- what the connection tells ---------------------------------------------------------------
 
+    def complete(self, message: bytes, compressed: bool) -> None:
+        """Take the request's only message."""
+        raise NotImplementedError
+
+    def messages(self, nbytes: int, messages: list[bytes], compressed: bool, end: bool) -> None:
+        """Take messages; so many bytes were received for them, and for the beginning of another."""
+        self.complete(messages[0], compressed)
+
+    def large(self, nbytes: int) -> None:
+        """Hear that a large message of so many bytes begins."""
+        raise NotImplementedError
+
     def data(self, view: memoryview, end: bool) -> None:
-        """Body bytes came."""
+        """Take part of the large message."""
         raise NotImplementedError
 
     def filled(self, end: bool) -> None:
-        """The memory that was named for body bytes is full."""
+        """The memory that was named for part of a large message is full."""
         raise NotImplementedError
+
+    def refuse(self, error: CallFailed) -> None:
+        """End the call: what comes on its stream is no request."""
+        self._give_up()
+        self.fail(error)
 
     def writable(self) -> None:
         """All that was queued is on its way."""
@@ -85,8 +117,7 @@ class Call:
         """The server stops: take nothing new, and end when what is there is answered."""
 
     def cut_short(self) -> None:
-        """The client sends no more, whether it has ended the request or not: end when that is answered."""
-        self.data(memoryview(b""), True)
+        """The client sends no more: end when what it has asked is answered."""
 
     def check(self, now: float, window: float) -> None:
         """Fail if the request's message comes too slowly, in windows of so many seconds."""
@@ -109,21 +140,19 @@ class Call:
         """End the call with an error."""
         if self._done:
             return
-        fields = failure(error)
-        if not self._told:
-            fields = [(b":status", b"200"), (b"content-type", b"application/grpc"), *fields]
-        self._connection.http2.send_headers(self._stream_id, fields, end=True)
+        fields = failure(error, begun=self._told)
+        self._connection.http2.send_headers(self._stream_id, fields, True)
         self._finish()
 
     def _succeed(self) -> None:
         """End the call, all of its answer being sent."""
         self._tell()
-        self._connection.http2.send_headers(self._stream_id, ok_trailers(), end=True)
+        self._connection.http2.send_headers(self._stream_id, OK_TRAILERS, True)
         self._finish()
 
     def _answer_all(self, body: Sequence[bytes | memoryview]) -> None:
         """End the call with all of its answer."""
-        self._connection.http2.send_response(self._stream_id, self._opening(), body, ok_trailers())
+        self._connection.http2.send_response(self._stream_id, self._opening(), body, OK_TRAILERS)
         self._finish()
 
     def _tell(self) -> None:
@@ -132,8 +161,8 @@ class Call:
             self._told = True
             self._connection.http2.send_headers(self._stream_id, self._opening())
 
-    def _opening(self) -> bytes:
-        return headers() if self._packing is None else self._packing.headers
+    def _opening(self) -> HeaderFields:
+        return RESPONSE_HEADERS if self._packing is None else self._packing.headers
 
     def _finish(self) -> None:
         self._settle()
@@ -156,6 +185,10 @@ class Call:
     def _give_up(self) -> None:
         """Let go of what the call holds or waits for."""
 
+    def _plain(self, message: bytes) -> bytes:
+        """Return a compressed message as it was; raises CallFailed."""
+        return unpacked(message, self._headers.coding, self._limit)
+
 
 class UnaryCall(Call):
     """A call that is answered at once.
@@ -166,31 +199,27 @@ class UnaryCall(Call):
         Makes the answer's message of the request's; may raise BridgeError.
     """
 
-    __slots__ = ("_answer", "_messages")
+    __slots__ = ("_answer",)
 
     def __init__(
         self,
         connection: CallOwner,
         stream_id: int,
-        coding: bytes,
+        headers: RequestHeaders,
+        limit: int,
         answer: Callable[[bytes], bytes],
     ) -> None:
-        super().__init__(connection, stream_id, coding)
+        super().__init__(connection, stream_id, headers, limit)
         self._answer = answer
-        self._messages: list[bytes] = []
 
-    def data(self, view: memoryview, end: bool) -> None:
-        """Collect the one message; answer it when the request has ended."""
-        if self._done:
-            return
+    def complete(self, message: bytes, compressed: bool) -> None:
+        """Answer the one message."""
         try:
-            self._messages += self._reader.feed(view)
-            if end:
-                self._complete(_only(self._messages, self._reader.empty))
+            self._begin(self._plain(message) if compressed else message)
         except (BridgeError, CallFailed) as error:
             self.fail(error)
 
-    def _complete(self, message: bytes) -> None:
+    def _begin(self, message: bytes) -> None:
         """The whole request is there."""
         self._respond(self._answer(message))
 
@@ -209,21 +238,21 @@ class DeferredCall(UnaryCall):
         raise BridgeError.
     """
 
-    __slots__ = ("_begin",)
+    __slots__ = ("_work",)
 
     def __init__(
         self,
         connection: CallOwner,
         stream_id: int,
-        coding: bytes,
+        headers: RequestHeaders,
+        limit: int,
         begin: Callable[[bytes, Callable[[bytes | BridgeError], None]], None],
     ) -> None:
-        super().__init__(connection, stream_id, coding, bytes)
-        self._begin = begin
+        super().__init__(connection, stream_id, headers, limit, bytes)
+        self._work = begin
 
-    def _complete(self, message: bytes) -> None:
-        self._messages.clear()
-        self._begin(message, self._settle_with)
+    def _begin(self, message: bytes) -> None:
+        self._work(message, self._settle_with)
 
     def _settle_with(self, outcome: bytes | BridgeError) -> None:
         if self._done:
@@ -233,13 +262,3 @@ class DeferredCall(UnaryCall):
             self.fail(outcome)
         else:
             self._respond(outcome)
-
-
-def _only(messages: list[bytes], whole: bool) -> bytes:
-    if len(messages) != 1 or not whole:
-        raise CallFailed(
-            Status.INTERNAL,
-            f"expected one whole message in the request, got {len(messages)}"
-            f"{'' if whole else ' and a part of another'}",
-        )
-    return messages[0]

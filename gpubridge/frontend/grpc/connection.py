@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic
+from typing import Any
 
-from gpubridge.config import CompressionLevel, GrpcConnections
+from gpubridge.config import GrpcConnections
+from gpubridge.dataplane import Http2Connection, Http2Limits, RequestHeaders
 from gpubridge.frontend.grpc.call import Call, read_timeout
+from gpubridge.frontend.grpc.events import (
+    BEGIN,
+    CALL,
+    CLOSED,
+    DATA,
+    FAILED,
+    FILLED,
+    LARGE,
+    MESSAGES,
+    PING,
+    RESET,
+    WRITABLE,
+    framing_failure,
+)
 from gpubridge.frontend.grpc.packing import accepted_packing
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.grpc.status import CallFailed, Status, failure
-from gpubridge.frontend.grpc.vectored_io import read_vector, unsent, write_parts
 from gpubridge.frontend.grpc.watch import Finding, Watch
-from gpubridge.frontend.http2.connection import Http2Connection
-from gpubridge.frontend.http2.faults import Http2ErrorCode
-from gpubridge.frontend.http2.frame_vector import FrameVector
-from gpubridge.frontend.http2.headers import Fields, RequestHeaders
-from gpubridge.frontend.http2.limits import Http2Limits
+from gpubridge.frontend.longest_idle import longest_idle
 
 __all__ = ["GrpcConnection", "GrpcSettings"]
 
-_CODINGS = (b"identity", b"gzip", b"deflate")
+_CODINGS = (b"", b"identity", b"gzip", b"deflate")
 _KEEPALIVE_PING = b"keepaliv"
-_EMPTY = memoryview(b"")
-# Below this no read was one of a body's frame into its place.
+_ENHANCE_YOUR_CALM = 11
+_SETTINGS_TIMEOUT = 4
+# Below this no read was one of a large body into its place.
 _LARGE_READ = 1 << 12
 # Then others have their turn.
-_SCATTERED_READS = 4
+_VECTORED_READS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,43 +49,14 @@ class GrpcSettings:
 
     Attributes
     ----------
-    message_limit : int
-        Bytes of a request's message, after decompression too.
     connections : GrpcConnections
         How many connections there may be, and how long they may take.
     http2 : Http2Limits
         What HTTP/2 allows.
     """
 
-    message_limit: int
     connections: GrpcConnections
     http2: Http2Limits
-
-
-class _Reading:
-    """What the headers of a call say to gRPC; found out once for headers that repeat."""
-
-    __slots__ = ("coding", "failed", "packing", "timeout")
-
-    def __init__(self, headers: RequestHeaders, level: CompressionLevel) -> None:
-        fields = dict(headers.fields)
-        self.packing = accepted_packing(fields.get(b"grpc-accept-encoding", b""), level)
-        self.coding = fields.get(b"grpc-encoding", b"identity")
-        self.timeout: float | None = None
-        self.failed: CallFailed | None = None
-        timeout = fields.get(b"grpc-timeout")
-        if timeout is not None:
-            self.timeout = read_timeout(timeout)
-            if self.timeout is None:
-                self.failed = CallFailed(
-                    Status.INTERNAL,
-                    f"grpc-timeout: expected digits and a unit of H M S m u n, got {timeout!r}",
-                )
-        if self.coding not in _CODINGS:
-            self.failed = CallFailed(
-                Status.UNIMPLEMENTED,
-                f"grpc-encoding: expected identity, deflate or gzip, got {self.coding!r}",
-            )
 
 
 class GrpcConnection(asyncio.BufferedProtocol):
@@ -94,13 +78,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def __init__(
         self, service: GrpcService, settings: GrpcSettings, connections: set[GrpcConnection]
     ) -> None:
-        self.message_limit = settings.message_limit
-        self.http2 = Http2Connection(self, settings.http2, time.monotonic)
+        self.http2 = Http2Connection(service.methods, settings.http2)
         self._service = service
         self._connections = connections
         self._calls: dict[int, Call] = {}
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
+        self._descriptor = -1
         self._max_connections = settings.connections.max_connections
         self._compression = settings.connections.infer_response_compression_level
         self._message_timeout = settings.connections.message_timeout
@@ -113,16 +97,23 @@ class GrpcConnection(asyncio.BufferedProtocol):
     # -- what asyncio calls ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start: our settings go first; end if there are too many already."""
+        """Start: our settings go first. Where all connections are taken, one has to go."""
         self._transport = transport  # type: ignore[assignment]
+        # Told of every byte that the socket does not take: then nothing is written past it.
+        self._transport.set_write_buffer_limits(high=0)
         self._descriptor = transport.get_extra_info("socket").fileno()
+        self.http2.received(0, monotonic())
+        if 0 < self._max_connections <= len(self._connections):
+            idle = longest_idle(self._connections)
+            if idle is not None:
+                idle.leave()
+            else:
+                self.http2.close(
+                    _ENHANCE_YOUR_CALM,
+                    f"expected at most {self._max_connections} connections "
+                    "(--grpc-max-connections), all with calls open, got one more",
+                )
         self._connections.add(self)
-        if 0 < self._max_connections < len(self._connections):
-            self.http2.close(
-                Http2ErrorCode.ENHANCE_YOUR_CALM,
-                f"expected at most {self._max_connections} connections "
-                "(--grpc-max-connections), got one more",
-            )
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -138,21 +129,21 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Take ``nbytes`` that have come."""
         self._heard = True
-        self.http2.received(nbytes)
+        now = monotonic()
+        self._take(self.http2.received(nbytes, now))
         if nbytes >= _LARGE_READ:
-            self._read_scattered()
+            self._read_more(now)
         self._flush()
 
-    def _read_scattered(self) -> None:
+    def _read_more(self, now: float) -> None:
         """Receive what else there is of a body in many frames, with few reads."""
-        for _ in range(_SCATTERED_READS):
-            vector = None if self._paused else self.http2.scatter()
-            if vector is None:
+        for _ in range(_VECTORED_READS):
+            if self._paused or self._transport.is_closing():
                 return
-            nbytes = read_vector(self._descriptor, vector)
-            self.http2.scattered(nbytes)
-            if nbytes < vector.nbytes:
+            events = self.http2.receive_more(self._descriptor, now)
+            if not events:
                 return
+            self._take(events)
 
     def eof_received(self) -> bool:
         """The client sends no more: what it has asked is answered, then the connection closes."""
@@ -162,6 +153,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             return False
         self._hung_up = True
         self.http2.goaway()
+        self._take(self.http2.end_input())
         for call in list(self._calls.values()):
             call.cut_short()
         self.flush_soon()
@@ -192,6 +184,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
         for call in list(self._calls.values()):
             call.fail(CallFailed(Status.UNAVAILABLE, "the server is stopping"))
 
+    def leave(self) -> None:
+        """Close an idle connection: another client needs its place."""
+        self.http2.goaway()
+        self._connections.discard(self)
+        self._flush()
+
     def abort(self) -> None:
         """Close at once."""
         self._transport.abort()
@@ -200,6 +198,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def unsent(self) -> int:
         """Bytes that the socket has not taken yet."""
         return self._transport.get_write_buffer_size()
+
+    @property
+    def idle_since(self) -> float | None:
+        """When something came last, if no call is open and nothing is unsent; else None."""
+        if self._calls or self.http2.open_streams or self.unsent:
+            return None
+        return self.http2.heard
 
     def check(self, now: float) -> None:
         """Ping a silent client; ask one to leave, or end the connection, if it is time."""
@@ -220,18 +225,16 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._leaving = True
             http2.drain()
         else:
-            http2.close(
-                Http2ErrorCode.SETTINGS_TIMEOUT, "expected the client preface and SETTINGS in time"
-            )
+            http2.close(_SETTINGS_TIMEOUT, "expected the client preface and SETTINGS in time")
         self._flush()
 
     def _end_unwanted(self, now: float) -> None:
         """End the calls whose answers the client does not let through."""
         http2 = self.http2
-        for stream_id in self._watch.unwanted(now, [] if self._paused else http2.held_back):
+        for stream_id in self._watch.unwanted(now, [] if self._paused else http2.held_back()):
             # What clients call RESOURCE_EXHAUSTED; trailers would have to stand behind the answer.
-            http2.reset(stream_id, Http2ErrorCode.ENHANCE_YOUR_CALM)
-            self.on_reset(stream_id, Http2ErrorCode.ENHANCE_YOUR_CALM)
+            http2.reset(stream_id, _ENHANCE_YOUR_CALM)
+            self._abort(stream_id)
             self.flush_soon()
 
     # -- what calls ask --------------------------------------------------------------------------
@@ -247,100 +250,124 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        """Send as much as the socket takes; its transport keeps the rest."""
         self._flush_due = False
-        http2 = self.http2
-        while not self._paused:
-            parts = http2.take_output()
-            if not parts:
-                break
-            if self._transport.is_closing():
-                # The socket has failed; connection_lost comes, and drops all.
-                return
-            if len(parts) == 1 and isinstance(parts[0], bytes):
-                self._transport.write(parts[0])
-            else:
-                self._write(parts)
-        # Who sends no more widens no window: what is held back now never goes.
-        over = http2.closed or (self._hung_up and not self._paused and http2.held_back)
-        if over and not self._transport.is_closing():
-            self._transport.close()
-
-    def _write(self, parts: list[bytes | memoryview | FrameVector]) -> None:
-        """Send parts at once, as far as the socket takes them, the rest in their time."""
         transport = self._transport
-        sent = 0 if transport.get_write_buffer_size() else write_parts(self._descriptor, parts)
-        left = unsent(parts, sent)
-        if left:
-            transport.writelines(left)
+        # A socket that has failed: connection_lost comes, and drops all.
+        if self._paused or transport.is_closing():
+            return
+        outcome = self.http2.flush(self._descriptor)
+        if outcome is not None:
+            left, events, more = outcome
+            if left:
+                transport.writelines(left)
+            if events:
+                self._take(events)
+            if more or events:
+                self.flush_soon()
+        # Who sends no more widens no window: what is held back now never goes.
+        if (self.http2.closed and not (outcome and outcome[2])) or (
+            self._hung_up and not self._paused and self.http2.held_back()
+        ):
+            transport.close()
 
     # -- what HTTP/2 tells -----------------------------------------------------------------------
 
-    def on_headers(self, stream_id: int, headers: RequestHeaders, end: bool) -> None:
-        """A call begins."""
-        reading = headers.note
-        if not isinstance(reading, _Reading):
-            reading = headers.note = _Reading(headers, self._compression)
-        call = None
-        if reading.failed is None:
-            call = self._service.open(self, stream_id, headers, reading.coding)
+    def _take(self, events: Sequence[tuple[Any, ...]]) -> None:
+        """Take what has happened."""
+        for event in events:
+            kind = event[0]
+            if kind == CALL:
+                _, stream_id, method, headers, message, compressed = event
+                call = self._open(stream_id, method, headers)
+                if call is not None:
+                    call.complete(message, compressed)
+            elif kind == BEGIN:
+                self._open(*event[1:4])
+            elif kind == CLOSED:
+                self._abort_calls()
+            elif kind == PING:
+                self._ping_came()
+            else:
+                self._tell_call(kind, event)
+
+    def _tell_call(self, kind: int, event: tuple[Any, ...]) -> None:
+        """Tell a call what has happened on its stream."""
+        stream_id = event[1]
+        call = self._calls.get(stream_id)
         if call is None:
-            error = reading.failed or CallFailed(Status.UNIMPLEMENTED, "")
-            fields = [(b":status", b"200"), (b"content-type", b"application/grpc")]
-            self.http2.send_headers(stream_id, [*fields, *failure(error)], end=True)
+            # It has ended, or never was one.
             return
+        if kind == MESSAGES:
+            call.messages(*event[2:])
+        elif kind == DATA:
+            call.data(event[2], event[3])
+        elif kind == LARGE:
+            call.large(event[2])
+        elif kind == FILLED:
+            call.filled(event[2])
+        elif kind == WRITABLE:
+            call.writable()
+        elif kind == FAILED:
+            call.refuse(framing_failure(*event[2:]))
+        elif kind == RESET:
+            self._abort(stream_id)
+
+    def _open(self, stream_id: int, method: int, headers: RequestHeaders) -> Call | None:
+        """A call begins; None if it has ended already."""
+        if not headers.plain:
+            error = _fault(headers)
+            if error is not None:
+                self._refuse(stream_id, error)
+                return None
+        call = self._service.open(self, stream_id, method, headers)
+        if call is None:
+            self._refuse(stream_id, CallFailed(Status.UNIMPLEMENTED, ""))
+            return None
         self._calls[stream_id] = call
-        if reading.packing is not None:
-            call.pack(reading.packing)
-        if reading.timeout is not None:
-            call.limit_time(reading.timeout)
-        if end:
-            call.data(_EMPTY, True)
+        if self._compression != "none":
+            packing = accepted_packing(headers.accepted_codings, self._compression)
+            if packing is not None:
+                call.pack(packing)
+        if not headers.plain and headers.timeout is not None:
+            call.limit_time(read_timeout(headers.timeout) or 0.0)
+        return call
 
-    def on_data(self, stream_id: int, view: memoryview, end: bool) -> None:
-        """Part of a call's request."""
-        call = self._calls.get(stream_id)
-        if call is not None:
-            call.data(view, end)
+    def _refuse(self, stream_id: int, error: CallFailed) -> None:
+        self.http2.send_headers(stream_id, failure(error, begun=False), True)
 
-    def on_filled(self, stream_id: int, end: bool) -> None:
-        """Memory that a call has named is full."""
-        call = self._calls.get(stream_id)
-        if call is not None:
-            call.filled(end)
-
-    def on_trailers(self, stream_id: int, fields: Fields) -> None:
-        """A request ends with trailers, which mean nothing."""
-        self.on_data(stream_id, _EMPTY, True)
-
-    def on_reset(self, stream_id: int, code: int) -> None:
+    def _abort(self, stream_id: int) -> None:
         """Nobody waits for a call's answer any more."""
         call = self._calls.pop(stream_id, None)
         if call is not None:
             call.abort()
 
-    def on_writable(self, stream_id: int) -> None:
-        """What a call had queued is on its way."""
-        call = self._calls.get(stream_id)
-        if call is not None:
-            call.writable()
-
-    def on_ping(self) -> None:
+    def _ping_came(self) -> None:
         """End the connection of a client that pings too often."""
         http2 = self.http2
         if self._watch.keepalive.ping_came(
             self._loop.time(), calls=http2.open_streams, sent=http2.frames_sent
         ):
             # The text that gRPC clients look for, to ping less often from then on.
-            http2.close(Http2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
-
-    def on_pong(self, payload: bytes) -> None:
-        """The client is there: that anything came says so already."""
-
-    def on_closed(self, code: Http2ErrorCode, text: str) -> None:
-        """The connection is over."""
-        self._abort_calls()
+            http2.close(_ENHANCE_YOUR_CALM, "too_many_pings")
 
     def _abort_calls(self) -> None:
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.abort()
+
+
+def _fault(headers: RequestHeaders) -> CallFailed | None:
+    """Return what is wrong with the headers of a call, as gRPC reads them."""
+    if headers.coding not in _CODINGS:
+        return CallFailed(
+            Status.UNIMPLEMENTED,
+            f"grpc-encoding: expected identity, deflate or gzip, got {headers.coding!r}",
+        )
+    timeout = headers.timeout
+    if timeout is not None and read_timeout(timeout) is None:
+        return CallFailed(
+            Status.INTERNAL,
+            f"grpc-timeout: expected digits and a unit of H M S m u n, got {timeout!r}",
+        )
+    return None

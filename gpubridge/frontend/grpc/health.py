@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpubridge.dataplane import RequestHeaders
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.grpc.call import Call, CallOwner
 from gpubridge.frontend.grpc.status import CallFailed, Status
@@ -66,31 +67,30 @@ class HealthWatch(Call):
         What there is to be told.
     """
 
-    __slots__ = ("_health", "_last", "_messages", "_service")
+    __slots__ = ("_health", "_last", "_service")
 
     def __init__(
-        self, connection: CallOwner, stream_id: int, coding: bytes, health: Health
+        self,
+        connection: CallOwner,
+        stream_id: int,
+        headers: RequestHeaders,
+        limit: int,
+        health: Health,
     ) -> None:
-        super().__init__(connection, stream_id, coding)
+        super().__init__(connection, stream_id, headers, limit)
         self._health = health
-        self._messages: list[bytes] = []
         self._service = ""
         self._last = b""
 
-    def data(self, view: memoryview, end: bool) -> None:
-        """Take the request; with its end begin to tell."""
-        if self._done:
-            return
+    def complete(self, message: bytes, compressed: bool) -> None:
+        """Take the request, and begin to tell."""
         try:
-            self._messages += self._reader.feed(view)
-            if len(self._messages) > 1 or (end and len(self._messages) + self._reader.empty != 2):
-                raise CallFailed(Status.INTERNAL, "expected one whole message in the request")
-            if end:
-                self._service = metadata.health_service(self._messages[0])
-                self._health.add(self)
-                self.update()
+            self._service = metadata.health_service(self._plain(message) if compressed else message)
         except (BridgeError, CallFailed) as error:
             self.fail(error)
+        else:
+            self._health.add(self)
+            self.update()
 
     def update(self) -> None:
         """Tell the state if it is not what was told last."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
+from gpubridge.dataplane import RequestHeaders
 from gpubridge.engine.model import Model
 from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner
-from gpubridge.frontend.grpc.framing import PREFIX, read_prefix
 from gpubridge.frontend.grpc.packing import Packing
 from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.frontend.lateness import Rate
@@ -19,12 +19,6 @@ from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
 __all__ = ["InferCall", "TracedInferCall"]
-
-_DIRECT = 1 << 16
-"""A longer message is received straight into shared memory; a shorter one is copied there."""
-
-
-_NOTHING = memoryview(b"")
 
 
 class InferCall(Call):
@@ -42,8 +36,6 @@ class InferCall(Call):
         "_forms",
         "_known",
         "_memory",
-        "_once",
-        "_prefix",
         "_rate",
         "_receiver",
         "_request",
@@ -53,36 +45,47 @@ class InferCall(Call):
         self,
         connection: CallOwner,
         stream_id: int,
-        coding: bytes,
+        headers: RequestHeaders,
+        limit: int,
         forms: FormCache[Model],
         memory: RequestMemory,
     ) -> None:
-        super().__init__(connection, stream_id, coding)
+        super().__init__(connection, stream_id, headers, limit)
         self._forms = forms
         self._memory = memory
+        # Takes a large message, which comes in pieces.
         self._receiver: RequestReceiver | None = None
         self._rate: Rate | None = None
         self._request: InferRequest | None = None
         self._known: KnownRequest[Model] | None = None
-        # A message up to this is taken at once if it comes so.
-        self._once = min(_DIRECT, connection.message_limit)
-        # The beginning of the message, while it is not known how long that is.
-        self._prefix: bytes | None = b""
+
+    def complete(self, message: bytes, compressed: bool) -> None:
+        """Take a small message: its inputs are copied into shared memory."""
+        try:
+            known, request = whole_request(
+                self._plain(message) if compressed else message,
+                self._forms,
+                self._memory.arena,
+                self._answer,
+            )
+            self._hand_over(known, request)
+        except (BridgeError, CallFailed) as error:
+            self.fail(error)
+
+    def large(self, nbytes: int) -> None:
+        """Begin to receive a large message."""
+        self._receiver = RequestReceiver(nbytes, self._memory.known_arena)
 
     def data(self, view: memoryview, end: bool) -> None:
-        """Take part of the message, or all of it."""
-        if self._done:
+        """Take part of the large message, and say where the next part belongs."""
+        receiver = self._receiver
+        if receiver is None:
             return
         try:
-            if self._prefix is not None:
-                view = self._begin(view)
-            if self._receiver is not None:
-                self._receive(self._receiver, view)
-            elif len(view):
-                for message in self._reader.feed(view):
-                    self._submit(message)
-            if end:
-                self._end()
+            receiver.feed(view)
+            if receiver.target is not None:
+                self._connection.http2.receive_into(self._stream_id, receiver.target)
+            self._end(receiver, end)
         except (BridgeError, CallFailed) as error:
             self._give_up()
             self.fail(error)
@@ -94,8 +97,7 @@ class InferCall(Call):
             return
         receiver.filled()
         try:
-            if end:
-                self._end()
+            self._end(receiver, end)
         except (BridgeError, CallFailed) as error:
             self._give_up()
             self.fail(error)
@@ -129,56 +131,18 @@ class InferCall(Call):
 
     # -- the message -----------------------------------------------------------------------------
 
-    def _begin(self, view: memoryview) -> memoryview:
-        """Decide where the message goes; returns what follows what was used up for that."""
-        assert self._prefix is not None
-        if not self._prefix and len(view) > PREFIX and view[0] == 0:
-            # All of it at once, as most messages come.
-            length = int.from_bytes(view[1:PREFIX], "big")
-            if length == len(view) - PREFIX and length <= self._once:
-                self._prefix = None
-                self._submit(bytes(view[PREFIX:]))
-                return _NOTHING
-        start = self._prefix + bytes(view[: PREFIX - len(self._prefix)])
-        rest = view[PREFIX - len(self._prefix) :]
-        if len(start) < PREFIX:
-            self._prefix = start
-            return rest
-        self._prefix = None
-        compressed, length = read_prefix(start, self._connection.message_limit)
-        if length > _DIRECT and not compressed:
-            self._receiver = RequestReceiver(length, self._memory.known_arena)
-        else:
-            self._reader.feed(memoryview(start))
-        return rest
-
-    def _receive(self, receiver: RequestReceiver, view: memoryview) -> None:
-        """Take part of a large message, and say where the next part belongs."""
-        if len(view):
-            receiver.feed(view)
-        if receiver.target is not None:
-            self._connection.http2.receive_into(self._stream_id, receiver.target)
-
-    def _end(self) -> None:
-        """The request has ended."""
-        receiver, self._receiver = self._receiver, None
-        if receiver is not None:
-            if not receiver.complete:
-                self._receiver = receiver
+    def _end(self, receiver: RequestReceiver, end: bool) -> None:
+        """Make the request if its message is complete; with ``end`` it has to be."""
+        if not receiver.complete:
+            if end:
                 raise CallFailed(Status.INTERNAL, "the request ends in the middle of its message")
-            receiver.copied += self._connection.http2.copied(self._stream_id)
-            try:
-                known, request = receiver.request(self._forms, self._answer)
-            finally:
-                receiver.close()
-            self._hand_over(known, request)
-        elif self._request is None and not self._done:
-            raise CallFailed(Status.INTERNAL, "expected one whole message in the request, got none")
-
-    def _submit(self, message: bytes) -> None:
-        if self._request is not None:
-            raise CallFailed(Status.INTERNAL, "expected one message in the request, got another")
-        known, request = whole_request(message, self._forms, self._memory.arena, self._answer)
+            return
+        self._receiver = None
+        receiver.copied += self._connection.http2.copied(self._stream_id)
+        try:
+            known, request = receiver.request(self._forms, self._answer)
+        finally:
+            receiver.close()
         self._hand_over(known, request)
 
     def _hand_over(self, known: KnownRequest[Model], request: InferRequest) -> None:
@@ -240,11 +204,12 @@ class TracedInferCall(InferCall):
         self,
         connection: CallOwner,
         stream_id: int,
-        coding: bytes,
+        headers: RequestHeaders,
+        limit: int,
         forms: FormCache[Model],
         memory: RequestMemory,
     ) -> None:
-        super().__init__(connection, stream_id, coding, forms, memory)
+        super().__init__(connection, stream_id, headers, limit, forms, memory)
         self._began = time.monotonic_ns()
 
     def _received(self) -> Received:

@@ -1,19 +1,46 @@
-"""Compressed answers: gzip or deflate, for clients that accept them, if the server is told to."""
+"""Compressed messages: gzip or deflate, in requests, and in answers if the server is told to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from gpubridge.config import CompressionLevel
-from gpubridge.frontend.grpc.framing import PREFIX
-from gpubridge.frontend.grpc.status import answer_fields
-from gpubridge.frontend.http.message import compress
-from gpubridge.frontend.http2.compression import encode_headers
+from gpubridge.dataplane import HeaderFields
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.grpc.status import RESPONSE_FIELDS, CallFailed, Status
+from gpubridge.frontend.http.message import compress, decompress
 from gpubridge.protocol.grpc.infer_response import FrameSegments
 
-__all__ = ["Packing", "accepted_packing"]
+__all__ = ["PREFIX", "Packing", "accepted_packing", "unpacked"]
+
+PREFIX = 5
+"""Bytes before each message: a flag and its length."""
 
 _ZLIB_LEVELS: dict[CompressionLevel, int] = {"low": 1, "medium": 6, "high": 9}
+
+
+def unpacked(message: bytes, coding: bytes, limit: int) -> bytes:
+    """Return a compressed message as it was.
+
+    Parameters
+    ----------
+    coding : bytes
+        The call's ``grpc-encoding``; empty for none.
+    limit : int
+        Bytes of the longest message.
+
+    Raises
+    ------
+    CallFailed
+        INTERNAL for what was not compressed so, or is too long; UNIMPLEMENTED for another coding.
+    """
+    try:
+        return decompress(coding or b"identity", message, limit)
+    except BridgeError as error:
+        status = Status.INTERNAL
+        if error.code == ErrorCode.UNSUPPORTED:
+            status = Status.UNIMPLEMENTED
+        raise CallFailed(status, error.message) from error
 
 
 class Packing:
@@ -28,8 +55,8 @@ class Packing:
 
     Attributes
     ----------
-    headers : bytes
-        The header block that the answer begins with.
+    headers : HeaderFields
+        What the answer begins with.
     """
 
     __slots__ = ("_coding", "_level", "headers")
@@ -37,7 +64,8 @@ class Packing:
     def __init__(self, coding: str, level: int) -> None:
         self._coding = coding
         self._level = level
-        self.headers = encode_headers((*answer_fields(), (b"grpc-encoding", coding.encode())))
+        fields = (*RESPONSE_FIELDS, (b"grpc-encoding", coding.encode()))
+        self.headers = HeaderFields(fields, repeat=True)
 
     def frame(self, segments: FrameSegments) -> FrameSegments:
         """Return a frame with its message compressed, or as it was if that is not shorter."""
@@ -57,11 +85,9 @@ def accepted_packing(accepted: bytes, level: CompressionLevel) -> Packing | None
     accepted : bytes
         Its ``grpc-accept-encoding``.
     """
-    if level == "none":
-        return None
     codings = {coding.strip() for coding in accepted.decode("latin-1").lower().split(",")}
     for coding in ("gzip", "deflate"):
-        if coding in codings:
+        if level != "none" and coding in codings:
             return Packing(coding, _ZLIB_LEVELS[level])
     return None
 

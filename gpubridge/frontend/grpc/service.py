@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
+from gpubridge.dataplane import GrpcMethods, RequestHeaders
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
@@ -14,7 +16,6 @@ from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall, TracedInferCall
 from gpubridge.frontend.grpc.memory import Deferred, cuda_calls, memory_calls
 from gpubridge.frontend.grpc.stream import StreamCall
-from gpubridge.frontend.http2.headers import RequestHeaders
 from gpubridge.frontend.model_readiness import tell_ready
 from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.frontend.settings_service import SettingsService
@@ -29,6 +30,22 @@ _Answer = Callable[[bytes | BridgeError], None]
 
 _SERVICE = b"/inference.GRPCInferenceService/"
 _HEALTH = b"/grpc.health.v1.Health/"
+_LOAD = _SERVICE + b"RepositoryModelLoad"
+
+_CONTROL_BYTES = 4 << 20
+"""Bytes of a message to a method that is no inference."""
+
+# How the messages of a method come, as the compiled module counts.
+_UNARY, _INFER, _STREAM = range(3)
+
+
+class _Method(NamedTuple):
+    """A method: where, how its messages come, how long they may be, and what opens a call."""
+
+    path: bytes
+    kind: int
+    limit: int
+    open: Callable[[CallOwner, int, RequestHeaders, int], Call]
 
 
 class GrpcService:
@@ -42,15 +59,23 @@ class GrpcService:
         Whether the server takes requests.
     regions : ClientRegions
         The clients' own memory.
+    message_limit : int
+        Bytes of a message of inference, or with the files of a model, after decompression too.
 
     Attributes
     ----------
     health : Health
         Who is told of its state.
+    methods : GrpcMethods
+        What connections have to know of the methods.
     """
 
     def __init__(
-        self, repository: ModelRepository, ready: Callable[[], bool], regions: ClientRegions
+        self,
+        repository: ModelRepository,
+        ready: Callable[[], bool],
+        regions: ClientRegions,
+        message_limit: int,
     ) -> None:
         self._repository = repository
         self._ready = ready
@@ -74,44 +99,67 @@ class GrpcService:
         unary[_SERVICE + b"LogSettings"] = self._log_settings
         unary[_SERVICE + b"TraceSetting"] = self._trace_setting
         self._control = ControlTasks()
-        self._deferred: dict[bytes, Deferred] = {
+        deferred: dict[bytes, Deferred] = {
             _SERVICE + b"ModelReady": self._model_ready,
-            _SERVICE + b"RepositoryModelLoad": self._load,
+            _LOAD: self._load,
             _SERVICE + b"RepositoryModelUnload": self._unload,
         }
         for method, answer in memory_calls(regions).items():
             unary[_SERVICE + method.encode()] = answer
         for method, begin in cuda_calls(regions, self._control).items():
-            self._deferred[_SERVICE + method.encode()] = begin
-        self._unary = unary
+            deferred[_SERVICE + method.encode()] = begin
+        self._methods = self._table(unary, deferred, message_limit)
+        self.methods = GrpcMethods([(m.path, m.kind, m.limit) for m in self._methods])
+
+    def _table(
+        self,
+        unary: dict[bytes, Callable[[bytes], bytes]],
+        deferred: dict[bytes, Deferred],
+        message_limit: int,
+    ) -> list[_Method]:
+        """List the methods; the compiled module knows each by its place."""
+        small = min(_CONTROL_BYTES, message_limit)
+        table = [
+            _Method(_SERVICE + b"ModelInfer", _INFER, message_limit, self._open_infer),
+            _Method(_SERVICE + b"ModelStreamInfer", _STREAM, message_limit, self._open_stream),
+            _Method(_HEALTH + b"Watch", _UNARY, small, self._open_watch),
+        ]
+        for path, answer in unary.items():
+            table.append(_Method(path, _UNARY, small, partial(_open_unary, answer)))
+        for path, begin in deferred.items():
+            # A model may be loaded with its files in the message.
+            limit = message_limit if path == _LOAD else small
+            table.append(_Method(path, _UNARY, limit, partial(_open_deferred, begin)))
+        return table
 
     def model_changed(self, name: str) -> None:
         """What is served of a model has changed: look it up again."""
         self._forms.forget(lambda model: model.name == name)
 
     def open(
-        self, connection: CallOwner, stream_id: int, headers: RequestHeaders, coding: bytes
+        self, connection: CallOwner, stream_id: int, method: int, headers: RequestHeaders
     ) -> Call | None:
         """Return the call that a stream is; None for a method that there is not."""
-        path = headers.path
-        memory = self._memory
-        if path == _SERVICE + b"ModelInfer":
-            infer = TracedInferCall if self._traces.active else InferCall
-            return infer(connection, stream_id, coding, self._forms, memory)
-        answer = self._unary.get(path)
-        if answer is not None:
-            return UnaryCall(connection, stream_id, coding, answer)
-        if path == _HEALTH + b"Watch":
-            return HealthWatch(connection, stream_id, coding, self.health)
-        begin = self._deferred.get(path)
-        if begin is not None:
-            return DeferredCall(connection, stream_id, coding, begin)
-        if path == _SERVICE + b"ModelStreamInfer":
-            errors_end = (b"triton_grpc_error", b"true") in headers.fields
-            return StreamCall(
-                connection, stream_id, coding, self._forms, memory, errors_end=errors_end
-            )
-        return None
+        if method < 0:
+            return None
+        entry = self._methods[method]
+        return entry.open(connection, stream_id, headers, entry.limit)
+
+    def _open_infer(
+        self, connection: CallOwner, stream_id: int, headers: RequestHeaders, limit: int
+    ) -> Call:
+        infer = TracedInferCall if self._traces.active else InferCall
+        return infer(connection, stream_id, headers, limit, self._forms, self._memory)
+
+    def _open_stream(
+        self, connection: CallOwner, stream_id: int, headers: RequestHeaders, limit: int
+    ) -> Call:
+        return StreamCall(connection, stream_id, headers, limit, self._forms, self._memory)
+
+    def _open_watch(
+        self, connection: CallOwner, stream_id: int, headers: RequestHeaders, limit: int
+    ) -> Call:
+        return HealthWatch(connection, stream_id, headers, limit, self.health)
 
     # -- methods ---------------------------------------------------------------------------------
 
@@ -179,6 +227,22 @@ def _constant(request: str, answer: Callable[[], bytes], message: bytes) -> byte
     """Answer a request that says nothing."""
     parse_message(request, message)
     return answer()
+
+
+def _open_unary(
+    answer: Callable[[bytes], bytes],
+    connection: CallOwner,
+    stream_id: int,
+    headers: RequestHeaders,
+    limit: int,
+) -> Call:
+    return UnaryCall(connection, stream_id, headers, limit, answer)
+
+
+def _open_deferred(
+    begin: Deferred, connection: CallOwner, stream_id: int, headers: RequestHeaders, limit: int
+) -> Call:
+    return DeferredCall(connection, stream_id, headers, limit, begin)
 
 
 def _live() -> bytes:

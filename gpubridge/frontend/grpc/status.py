@@ -1,15 +1,30 @@
-"""How a call ends: the status numbers of gRPC, and the trailers that carry them."""
+"""How a call ends: the status numbers of gRPC, and the header fields that carry them."""
 
 from __future__ import annotations
 
 import enum
-import functools
 
+from gpubridge.dataplane import HeaderFields
 from gpubridge.errors import BridgeError
-from gpubridge.frontend.http2.compression import encode_headers
 from gpubridge.protocol.grpc.status import grpc_message, grpc_status
 
-__all__ = ["CallFailed", "Status", "answer_fields", "failure", "headers", "ok_trailers"]
+__all__ = [
+    "OK_TRAILERS",
+    "RESPONSE_FIELDS",
+    "RESPONSE_HEADERS",
+    "CallFailed",
+    "Status",
+    "failure",
+]
+
+_STATUS = (b":status", b"200")
+_CONTENT_TYPE = (b"content-type", b"application/grpc")
+
+RESPONSE_FIELDS = (_STATUS, _CONTENT_TYPE, (b"grpc-accept-encoding", b"identity, deflate, gzip"))
+"""The fields that every response begins with."""
+RESPONSE_HEADERS = HeaderFields(RESPONSE_FIELDS, repeat=True)
+OK_TRAILERS = HeaderFields([(b"grpc-status", b"0")], repeat=True)
+"""The fields that every response ends with that is no failure."""
 
 
 class Status(enum.IntEnum):
@@ -33,28 +48,14 @@ class CallFailed(Exception):
         self.message = message
 
 
-@functools.cache
-def headers() -> bytes:
-    """Return the header block that every answer begins with."""
-    return encode_headers(answer_fields())
+def failure(error: BridgeError | CallFailed, *, begun: bool) -> HeaderFields:
+    """Return the fields that end a call with an error.
 
-
-def answer_fields() -> tuple[tuple[bytes, bytes], ...]:
-    """Return the fields that every answer begins with."""
-    return (
-        (b":status", b"200"),
-        (b"content-type", b"application/grpc"),
-        (b"grpc-accept-encoding", b"identity, deflate, gzip"),
-    )
-
-
-@functools.cache
-def ok_trailers() -> bytes:
-    """Return the block that every answer ends with that is none of failure."""
-    return encode_headers(((b"grpc-status", b"0"),))
-
-
-def failure(error: BridgeError | CallFailed) -> list[tuple[bytes, bytes]]:
-    """Return the fields that tell an error."""
+    Parameters
+    ----------
+    begun : bool
+        Whether the headers of the response were sent; they are among the fields if not.
+    """
     number = grpc_status(error.code) if isinstance(error, BridgeError) else int(error.status)
-    return [(b"grpc-status", b"%d" % number), (b"grpc-message", grpc_message(error.message))]
+    fields = [(b"grpc-status", b"%d" % number), (b"grpc-message", grpc_message(error.message))]
+    return HeaderFields(fields if begun else [_STATUS, _CONTENT_TYPE, *fields])

@@ -9,11 +9,12 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 
+from gpubridge.dataplane import RequestHeaders
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.grpc.call import Call, CallOwner
 from gpubridge.frontend.grpc.packing import Packing
-from gpubridge.frontend.grpc.status import CallFailed, Status
+from gpubridge.frontend.grpc.status import CallFailed
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.grpc.fields import read_request
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
@@ -28,6 +29,7 @@ _OPEN_REQUESTS = 64
 """Requests of a stream that may be at models; further ones are not read."""
 _UNSENT_BYTES = 1 << 20
 """Bytes of answers that may wait for a slow reader; beyond that its requests are not read."""
+_ERRORS_END = (b"triton_grpc_error", b"true")
 
 
 class _Turn:
@@ -65,8 +67,6 @@ class StreamCall(Call):
         What forms of requests mean.
     memory : RequestMemory
         Where requests lie.
-    errors_end : bool
-        Whether an error ends the stream, with its status.
     """
 
     __slots__ = (
@@ -85,16 +85,16 @@ class StreamCall(Call):
         self,
         connection: CallOwner,
         stream_id: int,
-        coding: bytes,
+        headers: RequestHeaders,
+        limit: int,
         forms: FormCache[Model],
         memory: RequestMemory,
-        *,
-        errors_end: bool,
     ) -> None:
-        super().__init__(connection, stream_id, coding)
+        super().__init__(connection, stream_id, headers, limit)
         self._forms = forms
         self._memory = memory
-        self._errors_end = errors_end
+        # Whether its client wants an error to end the stream, with its status.
+        self._errors_end = _ERRORS_END in headers.fields
         self._turns: deque[_Turn] = deque()
         self._flows: set[_Flow] = set()
         self._waiting: deque[bytes] = deque()
@@ -104,21 +104,20 @@ class StreamCall(Call):
 
     # -- requests --------------------------------------------------------------------------------
 
-    def data(self, view: memoryview, end: bool) -> None:
+    def messages(self, nbytes: int, messages: list[bytes], compressed: bool, end: bool) -> None:
         """Take requests."""
         if self._done:
             return
         # Sent early: clients wait for the headers of a stream before they report it as open.
         self._tell()
-        self._unread += len(view)
-        try:
-            self._waiting.extend(self._reader.feed(view))
-            if end and not self._reader.empty:
-                raise CallFailed(Status.INTERNAL, "the stream ends in the middle of a message")
-        except CallFailed as error:
-            self._give_up()
-            self.fail(error)
-            return
+        self._unread += nbytes
+        if compressed:
+            try:
+                messages = [self._plain(message) for message in messages]
+            except CallFailed as error:
+                self.refuse(error)
+                return
+        self._waiting.extend(messages)
         self._ended = self._ended or end
         self._advance()
 

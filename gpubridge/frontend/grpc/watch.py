@@ -7,9 +7,8 @@ import random
 from collections.abc import Sequence
 
 from gpubridge.config import GrpcConnections
+from gpubridge.dataplane import Http2Connection
 from gpubridge.frontend.grpc.keepalive import Keepalive, Pulse
-from gpubridge.frontend.http2.connection import Http2Connection
-from gpubridge.frontend.http2.streams import Stream
 from gpubridge.frontend.lateness import Rate, Unsent, Waiting
 
 __all__ = ["Finding", "Watch"]
@@ -50,6 +49,7 @@ class Watch:
     __slots__ = (
         "_age",
         "_grace",
+        "_highest",
         "_idle",
         "_leaving",
         "_send_timeout",
@@ -66,7 +66,9 @@ class Watch:
         self._sending = Unsent(limits.send_timeout)
         self._send_timeout = limits.send_timeout
         # How fast the client widens the windows that hold an answer back, by stream.
-        self._windows: dict[Stream, Rate] = {}
+        self._windows: dict[int, Rate] = {}
+        # The newest stream's id, the same object for as long as it is the newest.
+        self._highest = 0
         # Spread, so that clients which came at once do not all come again at once.
         spread = random.uniform(1 - _AGE_SPREAD, 1 + _AGE_SPREAD)  # noqa: S311
         self._age = Waiting(limits.max_connection_age / 1000 * spread)
@@ -97,28 +99,31 @@ class Watch:
         if self._start.too_long(now, None if http2.started else True):
             return Finding.UNSTARTED
         old = self._age.too_long(now, True)
-        idle = self._idle.too_long(now, None if calls else http2.highest_stream)
+        if self._highest != http2.highest_stream:
+            self._highest = http2.highest_stream
+        idle = self._idle.too_long(now, None if calls else self._highest)
         if (old or idle) and not leaving:
             return Finding.LEAVE
         return Finding.PING if pulse is Pulse.PING else None
 
-    def unwanted(self, now: float, held_back: Sequence[Stream]) -> list[int]:
+    def unwanted(self, now: float, held_back: Sequence[tuple[int, int]]) -> list[int]:
         """Return the streams whose answers the client's windows have held back for too long.
 
         Parameters
         ----------
-        held_back : sequence of Stream
-            Those that have more to send than the windows allow; none while it is the socket that
-            takes no more.
+        held_back : sequence of (int, int)
+            Those that have more to send than the windows allow, and how many bytes of each were let
+            through; none while it is the socket that takes no more.
         """
         if not (held_back or self._windows):
             return []
         known = self._windows
         self._windows = {
-            stream: known.get(stream) or Rate(self._send_timeout) for stream in held_back
+            stream_id: known.get(stream_id) or Rate(self._send_timeout)
+            for stream_id, _ in held_back
         }
         return [
-            stream.stream_id
-            for stream, rate in self._windows.items()
-            if rate.too_slow(now, stream, stream.unqueued)
+            stream_id
+            for stream_id, nbytes in held_back
+            if self._windows[stream_id].too_slow(now, self._windows[stream_id], nbytes)
         ]

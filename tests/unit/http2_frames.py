@@ -1,4 +1,4 @@
-"""What a frame is made of: types, flags, its nine bytes of header, and the small frames we send.
+"""Frames of HTTP/2 as tests send them: types, flags, error codes, and header blocks without a table.
 
 ::
 
@@ -12,11 +12,14 @@ from __future__ import annotations
 import enum
 import struct
 
+from hpack import Encoder
+
 __all__ = [
     "HEADER_BYTES",
     "MAX_STREAM_ID",
     "PREFACE",
-    "FrameType",
+    "Http2ErrorCode",
+    "encode_headers",
     "frame",
     "goaway_frame",
     "pack_header",
@@ -30,22 +33,23 @@ HEADER_BYTES = 9
 MAX_STREAM_ID = 0x7FFFFFFF
 
 
-class FrameType(enum.IntEnum):
-    """The types of frames of RFC 9113, section 6."""
+class Http2ErrorCode(enum.IntEnum):
+    """The error codes of RFC 9113, section 7."""
 
-    DATA = 0
-    HEADERS = 1
-    PRIORITY = 2
-    RST_STREAM = 3
-    SETTINGS = 4
-    PUSH_PROMISE = 5
-    PING = 6
-    GOAWAY = 7
-    WINDOW_UPDATE = 8
-    CONTINUATION = 9
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
 
 
-# Plain integers: the code of every frame compares them.
 DATA = 0
 HEADERS = 1
 PRIORITY = 2
@@ -89,3 +93,10 @@ def window_update_frame(stream_id: int, increment: int) -> bytes:
 def goaway_frame(last_stream_id: int, code: int, text: str) -> bytes:
     """Return a GOAWAY frame whose debug data is ``text``."""
     return frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream_id, code) + text.encode()[:1024])
+
+
+def encode_headers(fields) -> bytes:
+    """Return a header block of literals: the same bytes mean the same on every connection."""
+    encoder = Encoder()
+    # hpack adds to its table what is not sensitive: then no two blocks would be the same.
+    return encoder.encode([(name, value, True) for name, value in fields], huffman=False)

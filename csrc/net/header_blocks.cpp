@@ -1,0 +1,213 @@
+#include "net/header_blocks.h"
+
+#include <string_view>
+#include <utility>
+
+namespace gpubridge::http2 {
+namespace {
+
+constexpr std::size_t kPriorityBytes = 5;
+// A list larger than announced costs the stream, one this many times larger the connection.
+constexpr std::int64_t kHardLimitFactor = 4;
+constexpr std::size_t kKnownBlocks = 256;
+constexpr std::size_t kKnownBlockBytes = 1024;
+
+std::string_view text_of(std::span<const std::uint8_t> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::span<const std::uint8_t> bytes_of(std::string_view text) {
+  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
+}
+
+// Takes the padding off a HEADERS frame.
+std::span<const std::uint8_t> without_padding(std::uint8_t flags,
+                                              std::span<const std::uint8_t> payload) {
+  if ((flags & kPadded) == 0) return payload;
+  if (payload.empty()) {
+    throw ConnectionFault{ErrorCode::kFrameSizeError,
+                          "HEADERS: expected the length of its padding"};
+  }
+  const std::size_t padding = payload[0];
+  if (padding + 1 > payload.size()) {
+    throw ConnectionFault{ErrorCode::kProtocolError, "HEADERS: expected padding within its " +
+                                                         std::to_string(payload.size()) +
+                                                         " bytes, got " + std::to_string(padding)};
+  }
+  return payload.subspan(1, payload.size() - 1 - padding);
+}
+
+}  // namespace
+
+HeaderBlocks::HeaderBlocks(State& state)
+    : state_(state),
+      decoder_(static_cast<std::size_t>(state.limits().header_list_bytes * kHardLimitFactor)) {}
+
+void HeaderBlocks::begin(const FrameHeader& header, std::span<const std::uint8_t> payload) {
+  payload = without_padding(header.flags, payload);
+  if ((header.flags & kPriorityFields) != 0) {
+    if (payload.size() < kPriorityBytes) {
+      throw ConnectionFault{
+          ErrorCode::kFrameSizeError,
+          "HEADERS: expected 5 bytes of priority, got " + std::to_string(payload.size())};
+    }
+    payload = payload.subspan(kPriorityBytes);
+  }
+  if (header.stream == 0) {
+    throw ConnectionFault{ErrorCode::kProtocolError,
+                          "HEADERS: expected a stream, got the connection"};
+  }
+  if ((header.flags & kEndHeaders) != 0) {
+    take(header.stream, header.flags, payload);
+    return;
+  }
+  unfinished_ = header.stream;
+  flags_ = header.flags;
+  frames_ = 0;
+  block_ = text_of(payload);
+}
+
+void HeaderBlocks::proceed(const FrameHeader& header, std::span<const std::uint8_t> payload) {
+  if (unfinished_ == 0) {
+    throw ConnectionFault{ErrorCode::kProtocolError,
+                          "CONTINUATION: expected only after HEADERS without END_HEADERS"};
+  }
+  const Limits& limits = state_.limits();
+  block_ += text_of(payload);
+  if (++frames_ > limits.continuation_frames) {
+    throw ConnectionFault{ErrorCode::kEnhanceYourCalm,
+                          "header block: expected at most " +
+                              std::to_string(limits.continuation_frames) +
+                              " CONTINUATION frames, got more"};
+  }
+  if (block_.size() > static_cast<std::size_t>(limits.header_block_bytes)) {
+    throw ConnectionFault{ErrorCode::kEnhanceYourCalm,
+                          "header block: expected at most " +
+                              std::to_string(limits.header_block_bytes) + " bytes, got " +
+                              std::to_string(block_.size()) + " or more"};
+  }
+  if ((header.flags & kEndHeaders) == 0) return;
+  unfinished_ = 0;
+  const std::string block = std::exchange(block_, {});
+  take(header.stream, flags_, bytes_of(block));
+}
+
+// Takes a complete header block: of a new stream, or of an open one's trailers.
+void HeaderBlocks::take(std::uint32_t id, std::uint8_t flags, std::span<const std::uint8_t> block) {
+  if (id <= state_.highest_id || (id & 1U) == 0) {
+    take_known_stream(id, flags, block);
+    return;
+  }
+  state_.highest_id = id;
+  if (state_.refusing ||
+      state_.streams.size() >= static_cast<std::size_t>(state_.limits().max_concurrent_streams)) {
+    skip(block);
+    throw StreamFault{id, ErrorCode::kRefusedStream};
+  }
+  open(id, flags, request(id, block));
+}
+
+void HeaderBlocks::open(std::uint32_t id, std::uint8_t flags,
+                        std::shared_ptr<const RequestHeaders> headers) {
+  const bool end = (flags & kEndStream) != 0;
+  if (end && headers->content_length().value_or(0) != 0) {
+    throw StreamFault{id, ErrorCode::kProtocolError};
+  }
+  const int method = headers->method();
+  const GrpcMethod* known = method == GrpcMethods::kUnknown ? nullptr : &state_.methods()[method];
+  Stream& stream =
+      state_.streams
+          .try_emplace(id, id, state_.limits().stream_window, state_.peer_window, GrpcReader(known))
+          .first->second;
+  stream.expected = headers->content_length();
+  stream.ended = end;
+  stream.headers = std::move(headers);
+  state_.last_stream_id = id;
+  if (known == nullptr || known->kind == GrpcKind::kStream) {
+    stream.reader.announce(id, stream.headers, end, state_.events);
+    if (known == nullptr) return;
+  } else {
+    state_.untold.push_back(id);
+  }
+  if (end) stream.reader.take(id, stream.headers, {}, true, state_.events);
+}
+
+// Takes a header block of a stream that is not new.
+void HeaderBlocks::take_known_stream(std::uint32_t id, std::uint8_t flags,
+                                     std::span<const std::uint8_t> block) {
+  Stream* stream = state_.find(id);
+  if (stream != nullptr) {
+    take_trailers(*stream, flags, block);
+  } else if (state_.forgiven.holds(id, state_.now)) {
+    skip(block);
+  } else if ((id & 1U) != 0) {
+    throw ConnectionFault{ErrorCode::kStreamClosed,
+                          "HEADERS: expected a stream above " + std::to_string(state_.highest_id) +
+                              ", got " + std::to_string(id) + ", which is closed"};
+  } else {
+    throw ConnectionFault{ErrorCode::kProtocolError,
+                          "HEADERS: expected an odd stream id, got " + std::to_string(id)};
+  }
+}
+
+void HeaderBlocks::take_trailers(Stream& stream, std::uint8_t flags,
+                                 std::span<const std::uint8_t> block) {
+  if (stream.ended || (flags & kEndStream) == 0) {
+    skip(block);
+    throw StreamFault{stream.id,
+                      stream.ended ? ErrorCode::kStreamClosed : ErrorCode::kProtocolError};
+  }
+  const HeaderList fields = decode(block);
+  if (fields.size() > static_cast<std::size_t>(state_.limits().header_list_bytes)) {
+    throw StreamFault{stream.id, ErrorCode::kEnhanceYourCalm};
+  }
+  std::optional<std::uint64_t> length;
+  if (!check_fields(fields, 0, length) || stream.expected.value_or(0) != 0) {
+    throw StreamFault{stream.id, ErrorCode::kProtocolError};
+  }
+  stream.ended = true;
+  stream.target = {};
+  stream.reader.take(stream.id, stream.headers, {}, true, state_.events);
+}
+
+// Returns what a block says that begins a request.
+std::shared_ptr<const RequestHeaders> HeaderBlocks::request(std::uint32_t id,
+                                                            std::span<const std::uint8_t> block) {
+  const auto known = known_.find(text_of(block));
+  if (known != known_.end()) return known->second;
+  const std::uint64_t generation = decoder_.generation();
+  HeaderList fields = decode(block);
+  if (fields.size() > static_cast<std::size_t>(state_.limits().header_list_bytes)) {
+    throw StreamFault{id, ErrorCode::kEnhanceYourCalm};
+  }
+  auto headers = RequestHeaders::read(std::move(fields), state_.methods());
+  if (headers == nullptr) throw StreamFault{id, ErrorCode::kProtocolError};
+  if (decoder_.generation() == generation && block.size() <= kKnownBlockBytes) {
+    if (known_.size() >= kKnownBlocks) known_.clear();
+    known_.emplace(text_of(block), headers);
+  }
+  return headers;
+}
+
+HeaderList HeaderBlocks::decode(std::span<const std::uint8_t> block) {
+  const std::uint64_t generation = decoder_.generation();
+  try {
+    HeaderList fields = decoder_.decode(block);
+    if (decoder_.generation() != generation) known_.clear();
+    return fields;
+  } catch (const CompressionError& error) {
+    throw ConnectionFault{ErrorCode::kCompressionError, error.what()};
+  } catch (const HeaderListTooLarge&) {
+    const std::int64_t limit = state_.limits().header_list_bytes;
+    throw ConnectionFault{ErrorCode::kEnhanceYourCalm,
+                          "header list: expected at most " + std::to_string(limit) +
+                              " bytes, got more than " + std::to_string(limit * kHardLimitFactor)};
+  }
+}
+
+// Decodes a block whose meaning nobody wants, for the sake of the table.
+void HeaderBlocks::skip(std::span<const std::uint8_t> block) {
+  if (known_.find(text_of(block)) == known_.end()) decode(block);
+}
+
+}  // namespace gpubridge::http2

@@ -1,0 +1,332 @@
+#include "net/hpack.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+#include "net/huffman.h"
+
+namespace gpubridge {
+namespace {
+
+struct StaticField {
+  std::string_view name;
+  std::string_view value;
+};
+
+constexpr std::size_t kStatic = 61;
+constexpr std::size_t kFieldOverhead = 32;
+constexpr std::size_t kLargestTable = 4096;
+constexpr std::uint64_t kLargestNumber = std::uint64_t{1} << 32U;
+constexpr std::size_t kKnownBlocks = 8;
+
+// By index, from 1.
+constexpr std::array<StaticField, kStatic> kStaticTable = {{
+    {":authority", ""},
+    {":method", "GET"},
+    {":method", "POST"},
+    {":path", "/"},
+    {":path", "/index.html"},
+    {":scheme", "http"},
+    {":scheme", "https"},
+    {":status", "200"},
+    {":status", "204"},
+    {":status", "206"},
+    {":status", "304"},
+    {":status", "400"},
+    {":status", "404"},
+    {":status", "500"},
+    {"accept-charset", ""},
+    {"accept-encoding", "gzip, deflate"},
+    {"accept-language", ""},
+    {"accept-ranges", ""},
+    {"accept", ""},
+    {"access-control-allow-origin", ""},
+    {"age", ""},
+    {"allow", ""},
+    {"authorization", ""},
+    {"cache-control", ""},
+    {"content-disposition", ""},
+    {"content-encoding", ""},
+    {"content-language", ""},
+    {"content-length", ""},
+    {"content-location", ""},
+    {"content-range", ""},
+    {"content-type", ""},
+    {"cookie", ""},
+    {"date", ""},
+    {"etag", ""},
+    {"expect", ""},
+    {"expires", ""},
+    {"from", ""},
+    {"host", ""},
+    {"if-match", ""},
+    {"if-modified-since", ""},
+    {"if-none-match", ""},
+    {"if-range", ""},
+    {"if-unmodified-since", ""},
+    {"last-modified", ""},
+    {"link", ""},
+    {"location", ""},
+    {"max-forwards", ""},
+    {"proxy-authenticate", ""},
+    {"proxy-authorization", ""},
+    {"range", ""},
+    {"referer", ""},
+    {"refresh", ""},
+    {"retry-after", ""},
+    {"server", ""},
+    {"set-cookie", ""},
+    {"strict-transport-security", ""},
+    {"transfer-encoding", ""},
+    {"user-agent", ""},
+    {"vary", ""},
+    {"via", ""},
+    {"www-authenticate", ""},
+}};
+
+std::size_t entry_size(std::string_view name, std::string_view value) {
+  return name.size() + value.size() + kFieldOverhead;
+}
+
+void append_number(std::uint64_t number, unsigned prefix_bits, std::uint8_t pattern,
+                   std::string& block) {
+  const std::uint64_t most = (std::uint64_t{1} << prefix_bits) - 1;
+  if (number < most) {
+    block.push_back(static_cast<char>(pattern | number));
+    return;
+  }
+  block.push_back(static_cast<char>(pattern | most));
+  number -= most;
+  for (; number >= 0x80; number >>= 7U) block.push_back(static_cast<char>((number & 0x7FU) | 0x80));
+  block.push_back(static_cast<char>(number));
+}
+
+void append_string(std::string_view text, std::string& block) {
+  append_number(text.size(), 7, 0, block);
+  block.append(text);
+}
+
+}  // namespace
+
+// Takes a block apart; throws where it ends too early.
+class HpackDecoder::Reader {
+ public:
+  explicit Reader(std::span<const std::uint8_t> block) : block_(block) {}
+
+  [[nodiscard]] bool at_end() const { return block_.empty(); }
+  [[nodiscard]] std::uint8_t first() const { return block_.front(); }
+
+  std::uint64_t number(unsigned prefix_bits) {
+    const std::uint64_t most = (std::uint64_t{1} << prefix_bits) - 1;
+    std::uint64_t number = take() & most;
+    if (number < most) return number;
+    for (unsigned shift = 0;; shift += 7) {
+      const std::uint8_t byte = take();
+      if (shift > 28) throw CompressionError("header block: a number is too large");
+      number += std::uint64_t{byte & 0x7FU} << shift;
+      if (byte < 0x80) break;
+    }
+    if (number > kLargestNumber) throw CompressionError("header block: a number is too large");
+    return number;
+  }
+
+  // Appends a string; returns its length.
+  std::size_t string(std::string& text) {
+    if (at_end()) throw CompressionError("header block: it ends within a field");
+    const bool huffman = (first() & 0x80U) != 0;
+    const std::uint64_t length = number(7);
+    if (length > block_.size()) throw CompressionError("header block: it ends within a string");
+    const auto coded = block_.first(static_cast<std::size_t>(length));
+    block_ = block_.subspan(coded.size());
+    const std::size_t before = text.size();
+    if (!huffman) {
+      text.append(reinterpret_cast<const char*>(coded.data()), coded.size());
+    } else if (!huffman_decode(coded, text)) {
+      throw CompressionError("header block: a string is no Huffman code");
+    }
+    return text.size() - before;
+  }
+
+ private:
+  std::uint8_t take() {
+    if (block_.empty()) throw CompressionError("header block: it ends within a number");
+    const std::uint8_t byte = block_.front();
+    block_ = block_.subspan(1);
+    return byte;
+  }
+
+  std::span<const std::uint8_t> block_;
+};
+
+HeaderList HpackDecoder::decode(std::span<const std::uint8_t> block) {
+  HeaderList list;
+  Reader reader(block);
+  while (!reader.at_end()) {
+    const std::uint8_t first = reader.first();
+    if ((first & 0x80U) != 0) {
+      append_indexed(reader.number(7), true, list);
+    } else if ((first & 0x40U) != 0) {
+      read_literal(reader, reader.number(6), true, list);
+    } else if ((first & 0x20U) != 0) {
+      if (list.count() != 0) {
+        throw CompressionError("header block: the table's size changes behind a field");
+      }
+      resize(reader.number(5));
+    } else {
+      read_literal(reader, reader.number(4), false, list);
+    }
+    if (list.size() > most_) throw HeaderListTooLarge("header list");
+  }
+  return list;
+}
+
+void HpackDecoder::append_indexed(std::uint64_t index, bool with_value, HeaderList& list) const {
+  std::string_view name;
+  std::string_view value;
+  if (index == 0 || index > kStatic + table_.size()) {
+    throw CompressionError("header block: there is no entry of index " + std::to_string(index));
+  }
+  if (index <= kStatic) {
+    name = kStaticTable[static_cast<std::size_t>(index - 1)].name;
+    value = kStaticTable[static_cast<std::size_t>(index - 1)].value;
+  } else {
+    const Field& field = table_[static_cast<std::size_t>(index - 1) - kStatic];
+    name = field.first;
+    value = field.second;
+  }
+  if (!with_value) value = {};
+  const std::size_t at = list.text_.size();
+  list.text_.append(name).append(value);
+  list.fields_.push_back({at, name.size(), at + name.size(), value.size()});
+}
+
+void HpackDecoder::read_literal(Reader& reader, std::uint64_t index, bool remember_it,
+                                HeaderList& list) {
+  if (index != 0) {
+    append_indexed(index, false, list);
+  } else {
+    const std::size_t at = list.text_.size();
+    const std::size_t size = reader.string(list.text_);
+    list.fields_.push_back({at, size, at + size, 0});
+  }
+  HeaderList::Place& place = list.fields_.back();
+  place.value = list.text_.size();
+  place.value_size = reader.string(list.text_);
+  if (remember_it) {
+    const std::size_t last = list.count() - 1;
+    remember(list.name(last), list.value(last));
+  }
+}
+
+void HpackDecoder::remember(std::string_view name, std::string_view value) {
+  const std::size_t size = entry_size(name, value);
+  evict(size < table_limit_ ? table_limit_ - size : 0);
+  if (size > table_limit_) return;  // it only empties the table
+  table_.emplace_front(name, value);
+  table_size_ += size;
+  ++generation_;
+}
+
+void HpackDecoder::resize(std::uint64_t size) {
+  if (size > kLargestTable) {
+    throw CompressionError("header block: the table's size is larger than " +
+                           std::to_string(kLargestTable));
+  }
+  if (size == table_limit_) return;
+  table_limit_ = static_cast<std::size_t>(size);
+  ++generation_;
+  evict(table_limit_);
+}
+
+// Forgets the oldest entries until the others have at most so many bytes.
+void HpackDecoder::evict(std::size_t size) {
+  while (table_size_ > size) {
+    table_size_ -= entry_size(table_.back().first, table_.back().second);
+    table_.pop_back();
+    ++generation_;
+  }
+}
+
+HeaderFields::HeaderFields(std::vector<std::pair<std::string, std::string>> fields, bool repeat)
+    : fields_(std::move(fields)), repeat_(repeat) {
+  static std::atomic<std::uint64_t> made{0};
+  id_ = ++made;
+}
+
+void HpackEncoder::encode(const HeaderFields& fields, std::string& block) {
+  announce_size(block);
+  const auto known = std::find_if(known_.begin(), known_.end(), [&fields](const Known& known) {
+    return known.id == fields.id();
+  });
+  if (known != known_.end() && known->generation == generation_) {
+    block += known->block;
+    return;
+  }
+  const std::uint64_t generation = generation_;
+  const std::size_t at = block.size();
+  for (const auto& field : fields.fields()) encode_field(field, fields.repeat(), block);
+  if (!fields.repeat() || generation != generation_) return;
+  Known now{fields.id(), generation, block.substr(at)};
+  if (known != known_.end()) {
+    *known = std::move(now);
+  } else {
+    if (known_.size() == kKnownBlocks) known_.erase(known_.begin());
+    known_.push_back(std::move(now));
+  }
+}
+
+void HpackEncoder::limit_table(std::uint64_t smallest, std::uint64_t last) {
+  const auto bounded = [](std::uint64_t size) {
+    return static_cast<std::size_t>(std::min<std::uint64_t>(size, kLargestTable));
+  };
+  told_smallest_ = std::min(told_smallest_, bounded(smallest));
+  told_last_ = bounded(last);
+}
+
+void HpackEncoder::announce_size(std::string& block) {
+  if (told_smallest_ >= table_limit_ && told_last_ == table_limit_) return;
+  if (told_smallest_ < told_last_) append_number(told_smallest_, 5, 0x20, block);
+  append_number(told_last_, 5, 0x20, block);
+  evict(told_smallest_);
+  table_limit_ = told_smallest_ = told_last_;
+  ++generation_;
+}
+
+void HpackEncoder::encode_field(const std::pair<std::string, std::string>& field, bool repeat,
+                                std::string& block) {
+  std::size_t name_index = 0;
+  const auto look = [&](std::size_t index, std::string_view name, std::string_view value) {
+    if (name != field.first) return false;
+    if (name_index == 0) name_index = index;
+    if (value != field.second) return false;
+    append_number(index, 7, 0x80, block);
+    return true;
+  };
+  for (std::size_t index = 0; index < kStatic; ++index) {
+    if (look(index + 1, kStaticTable[index].name, kStaticTable[index].value)) return;
+  }
+  for (std::size_t index = 0; index < table_.size(); ++index) {
+    if (look(kStatic + index + 1, table_[index].first, table_[index].second)) return;
+  }
+  const std::size_t size = entry_size(field.first, field.second);
+  // Only what fits beside the others: entries that drive each other out would not pay.
+  const bool remember = repeat && table_size_ + size <= table_limit_;
+  append_number(name_index, remember ? 6 : 4, remember ? 0x40 : 0, block);
+  if (name_index == 0) append_string(field.first, block);
+  append_string(field.second, block);
+  if (remember) {
+    table_.push_front(field);
+    table_size_ += size;
+    ++generation_;
+  }
+}
+
+void HpackEncoder::evict(std::size_t size) {
+  while (table_size_ > size) {
+    table_size_ -= entry_size(table_.back().first, table_.back().second);
+    table_.pop_back();
+  }
+}
+
+}  // namespace gpubridge

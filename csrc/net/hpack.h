@@ -1,0 +1,130 @@
+// Header compression (RFC 7541): the header blocks of a connection, one way each.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace gpubridge {
+
+// The fields of one header block, in their order, in one piece of memory.
+class HeaderList {
+ public:
+  [[nodiscard]] std::size_t count() const { return fields_.size(); }
+  [[nodiscard]] std::string_view name(std::size_t index) const {
+    return std::string_view(text_).substr(fields_[index].name, fields_[index].name_size);
+  }
+  [[nodiscard]] std::string_view value(std::size_t index) const {
+    return std::string_view(text_).substr(fields_[index].value, fields_[index].value_size);
+  }
+  // Names, values and 32 bytes a field (RFC 9113, section 6.5.2).
+  [[nodiscard]] std::size_t size() const { return text_.size() + fields_.size() * 32; }
+
+ private:
+  friend class HpackDecoder;
+  struct Place {
+    std::size_t name;
+    std::size_t name_size;
+    std::size_t value;
+    std::size_t value_size;
+  };
+  std::string text_;
+  std::vector<Place> fields_;
+};
+
+// The block cannot be decoded; the state of the table is lost.
+class CompressionError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The list is larger than any that is decoded.
+class HeaderListTooLarge : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class HpackDecoder {
+ public:
+  // `most` is the size of the largest header list.
+  explicit HpackDecoder(std::size_t most) : most_(most) {}
+
+  // Decodes a whole block. Throws CompressionError and HeaderListTooLarge.
+  HeaderList decode(std::span<const std::uint8_t> block);
+
+  // Grows when the table changes: until then a block keeps its meaning.
+  [[nodiscard]] std::uint64_t generation() const { return generation_; }
+
+ private:
+  using Field = std::pair<std::string, std::string>;
+  class Reader;
+
+  void append_indexed(std::uint64_t index, bool with_value, HeaderList& list) const;
+  void read_literal(Reader& reader, std::uint64_t index, bool remember, HeaderList& list);
+  void remember(std::string_view name, std::string_view value);
+  void resize(std::uint64_t size);
+  void evict(std::size_t size);
+
+  std::size_t most_;
+  std::deque<Field> table_;  // the newest first
+  std::size_t table_size_ = 0;
+  std::size_t table_limit_ = 4096;
+  std::uint64_t generation_ = 0;
+};
+
+// Fields that are sent; checked by nobody: names in lower case, pseudo-header fields first.
+class HeaderFields {
+ public:
+  // Those that repeat enter the peer's table at the first time, and cost a byte each afterwards.
+  HeaderFields(std::vector<std::pair<std::string, std::string>> fields, bool repeat);
+
+  [[nodiscard]] const std::vector<std::pair<std::string, std::string>>& fields() const {
+    return fields_;
+  }
+  [[nodiscard]] bool repeat() const { return repeat_; }
+  // Differs between any two objects.
+  [[nodiscard]] std::uint64_t id() const { return id_; }
+
+ private:
+  std::vector<std::pair<std::string, std::string>> fields_;
+  bool repeat_;
+  std::uint64_t id_;
+};
+
+class HpackEncoder {
+ public:
+  // Appends the block; blocks have to be sent in the order in which they are encoded.
+  void encode(const HeaderFields& fields, std::string& block);
+
+  // The peer has changed the size that the table may have: at least once to `smallest`, now `last`.
+  void limit_table(std::uint64_t smallest, std::uint64_t last);
+
+ private:
+  struct Known {
+    std::uint64_t id;
+    std::uint64_t generation;
+    std::string block;
+  };
+
+  void announce_size(std::string& block);
+  void encode_field(const std::pair<std::string, std::string>& field, bool repeat,
+                    std::string& block);
+  void evict(std::size_t size);
+
+  std::deque<std::pair<std::string, std::string>> table_;  // the newest first
+  std::size_t table_size_ = 0;
+  std::size_t table_limit_ = 4096;
+  // What has to be told before the next block; equal to the limit where nothing has to be.
+  std::size_t told_smallest_ = 4096;
+  std::size_t told_last_ = 4096;
+  std::uint64_t generation_ = 0;
+  std::vector<Known> known_;
+};
+
+}  // namespace gpubridge

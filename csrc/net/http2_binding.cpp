@@ -1,0 +1,397 @@
+#include "net/http2_binding.h"
+
+#include <limits.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "buffer_view.h"
+#include "net/http2_connection.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge {
+namespace {
+
+using http2::Event;
+using http2::EventKind;
+using http2::Limits;
+using http2::Place;
+using http2::Segment;
+
+// One call takes or sends so much of a connection's bytes; then others have their turn.
+constexpr int kTurns = 4;
+// The interpreter's lock is let go for a larger write.
+constexpr std::size_t kLongWrite = std::size_t{1} << 16U;
+constexpr std::size_t kHeadersKept = 256;
+
+nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
+
+nb::bytes bytes_of(std::span<const std::uint8_t> data) {
+  return nb::bytes(reinterpret_cast<const char*>(data.data()), data.size());
+}
+
+std::string_view text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+// Memory of the plane, or of a caller, exported for as long as a view of it exists.
+struct Memory {
+  std::uint8_t* data;
+  std::size_t size;
+  std::shared_ptr<const void> owner;
+  bool read_only;
+};
+
+int export_memory(PyObject* exporter, Py_buffer* view, int flags) {
+  const auto* memory = nb::inst_ptr<Memory>(exporter);
+  return PyBuffer_FillInfo(view, exporter, memory->data, static_cast<Py_ssize_t>(memory->size),
+                           memory->read_only ? 1 : 0, flags);
+}
+
+nb::object view_of(Memory memory) {
+  const nb::object exporter = nb::cast(std::move(memory));
+  PyObject* view = PyMemoryView_FromObject(exporter.ptr());
+  if (view == nullptr) throw nb::python_error();
+  return nb::steal(view);
+}
+
+std::vector<Segment> segments_of(nb::handle buffers) {
+  std::vector<Segment> segments;
+  for (const nb::handle buffer : buffers) {
+    auto view = std::make_shared<const BufferView>(buffer, PyBUF_SIMPLE);
+    segments.push_back(
+        {static_cast<const std::uint8_t*>(view->data()), view->size(), std::move(view)});
+  }
+  return segments;
+}
+
+using SharedFields = std::shared_ptr<HeaderFields>;
+using SharedHeaders = std::shared_ptr<RequestHeaders>;
+
+// A connection, and what of Python belongs to it.
+class PythonConnection {
+ public:
+  PythonConnection(const std::shared_ptr<GrpcMethods>& methods, const Limits& limits)
+      : connection_(methods, limits) {}
+
+  http2::Connection& core() { return connection_; }
+
+  nb::object memory() {
+    Place place = connection_.memory();
+    if (place.owner != nullptr) {
+      return view_of({place.data, place.size, std::move(place.owner), false});
+    }
+    // Most often it is all of the buffer.
+    if (place.data != viewed_.data || place.size != viewed_.size) {
+      viewed_ = {place.data, place.size, nullptr};
+      view_ = view_of({place.data, place.size, connection_.buffer(), false});
+    }
+    return view_;
+  }
+
+  nb::list received(std::size_t nbytes, double now) {
+    connection_.received(nbytes, now);
+    return events();
+  }
+
+  nb::list receive_more(int descriptor, double now) {
+    for (int turn = 0; turn < kTurns && !connection_.has_events(); ++turn) {
+      const std::span<const iovec> places = connection_.places();
+      if (places.empty()) break;
+      ssize_t nbytes = 0;
+      {
+        const nb::gil_scoped_release unlocked;
+        nbytes = readv(descriptor, places.data(), static_cast<int>(places.size()));
+      }
+      // The transport meets the same error, or end, and knows what to do.
+      const auto came = static_cast<std::size_t>(std::max<ssize_t>(nbytes, 0));
+      const bool full = came == connection_.places_size();
+      connection_.placed(came, now);
+      if (!full) break;
+    }
+    return events();
+  }
+
+  nb::object flush(int descriptor) {
+    nb::list left;
+    bool more = false;
+    for (int turn = 0; connection_.output().fill(); ++turn) {
+      if (turn == kTurns) {
+        more = true;
+        break;
+      }
+      if (!write(descriptor)) {
+        for (Segment& segment : connection_.output().take_all()) {
+          left.append(view_of({const_cast<std::uint8_t*>(segment.data), segment.size,
+                               std::move(segment.owner), true}));
+        }
+        break;
+      }
+    }
+    if (left.size() == 0 && !more && !connection_.has_events() && !connection_.closed()) {
+      return nb::none();
+    }
+    return nb::make_tuple(left, events(), more);
+  }
+
+  void receive_into(std::uint32_t stream, nb::handle target) {
+    auto view = std::make_shared<const BufferView>(target, PyBUF_WRITABLE);
+    connection_.receive_into(
+        stream, {static_cast<std::uint8_t*>(view->data()), view->size(), std::move(view)});
+  }
+
+  nb::list events();
+
+ private:
+  nb::object convert(Event& event);
+  nb::object headers_of(const std::shared_ptr<const RequestHeaders>& headers);
+
+  // Writes what waits for the socket; false if it does not take all.
+  bool write(int descriptor) {
+    if (descriptor < 0) return false;
+    std::array<iovec, IOV_MAX> pieces;
+    const std::size_t count = connection_.output().gather(pieces);
+    std::size_t size = 0;
+    for (std::size_t index = 0; index < count; ++index) size += pieces[index].iov_len;
+    ssize_t sent = 0;
+    if (size > kLongWrite) {
+      const nb::gil_scoped_release unlocked;
+      sent = writev(descriptor, pieces.data(), static_cast<int>(count));
+    } else {
+      sent = writev(descriptor, pieces.data(), static_cast<int>(count));
+    }
+    // The transport meets the same error, and knows what to do.
+    const auto taken = static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
+    connection_.output().sent(taken);
+    return taken == size;
+  }
+
+  http2::Connection connection_;
+  // The last part of the buffer that was handed out, and its view.
+  Place viewed_;
+  nb::object view_;
+  // The objects of headers that repeat. They are kept, so that no other has the same address.
+  std::unordered_map<const RequestHeaders*, nb::object> headers_;
+};
+
+nb::object PythonConnection::headers_of(const std::shared_ptr<const RequestHeaders>& headers) {
+  const auto known = headers_.find(headers.get());
+  if (known != headers_.end()) return known->second;
+  if (headers_.size() == kHeadersKept) headers_.clear();
+  nb::object object = nb::cast(std::const_pointer_cast<RequestHeaders>(headers));
+  headers_.emplace(headers.get(), object);
+  return object;
+}
+
+nb::object PythonConnection::convert(Event& event) {
+  const int kind = static_cast<int>(event.kind);
+  switch (event.kind) {
+    case EventKind::kCall:
+      return nb::make_tuple(kind, event.stream, event.headers->method(), headers_of(event.headers),
+                            bytes_of(event.messages.front().bytes()), event.compressed);
+    case EventKind::kBegin:
+      return nb::make_tuple(kind, event.stream, event.headers->method(), headers_of(event.headers),
+                            event.end);
+    case EventKind::kMessages: {
+      nb::list messages;
+      for (const http2::Message& message : event.messages)
+        messages.append(bytes_of(message.bytes()));
+      return nb::make_tuple(kind, event.stream, event.value, messages, event.compressed, event.end);
+    }
+    case EventKind::kData: {
+      const Memory memory{const_cast<std::uint8_t*>(event.data.data()), event.data.size(),
+                          connection_.received_memory(), true};
+      return nb::make_tuple(kind, event.stream, view_of(memory), event.end);
+    }
+    case EventKind::kFilled:
+      return nb::make_tuple(kind, event.stream, event.end);
+    case EventKind::kFailed:
+      return nb::make_tuple(kind, event.stream, static_cast<int>(event.fault), event.value,
+                            event.limit);
+    case EventKind::kLarge:
+      return nb::make_tuple(kind, event.stream, event.value);
+    case EventKind::kReset:
+      return nb::make_tuple(kind, event.stream, event.code);
+    case EventKind::kPong:
+      return nb::make_tuple(kind, event.stream, bytes_of(event.text));
+    case EventKind::kClosed:
+      return nb::make_tuple(kind, event.stream, event.code, event.text);
+    default:
+      return nb::make_tuple(kind, event.stream);
+  }
+}
+
+nb::list PythonConnection::events() {
+  nb::list told;
+  for (Event& event : connection_.take_events()) told.append(convert(event));
+  return told;
+}
+
+Limits limits_of(const nb::kwargs& given) {
+  static const std::unordered_map<std::string_view, std::int64_t Limits::*> kNames = {
+      {"max_concurrent_streams", &Limits::max_concurrent_streams},
+      {"max_frame_size", &Limits::max_frame_size},
+      {"stream_window", &Limits::stream_window},
+      {"connection_window", &Limits::connection_window},
+      {"header_list_bytes", &Limits::header_list_bytes},
+      {"header_block_bytes", &Limits::header_block_bytes},
+      {"continuation_frames", &Limits::continuation_frames},
+      {"receive_bytes", &Limits::receive_bytes},
+      {"output_bytes", &Limits::output_bytes},
+      {"quantum_bytes", &Limits::quantum_bytes},
+      {"unsent_control_frames", &Limits::unsent_control_frames},
+      {"resets", &Limits::resets},
+      {"resets_per_second", &Limits::resets_per_second},
+      {"idle_frames", &Limits::idle_frames},
+      {"idle_frames_per_second", &Limits::idle_frames_per_second},
+      {"reset_memory", &Limits::reset_memory},
+      {"reset_grace_seconds", &Limits::reset_grace_seconds},
+  };
+  Limits limits;
+  for (const auto [name, value] : given) {
+    const auto found = kNames.find(nb::cast<std::string>(name));
+    if (found == kNames.end()) {
+      throw nb::type_error(("there is no limit " + nb::cast<std::string>(name)).c_str());
+    }
+    limits.*(found->second) = nb::cast<std::int64_t>(value);
+  }
+  limits.check();
+  return limits;
+}
+
+std::vector<std::pair<std::string, std::string>> fields_of(nb::handle fields) {
+  std::vector<std::pair<std::string, std::string>> made;
+  for (const nb::handle field : fields) {
+    const auto [name, value] = nb::cast<std::pair<nb::bytes, nb::bytes>>(field);
+    made.emplace_back(text_of(name), text_of(value));
+  }
+  return made;
+}
+
+std::shared_ptr<GrpcMethods> methods_of(nb::handle methods) {
+  auto made = std::make_shared<GrpcMethods>();
+  for (const nb::handle method : methods) {
+    const auto parts = nb::cast<nb::tuple>(method);
+    const int kind = nb::cast<int>(parts[1]);
+    if (kind < 0 || kind > static_cast<int>(GrpcKind::kStream)) {
+      throw nb::value_error("expected a kind of method");
+    }
+    made->add(std::string(text_of(nb::cast<nb::bytes>(parts[0]))),
+              {static_cast<GrpcKind>(kind), nb::cast<std::uint64_t>(parts[2])});
+  }
+  return made;
+}
+
+void bind_headers(nb::module_& module) {
+  nb::class_<HeaderFields>(module, "HeaderFields")
+      .def(nb::new_([](nb::handle fields, bool repeat) {
+             return std::make_shared<HeaderFields>(fields_of(fields), repeat);
+           }),
+           nb::arg("fields"), nb::arg("repeat") = false);
+  nb::class_<RequestHeaders>(module, "RequestHeaders")
+      .def_prop_ro("path", [](const RequestHeaders& self) { return bytes_of(self.path()); })
+      .def_prop_ro("plain", &RequestHeaders::plain)
+      .def_prop_ro("coding", [](const RequestHeaders& self) { return bytes_of(self.coding()); })
+      .def_prop_ro("accepted_codings",
+                   [](const RequestHeaders& self) { return bytes_of(self.accepted_codings()); })
+      .def_prop_ro("timeout",
+                   [](const RequestHeaders& self) -> nb::object {
+                     if (!self.timeout()) return nb::none();
+                     return bytes_of(*self.timeout());
+                   })
+      .def_prop_ro("fields", [](const RequestHeaders& self) {
+        nb::list fields;
+        for (std::size_t index = 0; index < self.fields().count(); ++index) {
+          fields.append(nb::make_tuple(bytes_of(self.fields().name(index)),
+                                       bytes_of(self.fields().value(index))));
+        }
+        return nb::tuple(fields);
+      });
+}
+
+void bind_settings(nb::module_& module) {
+  nb::class_<Limits>(module, "Http2Limits").def(nb::new_([](const nb::kwargs& given) {
+    return limits_of(given);
+  }));
+  nb::class_<GrpcMethods>(module, "GrpcMethods").def(nb::new_(&methods_of), nb::arg("methods"));
+}
+
+void bind_connection(nb::module_& module) {
+  using Self = PythonConnection;
+  nb::class_<Self> kind(module, "Http2Connection");
+  kind.def(nb::init<const std::shared_ptr<GrpcMethods>&, const Limits&>(), nb::arg("methods"),
+           nb::arg("limits"));
+  kind.def("memory", &Self::memory);
+  kind.def("received", &Self::received);
+  kind.def("receive_more", &Self::receive_more);
+  kind.def("flush", &Self::flush);
+  kind.def("end_input", [](Self& self) {
+    self.core().end_input();
+    return self.events();
+  });
+  kind.def("lost", [](Self& self) { self.core().lost(); });
+  kind.def_prop_ro("closed", [](Self& self) { return self.core().closed(); });
+  kind.def_prop_ro("started", [](Self& self) { return self.core().started(); });
+  kind.def_prop_ro("highest_stream", [](Self& self) { return self.core().highest_stream(); });
+  kind.def_prop_ro("frames_sent", [](Self& self) { return self.core().frames_sent(); });
+  kind.def_prop_ro("open_streams", [](Self& self) { return self.core().open_streams(); });
+  kind.def_prop_ro("heard", [](Self& self) { return self.core().heard(); });
+  kind.def("receive_into", &Self::receive_into);
+  kind.def("missing", [](Self& self, std::uint32_t id) { return self.core().missing(id); });
+  kind.def("copied", [](Self& self, std::uint32_t id) { return self.core().copied(id); });
+  kind.def("hold", [](Self& self, std::uint32_t id) { self.core().hold(id); });
+  kind.def("consume", [](Self& self, std::uint32_t id, std::int64_t nbytes) {
+    self.core().consume(id, nbytes);
+  });
+  kind.def(
+      "send_headers",
+      [](Self& self, std::uint32_t id, const SharedFields& fields, bool end) {
+        self.core().send_headers(id, fields, end);
+      },
+      nb::arg("stream"), nb::arg("fields"), nb::arg("end") = false);
+  kind.def(
+      "send_data",
+      [](Self& self, std::uint32_t id, nb::handle buffers, bool end) {
+        self.core().send_data(id, segments_of(buffers), end);
+      },
+      nb::arg("stream"), nb::arg("buffers"), nb::arg("end") = false);
+  kind.def("send_response", [](Self& self, std::uint32_t id, const SharedFields& headers,
+                               nb::handle body, const SharedFields& trailers) {
+    self.core().send_response(id, headers, segments_of(body), trailers);
+  });
+  kind.def("held_back", [](Self& self) { return self.core().held_back(); });
+  kind.def("queued", [](Self& self, std::uint32_t id) { return self.core().queued(id); });
+  kind.def("reset",
+           [](Self& self, std::uint32_t id, std::uint32_t code) { self.core().reset(id, code); });
+  kind.def("ping", [](Self& self, const nb::bytes& payload) {
+    if (payload.size() != 8) throw nb::value_error("expected 8 bytes");
+    self.core().ping(text_of(payload));
+  });
+  kind.def("drain", [](Self& self) { self.core().drain(); });
+  kind.def("goaway", [](Self& self) { self.core().goaway(); });
+  kind.def("close", [](Self& self, std::uint32_t code, const std::string& text) {
+    self.core().close(code, text);
+  });
+}
+
+}  // namespace
+
+void bind_http2(nb::module_& module) {
+  static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(export_memory)},
+                                {0, nullptr}};
+  nb::class_<Memory>(module, "Memory", nb::type_slots(slots));
+  bind_headers(module);
+  bind_settings(module);
+  bind_connection(module);
+}
+
+}  // namespace gpubridge

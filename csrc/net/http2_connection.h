@@ -1,0 +1,115 @@
+// One HTTP/2 connection of a gRPC server (RFC 9113), without a socket.
+//
+//   socket --memory, received--> Receiver --> events --> application --headers, data--> Sender
+//      ^                             | SETTINGS, PING, RST_STREAM, WINDOW_UPDATE, GOAWAY   |
+//      |                             v                                                     |
+//      `------gather, sent-------- (here) <-----------------------------------------------'
+//
+// The connection owns its parser, its unsent bytes and the messages that are still arriving; of the
+// caller's memory it holds the owners. What belongs to a stream that is closed, whoever closed it,
+// is ignored: the caller cannot know yet. Not for several threads.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "net/http2_receiver.h"
+#include "net/http2_sender.h"
+#include "net/http2_state.h"
+
+namespace gpubridge::http2 {
+
+class Connection {
+ public:
+  Connection(std::shared_ptr<const GrpcMethods> methods, const Limits& limits);
+
+  // -- the socket's owner
+
+  // Where the next bytes are to be received: memory of ours (without an owner), or a place of the
+  // caller's.
+  Place memory() { return receiver_.memory(); }
+  // Takes bytes that were received there, at a time in seconds.
+  void received(std::size_t nbytes, double now);
+  // Where several frames are to be received at once instead; empty where they cannot. `placed` must
+  // follow.
+  std::span<const iovec> places() { return receiver_.places(); }
+  [[nodiscard]] std::size_t places_size() const { return receiver_.places_size(); }
+  void placed(std::size_t nbytes, double now);
+  // What has happened since this was asked last. Views in it last until more is received.
+  Events take_events() { return std::exchange(state_.events, {}); }
+
+  // What the connection receives into, for views of it.
+  [[nodiscard]] const std::shared_ptr<std::uint8_t[]>& buffer() const { return receiver_.buffer(); }
+  // What keeps the views of the last events.
+  [[nodiscard]] std::shared_ptr<const void> received_memory() const {
+    return receiver_.received_memory();
+  }
+
+  // Bytes for the socket: see Sender.
+  Sender& output() { return sender_; }
+
+  // The peer sends no more: requests that have not ended do so now.
+  void end_input();
+
+  // The socket is gone: forget all streams and their memory.
+  void lost();
+
+  [[nodiscard]] bool closed() const { return state_.closed; }
+  [[nodiscard]] bool has_events() const { return !state_.events.empty(); }
+  [[nodiscard]] bool started() const { return receiver_.started(); }
+  [[nodiscard]] std::uint32_t highest_stream() const { return state_.highest_id; }
+  // Grows with the DATA frames sent, and with the streams ended.
+  [[nodiscard]] std::uint64_t frames_sent() const { return state_.data_frames + state_.completed; }
+  [[nodiscard]] std::size_t open_streams() const { return state_.streams.size(); }
+  // When something was received last.
+  [[nodiscard]] double heard() const { return state_.now; }
+
+  // -- requests
+
+  void receive_into(std::uint32_t id, Place place);
+  // Bytes that the place of `receive_into` still lacks.
+  std::size_t missing(std::uint32_t id);
+  // Bytes of all places of a stream that were copied on their way.
+  std::uint64_t copied(std::uint32_t id);
+  void hold(std::uint32_t id);
+  void consume(std::uint32_t id, std::int64_t nbytes);
+
+  // -- responses
+
+  // These throw std::logic_error, as Sender does.
+  void send_headers(std::uint32_t id, const std::shared_ptr<const HeaderFields>& fields, bool end);
+  void send_data(std::uint32_t id, std::span<const Segment> segments, bool end);
+  void send_response(std::uint32_t id, const std::shared_ptr<const HeaderFields>& headers,
+                     std::span<const Segment> body,
+                     const std::shared_ptr<const HeaderFields>& trailers);
+  // The streams with body bytes that the peer's windows do not allow, once all output is taken, and
+  // how many bytes of each have been framed so far.
+  [[nodiscard]] std::vector<std::pair<std::uint32_t, std::uint64_t>> held_back() const;
+  std::uint64_t queued(std::uint32_t id);
+  void reset(std::uint32_t id, std::uint32_t code);
+
+  // -- the connection
+
+  void ping(std::string_view payload);
+  // Asks the peer for no more streams; when it knows (a PING later), accepts none any more.
+  void drain();
+  // Accepts no more streams; when those that are open have ended, the connection is closed.
+  void goaway() { sender_.refuse_streams(); }
+  // Ends the connection now, with GOAWAY; open streams are dropped.
+  void close(std::uint32_t code, std::string_view text);
+
+ private:
+  State state_;
+  Sender sender_;
+  Receiver receiver_;
+};
+
+}  // namespace gpubridge::http2

@@ -1,0 +1,128 @@
+#include "net/request_headers.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+namespace gpubridge {
+namespace {
+
+constexpr std::array<std::string_view, 5> kOfAConnection = {
+    "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"};
+// More digits than any length has.
+constexpr std::size_t kLengthDigits = 19;
+
+constexpr std::array<bool, 256> name_characters() {
+  std::array<bool, 256> allowed{};
+  for (const char c : std::string_view("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")) {
+    allowed[static_cast<unsigned char>(c)] = true;
+  }
+  return allowed;
+}
+
+constexpr std::array<bool, 256> kNameCharacters = name_characters();
+
+bool is_name(std::string_view name) {
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+    return kNameCharacters[static_cast<unsigned char>(c)];
+  });
+}
+
+// No NUL, CR, LF; no blank at either end.
+bool is_value(std::string_view value) {
+  if (value.empty()) return true;
+  const auto blank = [](char c) { return c == ' ' || c == '\t'; };
+  return !blank(value.front()) && !blank(value.back()) &&
+         value.find_first_of(std::string_view("\0\r\n", 3)) == std::string_view::npos;
+}
+
+bool is_trailers(std::string_view value) {
+  constexpr std::string_view kTrailers = "trailers";
+  return std::equal(value.begin(), value.end(), kTrailers.begin(), kTrailers.end(),
+                    [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; });
+}
+
+std::optional<std::uint64_t> read_length(std::string_view text) {
+  std::uint64_t length = 0;
+  if (text.empty() || text.size() > kLengthDigits) return std::nullopt;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), length);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return length;
+}
+
+}  // namespace
+
+int GrpcMethods::add(std::string path, GrpcMethod method) {
+  const int number = static_cast<int>(methods_.size());
+  numbers_.insert_or_assign(std::move(path), number);
+  methods_.push_back(method);
+  return number;
+}
+
+int GrpcMethods::find(std::string_view path) const {
+  const auto found = numbers_.find(path);
+  return found == numbers_.end() ? kUnknown : found->second;
+}
+
+bool check_fields(const HeaderList& fields, std::size_t first,
+                  std::optional<std::uint64_t>& content_length) {
+  std::optional<std::string_view> length;
+  for (std::size_t index = first; index < fields.count(); ++index) {
+    const std::string_view name = fields.name(index);
+    const std::string_view value = fields.value(index);
+    if (!is_name(name) || !is_value(value)) return false;
+    if (std::find(kOfAConnection.begin(), kOfAConnection.end(), name) != kOfAConnection.end()) {
+      return false;
+    }
+    if (name == "te" && !is_trailers(value)) return false;
+    if (name == "content-length") {
+      if (length && *length != value) return false;
+      length = value;
+    }
+  }
+  if (!length) return true;
+  content_length = read_length(*length);
+  return content_length.has_value();
+}
+
+std::shared_ptr<const RequestHeaders> RequestHeaders::read(HeaderList fields,
+                                                           const GrpcMethods& methods) {
+  // Made first: what it says refers to the fields where they stay.
+  const auto headers = std::make_shared<RequestHeaders>(Key{}, std::move(fields));
+  std::size_t next = 0;
+  if (!headers->read_pseudo(next) ||
+      !check_fields(headers->fields_, next, headers->content_length_)) {
+    return nullptr;
+  }
+  for (; next < headers->fields_.count(); ++next) {
+    headers->note(headers->fields_.name(next), headers->fields_.value(next));
+  }
+  headers->method_ = methods.find(headers->path_);
+  return headers;
+}
+
+// Reads the pseudo-header fields; `next` is the first field behind them.
+bool RequestHeaders::read_pseudo(std::size_t& next) {
+  constexpr std::array<std::string_view, 4> kPseudo = {":method", ":scheme", ":path", ":authority"};
+  std::array<std::optional<std::string_view>, kPseudo.size()> values;
+  for (; next < fields_.count() && fields_.name(next).starts_with(':'); ++next) {
+    const auto known = std::find(kPseudo.begin(), kPseudo.end(), fields_.name(next));
+    if (known == kPseudo.end()) return false;
+    auto& value = values[static_cast<std::size_t>(known - kPseudo.begin())];
+    if (value || !is_value(fields_.value(next))) return false;
+    value = fields_.value(next);
+  }
+  const auto& [method, scheme, path, authority] = values;
+  if (method == "CONNECT") return !scheme && !path && authority && !authority->empty();
+  path_ = path.value_or("");
+  return method && !method->empty() && scheme && !scheme->empty() && !path_.empty();
+}
+
+// Remembers what a field says to gRPC; the last of a name counts.
+void RequestHeaders::note(std::string_view name, std::string_view value) {
+  if (name == "grpc-timeout") timeout_ = value;
+  if (name == "grpc-encoding") coding_ = value;
+  if (name == "grpc-accept-encoding") accepted_codings_ = value;
+}
+
+}  // namespace gpubridge

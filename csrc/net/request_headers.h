@@ -1,0 +1,94 @@
+// The headers of a request: what a valid list says, and what makes one malformed (RFC 9113,
+// section 8).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "net/hpack.h"
+
+namespace gpubridge {
+
+// How the messages of a method come.
+enum class GrpcKind : std::uint8_t {
+  kUnary = 0,  // one message
+  kInfer = 1,  // one message; a large one is handed on in pieces
+  kStream = 2  // any number of messages
+};
+
+struct GrpcMethod {
+  GrpcKind kind;
+  std::uint64_t limit;  // bytes of the longest message
+};
+
+// The methods of a server, by path; what a path stands for is its number here.
+class GrpcMethods {
+ public:
+  static constexpr int kUnknown = -1;
+
+  // Returns the method's number.
+  int add(std::string path, GrpcMethod method);
+  [[nodiscard]] int find(std::string_view path) const;
+  [[nodiscard]] const GrpcMethod& operator[](int number) const {
+    return methods_[static_cast<std::size_t>(number)];
+  }
+
+ private:
+  struct Hash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view text) const {
+      return std::hash<std::string_view>{}(text);
+    }
+  };
+  std::unordered_map<std::string, int, Hash, std::equal_to<>> numbers_;
+  std::vector<GrpcMethod> methods_;
+};
+
+class RequestHeaders {
+  struct Key {};
+
+ public:
+  RequestHeaders(Key, HeaderList fields) : fields_(std::move(fields)) {}
+
+  // None where the list is malformed.
+  static std::shared_ptr<const RequestHeaders> read(HeaderList fields, const GrpcMethods& methods);
+
+  [[nodiscard]] const HeaderList& fields() const { return fields_; }
+  [[nodiscard]] std::string_view path() const { return path_; }
+  // The number of the path's method, or GrpcMethods::kUnknown.
+  [[nodiscard]] int method() const { return method_; }
+  [[nodiscard]] std::optional<std::uint64_t> content_length() const { return content_length_; }
+  // grpc-encoding and grpc-accept-encoding; empty where there are none.
+  [[nodiscard]] std::string_view coding() const { return coding_; }
+  [[nodiscard]] std::string_view accepted_codings() const { return accepted_codings_; }
+  // grpc-timeout as it came; none where there is none.
+  [[nodiscard]] std::optional<std::string_view> timeout() const { return timeout_; }
+  // Neither compression nor a time-out.
+  [[nodiscard]] bool plain() const {
+    return !timeout_ && (coding_.empty() || coding_ == "identity");
+  }
+
+ private:
+  bool read_pseudo(std::size_t& next);
+  void note(std::string_view name, std::string_view value);
+
+  HeaderList fields_;
+  std::string_view path_;
+  int method_ = GrpcMethods::kUnknown;
+  std::optional<std::uint64_t> content_length_;
+  std::string_view coding_;
+  std::string_view accepted_codings_;
+  std::optional<std::string_view> timeout_;
+};
+
+// Whether fields, from the `first` on, are valid as none of the pseudo-header fields; says their
+// content-length if there is one.
+bool check_fields(const HeaderList& fields, std::size_t first,
+                  std::optional<std::uint64_t>& content_length);
+
+}  // namespace gpubridge

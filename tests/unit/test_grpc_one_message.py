@@ -1,0 +1,58 @@
+"""Unary calls take one message: a second one ends the call, and nothing is kept of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.fuzz.grpc_door import PREFACE, GrpcDoor, frame, head, message
+from tests.unit.grpc_requests import raw
+
+REQUEST = message(raw(("A", "FP32", [1], b"abcd")).SerializeToString())
+LARGE = message(raw(("A", "FP32", [30_000], b"abcd" * 30_000)).SerializeToString())
+UNIMPLEMENTED, INTERNAL = 12, 13
+
+
+def converse(*pieces, deferred=True):
+    """Send pieces one after the other; returns the statuses and what became of the requests."""
+
+    async def scenario():
+        door = GrpcDoor(deferred=deferred)
+        door.receive(PREFACE + head(1, "ModelInfer"))
+        for piece in pieces:
+            door.receive(piece)
+            await asyncio.sleep(0)
+        found = door.statuses(), door.submitted, len(door.cancelled)
+        await door.settle()
+        door.lose()
+        assert door.regions.lent() == (0, 0)
+        door.regions.close()
+        return found
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("sent", [REQUEST, LARGE], ids=["small", "large"])
+def test_a_second_message_ends_the_call_and_cancels_its_request(sent):
+    assert converse(frame(0, 0, 1, sent), frame(0, 0, 1, b"\0")) == ({1: [UNIMPLEMENTED]}, 1, 1)
+    assert converse(frame(0, 0, 1, sent)) == ({}, 1, 0)
+
+
+def test_two_messages_at_once_are_no_request():
+    assert converse(frame(0, 1, 1, REQUEST * 2)) == ({1: [UNIMPLEMENTED]}, 0, 0)
+
+
+def test_what_follows_is_not_kept():
+    flood = frame(0, 0, 1, message(b"") * 3000)
+    statuses, submitted, _ = converse(frame(0, 0, 1, REQUEST), *[flood] * 50)
+    assert (statuses, submitted) == ({1: [UNIMPLEMENTED]}, 1)
+
+
+def test_an_answer_needs_no_end_of_the_request():
+    assert converse(frame(0, 0, 1, REQUEST), deferred=False) == ({1: [0]}, 1, 0)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0", REQUEST[:-1], LARGE[:-1]])
+def test_an_end_without_a_whole_message_is_an_error(sent):
+    assert converse(frame(0, 1, 1, sent)) == ({1: [INTERNAL]}, 0, 0)
