@@ -3,7 +3,7 @@
 What stubs use of the module is typed in `gpubridge.tensor.native`, since they may run without it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 def split_json_data(document: bytes | memoryview, /) -> tuple[bytes, list[tuple[int, int]]] | None:
@@ -314,3 +314,136 @@ class Http2Connection:
         """Accept no more streams; when those that are open have ended, the connection is closed."""
     def close(self, code: int, text: str, /) -> None:
         """End the connection now, with GOAWAY and a text for the peer; open streams are dropped."""
+
+class InFlightRequests:
+    """The requests at one stub: which there are, how far each is, and the memory lent for them.
+
+    Each request enters once and leaves once: with its answer, or among those that a dead stub leaves.
+    It has a ticket meanwhile, under which its memory is lent: its ``slot``, which goes back to the
+    arena, or ``ranges``, which are held, until the stub has let go of them, too.
+
+    Results are taken batch by batch; a batch that is not what a stub sends changes nothing. A response
+    without anything out of the ordinary becomes an `InferResponse` here; all others are given to the
+    hook ``decode``.
+
+    Parameters
+    ----------
+    lent, cancelled, passed_on, progress : memoryview
+        Those of the control page, which stay in use until `close`.
+    reader : RecordReader
+        Of the stub's responses.
+    hooks : InFlightHooks
+        See `gpubridge.engine.in_flight`.
+    """
+
+    STILL_OPEN: str
+    COMES_BACK: str
+
+    def __init__(
+        self,
+        lent: memoryview,
+        cancelled: memoryview,
+        passed_on: memoryview,
+        progress: memoryview,
+        reader: Any,
+        hooks: Any,
+    ) -> None: ...
+    @property
+    def free_tickets(self) -> int:
+        """How many more requests can be at the stub."""
+    @property
+    def open_requests(self) -> int:
+        """Requests whose batch has ended, but not they."""
+    @property
+    def idle(self) -> bool:
+        """Whether no batch is at the stub."""
+    def holds(self, sequence: int, /) -> bool:
+        """Say whether a batch is at the stub."""
+    def watch(
+        self, on_kept: Callable[[Any], object] | None, on_ended: Callable[[Any], object] | None, /
+    ) -> None:
+        """Call ``on_kept`` with what stays lent after its request, and ``on_ended`` when it no longer is.
+
+        All responses are given to the hook ``decode`` from then on, until both are None.
+        """
+    def enter(self, requests: Sequence[Any], owner: object, /) -> bool:
+        """Give the requests of a batch tickets, lend their memory, and encode them.
+
+        ``owner`` is who their `InferRequest.instance` is. Returns whether the encoded batches have to
+        be sent now.
+
+        Raises
+        ------
+        ValueError
+            When there are not enough tickets left.
+        """
+    def take_frame(self, alone: bool, /) -> bytes | None:
+        """Return the message with the batches that have entered since the last call, if any have.
+
+        ``alone`` tells the stub that requests come one after the other.
+        """
+    def cancel(self, ticket: int, running_only: bool, still_read: bool, /) -> int | None:
+        """Note that a request is cancelled, for the stub to see; with ``running_only`` if it has started.
+
+        Returns
+        -------
+        int or None
+            When (ns) the model began what it does, if nobody waits for any of that now; 0 where it
+            may have been at any time.
+        """
+    def passed_on(self, ticket: int, responses: int, /) -> None:
+        """Tell the stub that responses of a request have left, so that it may send others."""
+    def complete(
+        self, message: bytes, /
+    ) -> tuple[list[tuple[Any, Any]], list[Any], Exception | str | None]:
+        """Take a RESULTS message.
+
+        Returns
+        -------
+        outcomes : list of (InferRequest, Outcome)
+            Those that are over.
+        batches : list of CompletedBatch
+        error : Exception, str or None
+            What the message could not be taken further for: the stub is to blame for a text.
+        """
+    def respond(
+        self, message: bytes, /
+    ) -> tuple[list[tuple[Any, Any, bool]], list[tuple[Any, str]], int, Exception | str | None]:
+        """Take a RESPONSES message.
+
+        Returns
+        -------
+        outcomes : list of (InferRequest, Outcome or None, bool)
+            In their order; whether each is the last of its request.
+        closed : list of CompletedRequest
+        copied : int
+            Bytes.
+        error : Exception, str or None
+            As that of `complete`.
+        """
+    def settle_kept(self) -> bool:
+        """Take back the memory that the stub is done with by now; returns whether some is left."""
+    def lend(self, ranges: Sequence[Any], /) -> int | None:
+        """Lend the memory of an answer to a call; returns its ticket, None when there is none left."""
+    @property
+    def lent_answers(self) -> int:
+        """How many answers to calls are lent."""
+    def slot(self, ticket: int, /) -> Any:
+        """Return the slot that is lent under a ticket, or None."""
+    def kept(self, ticket: int, /) -> Any:
+        """Return what is held until a ticket is free, or None."""
+    def all_kept(self) -> list[Any]:
+        """Return what is held under any ticket."""
+    def share(self, ticket: int, kept: object, /) -> None:
+        """Let go of the slot under a ticket, which ``kept`` owns from now on; that is held instead."""
+    def left(self) -> list[tuple[int, int, Any]]:
+        """Return the requests that are not over, each behind its batch (0 for none) and its ticket."""
+    def close(self, started_last: int, /) -> tuple[list[Any], list[Any]]:
+        """Take everything back from a stub that is dead.
+
+        Returns
+        -------
+        started, unstarted : list of InferRequest
+            Requests without an outcome: those whose batch had started, and the others, in order.
+            The slots of the unstarted are theirs again; all other memory has been taken back.
+        """

@@ -12,7 +12,6 @@ from gpubridge.telemetry.traces import Trace
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.device_regions import is_arena
 from gpubridge.transport.leases import BorrowedMemory
-from gpubridge.transport.messages import Batch
 from gpubridge.transport.signatures import Shapes, Signature
 
 __all__ = [
@@ -20,6 +19,8 @@ __all__ = [
     "NO_CONTEXT",
     "NO_OPTIONS",
     "ClientUse",
+    "CompletedBatch",
+    "CompletedRequest",
     "FollowedRequest",
     "InferRequest",
     "InferResponse",
@@ -201,7 +202,7 @@ class FollowedRequest(Protocol):
     def trace(self) -> Trace:
         """Its trace, for the requests that come of it."""
 
-    def landed(self, batch: Batch | None) -> None:
+    def completed(self, batch: CompletedBatch | None) -> None:
         """Its batch is over; None where there is none."""
 
     def abandoned(self) -> None:
@@ -358,3 +359,24 @@ class InferRequest:
         self.on_done = None
         if self.cancelled is not None:
             self.cancelled(self)
+
+
+class CompletedBatch(NamedTuple):
+    """An answered batch.
+
+    Times are CLOCK_MONOTONIC nanoseconds: when the stub took the batch up, called ``execute``, and had
+    its return value. ``copied`` are bytes. ``failures`` says why requests failed, or that they are not
+    over.
+    """
+
+    sequence: int
+    started: int
+    called: int
+    ended: int
+    copied: int
+    requests: Sequence[InferRequest]
+    failures: dict[InferRequest, str]
+
+
+CompletedRequest = tuple[InferRequest, str]
+"""A request that went on after its batch and is over now, and why it failed, or an empty text."""

@@ -8,6 +8,9 @@ namespace gpubridge {
 // Adds the class ContextCodec and the table CONTEXT_FIELDS to the module.
 void bind_context(nanobind::module_& module);
 
+// Adds the class InFlightRequests to the module.
+void bind_in_flight(nanobind::module_& module);
+
 // Adds the class RecordReader and the function encode_record to the module.
 void bind_records(nanobind::module_& module);
 

@@ -98,6 +98,18 @@ void RecordView::check(std::span<const TensorKind> kinds) const {
   }
 }
 
+bool RecordView::sizes_fit(std::span<const TensorKind> kinds) const {
+  std::size_t dim = 0;
+  for (std::size_t index = 0; index < kinds.size(); ++index) {
+    std::uint64_t nbytes = kinds[index].itemsize;
+    for (const std::size_t end = dim + kinds[index].rank; dim < end; ++dim) {
+      nbytes *= static_cast<std::uint64_t>(this->dim(dim));
+    }
+    if (kinds[index].itemsize != 0 && nbytes != ref(index).nbytes) return false;
+  }
+  return true;
+}
+
 std::size_t RecordParts::size() const {
   return kHead + signature.size() + context.size() + identifier.size() + dims.size() +
          kRef * tensors;

@@ -53,6 +53,8 @@ class RecordView {
   // Throws MalformedRecord unless the dims are those of such tensors: as many as the ranks say,
   // none of them negative, and no tensor of more bytes than 63 bits count.
   void check(std::span<const TensorKind> kinds) const;
+  // Whether the references have as many bytes as checked tensors of such kinds need.
+  [[nodiscard]] bool sizes_fit(std::span<const TensorKind> kinds) const;
 
  private:
   std::uint32_t ticket_ = 0;

@@ -2,17 +2,13 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "ipc/context_binding.h"
 #include "ipc/ipc_bindings.h"
-#include "ipc/records.h"
-#include "text_hash.h"
+#include "ipc/record_reader.h"
 
 namespace nb = nanobind;
 
@@ -33,108 +29,99 @@ nb::object as_bytes(std::string_view bytes) {
 
 std::string_view view_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
-// What a signature's bytes mean, and the shapes that came with it last: they mostly come again.
-struct KnownSignature {
-  nb::object signature;
-  std::vector<TensorKind> kinds;
-  std::string dims;
-  nb::object shapes;
-};
-
-// Takes records apart. `parse_signature` gives the Signature that bytes are, `parse_context` the
-// dict that the bytes of context are; `record` is the tuple type of the results.
-class RecordReader {
- public:
-  RecordReader(nb::object parse_signature, nb::object codec, nb::type_object record)
-      : parse_signature_(std::move(parse_signature)),
-        codec_(std::move(codec)),
-        record_(std::move(record)),
-        new_tuple_(reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new))) {}
-
-  nb::tuple read(const nb::bytes& message, std::size_t at, std::size_t count, bool named) {
-    nb::list records;
-    for (std::size_t index = 0; index < count; ++index) {
-      records.append(record(RecordView::read(view_of(message), at, named)));
-    }
-    return nb::make_tuple(std::move(records), at);
+void set(nb::handle tuple, std::size_t index, nb::object item) {
+  // Takes the item over, even when it fails.
+  if (PyTuple_SetItem(tuple.ptr(), static_cast<Py_ssize_t>(index), item.release().ptr()) != 0) {
+    throw nb::python_error();
   }
+}
 
- private:
-  nb::object record(const RecordView& view) {
-    KnownSignature& known = signature(view.signature());
-    nb::object context = nb::cast<ContextCodec&>(codec_).decode(view.context());
-    const std::string_view text = view.identifier();
-    nb::object identifier =
-        checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
-    nb::object shapes = this->shapes(view, known);
-    const nb::tuple fields =
-        nb::make_tuple(view.ticket(), known.signature, std::move(shapes), std::move(context),
-                       view.word(), std::move(identifier), refs(view));
-    const nb::tuple arguments = nb::make_tuple(fields);
-    return checked(
-        new_tuple_(reinterpret_cast<PyTypeObject*>(record_.ptr()), arguments.ptr(), nullptr));
+}  // namespace
+
+RecordReader::RecordReader(nb::object parse_signature, nb::object codec, nb::type_object record)
+    : parse_signature_(std::move(parse_signature)),
+      codec_(std::move(codec)),
+      record_(std::move(record)),
+      new_tuple_(reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new))) {}
+
+nb::tuple RecordReader::read(const nb::bytes& message, std::size_t at, std::size_t count,
+                             bool named) {
+  nb::list records;
+  for (std::size_t index = 0; index < count; ++index) {
+    records.append(record(RecordView::read(view_of(message), at, named)));
   }
+  return nb::make_tuple(std::move(records), at);
+}
 
-  KnownSignature& signature(std::string_view raw) {
-    const auto found = known_.find(raw);
-    if (found != known_.end()) return found->second;
-    KnownSignature made{parse_signature_(as_bytes(raw)), {}, {}, {}};
-    const auto tensors = nb::cast<nb::tuple>(made.signature[0]);
-    for (nb::handle spec : tensors) {
-      const nb::object itemsize = spec[3];
-      made.kinds.push_back({nb::cast<std::uint32_t>(spec[2]),
-                            itemsize.is_none() ? 0 : nb::cast<std::uint32_t>(itemsize)});
-    }
-    if (known_.size() >= kSignaturesKept) known_.clear();
-    return known_.emplace(std::string(raw), std::move(made)).first->second;
+nb::object RecordReader::record(const RecordView& view) {
+  KnownSignature& known = signature(view.signature());
+  nb::object context = nb::cast<ContextCodec&>(codec_).decode(view.context());
+  const std::string_view text = view.identifier();
+  nb::object identifier =
+      checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
+  nb::object shapes = this->shapes(view, known);
+  const nb::tuple fields =
+      nb::make_tuple(view.ticket(), known.signature, std::move(shapes), std::move(context),
+                     view.word(), std::move(identifier), refs(view));
+  const nb::tuple arguments = nb::make_tuple(fields);
+  return checked(
+      new_tuple_(reinterpret_cast<PyTypeObject*>(record_.ptr()), arguments.ptr(), nullptr));
+}
+
+RecordReader::Tensors RecordReader::tensors(const RecordView& view) {
+  KnownSignature& known = signature(view.signature());
+  nb::object shapes = this->shapes(view, known);
+  return {known.kinds, known.signature, std::move(shapes)};
+}
+
+RecordReader::KnownSignature& RecordReader::signature(std::string_view raw) {
+  const auto found = known_.find(raw);
+  if (found != known_.end()) return found->second;
+  KnownSignature made{parse_signature_(as_bytes(raw)), {}, {}, {}};
+  const auto tensors = nb::cast<nb::tuple>(made.signature[0]);
+  for (nb::handle spec : tensors) {
+    const nb::object itemsize = spec[3];
+    made.kinds.push_back({nb::cast<std::uint32_t>(spec[2]),
+                          itemsize.is_none() ? 0 : nb::cast<std::uint32_t>(itemsize)});
   }
+  if (known_.size() >= kSignaturesKept) known_.clear();
+  return known_.emplace(std::string(raw), std::move(made)).first->second;
+}
 
-  static nb::object shapes(const RecordView& view, KnownSignature& known) {
-    if (known.shapes.is_valid() && known.dims == view.dims() &&
-        known.kinds.size() == view.tensors()) {
-      return known.shapes;
-    }
-    view.check(known.kinds);
-    nb::object shapes = checked(PyTuple_New(static_cast<Py_ssize_t>(known.kinds.size())));
-    std::size_t dim = 0;
-    for (std::size_t index = 0; index < known.kinds.size(); ++index) {
-      const std::size_t rank = known.kinds[index].rank;
-      nb::object shape = checked(PyTuple_New(static_cast<Py_ssize_t>(rank)));
-      for (std::size_t axis = 0; axis < rank; ++axis) {
-        set(shape, axis, checked(PyLong_FromLongLong(view.dim(dim++))));
-      }
-      set(shapes, index, std::move(shape));
-    }
-    known.dims = view.dims();
-    known.shapes = shapes;
-    return shapes;
+nb::object RecordReader::shapes(const RecordView& view, KnownSignature& known) {
+  if (known.shapes.is_valid() && known.dims == view.dims() &&
+      known.kinds.size() == view.tensors()) {
+    return known.shapes;
   }
+  view.check(known.kinds);
+  nb::object shapes = checked(PyTuple_New(static_cast<Py_ssize_t>(known.kinds.size())));
+  std::size_t dim = 0;
+  for (std::size_t index = 0; index < known.kinds.size(); ++index) {
+    const std::size_t rank = known.kinds[index].rank;
+    nb::object shape = checked(PyTuple_New(static_cast<Py_ssize_t>(rank)));
+    for (std::size_t axis = 0; axis < rank; ++axis) {
+      set(shape, axis, checked(PyLong_FromLongLong(view.dim(dim++))));
+    }
+    set(shapes, index, std::move(shape));
+  }
+  known.dims = view.dims();
+  known.shapes = shapes;
+  return shapes;
+}
 
-  static void set(nb::handle tuple, std::size_t index, nb::object item) {
-    // Takes the item over, even when it fails.
-    if (PyTuple_SetItem(tuple.ptr(), static_cast<Py_ssize_t>(index), item.release().ptr()) != 0) {
+nb::object RecordReader::refs(const RecordView& view) {
+  nb::object refs = checked(PyList_New(static_cast<Py_ssize_t>(view.tensors())));
+  for (std::size_t index = 0; index < view.tensors(); ++index) {
+    const TensorRef ref = view.ref(index);
+    nb::tuple fields = nb::make_tuple(ref.region, ref.offset, ref.nbytes, ref.lease);
+    if (PyList_SetItem(refs.ptr(), static_cast<Py_ssize_t>(index), fields.release().ptr()) != 0) {
       throw nb::python_error();
     }
   }
+  return refs;
+}
 
-  static nb::object refs(const RecordView& view) {
-    nb::object refs = checked(PyList_New(static_cast<Py_ssize_t>(view.tensors())));
-    for (std::size_t index = 0; index < view.tensors(); ++index) {
-      const TensorRef ref = view.ref(index);
-      nb::tuple fields = nb::make_tuple(ref.region, ref.offset, ref.nbytes, ref.lease);
-      if (PyList_SetItem(refs.ptr(), static_cast<Py_ssize_t>(index), fields.release().ptr()) != 0) {
-        throw nb::python_error();
-      }
-    }
-    return refs;
-  }
-
-  nb::object parse_signature_;
-  nb::object codec_;
-  nb::type_object record_;
-  newfunc new_tuple_;
-  std::unordered_map<std::string, KnownSignature, TextHash, std::equal_to<>> known_;
-};
+namespace {
 
 // Fields of references come flat: region, offset, size, lease of each, one after another.
 nb::object encode_record(std::uint32_t ticket, const nb::bytes& signature, const nb::bytes& dims,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from gpubridge.engine.ledger import COMES_BACK, STILL_OPEN, Closed, Landed
-from gpubridge.request import InferRequest
+from gpubridge.engine.in_flight import COMES_BACK, STILL_OPEN
+from gpubridge.request import CompletedBatch, CompletedRequest, InferRequest
 from gpubridge.telemetry.latencies import LatencyWindow
 from gpubridge.telemetry.statistics import ModelStatistics
-from gpubridge.transport.messages import Batch
 
 __all__ = ["BatchRecorder"]
 
@@ -25,7 +24,7 @@ class BatchRecorder:
         # The steps of the batches of requests that are not over.
         self._open: dict[InferRequest, tuple[int, int, int, int]] = {}
 
-    def record_closed(self, closed: list[Closed], now: int) -> None:
+    def record_closed(self, closed: list[CompletedRequest], now: int) -> None:
         """Count requests that ended at ``now``, after their batch."""
         for request, reason in closed:
             if not request.batch_size:
@@ -48,14 +47,15 @@ class BatchRecorder:
         """A request is lost: its stub died."""
         self._open.pop(request, None)
 
-    def record(self, landed: list[Landed], now: int) -> None:
+    def record(self, batches: list[CompletedBatch], now: int) -> None:
         """Count batches that were answered at ``now`` (CLOCK_MONOTONIC, ns)."""
         singles = copied = 0
         arrived = started = called = ended = 0
-        for batch, requests, failures in landed:
+        for batch in batches:
             copied += batch.copied
-            if failures or len(requests) != 1 or requests[0].batch_size != 1:
-                self._record(batch, requests, failures, now)
+            requests = batch.requests
+            if batch.failures or len(requests) != 1 or requests[0].batch_size != 1:
+                self._record(batch, now)
                 continue
             singles += 1
             arrived += requests[0].arrived
@@ -72,26 +72,21 @@ class BatchRecorder:
                 (called - started, ended - called, answered - ended),
             )
         if statistics.window is not None:
-            _observe(statistics.window, landed, now)
-        statistics.last_ended_ns = landed[-1][0].ended if landed else statistics.last_ended_ns
+            _observe(statistics.window, batches, now)
+        if batches:
+            statistics.last_ended_ns = batches[-1].ended
         if copied:
             statistics.copied(copied)
 
-    def _record(
-        self,
-        batch: Batch,
-        requests: list[InferRequest],
-        failures: dict[InferRequest, str],
-        now: int,
-    ) -> None:
+    def _record(self, batch: CompletedBatch, now: int) -> None:
         """Count one batch."""
         statistics = self._statistics
         done = size = spent = queued = going_on = 0
         steps = (batch.called - batch.started, batch.ended - batch.called, now - batch.ended)
-        for request in requests:
+        for request in batch.requests:
             if not request.batch_size:
                 continue
-            reason = failures.get(request)
+            reason = batch.failures.get(request)
             if reason == STILL_OPEN:
                 going_on += request.batch_size
                 self._open[request] = (batch.started - request.arrived, *steps)
@@ -108,11 +103,11 @@ class BatchRecorder:
             statistics.executed(1, size, (done, spent, queued), steps, going_on)
 
 
-def _observe(window: LatencyWindow, landed: list[Landed], now: int) -> None:
+def _observe(window: LatencyWindow, batches: list[CompletedBatch], now: int) -> None:
     """Take the durations of each request that succeeded."""
-    for batch, requests, failures in landed:
+    for batch in batches:
         steps = (batch.called - batch.started, batch.ended - batch.called, now - batch.ended)
-        for request in requests:
-            if request.batch_size and request not in failures:
+        for request in batch.requests:
+            if request.batch_size and request not in batch.failures:
                 queued = batch.started - request.arrived
                 window.observe(now, (now - request.arrived, queued, *steps))

@@ -10,9 +10,9 @@ from typing import Any, TypeGuard
 from gpubridge.config import ModelConfig
 from gpubridge.engine.alarm import Alarm
 from gpubridge.engine.batch_recorder import BatchRecorder
+from gpubridge.engine.in_flight import COMES_BACK
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.instance_state import InstanceState
-from gpubridge.engine.ledger import COMES_BACK, Closed, Landed
 from gpubridge.engine.scheduling import (
     Scheduler,
     SequenceItem,
@@ -26,7 +26,7 @@ from gpubridge.engine.sequence_requests import SequenceRequests
 from gpubridge.engine.tracing import RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena
-from gpubridge.request import InferRequest, Outcome
+from gpubridge.request import CompletedBatch, CompletedRequest, InferRequest, Outcome
 from gpubridge.telemetry.statistics import ModelStatistics
 
 __all__ = ["Dispatcher"]
@@ -312,14 +312,14 @@ class Dispatcher:
         self._release(self._scheduler.releasable())
         self.dispatch()
 
-    def on_landed(self, landed: list[Landed], now: int) -> None:
+    def on_batches(self, batches: list[CompletedBatch], now: int) -> None:
         """Batches were answered, at ``now``, so that there is room for others."""
-        self._recorder.record(landed, now)
+        self._recorder.record(batches, now)
         if self._tracing.used:
-            self._tracing.landed(landed)
-        for _, _, failures in landed:
-            if failures:
-                self._reschedule(failures, now)
+            self._tracing.completed(batches)
+        for batch in batches:
+            if batch.failures:
+                self._reschedule(batch.failures, now)
         self.dispatch(now)
 
     def _reschedule(self, failures: dict[InferRequest, str], now: int) -> None:
@@ -346,7 +346,7 @@ class Dispatcher:
             self._statistics.failed(reason, now - request.arrived)
             request.finish(error)
 
-    def on_responses(self, closed: list[Closed], now: int, copied: int) -> None:
+    def on_responses(self, closed: list[CompletedRequest], now: int, copied: int) -> None:
         """Requests ended some time after their batch, at ``now``."""
         if copied:
             self._statistics.copied(copied)

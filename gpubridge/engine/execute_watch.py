@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gpubridge.engine.ledger import Ledger
+from gpubridge.dataplane import InFlightRequests
 from gpubridge.transport.control import ControlPage
 
 __all__ = ["ExecuteWatch"]
@@ -17,15 +17,15 @@ class ExecuteWatch:
     ----------
     control : ControlPage
         Says which batch has started, and when.
-    ledger : Ledger
+    in_flight : InFlightRequests
         Says which batches are at the stub.
     """
 
-    __slots__ = ("_control", "_ledger", "_stalled_at")
+    __slots__ = ("_control", "_in_flight", "_stalled_at")
 
-    def __init__(self, control: ControlPage, ledger: Ledger) -> None:
+    def __init__(self, control: ControlPage, in_flight: InFlightRequests) -> None:
         self._control = control
-        self._ledger = ledger
+        self._in_flight = in_flight
         self._stalled_at: tuple[int, int] | None = None
 
     def overdue(self, seconds: float) -> str | None:
@@ -45,9 +45,9 @@ class ExecuteWatch:
         None when it has nothing to do.
         """
         started = self._control.started
-        if self._ledger.holds(started):
+        if self._in_flight.holds(started):
             return self._control.started_at, True
-        if self._ledger.idle:
+        if self._in_flight.idle:
             self._stalled_at = None
             return None
         if self._stalled_at is None or self._stalled_at[0] != started:

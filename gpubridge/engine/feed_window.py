@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpubridge.engine.ledger import Landed
+from gpubridge.request import CompletedBatch
 
 __all__ = ["FeedWindow"]
 
@@ -27,11 +27,11 @@ class FeedWindow:
         self._execute_ns = 0.0
         self._least = least
 
-    def observe(self, landed: Sequence[Landed]) -> int:
+    def observe(self, batches: Sequence[CompletedBatch]) -> int:
         """Take the times of batches; returns how many requests they had."""
         requests = spent = 0
-        for batch, members, _ in landed:
-            requests += len(members)
+        for batch in batches:
+            requests += len(batch.requests)
             spent += batch.ended - batch.started
         if requests:
             mean = spent / requests

@@ -25,14 +25,13 @@ from gpubridge.engine.feed_window import FeedWindow
 from gpubridge.engine.instance_owner import InstanceListener
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.instance_state import InstanceState
-from gpubridge.engine.ledger import Closed, Landed
 from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.restart_backoff import RestartBackoff
 from gpubridge.engine.stub_log import StubLog
 from gpubridge.engine.stub_run import StubRun
 from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, StubDied
-from gpubridge.request import InferRequest
+from gpubridge.request import CompletedBatch, CompletedRequest, InferRequest
 from gpubridge.telemetry.device_work import DeviceWork
 from gpubridge.transport.messages import Kind
 
@@ -168,7 +167,7 @@ class Instance:
             self,
             self._context,
             completion,
-            on_landed=self._on_landed,
+            on_batches=self._on_batches,
             on_responses=self._on_responses,
             on_log=self._said.take,
         )
@@ -313,15 +312,15 @@ class Instance:
 
     # -- what the link tells ---------------------------------------------------------------------
 
-    def _on_responses(self, closed: list[Closed], now: int, copied: int) -> None:
+    def _on_responses(self, closed: list[CompletedRequest], now: int, copied: int) -> None:
         if closed and self._run is not None and self.state is InstanceState.READY:
             # There may have been no ticket left.
             self.window = max(self.window, min(1, self._run.link.free_tickets))
         self._listener.on_responses(closed, now, copied)
 
-    def _on_landed(self, landed: list[Landed], now: int) -> None:
-        self.in_flight -= self._feed.observe(landed)
-        self.batches_at_stub -= len(landed)
+    def _on_batches(self, batches: list[CompletedBatch], now: int) -> None:
+        self.in_flight -= self._feed.observe(batches)
+        self.batches_at_stub -= len(batches)
         if self._run is not None and self.state is InstanceState.READY:
             self.window = min(self._feed.size, self.in_flight + self._run.link.free_tickets)
-        self._listener.on_landed(landed, now)
+        self._listener.on_batches(batches, now)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Protocol
 
-from gpubridge.engine.ledger import Closed, Landed
-from gpubridge.engine.link import StubLink
+from gpubridge.engine.stub_connection import StubConnection
 from gpubridge.errors import BridgeError
-from gpubridge.request import InferRequest
+from gpubridge.request import CompletedBatch, CompletedRequest, InferRequest
 
 if TYPE_CHECKING:
     from gpubridge.engine.instance import Instance
@@ -26,7 +25,7 @@ class CallDoor(Protocol):
 class CallServer(Protocol):
     """Serves the calls that models make of other models."""
 
-    def open(self, sock: socket.socket, link: StubLink, caller: Instance, /) -> CallDoor:
+    def open(self, sock: socket.socket, link: StubConnection, caller: Instance, /) -> CallDoor:
         """Serve the channel ``sock``, which is owned from now on."""
 
 
@@ -39,10 +38,10 @@ class InstanceListener(Protocol):
     def on_room(self) -> None:
         """It may take more requests than before, or none any longer."""
 
-    def on_landed(self, landed: list[Landed], now: int, /) -> None:
+    def on_batches(self, batches: list[CompletedBatch], now: int, /) -> None:
         """Batches were answered, at ``now``, so that there is room for others."""
 
-    def on_responses(self, closed: list[Closed], now: int, copied: int, /) -> None:
+    def on_responses(self, closed: list[CompletedRequest], now: int, copied: int, /) -> None:
         """Requests of earlier batches ended, at ``now``; ``copied`` bytes of responses were copied."""
 
     def on_death(

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from gpubridge.cuda_ipc import DeviceInfo
 from gpubridge.engine.completion import Completion
+from gpubridge.engine.connection_events import ConnectionEvents
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.instance_owner import CallDoor
-from gpubridge.engine.ledger import Closed, Landed
-from gpubridge.engine.link import StubLink
-from gpubridge.engine.link_events import LinkEvents
+from gpubridge.engine.stub_connection import StubConnection
 from gpubridge.engine.stub_process import RunningStub, cannot_start
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
-from gpubridge.request import InferRequest
+from gpubridge.request import CompletedBatch, CompletedRequest, InferRequest
 from gpubridge.transport.channel import pair
 from gpubridge.transport.messages import Kind
 
@@ -38,8 +37,8 @@ class StubRun:
         What all instances share.
     completion : Completion or None
         What completes the model's configuration, if that is not done yet.
-    on_landed, on_responses, on_log : callable
-        As those of `LinkEvents`.
+    on_batches, on_responses, on_log : callable
+        As those of `ConnectionEvents`.
 
     Raises
     ------
@@ -48,7 +47,7 @@ class StubRun:
 
     Attributes
     ----------
-    link : StubLink
+    link : StubConnection
         Speaks with the stub.
     """
 
@@ -58,8 +57,8 @@ class StubRun:
         context: EngineContext,
         completion: Completion | None,
         *,
-        on_landed: Callable[[list[Landed], int], None],
-        on_responses: Callable[[list[Closed], int, int], None],
+        on_batches: Callable[[list[CompletedBatch], int], None],
+        on_responses: Callable[[list[CompletedRequest], int, int], None],
         on_log: Callable[[dict[str, Any]], None],
     ) -> None:
         self._instance = instance
@@ -74,12 +73,12 @@ class StubRun:
         self._process: RunningStub | None = None
         self._call_door: CallDoor | None = None
         self._started: asyncio.Future[None] = self._loop.create_future()
-        events = LinkEvents(
+        events = ConnectionEvents(
             on_completed=lambda text: completion.returned(text) if completion is not None else None,
             on_ready=self._on_ready,
             on_failed=self._on_failed,
             on_broken=self._on_broken,
-            on_landed=on_landed,
+            on_batches=on_batches,
             on_responses=on_responses,
             on_log=on_log,
             on_arena_refused=self._on_arena_refused,
@@ -91,7 +90,7 @@ class StubRun:
         try:
             arena = context.regions.arena(instance.settings.stub["name"])
             limit = instance.settings.output_limit
-            self.link = StubLink(ours, context.regions, arena, limit, events)
+            self.link = StubConnection(ours, context.regions, arena, limit, events)
         except BridgeError:
             ours.close()
             self._theirs.close()

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from gpubridge.engine.ledger import Landed
 from gpubridge.errors import BridgeError
-from gpubridge.request import InferRequest, InferResponse
+from gpubridge.request import CompletedBatch, InferRequest, InferResponse
 from gpubridge.telemetry.traces import Trace, Traces
 from gpubridge.tensor.spelling import spell_values
-from gpubridge.transport.messages import Batch
 from gpubridge.transport.signatures import SignatureCache, TensorSpec, decode_shapes
 
 __all__ = ["UNTRACED", "Caused", "Origin", "Received", "RequestTracing"]
@@ -92,12 +90,12 @@ class RequestTracing:
         if request.trace is not None:
             request.context = request.context.changed(trace=request.trace.trace.identifier)
 
-    def landed(self, landed: list[Landed]) -> None:
+    def completed(self, batches: list[CompletedBatch]) -> None:
         """Tell the requests that are traced that their batches are over."""
-        for batch, requests, _ in landed:
-            for request in requests:
+        for batch in batches:
+            for request in batch.requests:
                 if request.trace is not None:
-                    request.trace.landed(batch)
+                    request.trace.completed(batch)
 
     def _note_inputs(self, trace: Trace, request: InferRequest) -> None:
         slot = request.slot
@@ -122,8 +120,8 @@ class _Followed:
     __slots__ = (
         "_answered",
         "_caused",
+        "_completed",
         "_door",
-        "_landed",
         "_on_done",
         "_on_partial",
         "_request",
@@ -135,17 +133,17 @@ class _Followed:
         self._caused = caused
         self._request = request
         self._door = door
-        self._landed = self._answered = False
+        self._completed = self._answered = False
         self._on_done = request.on_done
         self._on_partial = request.on_partial
         request.on_done = self._finish
         if request.on_partial is not None:
             request.on_partial = self._respond
 
-    def landed(self, batch: Batch | None) -> None:
+    def completed(self, batch: CompletedBatch | None) -> None:
         """Its batch is over; None for a model that has no batches, as it computes nothing itself."""
         trace = self.trace
-        self._landed = True
+        self._completed = True
         trace.stamp("QUEUE_START", self._request.arrived)
         if batch is not None:
             self._computed(trace, batch)
@@ -153,7 +151,7 @@ class _Followed:
             self._end()
 
     @staticmethod
-    def _computed(trace: Trace, batch: Batch) -> None:
+    def _computed(trace: Trace, batch: CompletedBatch) -> None:
         trace.stamp("COMPUTE_START", batch.started)
         trace.stamp("COMPUTE_INPUT_END", batch.called)
         trace.stamp("COMPUTE_OUTPUT_START", batch.ended)
@@ -169,7 +167,7 @@ class _Followed:
     def _finish(self, outcome: Any) -> None:
         self._pass_on(outcome, self._on_done)
         self._answered = True
-        if self._landed:
+        if self._completed:
             self._end()
         elif isinstance(outcome, BridgeError):
             # Its batch lands in this turn of the event loop, if there is one.

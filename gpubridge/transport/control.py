@@ -54,13 +54,13 @@ class ControlPage:
     __slots__ = (
         "_clock",
         "_log_levels",
-        "_words",
         "cancelled",
         "device_work",
         "lent",
         "outputs",
         "passed_on",
         "pending",
+        "progress",
         "segment",
     )
 
@@ -71,7 +71,7 @@ class ControlPage:
         self._attach(segment.view)
 
     def _attach(self, view: memoryview) -> None:
-        self._words = view[:16].cast("Q")
+        self.progress = view[:16].cast("Q")
         self._log_levels = view[16:17]
         self.lent = view[_LENT_AT:_CANCELLED_AT]
         self.cancelled = view[_CANCELLED_AT:_OUTPUTS_AT]
@@ -85,19 +85,19 @@ class ControlPage:
         """Stub: say that ``execute`` starts with this batch; returns the time, in ns."""
         now = self._clock()
         # The time first: who sees the new number must not see the old time.
-        self._words[1] = now
-        self._words[0] = sequence
+        self.progress[1] = now
+        self.progress[0] = sequence
         return now
 
     @property
     def started(self) -> int:
         """Sequence number of the batch that started last; 0 before the first."""
-        return self._words[0]
+        return self.progress[0]
 
     @property
     def started_at(self) -> int:
         """CLOCK_MONOTONIC nanoseconds at which it started."""
-        return self._words[1]
+        return self.progress[1]
 
     @property
     def log_levels(self) -> int:

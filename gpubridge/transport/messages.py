@@ -36,9 +36,6 @@ __all__ = [
     "control_message",
     "decode_control",
     "decode_execute",
-    "decode_responses",
-    "decode_results",
-    "encode_batch",
     "encode_frame",
     "encode_responses",
     "encode_result_batch",
@@ -119,18 +116,10 @@ class ResponseFlag:
 
 
 class Batch(NamedTuple):
-    """A batch and its records; the other fields are those of a result.
-
-    Times are CLOCK_MONOTONIC nanoseconds: when the stub took the batch up, called ``execute``, and
-    had its return value.
-    """
+    """A batch of an EXECUTE message, and its records."""
 
     sequence: int
     records: list[Record]
-    started: int = 0
-    called: int = 0
-    ended: int = 0
-    copied: int = 0
 
 
 _FRAME = struct.Struct("<BBxxI")
@@ -168,40 +157,20 @@ def comes_alone(message: Buffer) -> bool:
     return message[1] != 0
 
 
-def encode_batch(sequence: int, records: Sequence[bytes]) -> bytes:
-    """Join encoded requests to a batch of an EXECUTE message."""
-    return b"".join((_BATCH.pack(sequence, len(records)), *records))
-
-
 def encode_result_batch(
     sequence: int, times: tuple[int, int, int], copied: int, records: Sequence[bytes]
 ) -> bytes:
-    """Join encoded responses to a batch of a RESULTS message; the times are those of `Batch`."""
+    """Join encoded responses to a batch of a RESULTS message.
+
+    The times are CLOCK_MONOTONIC nanoseconds: when the stub took the batch up, called ``execute``, and
+    had its return value.
+    """
     return b"".join((_RESULT.pack(sequence, *times, copied, len(records)), *records))
 
 
 def encode_responses(records: Sequence[bytes], copied: int) -> bytes:
     """Make a message of responses that models send by themselves."""
     return b"".join((_RESPONSES.pack(Kind.RESPONSES, len(records), copied), *records))
-
-
-def decode_responses(message: Buffer, reader: NativeRecordReader) -> tuple[list[Record], int]:
-    """Take a RESPONSES message apart; returns its records, and how many bytes were copied for them.
-
-    Raises
-    ------
-    MalformedMessage
-        When a length or a count does not fit.
-    """
-    message = bytes(message)
-    try:
-        _, count, copied = _RESPONSES.unpack_from(message)
-        records, at = reader.read(message, _RESPONSES.size, count, False)
-    except (struct.error, ValueError) as error:
-        raise MalformedMessage(f"RESPONSES message: {error}") from error
-    if at != len(message):
-        raise MalformedMessage(f"RESPONSES message: {len(message) - at} bytes after its end")
-    return records, copied
 
 
 def decode_execute(message: Buffer, reader: NativeRecordReader) -> list[Batch]:
@@ -223,28 +192,4 @@ def decode_execute(message: Buffer, reader: NativeRecordReader) -> list[Batch]:
             batches.append(Batch(sequence, records))
     except (struct.error, ValueError) as error:
         raise MalformedMessage(f"EXECUTE message: {error}") from error
-    return batches
-
-
-def decode_results(message: Buffer, reader: NativeRecordReader) -> list[Batch]:
-    """Take a RESULTS message apart.
-
-    Raises
-    ------
-    MalformedMessage
-        When a length or a count does not fit.
-    """
-    message = bytes(message)
-    try:
-        _, _, count = _FRAME.unpack_from(message)
-        at = _FRAME.size
-        batches = []
-        for _ in range(count):
-            sequence, started, called, ended, copied, responses = _RESULT.unpack_from(message, at)
-            records, at = reader.read(message, at + _RESULT.size, responses, False)
-            batches.append(Batch(sequence, records, started, called, ended, copied))
-    except (struct.error, ValueError) as error:
-        raise MalformedMessage(f"RESULTS message: {error}") from error
-    if at != len(message):
-        raise MalformedMessage(f"RESULTS message: {len(message) - at} bytes after its end")
     return batches

@@ -1,11 +1,13 @@
-"""Requests at a stub whose outcomes are encoded as every door would, and a ledger that has them."""
+"""Requests at a stub whose outcomes are encoded as every door would, and who keeps them."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
 
-from gpubridge.engine.ledger import Ledger
+from gpubridge.engine.decode_response import decode_response, failure_reason
+from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
+from gpubridge.engine.lent_memory import LentMemory
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import HostArena, Segment
 from gpubridge.protocol.generate import encode_generated
@@ -15,17 +17,24 @@ from gpubridge.protocol.infer_request import parse_request
 from gpubridge.protocol.infer_response import encode_response as encode_http
 from gpubridge.protocol.status import error_body
 from gpubridge.request import InferRequest
+from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import ResponseContext
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
-from gpubridge.transport.messages import ResponseFlag
-from gpubridge.transport.records import Record
-from gpubridge.transport.signatures import Signature
+from gpubridge.transport.messages import (
+    Kind,
+    ResponseFlag,
+    encode_frame,
+    encode_responses,
+    encode_result_batch,
+)
+from gpubridge.transport.records import record_encoder
+from gpubridge.transport.signatures import encode_tensors
 from tests.unit.model_configs import model_config
 
 __all__ = ["Asked", "Desk", "record"]
 
-_NOTHING = Signature((), ())
+_NOTHING = encode_tensors(())
 CONFIG = model_config("IN FP32 [1]", "OUT FP32 [-1]")
 FORMS = [
     parse_request(
@@ -67,32 +76,71 @@ class Asked:
         told.append(outcome)
 
 
-def record(ticket: int, flags: int = 0) -> Record:
+def record(ticket: int, flags: int = 0) -> bytes:
     context = ResponseContext(error="wrong" if flags & ResponseFlag.ERROR else "")
-    return Record(ticket, _NOTHING, (), context, flags, "", ())
+    return record_encoder()(ticket, *_NOTHING, (), flags, b"", context.encoded())
+
+
+def check(error):
+    if isinstance(error, (str, ValueError)):
+        raise MalformedMessage(str(error))
+    if error is not None:
+        raise error
 
 
 class Desk:
-    """A ledger with its memory, and batches of requests in it."""
+    """Batches of requests at a stub, and their memory."""
 
     def __init__(self) -> None:
         self.arena = HostArena(0, 1 << 20)
         self.control = ControlPage(Segment.create(0, ControlPage.SIZE))
-        self.ledger = Ledger(self.control, self.arena, BorrowedMemory(self.control.outputs))
+        self.memory = BorrowedMemory(self.control.outputs)
+        hooks = InFlightHooks(
+            free=self.arena.free,
+            memory=self.memory,
+            announced=set(),
+            announce=lambda segment: None,
+            references=lambda request: ((), b""),
+            decode=self.decode,
+        )
+        self.in_flight = requests_at_stub(self.control, hooks)
+        self.lent = LentMemory(self.in_flight, self.arena)
         self.flights: dict[int, list[Asked]] = {}
         self.asked: list[Asked] = []
-        self.landed: list[InferRequest] = []
-        self.closed: list[InferRequest] = []
+        self.sent = 0
+
+    def decode(self, record, request):
+        outcome = decode_response(record, self.memory, request, self.lent.find)
+        return outcome, failure_reason(record) if isinstance(outcome, BridgeError) else None
+
+    def complete(self, *batches):
+        """Take the results of batches, given as (sequence, records)."""
+        results = [encode_result_batch(number, (1, 2, 3), 0, made) for number, made in batches]
+        message = encode_frame(Kind.RESULTS, results)
+        outcomes, completed, error = self.in_flight.complete(message)
+        for request, outcome in outcomes:
+            request.finish(outcome)
+        check(error)
+        return completed
+
+    def respond(self, *records):
+        """Take responses that a model sends by itself; return the requests that are over now."""
+        message = encode_responses(records, 0)
+        outcomes, closed, _, error = self.in_flight.respond(message)
+        for request, outcome, last in outcomes:
+            (request.finish if last else request.respond)(outcome)
+        check(error)
+        return closed
 
     def enter(self, size: int) -> None:
         batch = [Asked(self.arena) for _ in range(size)]
-        sequence = len(self.asked) + 1
-        self.ledger.enter(sequence, [asked.request for asked in batch], None)
-        self.flights[sequence] = batch
+        self.sent += 1
+        self.in_flight.enter([asked.request for asked in batch], None)
+        self.flights[self.sent] = batch
         self.asked += batch
 
     def die(self, started_last: int) -> tuple[list[InferRequest], list[InferRequest]]:
-        started, unstarted = self.ledger.close(started_last)
+        started, unstarted = self.in_flight.close(started_last)
         for request in unstarted:
             self.arena.free(request.slot)
         return started, unstarted

@@ -11,8 +11,8 @@ from pathlib import Path
 import hypothesis.strategies as st
 from hypothesis import example, given
 
-from gpubridge.engine.link import LinkEvents, StubLink
 from gpubridge.engine.regions import Regions
+from gpubridge.engine.stub_connection import ConnectionEvents, StubConnection
 from gpubridge.transport.channel import pair
 from gpubridge.transport.context import CallContext, ResponseContext
 from gpubridge.transport.messages import (
@@ -126,12 +126,12 @@ async def _hear(messages: list[bytes]) -> None:
     broken: list[str] = []
     regions = Regions(1 << 20)
     ours, theirs = pair()
-    link = StubLink(
+    link = StubConnection(
         ours,
         regions,
         regions.arena("m"),
         1 << 16,
-        LinkEvents(
+        ConnectionEvents(
             lambda text: None,
             lambda fd: None,
             lambda text: None,

@@ -81,7 +81,7 @@ LIES = {
         "wire.control_message(wire.Kind.DROP_REGION, region=1)",
         "region 0x1 is not the stub's to drop",
     ),
-    "cut_results": ("results(b'')[:20]", "RESULTS message: unpack_from requires"),
+    "cut_results": ("results(b'')[:20]", "RESULTS message: it ends in the middle of a batch"),
     "other_batch": (
         "results(record(0, NONE, ()), sequence=77)",
         "results of batch 77, which is not at the stub",

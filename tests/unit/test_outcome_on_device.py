@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.engine.outcome import outcome_of
+from gpubridge.engine.decode_response import decode_response
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import RequestContext, ResponseContext
 from gpubridge.transport.device_regions import arena_region, reserve_addresses
@@ -31,7 +31,7 @@ def record():
 
 def test_it_is_handed_on_to_who_has_asked(borrowed):
     request = SimpleNamespace(client=None, context=RequestContext(device="GPU-0"))
-    response = outcome_of(record(), borrowed, request, lambda ref: None)
+    response = decode_response(record(), borrowed, request, lambda ref: None)
     assert response.visible() == [None]
     (part,) = response.ranges()
     assert (part.segment.region, part.offset, part.nbytes) == (REGION, 256, 16)
@@ -40,4 +40,4 @@ def test_it_is_handed_on_to_who_has_asked(borrowed):
 def test_it_is_refused_for_anybody_else(borrowed):
     request = SimpleNamespace(client=None, context=RequestContext())
     with pytest.raises(MalformedMessage, match="which nobody has asked for"):
-        outcome_of(record(), borrowed, request, lambda ref: None)
+        decode_response(record(), borrowed, request, lambda ref: None)

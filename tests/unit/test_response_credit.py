@@ -6,35 +6,28 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.engine.ledger import Ledger
-from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest
 from gpubridge.stub.response_lines import _WAITING_RESPONSES, _Line
-from gpubridge.transport.control import ControlPage
-from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.messages import ResponseFlag
+from tests.fuzz.stub_desk import Desk, record
 
 
 @pytest.fixture
-def control():
-    page = ControlPage(Segment.create(0, ControlPage.SIZE))
-    yield page
-    page.close()
+def desk():
+    made = Desk()
+    yield made
+    made.close()
 
 
-@pytest.fixture
-def ledger(control):
-    borrowed = BorrowedMemory(control.outputs)
-    yield Ledger(control, SimpleNamespace(free=lambda slot: None), borrowed)
-    borrowed.close()
-
-
-def run(ledger, request, control):
+def run(desk, request):
     """Begin a run; returns the sender's end of the request's line."""
-    ledger.enter(
-        1, [request], SimpleNamespace(passed_on=lambda r, n: ledger.passed_on(r.ticket, n))
+    in_flight = desk.in_flight
+    desk.sent += 1
+    in_flight.enter(
+        [request], SimpleNamespace(passed_on=lambda r, n: in_flight.passed_on(r.ticket, n))
     )
-    desk = SimpleNamespace(control=control, identity=SimpleNamespace(decoupled=True))
-    return _Line(desk, SimpleNamespace(ticket=request.ticket))
+    stub = SimpleNamespace(control=desk.control, identity=SimpleNamespace(decoupled=True))
+    return _Line(stub, SimpleNamespace(ticket=request.ticket))
 
 
 def room(line):
@@ -42,10 +35,10 @@ def room(line):
     return next(count for count in range(2 * _WAITING_RESPONSES) if not line._has_room(1))
 
 
-def test_what_an_earlier_run_sent_counts_until_it_is_passed_on(ledger, control):
+def test_what_an_earlier_run_sent_counts_until_it_is_passed_on(desk):
     request = InferRequest(b"", None, 0, (), lambda outcome: None)
     request.on_partial = lambda outcome: None
-    line = run(ledger, request, control)
+    line = run(desk, request)
     assert room(line) == _WAITING_RESPONSES
     for _ in range(_WAITING_RESPONSES):
         request.respond("response")
@@ -54,9 +47,9 @@ def test_what_an_earlier_run_sent_counts_until_it_is_passed_on(ledger, control):
     for _ in range(10):
         request.respond("response")
     # Between two runs it is nowhere, but its client reads on.
-    ledger._come_back(request, request.ticket)
+    desk.complete((desk.sent, [record(request.ticket, ResponseFlag.RESCHEDULED)]))
     request.passed_on(4)
-    line = run(ledger, request, control)
+    line = run(desk, request)
     assert room(line) == 4
     for _ in range(4):
         request.respond("response")

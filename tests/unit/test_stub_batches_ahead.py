@@ -9,15 +9,10 @@ import pytest
 from gpubridge.stub.batches_ahead import BatchesAhead
 from gpubridge.transport.channel import Channel, ChannelClosed, close_all, pair
 from gpubridge.transport.context import RequestContext
-from gpubridge.transport.messages import (
-    Kind,
-    control_message,
-    decode_control,
-    encode_batch,
-    encode_frame,
-)
+from gpubridge.transport.messages import Kind, control_message, decode_control, encode_frame
 from gpubridge.transport.records import record_reader
 from gpubridge.transport.short_waits import ShortWaits
+from tests.unit.server_messages import encode_batch
 
 
 def execute(*sequences):

@@ -9,9 +9,10 @@ import pytest
 from gpubridge.stub.results import ResultSender
 from gpubridge.transport.channel import Channel, pair
 from gpubridge.transport.context import RequestContext
-from gpubridge.transport.messages import decode_results, encode_result_batch
+from gpubridge.transport.messages import encode_result_batch
 from gpubridge.transport.records import record_encoder, record_reader
 from gpubridge.transport.signatures import encode_signature
+from tests.unit.server_messages import decode_results
 
 EMPTY = encode_signature(())
 

@@ -17,8 +17,6 @@ from gpubridge.transport.messages import (
     control_message,
     decode_control,
     decode_execute,
-    decode_results,
-    encode_batch,
     encode_frame,
     encode_result_batch,
 )
@@ -29,6 +27,7 @@ from gpubridge.transport.signatures import (
     encode_signature,
     encode_tensors,
 )
+from tests.unit.server_messages import decode_results, encode_batch
 
 U32 = st.integers(0, (1 << 32) - 1)
 U64 = st.integers(0, (1 << 64) - 1)

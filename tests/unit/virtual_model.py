@@ -8,12 +8,11 @@ from unittest import mock
 
 from gpubridge.engine import dispatcher as dispatcher_module
 from gpubridge.engine.dispatcher import Dispatcher
+from gpubridge.engine.in_flight import COMES_BACK, STILL_OPEN
 from gpubridge.engine.instance_state import InstanceState
-from gpubridge.engine.ledger import COMES_BACK, STILL_OPEN
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.request import InferRequest, RequestOptions
+from gpubridge.request import CompletedBatch, InferRequest, RequestOptions
 from gpubridge.telemetry.statistics import ModelStatistics
-from gpubridge.transport.messages import Batch
 
 __all__ = ["Client", "Execution", "VirtualInstance", "VirtualModel"]
 
@@ -133,8 +132,8 @@ class VirtualInstance:
                 request.finish("response")
         self.in_flight -= len(execution.requests)
         now = self.model.now
-        batch = Batch(1, [], now, now, now)
-        self.model.dispatcher.on_landed([(batch, execution.requests, failures)], now)
+        batch = CompletedBatch(1, now, now, now, 0, execution.requests, failures)
+        self.model.dispatcher.on_batches([batch], now)
 
     def note_end(self, request):
         if request.batch_size:

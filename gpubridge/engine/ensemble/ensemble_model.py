@@ -328,7 +328,7 @@ class EnsembleModel(Model):
                 request.trace.abandoned()
         else:
             if request.trace is not None:
-                request.trace.landed(None)
+                request.trace.completed(None)
             self.statistics.executed(
                 1, request.batch_size, (1, spent, 0), (0, execution.member_ns, 0)
             )

@@ -17,11 +17,11 @@ from gpubridge.engine.announcements import Announcements
 from gpubridge.engine.devices.edge_events import tell_waits
 from gpubridge.engine.hand_over import for_others, shared
 from gpubridge.engine.instance import Instance
-from gpubridge.engine.link import StubLink
 from gpubridge.engine.model import Model
-from gpubridge.engine.outbox import Outbox
 from gpubridge.engine.placed_response import PlacedResponse
 from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.send_queue import SendQueue
+from gpubridge.engine.stub_connection import StubConnection
 from gpubridge.engine.tracing import UNTRACED, Caused
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.calls.answer_signatures import encoded_signature
@@ -68,7 +68,7 @@ class ModelCallServer:
         self.forms.forget()
         self.models.forget()
 
-    def open(self, sock: socket.socket, link: StubLink, caller: Instance) -> StubCalls:
+    def open(self, sock: socket.socket, link: StubConnection, caller: Instance) -> StubCalls:
         """Serve the calls of one stub."""
         return StubCalls(self, sock, link, caller)
 
@@ -99,14 +99,14 @@ class StubCalls:
 
     Parameters
     ----------
-    link : StubLink
+    link : StubConnection
         Knows the stub's memory, and lends it other memory.
     caller : Instance
         Whose stub it is.
     """
 
     def __init__(
-        self, server: ModelCallServer, sock: socket.socket, link: StubLink, caller: Instance
+        self, server: ModelCallServer, sock: socket.socket, link: StubConnection, caller: Instance
     ) -> None:
         sock.setblocking(False)
         self._server = server
@@ -114,16 +114,16 @@ class StubCalls:
         self._caller = caller
         self._model: str = caller.settings.stub["name"]
         self._channel = Channel(sock)
-        self._outbox = Outbox(self._channel, self._mute)
+        self._send_queue = SendQueue(self._channel, self._mute)
         self._reader = record_reader(CallContext)
         self._encode = record_encoder()
         self._calls: dict[int, _Call] = {}
         self._announcements = Announcements(
-            CallKind, link.regions, self, link.open_devices, self._outbox.send
+            CallKind, link.regions, self, link.open_devices, self._send_queue.send
         )
         self._answers: list[bytes] = []
         self._open = True
-        self._questions = server.questions(caller, self._outbox.send, self._catch_up)
+        self._questions = server.questions(caller, self._send_queue.send, self._catch_up)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock.fileno(), self._on_readable)
         link.on_abandoned = self._give_up
@@ -157,7 +157,7 @@ class StubCalls:
         if self._open:
             self._open = False
             self._loop.remove_reader(self._channel.fileno())
-            self._outbox.close()
+            self._send_queue.close()
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -358,7 +358,7 @@ class StubCalls:
         """Send what has been answered in this turn of the loop, in one message."""
         answers, self._answers = self._answers, []
         if answers and self._open:
-            self._outbox.send(encode_records(CallKind.CALL_RESPONSES, answers))
+            self._send_queue.send(encode_records(CallKind.CALL_RESPONSES, answers))
 
     def _lend(self, response: InferResponse) -> tuple[list[int], ResponseContext]:
         """Lend the outputs to the caller; returns the fields of their references, and the context."""

@@ -15,42 +15,32 @@ from typing import Any
 
 from gpubridge.engine.announcements import Announcements, OpenDeviceRegions
 from gpubridge.engine.busy_poll import BusyPoll
+from gpubridge.engine.connection_events import ConnectionEvents
+from gpubridge.engine.decode_response import decode_response, failure_reason
 from gpubridge.engine.devices.edge_events import ReleaseWaiters, StubEvents, tell_waits
 from gpubridge.engine.devices.region import DeviceRegion
 from gpubridge.engine.execute_watch import ExecuteWatch
-from gpubridge.engine.ledger import Ledger
-from gpubridge.engine.link_events import LinkEvents
-from gpubridge.engine.outbox import Outbox
+from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
+from gpubridge.engine.lent_memory import LentMemory, ranges_of
 from gpubridge.engine.regions import Regions
+from gpubridge.engine.send_queue import SendQueue
 from gpubridge.engine.stub_fields import completed_text, log_fields, number
 from gpubridge.engine.stub_memory import StubMemory
+from gpubridge.errors import BridgeError
 from gpubridge.host_shm import RequestArena, Segment
-from gpubridge.request import InferRequest, MemoryRange
+from gpubridge.request import InferRequest, MemoryRange, Outcome
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
-from gpubridge.transport.context import ResponseContext
 from gpubridge.transport.control import NO_LEASE, ControlPage
 from gpubridge.transport.device_regions import arena_region
-from gpubridge.transport.messages import (
-    Kind,
-    control_message,
-    decode_control,
-    decode_responses,
-    decode_results,
-    encode_batch,
-    encode_frame,
-)
-from gpubridge.transport.records import Record, record_encoder, record_reader
+from gpubridge.transport.messages import Kind, control_message, decode_control
+from gpubridge.transport.records import Record
 from gpubridge.transport.region_ids import made_id
 from gpubridge.transport.short_waits import busy_poll_ns
 
-__all__ = ["StubLink"]
-
-_FRAME_BYTES = 64 * 1024
-_FRAME_BATCHES = 6
-"""A message is sent with so many batches at the latest: the stub starts while the server goes on."""
+__all__ = ["StubConnection"]
 
 
-class StubLink:
+class StubConnection:
     """Speaks with one stub process; owns the channel, the control page and the views of its memory.
 
     Parameters
@@ -78,7 +68,7 @@ class StubLink:
         regions: Regions,
         arena: RequestArena,
         output_limit: int,
-        events: LinkEvents,
+        events: ConnectionEvents,
     ) -> None:
         sock.setblocking(False)
         self._channel = Channel(sock)
@@ -87,25 +77,30 @@ class StubLink:
         self._loop = asyncio.get_running_loop()
         self._control = ControlPage(Segment.create(0, ControlPage.SIZE))
         self._outputs = StubMemory(regions.new_owner(), output_limit, self._control.outputs)
-        self._ledger = Ledger(self._control, arena, self._outputs.borrowed)
         self.open_devices = OpenDeviceRegions()
         self.device: str | None = None
         self._announcements = Announcements(Kind, regions, self, self.open_devices, self._tell)
         self._announced = self._announcements.known
-        self._reader = record_reader(ResponseContext)
-        self._encode = record_encoder()
-        self._sequence = 0
-        self._batches: list[bytes] = []
-        self._batch_bytes = 0
+        hooks = InFlightHooks(
+            free=arena.free,
+            memory=self._outputs.borrowed,
+            announced=self._announced,
+            announce=self._announcements.tell,
+            references=self._references,
+            decode=self._decode,
+        )
+        self._in_flight = requests_at_stub(self._control, hooks)
+        self._lent = LentMemory(self._in_flight, arena)
+        self._device_events: StubEvents | None = None
         self._flush_due = False
-        self._outbox = Outbox(self._channel, lambda: self._break("closed its channel"))
+        self._send_queue = SendQueue(self._channel, lambda: self._break("closed its channel"))
         self.busy_poll = BusyPoll(self._loop, 0)
         # Told when nobody waits any more for what the model does, and since when (ns) it does that.
         self.on_abandoned: Callable[[int], None] | None = None
         self._alone = False
         self._open = True
         self._trusted = True
-        self._watch = ExecuteWatch(self._control, self._ledger)
+        self._watch = ExecuteWatch(self._control, self._in_flight)
         self._loop.add_reader(self._channel.fileno(), self._on_readable)
 
     # -- what the owner asks -------------------------------------------------------------------
@@ -116,19 +111,25 @@ class StubLink:
         message = control_message(
             Kind.INITIALIZE, owner=self._outputs.owner, output_limit=self._outputs.limit, **settings
         )
-        self._outbox.send(message, (self._control.segment.fd, calls, *arena))
+        self._send_queue.send(message, (self._control.segment.fd, calls, *arena))
 
     def give_arena(self, arena: DeviceRegion, release: ReleaseWaiters) -> None:
         """Let the stub put outputs into device memory; its settings say where that is."""
         self.device = arena.uuid
-        borrowed, settle = self._outputs.borrowed, self._ledger.settle_kept
-        self._ledger.events = StubEvents(arena, borrowed, self._control.pending, release, settle)
+        borrowed, in_flight = self._outputs.borrowed, self._in_flight
+        events = self._device_events = StubEvents(
+            arena, borrowed, self._control.pending, release, in_flight.settle_kept
+        )
+        in_flight.watch(
+            lambda kept: events.keep(ranges_of(kept)),
+            lambda kept: events.let_go(ranges_of(kept), in_flight.left, self._control.started),
+        )
         borrowed.know(arena)
         self.open_devices.told(arena)
 
     def tell(self, kind: int, *fds: int, **fields: Any) -> None:
         """Send a message of a rare kind, with descriptors."""
-        self._outbox.send(control_message(kind, **fields), fds)
+        self._send_queue.send(control_message(kind, **fields), fds)
 
     @property
     def owner(self) -> int:
@@ -138,62 +139,42 @@ class StubLink:
     @property
     def free_tickets(self) -> int:
         """How many more requests can be at the stub."""
-        return self._ledger.free_tickets
+        return self._in_flight.free_tickets
 
     @property
     def open_requests(self) -> int:
         """Requests whose batch has ended, but which their model still answers."""
-        return self._ledger.open_requests
+        return self._in_flight.open_requests
 
     def submit(self, requests: Sequence[InferRequest]) -> None:
         """Send one batch; batches submitted in one turn of the event loop travel in one message."""
-        self._sequence += 1
-        idle = self._ledger.idle
+        idle = self._in_flight.idle
         self._alone = self.busy_poll.sent(idle)
-        self._ledger.enter(self._sequence, requests, self)
-        batch = encode_batch(self._sequence, [self._record(request) for request in requests])
-        self._batches.append(batch)
-        self._batch_bytes += len(batch)
-        if idle or len(self._batches) >= _FRAME_BATCHES or self._batch_bytes > _FRAME_BYTES:
+        full = self._in_flight.enter(requests, self)
+        if idle or full:
             # A stub that has nothing to do need not wait for what else may come in this turn.
             self._flush()
         elif not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
-    def _record(self, request: InferRequest) -> bytes:
+    def _references(self, request: InferRequest) -> tuple[list[int], bytes]:
+        """Return where the inputs of a request lie, and its context, for its record."""
         source = request.pattern or request
-        slot = source.slot
-        context = request.context
+        ranges = source.ranges or ()
         refs: list[int] = []
-        if source.ranges is not None:
-            shared = context.shared
-            for segment, offset, nbytes, _ in source.ranges:
-                if segment is None:
-                    refs += (0, 0, 0, NO_LEASE)
-                    continue
-                region = self._announcements.name(segment, read_only=shared)
-                refs += (region, offset, nbytes, source.ticket if nbytes else NO_LEASE)
-            if request.client is not None:
-                self._announcements.tell_all(request.client.segments, self.device)
-            if self.device is not None:
-                context = tell_waits(context, source.ranges, self._announcements)
-        elif slot is not None:
-            region = slot.segment.region
-            if region not in self._announced:
-                self._announcements.tell(slot.segment)
-            base = slot.offset + source.start
-            for offset, nbytes in source.places:
-                refs += (region, base + offset, nbytes, source.ticket)
-        return self._encode(
-            request.ticket,
-            request.signature,
-            request.dims,
-            refs,
-            0,
-            request.identifier.encode(),
-            context.encoded(),
-        )
+        context = request.context
+        for segment, offset, nbytes, _ in ranges:
+            if segment is None:
+                refs += (0, 0, 0, NO_LEASE)
+                continue
+            region = self._announcements.name(segment, read_only=context.shared)
+            refs += (region, offset, nbytes, source.ticket if nbytes else NO_LEASE)
+        if request.client is not None:
+            self._announcements.tell_all(request.client.segments, self.device)
+        if self.device is not None:
+            context = tell_waits(context, ranges, self._announcements)
+        return refs, context.encoded()
 
     def cancel(self, request: InferRequest, running_only: bool, still_read: bool = False) -> None:
         """Tell the stub that a request is cancelled; it is skipped if it has not started.
@@ -201,13 +182,13 @@ class StubLink:
         With ``running_only`` a request that has not started is left alone. Nobody waits for what the
         model still sends, unless ``still_read``.
         """
-        since = self._ledger.cancel(request.ticket, running_only, still_read)
+        since = self._in_flight.cancel(request.ticket, running_only, still_read)
         if since is not None and self.on_abandoned is not None:
             self.on_abandoned(since)
 
     def passed_on(self, request: InferRequest, responses: int) -> None:
         """Tell the stub that responses of a request have left."""
-        self._ledger.passed_on(request.ticket, responses)
+        self._in_flight.passed_on(request.ticket, responses)
 
     def ranges(self, record: Record) -> list[MemoryRange]:
         """Return the memory that a call of the stub names, its own or lent to it, to hand it on.
@@ -220,10 +201,10 @@ class StubLink:
         outputs = self._outputs
         refs = [(made_id(ref[0]), *ref[1:]) for ref in record.refs]
         ranges = [
-            outputs.range(ref) if outputs.has_made(ref[0]) else self._ledger.ranges.find(ref)
-            for ref in refs
+            outputs.range(ref) if outputs.has_made(ref[0]) else self._lent.find(ref) for ref in refs
         ]
-        return self._ledger.called(ranges, record)
+        events = self._device_events
+        return ranges if events is None else events.called(ranges, record, self._lent.all_ranges())
 
     def catch_up(self) -> None:
         """Take what the stub has sent: what it says elsewhere may follow from that."""
@@ -237,7 +218,7 @@ class StubLink:
 
     def lend(self, ranges: Sequence[MemoryRange]) -> int:
         """Lend memory to the stub; returns the ticket for the references."""
-        return self._ledger.lend(ranges)
+        return self._lent.lend(ranges)
 
     def device_work(self) -> list[int]:
         """Return what the stub has done on its GPU so far, as the control page has it."""
@@ -259,12 +240,12 @@ class StubLink:
 
     def settle_kept(self) -> None:
         """Take back the memory that the stub has let go of since its requests were answered."""
-        self._ledger.settle_kept()
+        self._in_flight.settle_kept()
 
     def housekeep(self, idle_seconds: float) -> None:
         """Settle memory that models kept, and have the stub give idle memory back."""
         self.settle_kept()
-        if self._ledger.idle:
+        if self._in_flight.idle:
             self.tell(Kind.TRIM, idle_seconds=idle_seconds)
 
     def overdue(self, seconds: float) -> str | None:
@@ -299,7 +280,11 @@ class StubLink:
         """
         self.hear_out()
         self._channel.close()
-        started, unstarted = self._ledger.close(self._control.started)
+        started, unstarted = self._in_flight.close(self._control.started)
+        if self._device_events is not None:
+            # They hold the dead stub's arena.
+            self._device_events.close()
+            self._device_events = None
         self._announcements.close()
         self.open_devices.close()
         self.regions.retire(self._outputs.owner, self._outputs.regions())
@@ -311,16 +296,14 @@ class StubLink:
 
     def _flush(self) -> None:
         self._flush_due = False
-        if self._batches:
-            message = encode_frame(Kind.EXECUTE, self._batches, self._alone)
-            self._batches = []
-            self._batch_bytes = 0
-            self._outbox.send(message)
+        message = self._in_flight.take_frame(self._alone)
+        if message is not None:
+            self._send_queue.send(message)
 
     def _tell(self, message: bytes, fds: tuple[int, ...] = ()) -> None:
         """Send a message behind the batches that were submitted before it."""
         self._flush()
-        self._outbox.send(message, fds)
+        self._send_queue.send(message, fds)
 
     # -- receiving -----------------------------------------------------------------------------
 
@@ -341,15 +324,9 @@ class StubLink:
         try:
             kind = message[0]
             if kind == Kind.RESULTS:
-                batches = decode_results(message, self._reader)
-                now = time.monotonic_ns()
-                self._events.on_landed([self._ledger.land(batch) for batch in batches], now)
-                if self._ledger.idle:
-                    self.busy_poll.answered()
+                self._complete(message)
             elif kind == Kind.RESPONSES:
-                records, copied = decode_responses(message, self._reader)
-                closed = [end for end in map(self._ledger.respond, records) if end is not None]
-                self._events.on_responses(closed, time.monotonic_ns(), copied)
+                self._respond(message)
             elif kind == Kind.REGION:
                 fields = decode_control(message)
                 self._outputs.announce(number(fields, "region"), number(fields, "size"), fds)
@@ -368,6 +345,36 @@ class StubLink:
         finally:
             _close(fds)
 
+    def _complete(self, message: bytes) -> None:
+        """Take the results of batches."""
+        now = time.monotonic_ns()
+        outcomes, batches, error = self._in_flight.complete(message)
+        for request, outcome in outcomes:
+            request.finish(outcome)
+        if batches:
+            self._events.on_batches(batches, now)
+        if self._in_flight.idle:
+            self.busy_poll.answered()
+        _raise(error)
+
+    def _respond(self, message: bytes) -> None:
+        """Take responses that models have sent by themselves."""
+        outcomes, closed, copied, error = self._in_flight.respond(message)
+        for request, outcome, last in outcomes:
+            if last:
+                request.finish(outcome)
+            else:
+                request.respond(outcome)
+        self._events.on_responses(closed, time.monotonic_ns(), copied)
+        _raise(error)
+
+    def _decode(self, record: Record, request: InferRequest) -> tuple[Outcome, str | None]:
+        """Return what a response is, and why its request failed, if it has."""
+        outcome = decode_response(record, self._outputs.borrowed, request, self._lent.find)
+        if self._device_events is not None:
+            outcome = self._device_events.answered(outcome, record, request)
+        return outcome, failure_reason(record) if isinstance(outcome, BridgeError) else None
+
     def _take_stage(self, kind: int, message: bytes, fds: list[int]) -> None:
         """Take what a stub says of how far it has come."""
         if kind == Kind.COMPLETED:
@@ -385,7 +392,8 @@ class StubLink:
 
     def take_back_arena(self) -> None:
         """The stub has no device after all, or cannot open what others have there."""
-        self.device = self._ledger.events = None
+        self.device = self._device_events = None
+        self._in_flight.watch(None, None)
         self.open_devices.close()
         self._outputs.borrowed.drop(arena_region(self.owner))
 
@@ -402,9 +410,17 @@ class StubLink:
             return
         self._open = False
         self._loop.remove_reader(self._channel.fileno())
-        self._outbox.close()
+        self._send_queue.close()
 
 
 def _close(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
+
+
+def _raise(error: Exception | str | None) -> None:
+    """Raise what a message of a stub could not be taken for, if there is such."""
+    if isinstance(error, (str, ValueError)):
+        raise MalformedMessage(str(error))
+    if error is not None:
+        raise error

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from gpubridge.transport.channel import Channel, ChannelClosed
 
-__all__ = ["Outbox"]
+__all__ = ["SendQueue"]
 
 
-class Outbox:
+class SendQueue:
     """Sends on a channel that does not block; owns the messages that wait.
 
     Parameters

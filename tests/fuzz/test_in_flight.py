@@ -5,9 +5,9 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import example, given
 
-from gpubridge.engine.ledger import STILL_OPEN
+from gpubridge.engine.in_flight import STILL_OPEN
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.messages import Batch, ResponseFlag
+from gpubridge.transport.messages import ResponseFlag
 from tests.fuzz.budget import fuzzed
 from tests.fuzz.stub_desk import Asked, Desk, record
 
@@ -18,7 +18,6 @@ class Play:
     def __init__(self, data) -> None:
         self.draw = data.draw
         self.desk = Desk()
-        self.ledger = self.desk.ledger
         # What the stub knows: the tickets that it has, and which requests it has ended.
         self.tickets: dict[Asked, int] = {}
         self.over: set[Asked] = set()
@@ -27,13 +26,13 @@ class Play:
 
     def step(self) -> None:
         live = [asked for asked in self.tickets if asked not in self.over]
-        steps = [self.enter] + [self.land] * bool(self.desk.flights)
+        steps = [self.enter] + [self.complete] * bool(self.desk.flights)
         if live:
             chosen = self.draw(st.sampled_from(live))
             steps += [lambda: self.respond(chosen), lambda: self.finish(chosen)]
         self.draw(st.sampled_from(steps))()
         if self.draw(st.booleans()):
-            self.ledger.settle_kept()
+            self.desk.in_flight.settle_kept()
 
     def enter(self) -> None:
         before = len(self.desk.asked)
@@ -41,13 +40,14 @@ class Play:
         self.tickets |= {asked: asked.request.ticket for asked in self.desk.asked[before:]}
         assert len(set(self.tickets.values())) == len(self.tickets)
 
-    def land(self) -> None:
+    def complete(self) -> None:
         sequence = self.draw(st.sampled_from(sorted(self.desk.flights)))
         batch = self.desk.flights.pop(sequence)
         records = [self.result(asked) for asked in self.draw(st.permutations(batch))]
-        _, requests, failures = self.ledger.land(Batch(sequence, records))
-        assert requests == [asked.request for asked in batch]
-        open_now = {request for request, reason in failures.items() if reason == STILL_OPEN}
+        (completed,) = self.desk.complete((sequence, records))
+        assert completed.requests == [asked.request for asked in batch]
+        failures = completed.failures.items()
+        open_now = {request for request, reason in failures if reason == STILL_OPEN}
         assert open_now == {asked.request for asked in batch if asked in self.going_on}
         for asked in batch:
             if asked in self.over:
@@ -70,14 +70,14 @@ class Play:
 
     def respond(self, asked: Asked) -> None:
         flags = ResponseFlag.OPEN | self.draw(st.sampled_from([0, 1, ResponseFlag.EMPTY]))
-        assert self.ledger.respond(record(self.tickets[asked], flags)) is None
+        assert self.desk.respond(record(self.tickets[asked], flags)) == []
         self.sent[asked] = self.sent.get(asked, 0) + (not flags & ResponseFlag.EMPTY)
 
     def finish(self, asked: Asked) -> None:
         flags = self.draw(st.sampled_from([0, ResponseFlag.ERROR, ResponseFlag.EMPTY]))
-        closed = self.ledger.respond(record(self.tickets[asked], flags))
+        closed = self.desk.respond(record(self.tickets[asked], flags))
         self.over.add(asked)
-        assert (closed is not None) == (asked in self.going_on)
+        assert (closed != []) == (asked in self.going_on)
         if asked in self.going_on:
             self.going_on.discard(asked)
             self.let_go(self.tickets.pop(asked))
@@ -99,7 +99,7 @@ def test_every_request_has_one_end_however_batches_and_responses_interleave(data
             assert len(asked.outcomes) == (asked in play.over)
             assert len(asked.partials) == play.sent.get(asked, 0)
         assert desk.arena.lent() == (0, 0)
-        assert play.ledger.open_requests == 0
+        assert desk.in_flight.open_requests == 0
     finally:
         desk.close()
 
@@ -131,10 +131,9 @@ def test_a_stub_that_lies_of_its_batches_costs_no_request_its_end(sizes, message
             for alone, sequence, records in messages:
                 made = [record(ticket, flags) for ticket, flags in records]
                 if alone:
-                    for one in made:
-                        desk.ledger.respond(one)
+                    desk.respond(*made)
                 else:
-                    desk.ledger.land(Batch(sequence, made))
+                    desk.complete((sequence, made))
         except MalformedMessage:
             pass
         started, unstarted = desk.die(started_last)

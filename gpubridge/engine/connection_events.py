@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpubridge.engine.ledger import Closed, Landed
+from gpubridge.request import CompletedBatch, CompletedRequest
 
-__all__ = ["LinkEvents"]
+__all__ = ["ConnectionEvents"]
 
 
 @dataclass(slots=True)
-class LinkEvents:
+class ConnectionEvents:
     """What a link tells its owner; called on the event loop.
 
     ``on_arena_refused`` gets why the stub cannot open its arena; ``on_ready`` the socket by which the model's ``is_ready`` is asked, if it has one, which it then
-    owns; ``on_landed`` gets the batches that were answered in one message, and when; ``on_responses`` the
+    owns; ``on_batches`` gets the batches that were answered in one message, and when; ``on_responses`` the
     requests of earlier batches that ended now, when that was, and how many bytes were copied.
     """
 
@@ -24,7 +24,7 @@ class LinkEvents:
     on_ready: Callable[[int | None], None]
     on_failed: Callable[[str], None]
     on_broken: Callable[[str], None]
-    on_landed: Callable[[list[Landed], int], None]
-    on_responses: Callable[[list[Closed], int, int], None]
+    on_batches: Callable[[list[CompletedBatch], int], None]
+    on_responses: Callable[[list[CompletedRequest], int, int], None]
     on_log: Callable[[dict[str, Any]], None]
     on_arena_refused: Callable[[str], None]

@@ -14,13 +14,13 @@ from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record, json_object
 
-__all__ = ["failure_reason", "outcome_of"]
+__all__ = ["decode_response", "failure_reason"]
 
 _SERVER = 0
 Ref = tuple[int, int, int, int]
 
 
-def outcome_of(
+def decode_response(
     record: Record,
     borrowed: BorrowedMemory,
     request: InferRequest,
