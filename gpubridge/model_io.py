@@ -5,6 +5,7 @@ The words for what is wrong with inputs are Triton's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -60,7 +61,7 @@ def check_inputs(
     check.names([entry.name for entry in inputs])
     batch: int | None = None
     for entry in inputs:
-        spec = check.specs[entry.name]
+        spec = config.inputs_by_name[entry.name]
         check.tensor(entry, spec)
         if config.max_batch_size:
             size = entry.shape[0]
@@ -80,7 +81,6 @@ def check_inputs(
 
 class _Check:
     def __init__(self, identifier: str, config: ModelConfig, raw: bool) -> None:
-        self.specs = {spec.name: spec for spec in config.inputs}
         self._config = config
         self._prefix = f"[request id: {identifier or '<id_unknown>'}] "
         self._raw = raw
@@ -90,12 +90,15 @@ class _Check:
 
     def names(self, given: Sequence[str]) -> None:
         name = self._config.name
-        required = [spec.name for spec in self._config.inputs if not spec.optional]
-        most = len(self.specs)
-        if len(set(given)) != len(given):
-            twice = next(entry for entry in given if given.count(entry) > 1)
+        specs = self._config.inputs_by_name
+        required = self._config.required_inputs
+        most = len(specs)
+        names = set(given)
+        if len(names) != len(given):
+            counts = Counter(given)
+            twice = next(entry for entry in given if counts[entry] > 1)
             raise self.error(f"input '{twice}' already exists in request")
-        missing = [entry for entry in required if entry not in given]
+        missing = [entry for entry in required if entry not in names]
         if not len(required) <= len(given) <= most:
             if len(required) == most:
                 expected = f"expected {most} inputs but got {len(given)} inputs"
@@ -109,7 +112,7 @@ class _Check:
                 f"input(s) {_listed(missing)}. Please provide all required input(s)."
             )
         for entry in given:
-            if entry not in self.specs:
+            if entry not in specs:
                 raise _invalid(f"unexpected inference input '{entry}' for model '{name}'")
         if missing:
             raise self.error(
@@ -172,7 +175,7 @@ def _invalid(text: str) -> BridgeError:
 
 def model_shape(entry: GivenInput, config: ModelConfig) -> tuple[int, ...]:
     """Return the shape that the model sees: the configured reshape applied."""
-    spec = next(spec for spec in config.inputs if spec.name == entry.name)
+    spec = config.inputs_by_name[entry.name]
     if spec.reshape is None:
         return entry.shape
     batch = entry.shape[:1] if config.max_batch_size else ()
@@ -184,7 +187,7 @@ def model_shape(entry: GivenInput, config: ModelConfig) -> tuple[int, ...]:
 
 def as_configured(name: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
     """Give an output the dims that clients see where its configuration has a reshape."""
-    output = next((output for output in config.outputs if output.name == name), None)
+    output = config.outputs_by_name.get(name)
     if output is None or output.reshape is None:
         return shape
     batched = 1 if config.max_batch_size else 0

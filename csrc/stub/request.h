@@ -21,6 +21,7 @@ enum RequestField : std::size_t {
   kTrace,
   kPreferredMemory,
   kReleaseFlags,
+  kInputIndex,  // see by_name
   kRequestFields
 };
 

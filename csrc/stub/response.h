@@ -7,7 +7,13 @@
 
 namespace gpubridge::stub {
 
-enum ResponseField : std::size_t { kTensors, kError, kResponseParameters, kResponseFields };
+enum ResponseField : std::size_t {
+  kTensors,
+  kError,
+  kResponseParameters,
+  kTensorIndex,  // see by_name
+  kResponseFields
+};
 
 struct Response {
   PyObject_HEAD  // NOLINT

@@ -36,45 +36,72 @@ nb::object fields_type(nb::handle reference) {
   return nb::borrow(reinterpret_cast<PyObject*>(type));
 }
 
-nb::object named(nb::handle tensors, nb::handle name) {
+// Of more tensors an index is made when one of them is looked up.
+constexpr Py_ssize_t kFew = 8;
+
+nb::object name_of(nb::handle tensor) {
+  if (!stub::is_tensor(tensor.ptr())) return nb::object(tensor.attr("_name"));
+  PyObject* name = stub::field<stub::Tensor>(tensor.ptr(), stub::kName);
+  if (name == nullptr) throw nb::python_error();
+  return nb::borrow(name);
+}
+
+nb::object searched(nb::handle tensors, nb::handle name) {
   for (nb::handle tensor : tensors) {
-    const nb::object own =
-        stub::is_tensor(tensor.ptr())
-            ? nb::object(
-                  nb::steal(Py_XNewRef(stub::field<stub::Tensor>(tensor.ptr(), stub::kName))))
-            : nb::object(tensor.attr("_name"));
-    if (!own.is_valid()) throw nb::python_error();
-    const int same = PyObject_RichCompareBool(own.ptr(), name.ptr(), Py_EQ);
+    const int same = PyObject_RichCompareBool(name_of(tensor).ptr(), name.ptr(), Py_EQ);
     if (same < 0) throw nb::python_error();
     if (same != 0) return nb::borrow(tensor);
   }
   return nb::none();
 }
 
+// Finds a tensor of a list by its name. `index` keeps the list, and a dict of its tensors by name,
+// once that was made; of two of one name the first is found.
+nb::object by_name(nb::handle tensors, nb::handle name, PyObject*& index) {
+  if (PyList_CheckExact(tensors.ptr()) == 0 || PyList_Size(tensors.ptr()) <= kFew ||
+      PyUnicode_CheckExact(name.ptr()) == 0) {
+    return searched(tensors, name);
+  }
+  nb::object kept = nb::borrow(index);
+  if (!kept.is_valid() || PyTuple_GetItem(kept.ptr(), 0) != tensors.ptr()) {
+    nb::dict made;
+    for (Py_ssize_t at = PyList_Size(tensors.ptr()); at-- > 0;) {
+      const nb::handle tensor = PyList_GetItem(tensors.ptr(), at);
+      made[name_of(tensor)] = tensor;
+    }
+    kept = nb::make_tuple(tensors, made);
+    stub::assign(index, kept.ptr());
+  }
+  PyObject* found = PyDict_GetItemWithError(PyTuple_GetItem(kept.ptr(), 1), name.ptr());
+  if (found == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
+  return found == nullptr ? nb::none() : nb::borrow(found);
+}
+
 nb::object input_by_name(nb::handle request, nb::handle name) {
   if (PyObject_TypeCheck(request.ptr(), stub::request_type()) == 0) {
-    return named(request.attr("_inputs"), name);
+    return searched(request.attr("_inputs"), name);
   }
   PyObject* inputs = stub::field<stub::Request>(request.ptr(), stub::kInputs);
   if (inputs == nullptr) throw nb::python_error();
-  return named(inputs, name);
+  return by_name(inputs, name, as<stub::Request>(request.ptr())->fields[stub::kInputIndex]);
 }
 
 nb::object output_by_name(nb::handle response, nb::handle name) {
   if (PyObject_TypeCheck(response.ptr(), stub::response_type()) == 0) {
-    return named(response.attr("_tensors"), name);
+    return searched(response.attr("_tensors"), name);
   }
   PyObject* tensors = stub::field<stub::Response>(response.ptr(), stub::kTensors);
   if (tensors == nullptr) throw nb::python_error();
-  return named(tensors, name);
+  return by_name(tensors, name, as<stub::Response>(response.ptr())->fields[stub::kTensorIndex]);
 }
 
 }  // namespace
 
 void bind_stub(nb::module_& module) {
   module.def("fields_type", &fields_type);
-  module.def("input_by_name", &input_by_name, nb::arg("inference_request"), nb::arg("name"));
-  module.def("output_by_name", &output_by_name, nb::arg("inference_response"), nb::arg("name"));
+  module.def("input_by_name", &input_by_name, nb::arg("inference_request"), nb::arg("name").none());
+  module.def("output_by_name", &output_by_name, nb::arg("inference_response"),
+             nb::arg("name").none());
 }
 
 }  // namespace gpubridge

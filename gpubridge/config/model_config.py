@@ -130,6 +130,10 @@ class ModelConfig:
         are empty, whatever the message has, and nobody has checked that.
     fallbacks : dict of str to int
         How much of it is served in a slower way than it asks for, by reason: "no_gpu".
+    inputs_by_name, outputs_by_name : dict of str to TensorSpec
+        `inputs` and `outputs`, to look them up.
+    required_inputs : tuple of str
+        The names of the inputs that no request may leave out.
     """
 
     name: str
@@ -149,6 +153,15 @@ class ModelConfig:
     backend_file: Path | None = None
     draft: bool = False
     fallbacks: Mapping[str, int] = field(default_factory=dict)
+    inputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
+    outputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
+    required_inputs: tuple[str, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        required = tuple(spec.name for spec in self.inputs if not spec.optional)
+        object.__setattr__(self, "inputs_by_name", {spec.name: spec for spec in self.inputs})
+        object.__setattr__(self, "outputs_by_name", {spec.name: spec for spec in self.outputs})
+        object.__setattr__(self, "required_inputs", required)
 
     def to_dict(self) -> dict[str, JsonValue]:
         """Return the JSON object of ``GET /v2/models/{name}/config``, made anew by each call."""

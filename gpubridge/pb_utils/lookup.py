@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from gpubridge.pb_utils.response import InferenceResponse
     from gpubridge.pb_utils.tensor import Tensor
 
+_FEW = 8
+"""Of more tensors an index is made when one of them is looked up."""
+
 # What may be None is typed as "or Any": models use it without a look, as Triton's examples do, and
 # a checker still knows what it is otherwise.
 __all__ = [
@@ -27,15 +30,26 @@ __all__ = [
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | Any:
     """Give the request's input of that name, or None."""
-    for tensor in inference_request._inputs:
-        if tensor._name == name:
-            return tensor
-    return None
+    return _named(inference_request, inference_request._inputs, name)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | Any:
     """Give the response's output of that name, or None."""
-    for tensor in inference_response._tensors:
+    return _named(inference_response, inference_response._tensors, name)
+
+
+def _named(
+    holder: InferenceRequest | InferenceResponse, tensors: list[Tensor], name: str
+) -> Tensor | None:
+    if len(tensors) > _FEW and isinstance(name, str):
+        index: dict[str, Tensor]
+        indexed, index = getattr(holder, "_by_name", (None, {}))
+        if indexed is not tensors:
+            # Of two of one name, the first is found.
+            index = {tensor._name: tensor for tensor in reversed(tensors)}
+            holder._by_name = tensors, index
+        return index.get(name)
+    for tensor in tensors:
         if tensor._name == name:
             return tensor
     return None

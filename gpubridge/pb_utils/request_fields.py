@@ -39,6 +39,7 @@ class RequestFields:
     """The fields of a request; :class:`~gpubridge.pb_utils.InferenceRequest` says what they are."""
 
     __slots__ = (
+        "_by_name",
         "_correlation_id",
         "_flags",
         "_inputs",
@@ -54,6 +55,7 @@ class RequestFields:
         "_trace",
     )
 
+    _by_name: tuple[list[Tensor], dict[str, Tensor]]
     _correlation_id: int | str
     _flags: int
     _inputs: list[Tensor]

@@ -19,8 +19,9 @@ _NO_TENSORS: Any = ()
 class ResponseFields:
     """The fields of a response; :class:`~gpubridge.pb_utils.InferenceResponse` says what they are."""
 
-    __slots__ = ("_error", "_parameters", "_tensors")
+    __slots__ = ("_by_name", "_error", "_parameters", "_tensors")
 
+    _by_name: tuple[list[Tensor], dict[str, Tensor]]
     _error: TritonError | None
     _parameters: str
     _tensors: list[Tensor]

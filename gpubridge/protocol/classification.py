@@ -40,7 +40,6 @@ def classified(
     BridgeError
         INVALID_ARG, in Triton's words, for an output whose values have no order.
     """
-    labels = {output.name: output.labels for output in config.outputs}
     specs: list[TensorSpec] = []
     shapes: list[tuple[int, ...]] = []
     buffers: list[memoryview] = []
@@ -53,13 +52,18 @@ def classified(
             count = min(count, width)
             specs.append(TensorSpec(spec.name, "BYTES", len(rows) + 1, None))
             shapes.append((*rows, count))
-            buffers.append(memoryview(_classes(values, count, labels.get(spec.name, ()))))
+            buffers.append(memoryview(_classes(values, count, _labels(spec.name, config))))
         else:
             specs.append(spec)
             shapes.append(returned)
             buffers.append(buffer)
     signature = Signature(tuple(specs), response.signature.requested)
     return replace(response, signature=signature, shapes=tuple(shapes), buffers=buffers)
+
+
+def _labels(name: str, config: ModelConfig) -> tuple[bytes, ...]:
+    output = config.outputs_by_name.get(name)
+    return () if output is None else output.labels
 
 
 def _rows(shape: tuple[int, ...], *, batched: bool) -> tuple[tuple[int, ...], int]:

@@ -36,7 +36,7 @@ def parse_generate(body: bytes, config: ModelConfig) -> RequestForm:
     document = parse_json(body)
     if type(document) is not dict:
         raise internal("attempt to get members for non-object")
-    specs = {spec.name: spec for spec in config.inputs}
+    specs = config.inputs_by_name
     _check_unique(body, document, specs)
     identifier = ""
     inputs: list[InputForm] = []

@@ -323,7 +323,7 @@ def _outputs(
 ) -> dict[str, OutputForm] | None:
     if not _has(document, "outputs"):
         return None
-    known = {spec.name for spec in config.outputs}
+    known = config.outputs_by_name
     outputs = {}
     for entry in array(document, "outputs"):
         name = string(entry, "name")

@@ -196,7 +196,7 @@ class AnswerEncoder:
         if self._states is not None:
             self._states.keep(record.context, tensors)
         # Outputs that nobody asked for, or that the configuration does not know, are dropped.
-        wanted = record.signature.requested or self._identity.outputs
+        wanted = record.signature.wanted or self._identity.outputs
         tensors = [tensor for tensor in tensors if tensor._name in wanted]
         key = tuple([(tensor._name, tensor._datatype, len(tensor._shape)) for tensor in tensors])
         signature = self._signatures.get(key)

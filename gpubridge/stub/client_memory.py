@@ -20,7 +20,7 @@ from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
 
-__all__ = ["ClientMemory", "Target", "copies_of", "targets_of"]
+__all__ = ["ClientMemory", "Target", "copies_of", "target_of", "targets_of"]
 
 
 class Target(NamedTuple):
@@ -34,6 +34,13 @@ class Target(NamedTuple):
 def targets_of(record: Record) -> dict[str, Target]:
     """Return the outputs of a request that its client wants in its own memory."""
     return _targets(record, "out")
+
+
+def target_of(record: Record, name: str) -> Target | None:
+    """Return where the client of a request wants one output in its own memory; None for nowhere."""
+    client = record.context.client
+    place = client.get("out", {}).get(name) if client else None
+    return Target(*place) if place else None
 
 
 def copies_of(record: Record) -> dict[str, Target]:

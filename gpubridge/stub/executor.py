@@ -181,7 +181,7 @@ class Executor:
             inputs,
             record.identifier,
             context.correlation,
-            signature.requested or self._identity.outputs,
+            signature.wanted or self._identity.outputs,
             context.flags,
             context.timeout,
             context.parameters or "{}",

@@ -8,6 +8,8 @@ it a view in another thread, is copied as ever.
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,7 +129,8 @@ class PassingOn:
         BridgeError
             UNAVAILABLE when the output memory is full.
         """
-        places = [self._place(record, tensor) for tensor in tensors]
+        inputs = _inputs_of(record)
+        places = [self._place(record.ticket, inputs, tensor) for tensor in tensors]
         found = [place for place in places if place is not None]
         if not found or (len(found) > 1 and _overlap(found)):
             return None
@@ -137,7 +140,9 @@ class PassingOn:
             fields = self._outputs.place(others)
         return PassedOn(self._outputs, self._borrowed, places, fields)
 
-    def _place(self, record: Record, tensor: Tensor) -> tuple[int, int, int, int] | None:
+    def _place(
+        self, ticket: int, inputs: dict[int, _Inputs], tensor: Tensor
+    ) -> tuple[int, int, int, int] | None:
         """Return where in its request's memory a large tensor lies."""
         if tensor._datatype == "BYTES" or tensor._device_bytes is not None:
             return None
@@ -145,13 +150,37 @@ class PassingOn:
         nbytes = payload.nbytes
         if nbytes < _WORTHWHILE_BYTES:
             return None
-        for region, offset, size, lease in record.refs:
-            if size < nbytes or region >> 32 != _SERVER or lease != record.ticket:
-                continue
+        for region, there in inputs.items():
             at = self._offset(self._borrowed.segment(region).view, payload)
-            if offset <= at and at + nbytes <= offset + size:
-                return region, at, nbytes, lease
+            if at >= 0 and there.hold(at, nbytes):
+                return region, at, nbytes, ticket
         return None
+
+
+class _Inputs:
+    """Where the large inputs of a request lie in one region."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, spans: list[tuple[int, int]]) -> None:
+        spans.sort()
+        self._starts = [start for start, _ in spans]
+        # The furthest end of all that begin up to there: inputs may overlap.
+        self._ends = list(itertools.accumulate((end for _, end in spans), max))
+
+    def hold(self, at: int, nbytes: int) -> bool:
+        """Tell whether some bytes are those of one of them, or a piece of it."""
+        before = bisect_right(self._starts, at)
+        return before > 0 and at + nbytes <= self._ends[before - 1]
+
+
+def _inputs_of(record: Record) -> dict[int, _Inputs]:
+    """Return the large inputs of a request that lie in its own memory, by region."""
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for region, offset, nbytes, lease in record.refs:
+        if nbytes >= _WORTHWHILE_BYTES and region >> 32 == _SERVER and lease == record.ticket:
+            spans.setdefault(region, []).append((offset, offset + nbytes))
+    return {region: _Inputs(each) for region, each in spans.items()}
 
 
 def _overlap(places: list[tuple[int, int, int, int]]) -> bool:

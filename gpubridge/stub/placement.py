@@ -12,7 +12,7 @@ from gpubridge.host_shm import Slot
 from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.output_tensor import OutputTensor
-from gpubridge.stub.client_memory import ClientMemory, Target, copies_of, targets_of
+from gpubridge.stub.client_memory import ClientMemory, Target, copies_of, target_of, targets_of
 from gpubridge.stub.device.placement import DevicePlacement, Placed
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.dtypes import element_count
@@ -61,7 +61,7 @@ class Placement:
             UNAVAILABLE when the output memory is full.
         """
         nbytes = dtype.itemsize * element_count(shape)
-        target = targets_of(record).get(name)
+        target = target_of(record, name)
         place: object = target
         if target is not None and 0 < nbytes <= target.nbytes and not self._is_on_device(target):
             memory = np.frombuffer(self._clients.memory(target)[:nbytes], np.uint8)
@@ -80,7 +80,7 @@ class Placement:
         TritonModelException
             When the arena is full.
         """
-        target = targets_of(record).get(form.name)
+        target = target_of(record, form.name)
         if self._device is not None and target is not None and 0 < form.nbytes <= target.nbytes:
             tensor = self._device.in_client_memory(form, target)
             if tensor is not None:

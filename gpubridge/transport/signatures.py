@@ -57,10 +57,14 @@ class TensorSpec(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What a signature says: the tensors of a record and, of a request, the outputs asked for."""
+    """What a signature says: the tensors of a record and, of a request, the outputs asked for.
+
+    ``wanted`` are the latter again, to look them up.
+    """
 
     tensors: tuple[TensorSpec, ...]
     requested: tuple[str, ...]
+    wanted: frozenset[str] = frozenset()
 
 
 def encode_signature(
@@ -192,4 +196,4 @@ def parse_signature(raw: bytes) -> Signature:
         RecursionError,
     ) as error:
         raise MalformedMessage(f"signature {raw[:200]!r}: {error!r}") from error
-    return Signature(tuple(tensors), requested)
+    return Signature(tuple(tensors), requested, frozenset(requested))

@@ -130,7 +130,7 @@ class DeviceStaging:
         request.ranges = ranges
         client = request.context.client
         if client is not None:
-            inside = [index for index in client["in"] if index not in far]
+            inside = sorted(set(client["in"]).difference(far))
             request.context = request.context.changed(client={**client, "in": inside})
 
     async def _by_peer_copy(

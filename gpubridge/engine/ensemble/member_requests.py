@@ -239,7 +239,7 @@ def _form(
     step: Step, tensors: Mapping[str, FlowTensor], config: ModelConfig, identifier: str
 ) -> _Form:
     batched = config.max_batch_size > 0
-    known = {spec.name: spec for spec in config.inputs}
+    known = config.inputs_by_name
     # In the order of the member's configuration, which its code may rely on.
     names = [name for name in known if name in tensors]
     names += [name for name in tensors if name not in known]

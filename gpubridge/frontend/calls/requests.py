@@ -74,7 +74,7 @@ class CallForms:
         sizes = [ref[2] for ref in record.refs]
         if known is not None and known[1] == sizes:
             return known[2]
-        names = {spec.name for spec in model.config.outputs}
+        names = model.config.outputs_by_name
         for name in signature.requested:
             if name not in names:
                 raise BridgeError(

@@ -271,7 +271,7 @@ def _outputs(
     message: ProtoMessage, config: ModelConfig, check_region: CheckRegion
 ) -> dict[str, OutputForm] | None:
     """Read the outputs asked for; ``binary_data`` means nothing here, all of them are raw."""
-    known = {spec.name for spec in config.outputs}
+    known = config.outputs_by_name
     outputs = {}
     for entry in message.outputs:
         region = shared_region(entry)
@@ -288,9 +288,9 @@ def _outputs(
 
 def _check_dims(identifier: str, inputs: list[InputForm], config: ModelConfig) -> None:
     """Refuse negative dims, which only protobuf can carry, where nothing before them is wrong."""
-    datatypes = {spec.name: spec.datatype for spec in config.inputs}
     for entry in inputs:
-        if datatypes.get(entry.name) != entry.datatype:
+        spec = config.inputs_by_name.get(entry.name)
+        if spec is None or spec.datatype != entry.datatype:
             return
         if any(dim < 0 for dim in entry.shape):
             raise invalid(

@@ -1,0 +1,287 @@
+"""Requests of many tensors: what is done for them grows with their number, not with its square.
+
+Counted are lines of Python that are executed, and comparisons of names, never time.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import orjson
+import pytest
+
+from gpubridge import pb_utils
+from gpubridge.errors import BridgeError
+from gpubridge.model_io import as_configured, check_inputs, model_shape
+from gpubridge.pb_utils import lookup
+from gpubridge.protocol.grpc import infer_response as grpc_response
+from gpubridge.protocol.grpc.fields import RequestHead
+from gpubridge.protocol.grpc.infer_request import build_form
+from gpubridge.protocol.grpc.messages import message_class
+from gpubridge.protocol.infer_request import parse_request
+from gpubridge.protocol.infer_response import encode_response
+from gpubridge.protocol.request_form import InputForm
+from gpubridge.request import InferResponse
+from gpubridge.stub import passing_on
+from gpubridge.stub.answers import AnswerEncoder
+from gpubridge.stub.client_memory import target_of
+from gpubridge.tensor.native import native
+from gpubridge.transport.context import RequestContext
+from gpubridge.transport.records import Record
+from gpubridge.transport.signatures import SignatureCache, decode_shapes, encode_tensors
+from tests.unit.model_configs import model_config
+
+FEW, MANY = 48, 500
+MOST_TIMES = 12
+"""So many times what 48 tensors cost may 500 cost."""
+
+
+class Name(str):
+    """A name that counts how often it is compared."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other):
+        Name.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def lines_of(function):
+    """Return how many lines of Python a call executes."""
+    count = 0
+
+    def line(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return line
+
+    before = sys.gettrace()
+    sys.settrace(line)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def compared_by(function):
+    Name.compared = 0
+    function()
+    return Name.compared
+
+
+def config_of(count):
+    inputs = ";".join(f"IN{i} FP32 [4] reshape {{ shape: [2, 2] }}" for i in range(count))
+    outputs = ";".join(f"OUT{i} FP32 [4] reshape {{ shape: [2, 2] }}" for i in range(count))
+    return model_config(inputs, outputs)
+
+
+def names_of(prefix, count):
+    return [Name(f"{prefix}{i}") for i in range(count)]
+
+
+def http_request(count, config):
+    document = {
+        "inputs": [
+            {
+                "name": f"IN{i}",
+                "datatype": "FP32",
+                "shape": [4],
+                "parameters": {"binary_data_size": 16},
+            }
+            for i in range(count)
+        ],
+        "outputs": [{"name": f"OUT{i}", "parameters": {"binary_data": True}} for i in range(count)],
+    }
+    raw = orjson.dumps(document)
+    return lambda: parse_request(raw, config, 16 * count)
+
+
+def grpc_request(count, config):
+    message = message_class("ModelInferRequest")(model_name="m")
+    for i in range(count):
+        message.inputs.add(name=f"IN{i}", datatype="FP32", shape=[4])
+        message.outputs.add(name=f"OUT{i}")
+    head = RequestHead(b"", "", (16,) * count, [16 * i for i in range(count)])
+    return lambda: build_form(message, head, config)
+
+
+def response_of(count):
+    raw, dims = encode_tensors([(f"OUT{i}", "FP32", [2, 2]) for i in range(count)])
+    signature = SignatureCache()[raw]
+    return InferResponse(signature, decode_shapes(signature, dims), [memoryview(bytes(16))] * count)
+
+
+def http_response(count, config):
+    form, response = http_request(count, config)(), response_of(count)
+    return lambda: encode_response(form, response, config, 1)
+
+
+def grpc_response_of(count, config):
+    form, response = grpc_request(count, config)()[0], response_of(count)
+    return lambda: grpc_response.encode_response(form, "", response, config, 1)
+
+
+def inputs_by_name(count, _config):
+    tensors = [SimpleNamespace(_name=f"IN{i}") for i in range(count)]
+    request = SimpleNamespace(_inputs=tensors)
+
+    def look_up():
+        for i in range(count):
+            assert lookup._named(request, tensors, f"IN{i}") is tensors[i]
+
+    return look_up
+
+
+def passed_on(count, _config):
+    nbytes = 1 << 16
+    memory = np.zeros(count * nbytes, np.uint8)
+    outputs = [
+        pb_utils.Tensor(f"OUT{i}", memory[i * nbytes : (i + 1) * nbytes]) for i in range(count)
+    ]
+    borrowed = SimpleNamespace(segment=lambda region: SimpleNamespace(view=memory.data))
+    refs = [(0, i * nbytes, nbytes, 0) for i in range(count)]
+    record = Record(0, None, (), RequestContext(), 0, "", refs)
+
+    def place():
+        placed = passing_on.PassingOn(None, borrowed).place(record, outputs)
+        fields, free = placed.settle(memoryview(bytes(1)))
+        assert free
+        assert fields == [field for ref in refs for field in ref]
+
+    return place
+
+
+def client_targets(count, _config):
+    places = {f"OUT{i}": [1, 0, 16] for i in range(count)}
+    record = Record(0, None, (), RequestContext(client={"in": [], "out": places}), 0, "", ())
+    return lambda: [target_of(record, name) for name in places]
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        http_request,
+        grpc_request,
+        http_response,
+        grpc_response_of,
+        inputs_by_name,
+        passed_on,
+        client_targets,
+    ],
+)
+def test_lines_grow_with_the_number_of_tensors(work):
+    few, many = (lines_of(work(count, config_of(count))) for count in (FEW, MANY))
+    assert few > FEW
+    assert many <= MOST_TIMES * few
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_names_of_inputs_are_looked_up(twice):
+    compared = []
+    for count in (FEW, MANY):
+        config = config_of(count)
+        names = names_of("IN", count)
+        if twice:
+            names[-1] = Name("IN0")
+        inputs = [InputForm(name, "FP32", (4,), 16) for name in names]
+
+        def check(inputs=inputs, config=config):
+            if twice:
+                with pytest.raises(BridgeError, match="input 'IN0' already exists in request"):
+                    check_inputs("", inputs, config)
+                return
+            check_inputs("", inputs, config)
+            assert all(model_shape(entry, config) == (2, 2) for entry in inputs)
+
+        compared.append(compared_by(check))
+    few, many = compared
+    assert few >= FEW * (not twice)
+    assert many <= MOST_TIMES * max(few, FEW)
+
+
+def test_names_of_outputs_are_looked_up():
+    compared = []
+    for count in (FEW, MANY):
+        config, names = config_of(count), names_of("OUT", count)
+        compared.append(
+            compared_by(
+                lambda config=config, names=names: [
+                    as_configured(name, (2, 2), config) for name in names
+                ]
+            )
+        )
+    few, many = compared
+    assert few >= FEW
+    assert many <= MOST_TIMES * few
+
+
+def test_outputs_that_are_asked_for_are_looked_up():
+    compared = []
+    for count in (FEW, MANY):
+        names = names_of("OUT", count)
+        raw, _ = encode_tensors([], [str(name) for name in names])
+        record = Record(0, SignatureCache()[raw], (), RequestContext(), 0, "", ())
+        response = SimpleNamespace(
+            _error=None,
+            _parameters="{}",
+            _tensors=[SimpleNamespace(_name=name, _datatype="FP32", _shape=(4,)) for name in names],
+        )
+        encoder = object.__new__(AnswerEncoder)
+        encoder._states, encoder._signatures = None, {}
+
+        def form(encoder=encoder, record=record, response=response, count=count):
+            assert len(encoder._form(record, response)[0]) == count
+
+        compared.append(compared_by(form))
+    few, many = compared
+    assert few >= FEW
+    assert many <= MOST_TIMES * few
+
+
+@pytest.mark.parametrize("count", [3, 8, 9, 500])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_tensors_are_found_by_name_however_many_there_are(count, compiled):
+    if compiled and native() is None:
+        pytest.skip("no compiled module")
+    inputs = [pb_utils.Tensor(f"T{i}", np.zeros(1)) for i in range(count)]
+    inputs.append(pb_utils.Tensor("T1", np.ones(1)))
+    request = pb_utils.InferenceRequest(inputs=inputs, requested_output_names=[], model_name="m")
+    response = pb_utils.InferenceResponse(inputs)
+    if compiled:
+        finds = [
+            lambda name: pb_utils.get_input_tensor_by_name(request, name),
+            lambda name: pb_utils.get_output_tensor_by_name(response, name),
+        ]
+    else:
+        held = SimpleNamespace()
+        finds = [lambda name: lookup._named(held, inputs, name)]
+    for find in finds:
+        for _ in range(2):
+            assert [find(f"T{i}") for i in range(count)] == inputs[:count]
+            for absent in ("T", "", None, 5, b"T0", ["T0"]):
+                assert find(absent) is None
+
+
+@pytest.mark.skipif(native() is None, reason="no compiled module")
+def test_the_compiled_lookup_makes_an_index():
+    compared = []
+    for count in (FEW, MANY):
+        tensors = [pb_utils.Tensor(f"T{i}", np.zeros(1)) for i in range(count)]
+        for tensor, name in zip(tensors, names_of("T", count), strict=True):
+            tensor._name = name
+        response = pb_utils.InferenceResponse(tensors)
+
+        def look_up(response=response, tensors=tensors):
+            for i, tensor in enumerate(tensors):
+                assert pb_utils.get_output_tensor_by_name(response, f"T{i}") is tensor
+
+        compared.append(compared_by(look_up))
+    few, many = compared
+    assert few >= FEW
+    assert many <= MOST_TIMES * few
