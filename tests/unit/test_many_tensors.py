@@ -16,6 +16,7 @@ from gpubridge import pb_utils
 from gpubridge.errors import BridgeError
 from gpubridge.model_io import as_configured, check_inputs, model_shape
 from gpubridge.pb_utils import lookup
+from gpubridge.protocol import generate
 from gpubridge.protocol.grpc import infer_response as grpc_response
 from gpubridge.protocol.grpc.fields import RequestHead
 from gpubridge.protocol.grpc.infer_request import build_form
@@ -179,6 +180,23 @@ def test_lines_grow_with_the_number_of_tensors(work):
     few, many = (lines_of(work(count, config_of(count))) for count in (FEW, MANY))
     assert few > FEW
     assert many <= MOST_TIMES * few
+
+
+@pytest.mark.parametrize("count", [FEW, MANY])
+def test_a_generate_body_is_not_searched_for_every_name(count):
+    class Body(bytes):
+        searches = 0
+
+        def count(self, *arguments):
+            Body.searches += 1
+            return bytes.count(self, *arguments)
+
+    document = {f"IN{i}": 1 for i in range(count)}
+    generate._check_unique(Body(orjson.dumps(document)), document, document)
+    assert Body.searches <= FEW
+    twice = Body(orjson.dumps(document)[:-1] + b',"IN0":2}')
+    with pytest.raises(BridgeError, match="IN0"):
+        generate._check_unique(twice, document, document)
 
 
 @pytest.mark.parametrize("twice", [False, True])
