@@ -57,6 +57,7 @@ _TENSOR = 'put [ {{ name: "{name}" data_type: TYPE_{kind} dims: [ -1 ] }} ]'
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=_SECONDS, help="for each heavy request")
+    parser.add_argument("--only", default="", help="rows whose name has this text")
     parser.add_argument("--output", type=Path, help="write the table here, too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpubridge-neighbours-") as folder:
@@ -64,7 +65,7 @@ def main() -> int:
         _write_models(repository)
         with ServerProcess(Gpubridge(), repository, Path(folder) / "log") as server:
             server.wait_ready()
-            table = "\n".join(_rows(server, options.seconds))
+            table = "\n".join(_rows(server, options.seconds, options.only))
             server.check_alive()
     print(table)
     if options.output is not None:
@@ -87,12 +88,14 @@ def _write_models(repository: Path) -> None:
         (folder.parent / "config.pbtxt").write_text(config)
 
 
-def _rows(server: ServerProcess, seconds: float) -> Iterator[str]:
+def _rows(server: ServerProcess, seconds: float, only: str) -> Iterator[str]:
     """Yield a table: a row for each heavy request, a column for each neighbour."""
     neighbours = _neighbours(server)
     yield "| beside | heavy answers | " + " | ".join(neighbours) + " |"
     yield "|---" * (len(neighbours) + 2) + "|"
     for name, clients, send in _heavy_requests(server):
+        if only not in name:
+            continue
         over = threading.Event()
         sent: list[int] = []
         threads = [
@@ -103,7 +106,9 @@ def _rows(server: ServerProcess, seconds: float) -> Iterator[str]:
             threads.append(threading.Thread(target=_ask, args=(ask, over, waits[each])))
         for thread in threads:
             thread.start()
-        time.sleep(seconds)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end or not sent:
+            time.sleep(_PAUSE_SECONDS)
         over.set()
         for thread in threads:
             thread.join()
