@@ -447,3 +447,154 @@ class InFlightRequests:
             Requests without an outcome: those whose batch had started, and the others, in order.
             The slots of the unstarted are theirs again; all other memory has been taken back.
         """
+
+class RequestTemplates:
+    """What requests with one skeleton have in common, found by the skeleton.
+
+    The skeleton of a request is everything in it but its id, dims, data sizes and the values of its
+    parameters. Headers and fields beyond 64 KiB have none, nor have requests whose meaning is not told
+    by looking: members twice, escapes in names, unknown fields, values as JSON or typed contents.
+
+    Parameters
+    ----------
+    limit : int
+        Bytes that all templates may take; the least recently used ones go first. No template may take
+        more than an eighth.
+    alignment : int
+        Of the places that inputs are given.
+    """
+
+    def __init__(self, limit: int, alignment: int, /) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the templates take."""
+
+    def add_json(
+        self,
+        header: bytes,
+        handle: int,
+        max_batch_size: int,
+        inputs: Sequence[tuple[Sequence[int], Sequence[int] | None, int, int]],
+        /,
+    ) -> tuple[list[int], tuple[tuple[int, int, str], ...], int] | None:
+        """Make a template of a valid request; ``handle``, never used before, names it.
+
+        Parameters
+        ----------
+        inputs
+            Of each: its dims in the configuration with the batch dim, -1 for any; the dims of its
+            reshape or None; its item size, 0 for BYTES; its bytes in a region of the client, else -1.
+
+        Returns
+        -------
+        (evicted, varying, outputs) or None
+            The handles of templates that went; role, owner and name of the values that `match_json`
+            returns as ``others``; the number of outputs asked for. None for a request without skeleton.
+        """
+
+    def add_fields(
+        self,
+        fields: bytes,
+        sizes: Sequence[int],
+        handle: int,
+        max_batch_size: int,
+        inputs: Sequence[tuple[Sequence[int], Sequence[int] | None, int, int]],
+        /,
+    ) -> tuple[list[int], tuple[tuple[int, int, str], ...], int] | None:
+        """Make a template of a valid ModelInferRequest without its id and raw contents, as `add_json`."""
+
+    def remove(self, handle: int, /) -> None:
+        """Forget a template, if it is there."""
+
+    def match_json(
+        self, memory: memoryview, begin: int, header: int, following: int, /
+    ) -> tuple[int, str, bytes, Any, int, int, tuple[Any, ...] | None] | None:
+        """Find and check the request in memory: a header of so many bytes, and those that follow it.
+
+        Inputs are moved to where they are aligned.
+
+        Returns
+        -------
+        (handle, id, dims, places, batch_size, moved, others) or None
+            None for a request without a template, and one that fails any check; nothing was moved then.
+        """
+
+    def match_message(
+        self, message: bytes, /
+    ) -> tuple[int, str, bytes, Any, int, int, tuple[Any, ...] | None, int, bytes] | None:
+        """Find and check a whole ModelInferRequest.
+
+        Returns
+        -------
+        (handle, id, dims, places, batch_size, nbytes, others, end, pieces) or None
+            The inputs have ``nbytes``; in memory of ``end`` bytes `copy_pieces` puts them in their places.
+        """
+
+    def match_fields(
+        self, fields: bytes, sizes: Sequence[int], offsets: Sequence[int], memory: memoryview, /
+    ) -> tuple[int, bytes, Any, int, tuple[Any, ...] | None] | None:
+        """Find and check a ModelInferRequest whose raw contents lie at offsets in memory.
+
+        Returns
+        -------
+        (handle, dims, places, batch_size, others) or None
+            None also where they do not lie in their places.
+        """
+
+def copy_pieces(source: bytes, pieces: bytes, memory: memoryview, /) -> None:
+    """Copy the pieces that `RequestTemplates.match_message` returned; ValueError where one does not fit."""
+
+class JsonResponseTemplate:
+    """The header of responses with the same outputs.
+
+    Parameters
+    ----------
+    names : bytes
+        The members with the names of model and version.
+    openings : sequence of bytes
+        The JSON of each output up to its shape.
+    forms : bytes
+        How each is told: 0 not at all, 1 by its bytes, 2 as JSON values.
+    """
+
+    def __init__(self, names: bytes, openings: Sequence[bytes], forms: bytes, /) -> None: ...
+    def encode(
+        self,
+        identifier: str,
+        parameters: bytes,
+        shapes: Sequence[Sequence[int]],
+        values: Sequence[bytes | memoryview],
+        /,
+    ) -> tuple[bytes, int]:
+        """Return the header, and how many bytes of outputs follow it.
+
+        Parameters
+        ----------
+        parameters : bytes
+            A JSON object, or nothing.
+        values : sequence of bytes or memoryview
+            Of each output its bytes, or its JSON.
+        """
+
+class MessageResponseTemplate:
+    """The frame of ModelInferResponses with the same outputs; see `JsonResponseTemplate`.
+
+    Its names and openings are fields of the messages.
+    """
+
+    def __init__(self, names: bytes, openings: Sequence[bytes], forms: bytes, /) -> None: ...
+    def encode(
+        self,
+        identifier: str,
+        parameters: bytes,
+        shapes: Sequence[Sequence[int]],
+        buffers: Sequence[bytes | memoryview],
+        stream: bool,
+        /,
+    ) -> list[bytes | memoryview] | int:
+        """Return the frame in pieces: one if it is small, else long buffers are not copied.
+
+        For a ``stream`` it is that of a ModelStreamInferResponse. A message of 2 GiB or more has no
+        frame: its size is returned.
+        """

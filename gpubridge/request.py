@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -175,8 +175,8 @@ class RequestOptions:
         The sequence it belongs to; 0 and "" mean none.
     start, end : bool
         Whether it is the first, the last of its sequence.
-    shapes : tuple of (str, tuple of int)
-        Of its inputs, by name.
+    shapes : iterable of (str, tuple of int)
+        Of its inputs, by name, as the model sees them.
     shape_id : object
         What the model's scheduler remembers of the shapes.
     """
@@ -186,7 +186,7 @@ class RequestOptions:
     correlation_id: int | str = 0
     start: bool = False
     end: bool = False
-    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    shapes: Iterable[tuple[str, tuple[int, ...]]] = ()
     shape_id: object = None
 
 

@@ -1,4 +1,5 @@
 #include "dataplane.h"
+#include "request/request_bindings.h"
 #include "request/request_fields.h"
 #include "request/tensor_values_binding.h"
 
@@ -6,7 +7,8 @@ namespace gpubridge {
 
 void bind_request(nanobind::module_& module) {
   module.def("read_opening", &read_opening);
-  module.def("read_request", &read_request);
+  bind_responses(module);
+  bind_templates(module);
   bind_tensor_values(module);
 }
 

@@ -89,29 +89,6 @@ bool pass_opening(Message& fields, Opening& opening) {
 
 }  // namespace
 
-nb::object read_request(const nb::bytes& message) {
-  Message fields(message.c_str(), message.size());
-  Opening opening;
-  if (!pass_opening(fields, opening)) return nb::none();
-  PyObject* text = PyUnicode_DecodeUTF8(
-      opening.identifier.c_str(), static_cast<Py_ssize_t>(opening.identifier.size()), nullptr);
-  if (text == nullptr) {
-    PyErr_Clear();
-    return nb::none();
-  }
-  const nb::object identifier = nb::steal(text);
-  std::uint64_t length = 0;
-  nb::list sizes;
-  nb::list offsets;
-  while (fields.left() != 0) {
-    if (fields.tag() != kRaw || !fields.enter(length) || length > fields.left()) return nb::none();
-    sizes.append(length);
-    offsets.append(fields.at());
-    fields.pass(length);
-  }
-  return nb::make_tuple(opening.form, identifier, nb::tuple(sizes), offsets);
-}
-
 nb::object read_opening(nb::handle data, std::uint64_t nbytes) {
   const BufferView view(data, PyBUF_SIMPLE);
   Message fields(view.data(), view.size());

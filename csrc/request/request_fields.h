@@ -7,10 +7,6 @@
 
 namespace gpubridge {
 
-// Returns form, id, sizes and offsets of a whole message whose fields come in the usual order; None
-// for any other, and for bytes that are no message.
-nanobind::object read_request(const nanobind::bytes& message);
-
 // Returns form, id, number of inputs, size of the first raw content and where that begins, of the
 // beginning of a message of `nbytes` that reaches so far, in the usual order; else None.
 nanobind::object read_opening(nanobind::handle data, std::uint64_t nbytes);

@@ -29,7 +29,7 @@ from gpubridge.protocol.infer_response import (
     encode_response,
     formats_more_than,
 )
-from gpubridge.protocol.request_form import RequestForm
+from gpubridge.protocol.request_form import RequestForm, RequestRegions
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
 __all__ = ["InferDoor"]
@@ -124,7 +124,7 @@ class _InferHandler:
         if header_size > HEAVY_BYTES:
             self._parse_beside(header_size, copied)
         else:
-            self._submit(self._parsed(header_size), header_size, copied)
+            self._submit_small(header_size, copied)
 
     def _parse_beside(self, header_size: int, copied: int) -> None:
         """Have a worker parse a large header; the request goes on when that is done."""
@@ -154,30 +154,40 @@ class _InferHandler:
 
         self._door.workers.run(lambda: forms.parse_once(bytes(header), following), parsed)
 
-    def _parsed(self, header_size: int) -> RequestForm:
-        """Return what the header says, of which there may be none."""
+    def _submit_small(self, header_size: int, copied: int) -> None:
+        """Give the model the request, whose header is short or absent."""
         door = self._door
         slot = self._slot
         begin = self._start
-        data = begin + header_size
-        if slot is not None and header_size:
-            return door.forms.parse(bytes(slot.memory[begin:data]), self._length - header_size)
-        form = raw_request(door.model.config, self._length)
-        if slot is not None and form.strings:
-            write_length(slot.memory, begin, self._length)
-        return form
+        following = self._length - header_size
+        if slot is None or not header_size:
+            form = raw_request(door.model.config, self._length)
+            if slot is not None and form.strings:
+                write_length(slot.memory, begin, self._length)
+            self._submit(form, header_size, copied)
+            return
+        matched = door.forms.match(slot.memory, begin, header_size, following)
+        if matched is None:
+            header = bytes(slot.memory[begin : begin + header_size])
+            self._submit(door.forms.parse(header, following), header_size, copied)
+            return
+        known, moved = matched
+        self._slot = None
+        self._form = known.form
+        request = known.request(slot, begin + header_size, self._done, copied + moved)
+        self._give(request, known.regions)
 
     def _submit(self, form: RequestForm, header_size: int, copied: int) -> None:
         """Give the model the request whose header says so."""
-        door = self._door
         data = self._start + header_size
         self._form = form
-        if form.packed:
-            request = self._packed(form, data, copied)
-        else:
-            request = self._in_place(form, data, copied)
-        if form.shared:
-            door.memory.share(request, form, door.model.name)
+        make = self._packed if form.packed else self._in_place
+        self._give(make(form, data, copied), form.regions() if form.shared else None)
+
+    def _give(self, request: InferRequest, regions: RequestRegions | None) -> None:
+        door = self._door
+        if regions is not None:
+            door.memory.share(request, regions, door.model.name)
         self._request = request
         model = self._model = door.model
         model.submit(request, self._received())
@@ -256,10 +266,11 @@ class _InferHandler:
 
     def _done(self, outcome: Outcome) -> None:
         """Send what the model answered."""
-        exchange, form, model = self._exchange, self._form, self._model
+        exchange, form, model, request = self._exchange, self._form, self._model, self._request
         assert exchange is not None
         assert form is not None
         assert model is not None
+        assert request is not None
         if not isinstance(outcome, InferResponse):
             # Not raised: its traceback would hold frames that hold it, and all that they see.
             exchange.fail(outcome)
@@ -268,11 +279,16 @@ class _InferHandler:
             # A copy: what a form remembers of answers is the event loop's.
             own = copy(form)
             self._door.workers.run(
-                lambda: encode_response(own, outcome, model.config, model.version), self._respond
+                lambda: encode_response(
+                    own, request.identifier, outcome, model.config, model.version
+                ),
+                self._respond,
             )
             return
         try:
-            encoded = encode_response(form, outcome, model.config, model.version)
+            encoded = encode_response(
+                form, request.identifier, outcome, model.config, model.version
+            )
         except BridgeError as error:
             exchange.fail(error)
             return

@@ -6,7 +6,7 @@ from gpubridge.engine.client_regions import ClientPlace, ClientRegions, RegionUs
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import RequestArena
-from gpubridge.protocol.request_form import RequestForm
+from gpubridge.protocol.request_form import RequestRegions
 from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
 
@@ -42,15 +42,15 @@ class RequestMemory:
         """Raise BridgeError where a piece of shared memory does not exist."""
         _place(region, self.regions)
 
-    def share(self, request: InferRequest, form: RequestForm, model: str) -> None:
+    def share(self, request: InferRequest, given: RequestRegions, model: str) -> None:
         """Give a request the places of its inputs and outputs that are in the client's memory.
 
         Parameters
         ----------
         request : InferRequest
             Has the places of all other inputs; nobody has got it yet.
-        form : RequestForm
-            One that is ``shared``.
+        given : RequestRegions
+            Where they are.
         model : str
             The model that it is for.
 
@@ -60,32 +60,31 @@ class RequestMemory:
             When such memory is not there any more; the request's slot has been freed then.
         """
         try:
-            _share(request, form, self.regions)
+            _share(request, given, self.regions)
         except BridgeError:
             if request.slot is not None:
                 self.arena(model).free(request.slot)
             raise
 
 
-def _share(request: InferRequest, form: RequestForm, regions: ClientRegions) -> None:
+def _share(request: InferRequest, given: RequestRegions, regions: ClientRegions) -> None:
     used: list[ClientPlace] = []
     ranges: list[MemoryRange] = []
     inside: list[int] = []
     sent = iter(request.places)
-    for index, entry in enumerate(form.inputs):
-        if entry.region is None:
+    for index, region in enumerate(given.inputs):
+        if region is None:
             ranges.append(_sent_range(request, *next(sent)))
             continue
-        place = _place(entry.region, regions)
+        place = _place(region, regions)
         used.append(place)
         inside.append(index)
         ranges.append(MemoryRange(place.region.segment, place.offset, place.nbytes, None))
     outputs = {}
-    for name, output in (form.outputs or {}).items():
-        if output.region is not None:
-            place = _place(output.region, regions)
-            used.append(place)
-            outputs[name] = place.region.segment.region, place.offset, place.nbytes
+    for name, region in given.outputs.items():
+        place = _place(region, regions)
+        used.append(place)
+        outputs[name] = place.region.segment.region, place.offset, place.nbytes
     request.ranges = ranges
     request.client = RegionUse(used, tuple(outputs))
     request.context = request.context.changed(client={"in": inside, "out": outputs})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import orjson
@@ -15,6 +16,7 @@ __all__ = [
     "boolean",
     "internal",
     "invalid",
+    "json_parameters",
     "parse_json",
     "string",
     "text_of_sequence",
@@ -112,6 +114,14 @@ def boolean(value: Any, name: str) -> bool:
     if type(value) is not bool:
         raise internal(f"Unable to parse '{name}': attempt to access JSON non-boolean as boolean")
     return value
+
+
+def json_parameters(parameters: JsonObject) -> str:
+    """Return the parameters of a request as the JSON that models are given."""
+    if all(math.isfinite(value) for value in parameters.values() if isinstance(value, float)):
+        return orjson.dumps(parameters).decode()
+    # orjson makes null of infinities, which JSON does not know but models are given.
+    return json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))
 
 
 def text_of_sequence(value: str) -> str:

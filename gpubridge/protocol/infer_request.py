@@ -1,18 +1,20 @@
 """A v2 inference request: from its JSON header to what the engine needs.
 
-The header of a client's requests is mostly the same bytes again and again. What it means is a
-:class:`RequestForm`, which knows no data and is kept by those bytes; reading a request again costs
-one look-up.
+The headers of a client's requests mostly differ in an id, dims, sizes and the values of parameters. The
+first one of a kind is parsed here, as a :class:`RequestForm`, and remembered as a template; later ones
+are matched with it by compiled code (`gpubridge.protocol.request_templates`).
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from gpubridge.config import ModelConfig
+from gpubridge.dataplane import RequestTemplates
 from gpubridge.errors import BridgeError
 from gpubridge.model_io import check_inputs, model_shape
 from gpubridge.protocol.fields import (
@@ -29,6 +31,13 @@ from gpubridge.protocol.fields import (
 from gpubridge.protocol.json_document import JsonValues, NotPacked, parse_without_values
 from gpubridge.protocol.json_tensor import JSON_DATATYPES, data_from_json
 from gpubridge.protocol.request_form import LENGTH_BYTES, InputForm, OutputForm, RequestForm
+from gpubridge.protocol.request_templates import (
+    TEMPLATE_BYTES,
+    MatchedRequest,
+    RequestTemplate,
+    VaryingValue,
+    input_rules,
+)
 from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered, region_of
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, RequestOptions
 from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
@@ -38,13 +47,11 @@ from gpubridge.transport.signatures import encode_tensors
 __all__ = ["FormCache", "make_form", "parse_request", "raw_request"]
 
 
-_HEADER_KEPT = 8192
 _DIM_LIMIT = 1 << 63
-_FORMS_KEPT = 512
 
 
 class FormCache:
-    """Remembers what headers meant; one per model version, bounded.
+    """Remembers templates of requests; one per model version, bounded.
 
     Parameters
     ----------
@@ -52,28 +59,53 @@ class FormCache:
         Says which shared memory there is.
     """
 
-    __slots__ = ("_check_region", "_config", "_forms")
+    __slots__ = ("_check_region", "_config", "_handles", "_known", "_templates")
 
     def __init__(self, config: ModelConfig, check_region: CheckRegion = nothing_registered) -> None:
         self._config = config
         self._check_region = check_region
-        self._forms: dict[bytes, RequestForm] = {}
+        self._templates = RequestTemplates(TEMPLATE_BYTES, 1)
+        self._known: dict[int, RequestTemplate] = {}
+        self._handles = itertools.count()
+
+    def match(
+        self, memory: memoryview, begin: int, header: int, following: int
+    ) -> tuple[MatchedRequest, int] | None:
+        """Return a request that has a template, and how many bytes of its inputs were moved.
+
+        Parameters
+        ----------
+        memory : memoryview
+            Has the header from ``begin`` on and the inputs behind it, which are moved to where they
+            are aligned.
+
+        Returns
+        -------
+        (MatchedRequest, int) or None
+            None, and nothing was moved, for all requests that `parse` has to look at.
+        """
+        values = self._templates.match_json(memory, begin, header, following)
+        if values is None:
+            return None
+        handle, identifier, dims, places, batch_size, moved, others = values
+        template = self._known[handle]
+        return template.matched(identifier, dims, places, batch_size, others), moved
 
     def parse(self, header: bytes, following: int) -> RequestForm:
-        """Return what a header means that ``following`` bytes come after.
+        """Return what a header means that ``following`` bytes come after; it becomes a template.
 
         Raises
         ------
         BridgeError
             When it is no valid request for the model.
         """
-        form = self._forms.get(header)
-        if form is None or form.binary_bytes != following:
-            form = parse_request(header, self._config, following, self._check_region)
-            if len(header) <= _HEADER_KEPT and not form.packed and not form.identifier:
-                if len(self._forms) >= _FORMS_KEPT:
-                    self._forms.clear()
-                self._forms[header] = form
+        form = parse_request(header, self._config, following, self._check_region)
+        rules = input_rules(form, self._config)
+        if rules is not None:
+            handle = next(self._handles)
+            added = self._templates.add_json(header, handle, self._config.max_batch_size, rules)
+            if added is not None:
+                self._remember(handle, form, *added)
         return form
 
     def parse_once(self, header: bytes, following: int) -> RequestForm:
@@ -85,6 +117,17 @@ class FormCache:
             When it is no valid request for the model.
         """
         return parse_request(header, self._config, following, self._check_region)
+
+    def _remember(
+        self, handle: int, form: RequestForm, evicted: list[int], varying: Any, outputs: int
+    ) -> None:
+        for other in evicted:
+            del self._known[other]
+        if outputs != len(form.outputs or ()):
+            # An output twice: which of them a region belongs to is not told by its index.
+            self._templates.remove(handle)
+            return
+        self._known[handle] = RequestTemplate(form, [VaryingValue(*value) for value in varying])
 
 
 def parse_request(
@@ -143,8 +186,9 @@ def make_form(  # noqa: PLR0913  (what a request says, as one thing)
         places.append((at, entry.nbytes))
         if entry.data is None:
             at += entry.nbytes
+    shapes = [model_shape(entry, config) for entry in inputs]
     signature, dims = encode_tensors(
-        [(entry.name, entry.datatype, model_shape(entry, config)) for entry in inputs],
+        [(entry.name, entry.datatype, shape) for entry, shape in zip(inputs, shapes, strict=True)],
         tuple(outputs or ()),
     )
     return RequestForm(
@@ -170,7 +214,9 @@ def make_form(  # noqa: PLR0913  (what a request says, as one thing)
         packed=any(entry.data is not None for entry in inputs),
         shared=len(sent) != len(inputs)
         or any(output.region is not None for output in (outputs or {}).values()),
-        options=replace(options, shapes=tuple((entry.name, entry.shape) for entry in inputs)),
+        options=replace(
+            options, shapes=tuple(zip([entry.name for entry in inputs], shapes, strict=True))
+        ),
         batch_size=inputs[0].shape[0] if config.max_batch_size and inputs else 1,
     )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import orjson
 
 from gpubridge.config import ModelConfig
+from gpubridge.dataplane import JsonResponseTemplate
 from gpubridge.model_io import as_configured
 from gpubridge.protocol.classification import classified
 from gpubridge.protocol.json_tensor import data_to_json
@@ -18,6 +19,9 @@ from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.signatures import Shapes, Signature, TensorSpec
 
 __all__ = ["EncodedResponse", "encode_response", "formats_more_than"]
+
+# How an output is told; the numbers are those of csrc/request/response_templates.h.
+_ELSEWHERE, _BINARY, _JSON = 0, 1, 2
 
 
 @dataclass(slots=True)
@@ -45,88 +49,83 @@ class EncodedResponse:
 
 
 @dataclass(slots=True, eq=False)
-class _AnswerForm:
+class _Answer:
     """What all answers of a signature to requests of a form have in common.
 
     Attributes
     ----------
-    outputs : list of _Output
-        What is said of each, in order.
-    fixed : bool
-        Whether the shapes alone decide the header of an answer without parameters.
-    shapes, header, nbytes
-        The last such answer: mostly the next is told by the same bytes.
+    template : JsonResponseTemplate
+        Makes the header.
+    forms : bytes
+        How each output is told.
+    simple : bool
+        Whether all outputs are binary, with the shapes that the model gives them.
     """
 
-    outputs: list[_Output]
-    fixed: bool
-    shapes: Shapes | None = None
-    header: bytes = b""
-    nbytes: int = 0
-
-
-class _Output(NamedTuple):
-    """One output: its JSON up to the shape, and how its data are told."""
-
-    spec: TensorSpec
-    opening: bytes
-    elsewhere: bool
-    binary: bool
+    template: JsonResponseTemplate
+    forms: bytes
+    simple: bool
 
 
 def encode_response(
-    form: RequestForm, response: InferResponse, config: ModelConfig, version: int
+    form: RequestForm, identifier: str, response: InferResponse, config: ModelConfig, version: int
 ) -> EncodedResponse:
     """Encode an answer in the form that its request asked for.
+
+    Parameters
+    ----------
+    form : RequestForm
+        That of the request; it remembers what the answer has in common with the next.
+    identifier : str
+        The request's id.
 
     Raises
     ------
     BridgeError
         When an output cannot be told as JSON.
     """
-    classes = classes_of(form.outputs)
-    if classes:
+    classes: dict[str, int] = {}
+    if form.answer_for is response.signature:
+        answer: _Answer = form.answer
+    elif classes := classes_of(form.outputs):
         response = classified(response, classes, config)
-        answer = _answer_form(form, response.signature)
-    elif form.answer_for is response.signature:
-        answer = form.answer
+        answer = _answer(form, response.signature, config, version)
     else:
-        answer = _answer_form(form, response.signature)
+        answer = _answer(form, response.signature, config, version)
         form.answer_for, form.answer = response.signature, answer
-    plain = answer.fixed and response.parameters is None
-    if plain and answer.shapes == response.shapes:
-        # The same request was answered in the same shapes before: only the data differ.
-        return EncodedResponse(answer.header, response.buffers, answer.nbytes)
-    outputs = []
-    buffers = []
-    parts = zip(answer.outputs, response.shapes, response.buffers, strict=True)
-    for output, returned, buffer in parts:
-        name = output.spec.name
-        shape = returned if name in classes else as_configured(name, returned, config)
-        outputs.append(output.opening + orjson.dumps(shape) + _data(output, shape, buffer))
-        if output.binary:
-            buffers.append(buffer)
-    header = _document(form.identifier, config.name, version, response.parameters, outputs)
+    shapes = response.shapes
+    buffers = response.buffers
+    values: Sequence[memoryview | bytes] = buffers
+    if not answer.simple:
+        shapes = _configured_shapes(response, config, classes)
+        values = [
+            _json_values(*output) if told == _JSON else output[2]
+            for told, output in zip(
+                answer.forms,
+                zip(response.signature.tensors, shapes, buffers, strict=True),
+                strict=True,
+            )
+        ]
+        buffers = [
+            buffer for told, buffer in zip(answer.forms, buffers, strict=True) if told == _BINARY
+        ]
+    parameters = _parameters(response.parameters) if response.parameters else b""
+    header, nbytes = answer.template.encode(identifier, parameters, shapes, values)
     # Without a byte after it, the JSON is the whole answer: so it is at Triton.
-    nbytes = sum(map(len, buffers)) or -1
-    if plain:
-        answer.shapes, answer.header, answer.nbytes = response.shapes, header, nbytes
-    return EncodedResponse(header, buffers, nbytes)
+    return EncodedResponse(header, buffers, nbytes or -1)
 
 
-def _answer_form(form: RequestForm, signature: Signature) -> _AnswerForm:
-    outputs = []
-    fixed = not classes_of(form.outputs)
-    for spec in signature.tensors:
-        elsewhere = form.output_region(spec.name) is not None
-        binary = not elsewhere and _wants_binary(form, spec.name)
-        opening = b'{"name":%b,"datatype":"%b","shape":' % (
-            orjson.dumps(spec.name),
-            spec.datatype.encode(),
-        )
-        outputs.append(_Output(spec, opening, elsewhere, binary))
-        fixed = fixed and (elsewhere or (binary and spec.itemsize is not None))
-    return _AnswerForm(outputs, fixed)
+def _answer(form: RequestForm, signature: Signature, config: ModelConfig, version: int) -> _Answer:
+    names = b'"model_name":%b,"model_version":"%d"' % (orjson.dumps(config.name), version)
+    openings = [
+        b'{"name":%b,"datatype":"%b","shape":' % (orjson.dumps(spec.name), spec.datatype.encode())
+        for spec in signature.tensors
+    ]
+    forms = bytes([_told(form, spec.name) for spec in signature.tensors])
+    simple = forms.count(_BINARY) == len(forms) and not any(
+        output.reshape is not None for output in config.outputs
+    )
+    return _Answer(JsonResponseTemplate(names, openings, forms), forms, simple)
 
 
 def formats_more_than(nbytes: int, form: RequestForm, response: InferResponse) -> bool:
@@ -137,45 +136,32 @@ def formats_more_than(nbytes: int, form: RequestForm, response: InferResponse) -
     return nbytes < sum(
         len(buffer)
         for tensor, buffer in zip(response.signature.tensors, buffers, strict=True)
-        if not _wants_binary(form, tensor.name) and form.output_region(tensor.name) is None
+        if _told(form, tensor.name) == _JSON
     )
 
 
-def _wants_binary(form: RequestForm, name: str) -> bool:
+def _told(form: RequestForm, name: str) -> int:
+    if form.output_region(name) is not None:
+        return _ELSEWHERE
     if form.outputs is not None:
         output = form.outputs.get(name)
         if output is not None:
-            return output.binary
-    return form.binary_default
+            return _BINARY if output.binary else _JSON
+    return _BINARY if form.binary_default else _JSON
 
 
-def _data(output: _Output, shape: tuple[int, ...], buffer: memoryview) -> bytes:
-    """Return what follows the shape of an output, up to its end."""
-    if output.elsewhere:
-        return b"}"
-    if output.binary:
-        return b',"parameters":{"binary_data_size":%d}}' % len(buffer)
-    name, datatype = output.spec.name, output.spec.datatype
-    return b',"data":%b}' % data_to_json(name, datatype, element_count(shape), buffer)
+def _configured_shapes(
+    response: InferResponse, config: ModelConfig, classified: dict[str, int]
+) -> Shapes:
+    """Return the shapes that clients see; ``classified`` outputs keep theirs."""
+    return tuple(
+        shape if spec.name in classified else as_configured(spec.name, shape, config)
+        for spec, shape in zip(response.signature.tensors, response.shapes, strict=True)
+    )
 
 
-def _document(
-    identifier: str,
-    model: str,
-    version: int,
-    parameters: dict[str, object] | None,
-    outputs: list[bytes],
-) -> bytes:
-    """Join the parts in Triton's order of keys; outputs are JSON already."""
-    parts = []
-    if identifier:
-        parts.append(b'"id":' + orjson.dumps(identifier))
-    parts.append(b'"model_name":' + orjson.dumps(model))
-    parts.append(b'"model_version":"%d"' % version)
-    if parameters:
-        parts.append(b'"parameters":' + _parameters(parameters))
-    parts.append(b'"outputs":[' + b",".join(outputs) + b"]")
-    return b"{" + b",".join(parts) + b"}"
+def _json_values(spec: TensorSpec, shape: tuple[int, ...], buffer: memoryview) -> bytes:
+    return data_to_json(spec.name, spec.datatype, element_count(shape), buffer)
 
 
 def _parameters(parameters: dict[str, object]) -> bytes:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_OPTIONS, RequestOptions
 from gpubridge.transport.context import RequestContext
 
-__all__ = ["LENGTH_BYTES", "InputForm", "OutputForm", "RequestForm", "classes_of"]
+__all__ = ["LENGTH_BYTES", "InputForm", "OutputForm", "RequestForm", "RequestRegions", "classes_of"]
 
 LENGTH_BYTES = 4
 """Each element of a BYTES tensor comes after its length, a number of so many bytes."""
@@ -59,6 +60,21 @@ def classes_of(outputs: dict[str, OutputForm] | None) -> dict[str, int]:
     return {name: form.classes for name, form in (outputs or {}).items() if form.classes}
 
 
+class RequestRegions(NamedTuple):
+    """Where a request's inputs and outputs lie in the client's memory.
+
+    Attributes
+    ----------
+    inputs : sequence of SharedRegion or None
+        One for each input; None for those that come with the request.
+    outputs : mapping
+        By name, of those that are wanted there.
+    """
+
+    inputs: Sequence[SharedRegion | None]
+    outputs: Mapping[str, SharedRegion]
+
+
 @dataclass(slots=True)
 class RequestForm:
     """Everything that a request's header says.
@@ -94,7 +110,7 @@ class RequestForm:
     options : RequestOptions
         For the model's scheduler.
     answer_for, answer
-        What the response encoder remembers of the last answer to this form.
+        The signature of the last response, and its template.
     """
 
     identifier: str
@@ -122,3 +138,11 @@ class RequestForm:
             return None
         output = self.outputs.get(name)
         return None if output is None else output.region
+
+    def regions(self) -> RequestRegions:
+        """Return where inputs and outputs lie in the client's memory."""
+        outputs = self.outputs or {}
+        return RequestRegions(
+            [entry.region for entry in self.inputs],
+            {name: wanted.region for name, wanted in outputs.items() if wanted.region is not None},
+        )

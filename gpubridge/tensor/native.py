@@ -159,11 +159,6 @@ class NativeModule(Protocol):
     ) -> tuple[bytes, bytes, int, int, int] | None:
         """Read a usual message up to its first raw content; see `gpubridge.protocol.grpc.fields`."""
 
-    def read_request(
-        self, message: bytes, /
-    ) -> tuple[bytes, str, tuple[int, ...], list[int]] | None:
-        """Read the top level of a usual message; see `gpubridge.protocol.grpc.fields`."""
-
     def receive_message(
         self, descriptor: int, scratch: bytearray, /
     ) -> tuple[bytes, list[int], bool]:

@@ -66,8 +66,8 @@ class Asked:
             error_frame(outcome.message, "")
         elif outcome is not None:
             for encode in (
-                lambda: encode_http(FORMS[0], outcome, CONFIG, 1),
-                lambda: encode_http(FORMS[1], outcome, CONFIG, 1),
+                lambda: encode_http(FORMS[0], "", outcome, CONFIG, 1),
+                lambda: encode_http(FORMS[1], "", outcome, CONFIG, 1),
                 lambda: encode_generated(FORMS[0], outcome, CONFIG, 1),
                 lambda: encode_grpc(replace(FORMS[0], answer_for=None), "", outcome, CONFIG, 1),
             ):

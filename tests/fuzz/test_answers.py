@@ -52,7 +52,7 @@ def test_answers_are_encoded_in_every_form_or_refused(datatype, shape, classes, 
     form = parse_request(b'{"inputs":[]}', _CONFIG, 0)
     values = _values_of(spec, count, content)
 
-    header = _told(lambda: encode_response(form, response, config, 1).header)
+    header = _told(lambda: encode_response(form, form.identifier, response, config, 1).header)
     generated = _told(lambda: encode_generated(form, response, config, 1))
     assert (header is None) == (generated is None) == (values is None)
     if values is not None:

@@ -137,7 +137,7 @@ def test_an_output_keeps_the_shape_of_its_classes_whatever_its_reshape(tmp_path)
             ((1, 4),),
             [memoryview(values).cast("B")],
         )
-        answer = encode_response(form, response, config, 1)
+        answer = encode_response(form, form.identifier, response, config, 1)
         assert b'"shape":[1,4]' in answer.header
         assert b'"data":["4.000000:3","3.000000:2"' in answer.header
     assert not answer.buffers

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings, strategies as st
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.protocol.grpc.fields import FieldScanner, read_request, varint
+from gpubridge.protocol.grpc.fields import FieldScanner, read_request
 from gpubridge.protocol.grpc.messages import message_class, parse_message
 
 pytestmark = pytest.mark.usefixtures("compiled_or_not")
@@ -157,9 +157,3 @@ def test_too_many_fields_are_refused():
     with pytest.raises(BridgeError, match="at most 16384 fields") as refused:
         read_request(data)
     assert refused.value.code == ErrorCode.INVALID_ARG
-
-
-@given(st.integers(0, (1 << 64) - 1))
-def test_varint_is_protobufs(number):
-    parameter = message_class("InferParameter")(uint64_param=number)
-    assert parameter.SerializeToString().removeprefix(b"\x28") == varint(number) or number == 0

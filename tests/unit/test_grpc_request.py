@@ -14,6 +14,8 @@ from tritonclient.grpc import service_pb2
 from gpubridge import dataplane
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol.grpc import infer_request
+from gpubridge.protocol.grpc.fields import read_request
+from gpubridge.protocol.request_templates import TEMPLATE_BYTES
 from gpubridge.request import RequestOptions
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.signatures import SignatureCache, decode_shapes
@@ -82,8 +84,9 @@ def test_a_form_with_other_sizes_is_checked_again():
 def test_strings_of_other_lengths_need_no_parser(monkeypatch):
     forms = cache(IDENTITY)
     make(raw(("BYTES", "BYTES", [1], b"\1\0\0\0x")), forms=forms)
-    monkeypatch.setattr(infer_request, "parse_message", None)
-    _, _, inputs = make(raw(("BYTES", "BYTES", [1], b"\3\0\0\0xyz")), forms=forms)
+    with monkeypatch.context() as patch:
+        patch.setattr(infer_request, "parse_message", None)
+        _, _, inputs = make(raw(("BYTES", "BYTES", [1], b"\3\0\0\0xyz")), forms=forms)
     assert inputs == [b"\3\0\0\0xyz"]
     with pytest.raises(BridgeError, match=r"\[request id: k\] expected 1 string elements .* got 0"):
         make(raw(("BYTES", "BYTES", [1], b""), id="k"), forms=forms)
@@ -97,12 +100,13 @@ def test_models_are_looked_up_again_when_they_changed():
     assert second is not first
 
 
-def test_the_number_of_forms_kept_is_bounded(monkeypatch):
-    monkeypatch.setattr(infer_request, "_FORMS_KEPT", 4)
+def test_what_is_remembered_is_bounded():
     forms = cache()
-    for version in range(20):
-        make(two_inputs(model_version=str(version)), forms=forms)
-    assert len(forms._known) <= 4
+    for version in range(3000):
+        request = two_inputs(model_version=str(version) * 100)
+        forms.read(read_request(request.SerializeToString()))
+    assert forms._templates.nbytes <= TEMPLATE_BYTES
+    assert len(forms._templates) == len(forms._known) < 3000
 
 
 def test_a_batched_request_says_its_size():

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import struct
 
 import pytest
 from hypothesis import given, strategies as st
 
 from gpubridge.errors import BridgeError
-from gpubridge.protocol.grpc.infer_response import FRAME_PREFIX, encode_frame, encode_response
+from gpubridge.protocol.grpc.infer_response import (
+    FRAME_PREFIX,
+    encode_frame,
+    encode_response,
+    encode_stream_response,
+)
 from gpubridge.protocol.grpc.messages import message_class
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import NO_CONTEXT, InferResponse
@@ -18,6 +24,7 @@ from tests.unit.model_configs import model_config
 CONFIG = model_config("", "A FP32 [-1];B STRING [-1]")
 SIGNATURES = SignatureCache()
 Response = message_class("ModelInferResponse")
+StreamResponse = message_class("ModelStreamInferResponse")
 
 
 def form():
@@ -75,6 +82,31 @@ def test_it_is_protobuf_in_tritons_order(tensors, identifier, data):
             same = expected(full, id=given_id)
             assert b"".join(segments)[FRAME_PREFIX:] == same.SerializeToString()
             assert decode(segments) == same
+
+
+@given(TENSORS, st.text(max_size=9), st.booleans(), st.booleans(), st.data())
+def test_responses_of_a_stream_are_protobufs(tensors, identifier, final, told, data):
+    full = []
+    for name, datatype, shape in tensors:
+        nbytes = data.draw(st.integers(0, 3000)) if datatype == "BYTES" else math.prod(shape)
+        full.append((name, datatype, shape, bytes(nbytes)))
+    response = answer(*full, parameters={"n": 1} if told else None)
+    segments = encode_stream_response(form(), identifier, response, CONFIG, 3, final=final)
+    wanted = StreamResponse(infer_response=expected(full, id=identifier))
+    wanted.infer_response.parameters["triton_final_response"].bool_param = final
+    if told:
+        wanted.infer_response.parameters["n"].int64_param = 1
+    frame = b"".join(segments)
+    assert int.from_bytes(frame[1:FRAME_PREFIX], "big") == len(frame) - FRAME_PREFIX
+    assert StreamResponse.FromString(frame[FRAME_PREFIX:]) == wanted
+
+
+def test_many_small_outputs_are_joined_and_long_ones_are_not():
+    tensors = [(f"A{i}", "UINT8", [64 + i], bytes([i % 256]) * (64 + i)) for i in range(500)]
+    tensors[250] = ("A250", "UINT8", [100_000], bytes(100_000))
+    segments = encode_response(form(), "", answer(*tensors), CONFIG, 3)
+    assert decode(segments) == expected(tensors)
+    assert [len(part) for part in segments if isinstance(part, memoryview)] == [100_000]
 
 
 def test_a_small_answer_is_one_piece_and_a_large_one_is_not_copied():

@@ -120,7 +120,7 @@ def response_of(count):
 
 def http_response(count, config):
     form, response = http_request(count, config)(), response_of(count)
-    return lambda: encode_response(form, response, config, 1)
+    return lambda: encode_response(form, "", response, config, 1)
 
 
 def grpc_response_of(count, config):

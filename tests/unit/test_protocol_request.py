@@ -314,40 +314,6 @@ def test_lone_surrogates_are_errors_beside_literals_too(surrogate):
             parse_request(text % surrogate, ALL_TYPES)
 
 
-def test_forms_are_kept_by_their_bytes_when_they_hold_no_data():
-    cache = FormCache(TWO)
-    plain = document(binary("A", "FP32", [2], 8), binary("B", "FP32", [2], 8))
-    assert cache.parse(plain, announced(plain)) is cache.parse(
-        bytes(bytearray(plain)), announced(plain)
-    )
-    named = document(binary("A", "FP32", [2], 8), binary("B", "FP32", [2], 8), id="x")
-    assert cache.parse(named, announced(named)) is not cache.parse(named, announced(named))
-    with_data = document(entry(data=[1, 2]), entry("B", data=[1, 2]))
-    assert cache.parse(with_data, announced(with_data)) is not cache.parse(
-        with_data, announced(with_data)
-    )
-
-
-def test_forms_kept_are_bounded():
-    cache = FormCache(TWO)
-    for count in range(1500):
-        raw = document(binary("A", "FP32", [count], 4 * count), binary("B", "FP32", [2], 8))
-        cache.parse(raw, announced(raw))
-    assert len(cache._forms) <= 512
-    before = len(cache._forms)
-    long = document(binary("A", "FP32", [1], 4), binary("B", "FP32", [2], 8)) + b" " * 10_000
-    cache.parse(long, announced(long))
-    assert len(cache._forms) == before
-
-
-def test_errors_are_not_kept():
-    cache = FormCache(TWO)
-    for _ in range(3):
-        with pytest.raises(BridgeError):
-            cache.parse(b"nope", 0)
-    assert not cache._forms
-
-
 @pytest.mark.parametrize(
     ("inputs", "nbytes", "more", "shape"),
     [("A FP32 [2, 2]", 16, "", (2, 2)), ("A INT8 [3]", 3, "max_batch_size: 4", (1, 3))],

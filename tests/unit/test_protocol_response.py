@@ -43,8 +43,50 @@ TWO = [
 BINARY = {"parameters": {"binary_data_output": True}}
 
 
+SHAPES = st.lists(st.integers(0, 3), max_size=3)
+OUTPUTS = st.lists(
+    st.tuples(st.text(max_size=3), st.sampled_from(["UINT8", "BYTES"]), SHAPES), max_size=5
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(OUTPUTS, st.data())
+def test_headers_are_those_that_orjson_writes(outputs, data):
+    asked = form(**BINARY)
+    for _ in range(3):
+        identifier = data.draw(st.text())
+        parameters = data.draw(st.none() | st.dictionaries(st.text(), st.integers(0, 9)))
+        tensors, expected = [], []
+        for name, datatype, dims in outputs:
+            shape = [data.draw(st.integers(0, 1 << 40)) if dim else 0 for dim in dims]
+            shape = shape if datatype == "BYTES" and 0 in shape else dims
+            nbytes = int(np.prod(shape)) if datatype == "UINT8" else data.draw(st.integers(0, 40))
+            tensors.append((name, datatype, shape, bytes(nbytes)))
+            expected.append(
+                {
+                    "name": name,
+                    "datatype": datatype,
+                    "shape": shape,
+                    "parameters": {"binary_data_size": nbytes},
+                }
+            )
+        encoded = encode_response(
+            asked, identifier, answer(*tensors, parameters=parameters), CONFIG, 3
+        )
+        assert encoded.header == orjson.dumps(
+            {
+                **({"id": identifier} if identifier else {}),
+                "model_name": "m",
+                "model_version": "3",
+                **({"parameters": parameters} if parameters else {}),
+                "outputs": expected,
+            }
+        )
+        assert max(encoded.nbytes, 0) == sum(len(tensor[3]) for tensor in tensors)
+
+
 def test_all_as_json():
-    encoded = encode_response(form(), answer(*TWO), CONFIG, 3)
+    encoded = encode_response(form(), "", answer(*TWO), CONFIG, 3)
     assert encoded.header == (
         b'{"model_name":"m","model_version":"3","outputs":['
         b'{"name":"A","datatype":"FP32","shape":[2],"data":[1.5,2.0]},'
@@ -55,7 +97,7 @@ def test_all_as_json():
 
 def test_all_as_binary_data():
     response = answer(*TWO)
-    encoded = encode_response(form(id="x", **BINARY), response, CONFIG, 1)
+    encoded = encode_response(form(id="x", **BINARY), "x", response, CONFIG, 1)
     assert encoded.header == (
         b'{"id":"x","model_name":"m","model_version":"1","outputs":['
         b'{"name":"A","datatype":"FP32","shape":[2],"parameters":{"binary_data_size":8}},'
@@ -67,7 +109,7 @@ def test_all_as_binary_data():
 
 def test_one_of_each():
     wanted = [{"name": "A", "parameters": {"binary_data": True}}, {"name": "B"}]
-    encoded = encode_response(form(outputs=wanted), answer(*TWO), CONFIG, 1)
+    encoded = encode_response(form(outputs=wanted), "", answer(*TWO), CONFIG, 1)
     outputs = json.loads(encoded.header)["outputs"]
     assert outputs[0]["parameters"] == {"binary_data_size": 8}
     assert outputs[1]["data"] == ["hi"]
@@ -77,8 +119,8 @@ def test_one_of_each():
 def test_the_same_form_again_gives_the_new_data():
     asked = form(**BINARY)
     tensor = ("A", "FP32", [1])
-    first = encode_response(asked, answer((*tensor, b"1111")), CONFIG, 1)
-    second = encode_response(asked, answer((*tensor, b"2222")), CONFIG, 1)
+    first = encode_response(asked, "", answer((*tensor, b"1111")), CONFIG, 1)
+    second = encode_response(asked, "", answer((*tensor, b"2222")), CONFIG, 1)
     assert first.header == second.header
     assert bytes(second.buffers[0]) == b"2222"
 
@@ -87,13 +129,13 @@ def test_another_answer_to_the_same_form_has_another_header():
     asked = form(**BINARY)
     for count in (1, 2, 1):
         encoded = encode_response(
-            asked, answer(("A", "FP32", [count], bytes(4 * count))), CONFIG, 1
+            asked, "", answer(("A", "FP32", [count], bytes(4 * count))), CONFIG, 1
         )
         assert json.loads(encoded.header)["outputs"][0]["shape"] == [count]
     # Strings have a size of their own each time.
     for text in (b"hi", b"hello", b""):
         data = struct.pack("<I", len(text)) + text
-        encoded = encode_response(asked, answer(("B", "BYTES", [1], data)), CONFIG, 1)
+        encoded = encode_response(asked, "", answer(("B", "BYTES", [1], data)), CONFIG, 1)
         size = json.loads(encoded.header)["outputs"][0]["parameters"]["binary_data_size"]
         assert size == encoded.nbytes == len(data)
 
@@ -102,18 +144,18 @@ def test_parameters_of_one_answer_are_not_those_of_the_next():
     asked = form(**BINARY)
     tensor = ("A", "FP32", [1], b"1111")
     for parameters in (None, {"n": 1}, None, {"n": 2}):
-        encoded = encode_response(asked, answer(tensor, parameters=parameters), CONFIG, 1)
+        encoded = encode_response(asked, "", answer(tensor, parameters=parameters), CONFIG, 1)
         assert json.loads(encoded.header).get("parameters") == parameters
 
 
 @pytest.mark.parametrize("parameters", [{"a": "\ud800"}, {"\ud800": 1}, {"a": 10**30}])
 def test_odd_parameters_make_json(parameters):
-    encoded = encode_response(form(), answer(parameters=parameters), CONFIG, 1)
+    encoded = encode_response(form(), "", answer(parameters=parameters), CONFIG, 1)
     assert len(orjson.loads(encoded.header.replace(str(10**30).encode(), b"0"))["parameters"]) == 1
 
 
 def test_no_outputs_at_all():
-    encoded = encode_response(form(**BINARY), answer(), CONFIG, 1)
+    encoded = encode_response(form(**BINARY), "", answer(), CONFIG, 1)
     assert encoded.header == b'{"model_name":"m","model_version":"1","outputs":[]}'
     assert not encoded.binary
 
@@ -122,7 +164,7 @@ def test_outputs_without_a_byte_are_told_by_the_json_alone():
     nothing = ("A", "FP32", [0], b"")
     request = form(**BINARY)
     for _ in range(2):
-        encoded = encode_response(request, answer(nothing), CONFIG, 1)
+        encoded = encode_response(request, "", answer(nothing), CONFIG, 1)
         assert b'"shape":[0],"parameters":{"binary_data_size":0}' in encoded.header
         assert not encoded.binary
 
@@ -142,7 +184,7 @@ def test_outputs_without_a_byte_are_told_by_the_json_alone():
 def test_reshaped_outputs_have_the_configured_shape(dims, more, returned, shown):
     config = model_config("", f"A FP32 {dims}", more)
     data = bytes(4 * int(np.prod(returned, dtype=int)))
-    encoded = encode_response(form(), answer(("A", "FP32", returned, data)), config, 1)
+    encoded = encode_response(form(), "", answer(("A", "FP32", returned, data)), config, 1)
     assert json.loads(encoded.header)["outputs"][0]["shape"] == shown
 
 

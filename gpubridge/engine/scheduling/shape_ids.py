@@ -39,6 +39,8 @@ class ShapeIds:
 
     def of(self, options: RequestOptions) -> int:
         """Return the number of a request's shapes; options, mostly shared ones, remember it."""
+        if not self._agreement.inputs and not self._agreement.same_inputs:
+            return 0
         known = options.shape_id
         if isinstance(known, _ShapeId) and known.owner is self:
             return known.number

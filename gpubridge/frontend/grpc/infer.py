@@ -153,8 +153,8 @@ class InferCall(Call):
                 "ModelInfer RPC doesn't support models with decoupled transaction policy",
                 ErrorCode.UNSUPPORTED,
             )
-        if known.form.shared:
-            self._memory.share(request, known.form, known.model.config.name)
+        if known.regions is not None:
+            self._memory.share(request, known.regions, known.model.config.name)
         self._known = known
         self._request = request
         known.model.submit(request, self._received())

@@ -6,7 +6,6 @@ Requests for decoupled models get any number of responses, each sent when it com
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from functools import partial
 
 from gpubridge.dataplane import RequestHeaders
@@ -18,9 +17,9 @@ from gpubridge.frontend.grpc.status import CallFailed
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.grpc.fields import read_request
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
-from gpubridge.protocol.grpc.infer_response import FrameSegments, encode_response
+from gpubridge.protocol.grpc.infer_response import FrameSegments, encode_stream_response
 from gpubridge.protocol.grpc.receiver import whole_request
-from gpubridge.protocol.grpc.stream import error_frame, failure_frame, final_frame, stream_frame
+from gpubridge.protocol.grpc.stream import error_frame, failure_frame, final_frame
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
 __all__ = ["StreamCall"]
@@ -160,8 +159,8 @@ class StreamCall(Call):
             known, request = whole_request(
                 message, self._forms, self._memory.arena, partial(self._answer, turn)
             )
-            if known.form.shared:
-                self._memory.share(request, known.form, known.model.config.name)
+            if known.regions is not None:
+                self._memory.share(request, known.regions, known.model.config.name)
         except BridgeError as error:
             self._fail_turn(turn, error, error_frame(error.message, _identifier(message)))
             return
@@ -285,11 +284,9 @@ def _frame(
     if not isinstance(outcome, InferResponse):
         # A copy: the traceback of the error itself would hold frames that hold it.
         raise BridgeError(outcome.message, outcome.code)
-    parameters = {**(outcome.parameters or {}), "triton_final_response": final}
-    response = replace(outcome, parameters=parameters)
     model = known.model
-    return stream_frame(
-        encode_response(known.form, request.identifier, response, model.config, model.version)
+    return encode_stream_response(
+        known.form, request.identifier, outcome, model.config, model.version, final=final
     )
 
 

@@ -12,7 +12,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol.grpc.messages import MALFORMED
 from gpubridge.tensor.native import native
 
-__all__ = ["FieldScanner", "RequestHead", "malformed", "read_request", "varint"]
+__all__ = ["FieldScanner", "RequestHead", "malformed", "read_request"]
 
 _ID = 3
 _INPUTS = 5
@@ -35,16 +35,6 @@ def malformed(reason: str) -> BridgeError:
     error = BridgeError(MALFORMED, ErrorCode.INTERNAL)
     error.__cause__ = ValueError(reason)
     return error
-
-
-def varint(number: int) -> bytes:
-    """Encode a number of 0 or more."""
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 @dataclass(slots=True)
@@ -77,13 +67,6 @@ def read_request(message: bytes) -> RequestHead:
     BridgeError
         ``INTERNAL`` for bytes that are no message.
     """
-    compiled = native()
-    usual = None if compiled is None else compiled.read_request(message)
-    return _read_request(message) if usual is None else RequestHead(*usual)
-
-
-def _read_request(message: bytes) -> RequestHead:
-    """Read a whole message of any kind, or say what is wrong with it."""
     end = len(message)
     at = id_at = id_end = 0
     identifier = ""

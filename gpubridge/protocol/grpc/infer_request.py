@@ -1,17 +1,19 @@
 """A ModelInferRequest: from the top level of its message to what the engine needs.
 
-As over HTTP, the form of a client's requests is mostly the same bytes again and again. What it means
-is a :class:`RequestForm`, which is kept by those bytes: protobuf parses them the first time only.
+As over HTTP, requests mostly differ in an id, dims, sizes and the values of parameters: protobuf parses
+the first one of a kind, which becomes a template (`gpubridge.protocol.request_templates`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
+from gpubridge.dataplane import RequestTemplates
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.model_io import check_inputs, model_shape
 from gpubridge.protocol.body import ALIGNMENT, check_strings
@@ -24,7 +26,14 @@ from gpubridge.protocol.grpc.parameters import (
     classes_wanted,
     shared_region,
 )
-from gpubridge.protocol.request_form import InputForm, OutputForm, RequestForm
+from gpubridge.protocol.request_form import InputForm, OutputForm, RequestForm, RequestRegions
+from gpubridge.protocol.request_templates import (
+    TEMPLATE_BYTES,
+    MatchedRequest,
+    RequestTemplate,
+    VaryingValue,
+    input_rules,
+)
 from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.tensor.dtypes import DATATYPES, element_count
@@ -34,14 +43,13 @@ __all__ = [
     "FormCache",
     "HasConfig",
     "KnownRequest",
+    "WholeInputs",
     "aligned_end",
     "build_form",
     "infer_request",
     "pack_inputs",
 ]
 
-_FORM_KEPT = 8192
-_FORMS_KEPT = 512
 _INVALID = "<invalid>"
 
 
@@ -57,31 +65,43 @@ T = TypeVar("T", bound=HasConfig)
 
 
 class KnownRequest(Generic[T]):
-    """What a form means: the model it is for, and what it says.
+    """The model that a request is for, and what it says.
 
     Attributes
     ----------
     model : T
         As found by name and version.
     form : RequestForm
-        Its ``identifier`` is empty where the request is one of many of the same form.
+        Its own, or that of another request with the same template.
     empty_final_response : bool
         See `RequestParameters`.
+    regions : RequestRegions or None
+        Where its inputs and outputs lie in the client's memory, if any do.
     """
 
-    __slots__ = ("empty_final_response", "form", "model", "sizes")
+    __slots__ = ("empty_final_response", "form", "model", "regions")
 
     def __init__(
-        self, model: T, form: RequestForm, empty_final_response: bool, sizes: tuple[int, ...]
+        self,
+        model: T,
+        form: RequestForm,
+        empty_final_response: bool,
+        regions: RequestRegions | None,
     ) -> None:
         self.model = model
         self.form = form
         self.empty_final_response = empty_final_response
-        self.sizes = sizes
+        self.regions = regions
+
+    def of(self, request: MatchedRequest) -> KnownRequest[T]:
+        """Return what is known of a request with the same template."""
+        if request.regions is None:
+            return self
+        return KnownRequest(self.model, self.form, self.empty_final_response, request.regions)
 
 
 class FormCache(Generic[T]):
-    """Remembers what forms meant, of all models; bounded.
+    """Remembers templates of requests, to all models; bounded.
 
     Parameters
     ----------
@@ -91,45 +111,97 @@ class FormCache(Generic[T]):
         Says which shared memory there is.
     """
 
-    __slots__ = ("_check_region", "_find", "_known")
+    __slots__ = ("_check_region", "_find", "_handles", "_known", "_templates")
 
     def __init__(
         self, find: Callable[[str, str], T], check_region: CheckRegion = nothing_registered
     ) -> None:
         self._find = find
         self._check_region = check_region
-        self._known: dict[bytes, KnownRequest[T]] = {}
+        self._templates = RequestTemplates(TEMPLATE_BYTES, ALIGNMENT)
+        self._known: dict[int, tuple[RequestTemplate, KnownRequest[T]]] = {}
+        self._handles = itertools.count()
 
     def forget(self, is_gone: Callable[[T], bool]) -> None:
-        """Forget the forms of requests to some models: they are looked up again."""
-        self._known = {f: known for f, known in self._known.items() if not is_gone(known.model)}
+        """Forget the templates of requests to some models: they are looked up again."""
+        for handle, (_, known) in list(self._known.items()):
+            if is_gone(known.model):
+                self._templates.remove(handle)
+                del self._known[handle]
+
+    def match(self, message: bytes) -> tuple[KnownRequest[T], MatchedRequest, WholeInputs] | None:
+        """Return what a whole message says that has a template; None for all that `read` has to see."""
+        values = self._templates.match_message(message)
+        if values is None:
+            return None
+        handle, identifier, dims, places, batch_size, nbytes, others, end, pieces = values
+        template, known = self._known[handle]
+        request = template.matched(identifier, dims, places, batch_size, others)
+        return known.of(request), request, WholeInputs(pieces, nbytes, end)
+
+    def match_received(
+        self, head: RequestHead, memory: memoryview
+    ) -> tuple[KnownRequest[T], MatchedRequest] | None:
+        """Return what a message says whose inputs lie in their places in memory; see `match`."""
+        values = self._templates.match_fields(head.form, head.sizes, head.offsets, memory)
+        if values is None:
+            return None
+        handle, dims, places, batch_size, others = values
+        template, known = self._known[handle]
+        request = template.matched(head.identifier, dims, places, batch_size, others)
+        return known.of(request), request
 
     def read(self, head: RequestHead) -> KnownRequest[T]:
-        """Return what a request's form means.
+        """Return what a request says; it becomes a template.
 
         Raises
         ------
         BridgeError
             When it is no valid request for a model that is there.
         """
-        known = self._known.get(head.form)
-        if known is not None:
-            if known.sizes == head.sizes:
-                return known
-            form = _resized(known.form, head.sizes)
-            if form is not None:
-                known = KnownRequest(known.model, form, known.empty_final_response, head.sizes)
-                self._known[head.form] = known
-                return known
         message = parse_message("ModelInferRequest", head.form)
         model = self._find(message.model_name, message.model_version)
         form, empty_final = build_form(message, head, model.config, self._check_region)
-        known = KnownRequest(model, form, empty_final, head.sizes)
-        if len(head.form) <= _FORM_KEPT and not form.packed:
-            if len(self._known) >= _FORMS_KEPT:
-                self._known.clear()
-            self._known[head.form] = known
+        regions = form.regions() if form.shared else None
+        known = KnownRequest(model, form, empty_final, regions)
+        rules = input_rules(form, model.config)
+        if rules is not None:
+            handle = next(self._handles)
+            batch = model.config.max_batch_size
+            added = self._templates.add_fields(head.form, head.sizes, handle, batch, rules)
+            if added is not None:
+                self._remember(handle, known, *added)
         return known
+
+    def _remember(
+        self, handle: int, known: KnownRequest[T], evicted: list[int], varying: Any, outputs: int
+    ) -> None:
+        for other in evicted:
+            del self._known[other]
+        if outputs != len(known.form.outputs or ()):
+            # An output twice: which of them a region belongs to is not told by its index.
+            self._templates.remove(handle)
+            return
+        values = [VaryingValue(*value) for value in varying]
+        self._known[handle] = RequestTemplate(known.form, values), known
+
+
+class WholeInputs(NamedTuple):
+    """The inputs in a whole message.
+
+    Attributes
+    ----------
+    pieces : bytes
+        For `gpubridge.dataplane.copy_pieces`.
+    nbytes : int
+        Their bytes.
+    end : int
+        Bytes of the memory that they need in their places.
+    """
+
+    pieces: bytes
+    nbytes: int
+    end: int
 
 
 def build_form(
@@ -157,8 +229,9 @@ def build_form(
     sent = [entry for entry in inputs if entry.region is None]
     _check_dims(head.identifier, inputs, config)
     check_inputs(head.identifier, inputs, config)
+    shapes = [model_shape(entry, config) for entry in inputs]
     signature, dims = encode_tensors(
-        [(entry.name, entry.datatype, model_shape(entry, config)) for entry in inputs],
+        [(entry.name, entry.datatype, shape) for entry, shape in zip(inputs, shapes, strict=True)],
         tuple(outputs or ()),
     )
     form = RequestForm(
@@ -182,7 +255,9 @@ def build_form(
         shared=len(sent) != len(inputs)
         or any(output.region is not None for output in (outputs or {}).values()),
         batch_size=inputs[0].shape[0] if config.max_batch_size and inputs else 1,
-        options=replace(options, shapes=tuple((entry.name, entry.shape) for entry in inputs)),
+        options=replace(
+            options, shapes=tuple(zip([entry.name for entry in inputs], shapes, strict=True))
+        ),
     )
     return form, empty_final
 
@@ -200,21 +275,6 @@ def _places(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
         places.append((end, nbytes))
         end += nbytes
     return tuple(places)
-
-
-def _resized(form: RequestForm, sizes: tuple[int, ...]) -> RequestForm | None:
-    """Return the form with other lengths of its strings; None where others must be checked anew."""
-    if form.shared or len(sizes) != len(form.inputs):
-        return None
-    inputs = []
-    for entry, nbytes in zip(form.inputs, sizes, strict=True):
-        if nbytes == entry.nbytes:
-            inputs.append(entry)
-        elif entry.datatype == "BYTES":
-            inputs.append(replace(entry, nbytes=nbytes))
-        else:
-            return None
-    return replace(form, inputs=inputs, sent=inputs, places=_places(sizes), binary_bytes=sum(sizes))
 
 
 def _inputs(

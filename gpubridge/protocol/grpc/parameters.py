@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any, NamedTuple
 
-import orjson
-
 from gpubridge.config.schema import ProtoMessage
-from gpubridge.protocol.fields import invalid, text_of_sequence
+from gpubridge.protocol.fields import invalid, json_parameters, text_of_sequence
 from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, RequestOptions
 from gpubridge.transport.context import RequestContext, correlated
@@ -82,7 +78,7 @@ class RequestParameters(NamedTuple):
             **correlated(correlation),
             flags=flags,
             timeout=timeout,
-            parameters=_json(custom) if custom else "",
+            parameters=json_parameters(custom) if custom else "",
         )
         return cls(context, options, empty_final)
 
@@ -186,10 +182,3 @@ def _custom(name: str, value: ProtoMessage) -> bool | int | str | float:
         )
     given: bool | int | str | float = getattr(value, field)
     return given
-
-
-def _json(parameters: dict[str, Any]) -> str:
-    if all(math.isfinite(v) for v in parameters.values() if isinstance(v, float)):
-        return orjson.dumps(parameters).decode()
-    # orjson makes null of infinities, which JSON does not know but models are given.
-    return json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))

@@ -6,6 +6,7 @@ import mmap
 from collections.abc import Callable
 from typing import TypeVar
 
+from gpubridge.dataplane import copy_pieces
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.protocol.body import ALIGNMENT
@@ -50,6 +51,12 @@ def whole_request(
     BridgeError
         When it is no valid request; nothing is held then.
     """
+    matched = forms.match(message)
+    if matched is not None:
+        known, request, inputs = matched
+        slot = arena_of(known.model.config.name).allocate(inputs.end or 1)
+        copy_pieces(message, inputs.pieces, slot.memory)
+        return known, request.request(slot, 0, on_done, inputs.nbytes)
     head = read_request(message)
     known = forms.read(head)
     form = known.form
@@ -57,11 +64,10 @@ def whole_request(
     slot = pack_inputs(form, head, message, arena)
     copied = sum(nbytes for _, nbytes in form.places) if form.packed else form.binary_bytes
     try:
-        request = infer_request(known, head, slot, on_done, copied)
+        return known, infer_request(known, head, slot, on_done, copied)
     except BridgeError:
         arena.free(slot)
         raise
-    return known, request
 
 
 class RequestReceiver:
@@ -172,6 +178,13 @@ class RequestReceiver:
         """
         scanner = self._scanner
         head = RequestHead(scanner.form(), scanner.identifier(), tuple(self._sizes), self._offsets)
+        received = self._slot
+        matched = None if received is None else forms.match_received(head, received.memory)
+        if matched is not None:
+            known, request = matched
+            if self._arena is self._arena_of(known.model.config.name):
+                self._slot = None
+                return known, request.request(received, 0, on_done, self.copied)
         known = forms.read(head)
         form = known.form
         arena = self._arena_of(known.model.config.name)
@@ -188,9 +201,9 @@ class RequestReceiver:
             self.close()
             self._slot, self._arena = slot, arena
         assert self._slot is not None
-        request = infer_request(known, head, self._slot, on_done, self.copied)
+        made = infer_request(known, head, self._slot, on_done, self.copied)
         self._slot = None
-        return known, request
+        return known, made
 
     def close(self) -> None:
         """Give the memory back, if it was not given away with the request."""

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from gpubridge.config.schema import ProtoMessage
-from gpubridge.protocol.grpc.fields import varint
-from gpubridge.protocol.grpc.infer_response import FRAME_PREFIX, FrameSegments, encode_frame
+from gpubridge.protocol.grpc.infer_response import FrameSegments, encode_frame
 from gpubridge.protocol.grpc.messages import message_class
 
-__all__ = ["error_frame", "failure_frame", "final_frame", "stream_frame"]
-
-# The tag of the field infer_response.
-_INFER_RESPONSE = b"\x12"
-
-
-def stream_frame(frame: FrameSegments) -> FrameSegments:
-    """Return a ModelInferResponse's frame as that of a stream; buffers are not copied."""
-    first = bytes(frame[0])
-    nbytes = int.from_bytes(first[1:FRAME_PREFIX], "big")
-    before = _INFER_RESPONSE + varint(nbytes)
-    prefix = b"\0" + (len(before) + nbytes).to_bytes(4, "big")
-    return [prefix + before + first[FRAME_PREFIX:], *frame[1:]]
+__all__ = ["error_frame", "failure_frame", "final_frame"]
 
 
 def error_frame(text: str, identifier: str) -> FrameSegments:

@@ -1,0 +1,174 @@
+#include "request/response_templates.h"
+
+#include <array>
+#include <charconv>
+#include <utility>
+
+namespace gpubridge {
+namespace {
+
+constexpr std::size_t kUsualOutput = 96;  // Shape, size and brackets of an output.
+constexpr char kId = 0x1A;
+constexpr char kOutput = 0x2A;
+constexpr char kRawOutput = 0x32;
+constexpr char kShape = 0x1A;
+constexpr char kInferResponse = 0x12;
+
+template <typename Number>
+void append_decimal(std::string& text, Number number) {
+  std::array<char, 24> digits{};
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), number).ptr;
+  text.append(digits.data(), end);
+}
+
+void append_dims(std::string& json, std::span<const std::int64_t> dims) {
+  json.push_back('[');
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    if (i != 0) json.push_back(',');
+    append_decimal(json, dims[i]);
+  }
+  json.push_back(']');
+}
+
+void append_varint(std::string& bytes, std::uint64_t number) {
+  for (; number > 0x7F; number >>= 7U) bytes.push_back(static_cast<char>(number | 0x80U));
+  bytes.push_back(static_cast<char>(number));
+}
+
+void append_field(std::string& bytes, char tag, std::string_view content) {
+  bytes.push_back(tag);
+  append_varint(bytes, content.size());
+  bytes.append(content);
+}
+
+// Appends a control character as the shortest escape that JSON has for it.
+void append_control(std::string& json, unsigned char byte) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  json.push_back('\\');
+  switch (byte) {
+    case '\b':
+      json.push_back('b');
+      break;
+    case '\t':
+      json.push_back('t');
+      break;
+    case '\n':
+      json.push_back('n');
+      break;
+    case '\f':
+      json.push_back('f');
+      break;
+    case '\r':
+      json.push_back('r');
+      break;
+    default:
+      json.append("u00");
+      json.push_back(kHex[byte >> 4U]);
+      json.push_back(kHex[byte & 0xFU]);
+  }
+}
+
+std::string frame_prefix(std::uint64_t nbytes) {
+  std::string prefix(1, '\0');
+  for (unsigned shift = 32; shift != 0; shift -= 8) {
+    prefix.push_back(static_cast<char>((nbytes >> (shift - 8)) & 0xFFU));
+  }
+  return prefix;
+}
+
+}  // namespace
+
+void append_json_text(std::string& json, std::string_view text) {
+  json.push_back('"');
+  for (const char character : text) {
+    const auto byte = static_cast<unsigned char>(character);
+    if (byte < 0x20) {
+      append_control(json, byte);
+      continue;
+    }
+    if (byte == '"' || byte == '\\') json.push_back('\\');
+    json.push_back(character);
+  }
+  json.push_back('"');
+}
+
+JsonResponseTemplate::JsonResponseTemplate(std::string names, std::vector<std::string> openings,
+                                           std::vector<OutputForm> forms)
+    : names_(std::move(names)), openings_(std::move(openings)), forms_(std::move(forms)) {}
+
+std::string JsonResponseTemplate::encode(std::string_view id, std::string_view parameters,
+                                         std::span<const ResponseOutput> outputs) const {
+  std::string json(1, '{');
+  std::size_t expected = names_.size() + parameters.size() + id.size();
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    expected += openings_[i].size() + outputs[i].json.size() + kUsualOutput;
+  }
+  json.reserve(expected);
+  if (!id.empty()) {
+    json.append("\"id\":");
+    append_json_text(json, id);
+    json.push_back(',');
+  }
+  json.append(names_);
+  if (!parameters.empty()) json.append(",\"parameters\":").append(parameters);
+  json.append(",\"outputs\":[");
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (i != 0) json.push_back(',');
+    json.append(openings_[i]);
+    append_dims(json, outputs[i].dims);
+    if (forms_[i] == OutputForm::kBinary) {
+      json.append(",\"parameters\":{\"binary_data_size\":");
+      append_decimal(json, outputs[i].nbytes);
+      json.push_back('}');
+    } else if (forms_[i] == OutputForm::kJson) {
+      json.append(",\"data\":").append(outputs[i].json);
+    }
+    json.push_back('}');
+  }
+  json.append("]}");
+  return json;
+}
+
+MessageResponseTemplate::MessageResponseTemplate(std::string names,
+                                                 std::vector<std::string> openings,
+                                                 std::vector<OutputForm> forms)
+    : names_(std::move(names)), openings_(std::move(openings)), forms_(std::move(forms)) {}
+
+MessageResponseTemplate::Frame MessageResponseTemplate::encode(
+    std::string_view id, std::string_view parameters, std::span<const ResponseOutput> outputs,
+    bool stream) const {
+  std::string head = names_;
+  if (!id.empty()) append_field(head, kId, id);
+  head.append(parameters);
+  std::string shape;
+  std::string output;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    output = openings_[i];
+    if (!outputs[i].dims.empty()) {
+      shape.clear();
+      for (const std::int64_t dim : outputs[i].dims) {
+        append_varint(shape, static_cast<std::uint64_t>(dim));
+      }
+      append_field(output, kShape, shape);
+    }
+    append_field(head, kOutput, output);
+  }
+  Frame frame;
+  frame.tags.reserve(outputs.size());
+  std::uint64_t nbytes = head.size();
+  for (const ResponseOutput& raw : outputs) {
+    std::string& tag = frame.tags.emplace_back(1, kRawOutput);
+    append_varint(tag, raw.nbytes);
+    nbytes += tag.size() + raw.nbytes;
+  }
+  std::string before;
+  if (stream) {
+    before.push_back(kInferResponse);
+    append_varint(before, nbytes);
+  }
+  frame.nbytes = nbytes + before.size();
+  frame.opening = frame_prefix(frame.nbytes) + before + head;
+  return frame;
+}
+
+}  // namespace gpubridge

@@ -1,0 +1,106 @@
+// Templates of requests: what all requests with the same key have in common, found by the key.
+//
+// Python parses the first request with a key and says what its inputs have to be. Each later one is
+// checked here against that; a request that fails any check is "not mine", and Python parses its
+// bytes anew and words the error.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "request/keyed_hash.h"
+#include "request/scan.h"
+
+namespace gpubridge {
+
+// What one input of a template has to be.
+struct InputRule {
+  std::vector<std::int64_t> dims;     // As clients see it, batch dim included; -1 for any.
+  std::vector<std::int64_t> reshape;  // What follows the batch dim at the model, if `reshaped`.
+  bool reshaped = false;
+  std::uint32_t item_size = 0;     // 0 for BYTES.
+  bool in_region = false;          // In memory that the client registered.
+  std::uint64_t region_bytes = 0;  // Its size there, where no value of the request says it.
+};
+
+struct TemplateRules {
+  std::uint64_t max_batch_size = 0;  // 0 where the model does not batch.
+  std::uint64_t alignment = 1;       // Of the places of inputs.
+  std::vector<InputRule> inputs;
+};
+
+// Where an input that came with the request lies, from the first input on; `strings` is its number
+// of elements if it is a BYTES input.
+struct InputPlace {
+  std::uint64_t at = 0;
+  std::uint64_t nbytes = 0;
+  std::uint64_t strings = 0;
+  std::uint32_t item_size = 0;
+};
+
+// A request that has a template.
+struct MatchedRequest {
+  std::uint64_t handle = 0;
+  std::uint64_t batch_size = 1;
+  std::uint64_t nbytes = 0;           // Of all inputs that came with it, gaps not counted.
+  std::uint64_t end = 0;              // Where the last of them ends.
+  std::vector<std::int64_t> dims;     // Of all inputs, one after another, as the model sees them.
+  std::vector<InputPlace> places;     // Of those inputs that came with it.
+  std::vector<std::uint64_t> owners;  // The input of each place.
+};
+
+// Templates of one model or, where the key has the model's name, of several; least recently used
+// ones go first when they take more than `limit` bytes.
+class RequestTemplates {
+ public:
+  explicit RequestTemplates(std::size_t limit) : limit_(limit) {}
+
+  // Adds a template under a handle that was never used; false if its values cannot be checked. The
+  // handles of templates that went for it are appended to `evicted`.
+  bool add(const RequestScan& scan, std::uint64_t handle, TemplateRules rules,
+           std::vector<std::uint64_t>& evicted);
+
+  // Forgets a template, if it is there.
+  void remove(std::uint64_t handle);
+
+  // Finds the template of a request and checks it; false where there is none or a check fails.
+  bool match(const RequestScan& scan, MatchedRequest& matched);
+
+  [[nodiscard]] std::size_t size() const { return by_key_.size(); }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+ private:
+  struct Entry {
+    std::string key;
+    std::uint64_t handle = 0;
+    TemplateRules rules;
+    std::size_t bytes = 0;
+  };
+  using Entries = std::list<Entry>;
+
+  void drop(Entries::iterator entry);
+
+  std::size_t limit_;
+  std::size_t bytes_ = 0;
+  Entries entries_;  // The most recently used one first.
+  std::unordered_map<std::string_view, Entries::iterator, KeyedHash> by_key_;
+  std::unordered_map<std::uint64_t, Entries::iterator> by_handle_;
+};
+
+// Makes each input begin at a multiple of its item size, counted from the beginning of `memory`,
+// where the first place is at `start`: inputs are moved up, and their places changed. Returns how
+// many bytes were moved; nothing, and nothing was, if there is no room.
+std::optional<std::uint64_t> align_inputs(std::span<unsigned char> memory, std::uint64_t start,
+                                          std::vector<InputPlace>& places);
+
+// True if the bytes are exactly `count` strings, each after its length of four bytes.
+bool holds_strings(std::span<const unsigned char> bytes, std::uint64_t count);
+
+}  // namespace gpubridge
