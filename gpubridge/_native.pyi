@@ -336,9 +336,6 @@ class InFlightRequests:
         See `gpubridge.engine.in_flight`.
     """
 
-    STILL_OPEN: str
-    COMES_BACK: str
-
     def __init__(
         self,
         lent: memoryview,
@@ -393,33 +390,21 @@ class InFlightRequests:
         """
     def passed_on(self, ticket: int, responses: int, /) -> None:
         """Tell the stub that responses of a request have left, so that it may send others."""
-    def complete(
-        self, message: bytes, /
-    ) -> tuple[list[tuple[Any, Any]], list[Any], Exception | str | None]:
-        """Take a RESULTS message.
-
-        Returns
-        -------
-        outcomes : list of (InferRequest, Outcome)
-            Those that are over.
-        batches : list of CompletedBatch
-        error : Exception, str or None
-            What the message could not be taken further for: the stub is to blame for a text.
-        """
+    def complete(self, message: bytes, now: int, /) -> Any:
+        """Take a RESULTS message that came at ``now`` (CLOCK_MONOTONIC, ns); returns a `Completed`."""
     def respond(
-        self, message: bytes, /
-    ) -> tuple[list[tuple[Any, Any, bool]], list[tuple[Any, str]], int, Exception | str | None]:
-        """Take a RESPONSES message.
+        self, message: bytes, now: int, /
+    ) -> tuple[list[tuple[Any, Any, bool]], list[Any], Exception | str | None]:
+        """Take a RESPONSES message that came at ``now``.
 
         Returns
         -------
         outcomes : list of (InferRequest, Outcome or None, bool)
             In their order; whether each is the last of its request.
-        closed : list of CompletedRequest
-        copied : int
-            Bytes.
+        closed : list of InferRequest
+            Those that went on after their batch and are over now.
         error : Exception, str or None
-            As that of `complete`.
+            As that of `Completed`.
         """
     def settle_kept(self) -> bool:
         """Take back the memory that the stub is done with by now; returns whether some is left."""
@@ -598,3 +583,78 @@ class MessageResponseTemplate:
         For a ``stream`` it is that of a ModelStreamInferResponse. A message of 2 GiB or more has no
         frame: its size is returned.
         """
+
+class ModelCounters:
+    """Counts for one model version, since it was loaded.
+
+    Durations are Triton's, in nanoseconds: of every request from its arrival at the model to its answer;
+    queueing, then the three steps of the execution it was part of. Their counts are ``success_count``.
+    """
+
+    def __init__(self) -> None: ...
+    @property
+    def inferences(self) -> int:
+        """Requests, each counted with its batch size."""
+    @property
+    def executions(self) -> int:
+        """Calls of ``execute``."""
+    last_ended_ns: int
+    """CLOCK_MONOTONIC nanoseconds of the last execution's end; 0 before the first."""
+    @property
+    def success_count(self) -> int: ...
+    @property
+    def success_ns(self) -> int: ...
+    @property
+    def queue_ns(self) -> int: ...
+    @property
+    def fail_ns(self) -> int: ...
+    @property
+    def input_ns(self) -> int: ...
+    @property
+    def infer_ns(self) -> int: ...
+    @property
+    def output_ns(self) -> int: ...
+    @property
+    def copied_bytes(self) -> int:
+        """Tensor data that the bridge itself copied in host memory, server and stub together."""
+    @property
+    def copies(self) -> int:
+        """How many copies those were."""
+    observes: bool
+    """Whether the durations of single requests are kept, too."""
+    @property
+    def failures(self) -> dict[str, int]:
+        """Requests by reason: a new dict."""
+    @property
+    def batch_rows(self) -> dict[int, tuple[int, int, int, int]]:
+        """By batch size: executions, and the sums of input, execute and output of them."""
+    def take_observations(self) -> list[tuple[int, tuple[int, int, int, int, int]]]:
+        """Return when requests ended and how long they took, each step; at most the latest 8192."""
+    def copied(self, nbytes: int, /) -> None:
+        """Count a copy of tensor data."""
+    def failed(self, reason: str, spent_ns: int, /) -> None:
+        """Count a request that failed after ``spent_ns``, for one of Triton's reasons."""
+    def executed(
+        self,
+        executions: int,
+        size: int,
+        requests: tuple[int, int, int],
+        steps: tuple[int, int, int],
+        /,
+    ) -> None:
+        """Count executions of one batch size.
+
+        Parameters
+        ----------
+        size : int
+            The sum of the batch sizes of the requests of one execution.
+        requests : (int, int, int)
+            How many requests succeeded in all of them, the same number in each; nanoseconds of all
+            of them from arrival to answer, and in the queue.
+        steps : (int, int, int)
+            Nanoseconds of input, execute and output, summed over the executions.
+        """
+    def observe(
+        self, now: int, spent_ns: int, queue_ns: int, steps: tuple[int, int, int], /
+    ) -> None:
+        """Take the durations of a request that ended at ``now``, where they are kept."""

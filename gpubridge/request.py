@@ -19,8 +19,8 @@ __all__ = [
     "NO_CONTEXT",
     "NO_OPTIONS",
     "ClientUse",
+    "Completed",
     "CompletedBatch",
-    "CompletedRequest",
     "FollowedRequest",
     "InferRequest",
     "InferResponse",
@@ -362,21 +362,40 @@ class InferRequest:
 
 
 class CompletedBatch(NamedTuple):
-    """An answered batch.
+    """An answered batch, for who follows its requests.
 
     Times are CLOCK_MONOTONIC nanoseconds: when the stub took the batch up, called ``execute``, and had
-    its return value. ``copied`` are bytes. ``failures`` says why requests failed, or that they are not
-    over.
+    its return value.
     """
 
     sequence: int
     started: int
     called: int
     ended: int
-    copied: int
     requests: Sequence[InferRequest]
-    failures: dict[InferRequest, str]
 
 
-CompletedRequest = tuple[InferRequest, str]
-"""A request that went on after its batch and is over now, and why it failed, or an empty text."""
+class Completed(NamedTuple):
+    """What came of a message with the results of batches; they are counted already.
+
+    Attributes
+    ----------
+    outcomes : sequence of (InferRequest, Outcome)
+        Requests that are over.
+    returning : sequence of InferRequest
+        Those that their model wants to have again.
+    traced : sequence of CompletedBatch
+        The batches of requests that are traced.
+    batches, requests, execute_ns : int
+        How many, and how long they were executed.
+    error : Exception, str or None
+        What the message could not be taken further for: the stub is to blame for a text.
+    """
+
+    outcomes: Sequence[tuple[InferRequest, Outcome]] = ()
+    returning: Sequence[InferRequest] = ()
+    traced: Sequence[CompletedBatch] = ()
+    batches: int = 0
+    requests: int = 0
+    execute_ns: int = 0
+    error: Exception | str | None = None

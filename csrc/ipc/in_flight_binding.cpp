@@ -1,33 +1,21 @@
-// The requests at a stub as Python sees them: gpubridge/_native.pyi says what the parts mean.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/vector.h>
+#include "ipc/in_flight_binding.h"
 
-#include <array>
+#include <nanobind/stl/optional.h>
+
 #include <cstdint>
-#include <exception>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "buffer_view.h"
-#include "ipc/in_flight.h"
 #include "ipc/ipc_bindings.h"
-#include "ipc/messages.h"
-#include "ipc/record_reader.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
+namespace at_stub {
 namespace {
 
 constexpr std::uint32_t kNoLease = 0xFFFFFFFFU;
-constexpr std::size_t kFrameBytes = 64UL * 1024;
-constexpr std::size_t kFrameBatches = 6;
-constexpr int kAnswered = -1;
 // Answers that are looked at for each new one: they end nearly in order.
 constexpr std::size_t kLooks = 4;
 
@@ -35,357 +23,7 @@ constexpr std::size_t kLooks = 4;
 constexpr const char* kStillOpen = "open";
 constexpr const char* kComesBack = "comes back";
 
-nb::object checked(PyObject* made) {
-  if (made == nullptr) throw nb::python_error();
-  return nb::steal(made);
-}
-
-// The name of an attribute, made once.
-class Name {
- public:
-  explicit Name(const char* text) : text_(PyUnicode_InternFromString(text)) {}
-
-  [[nodiscard]] nb::object of(nb::handle object) const {
-    return checked(PyObject_GetAttr(object.ptr(), text_));
-  }
-  void set(nb::handle object, nb::handle value) const {
-    if (PyObject_SetAttr(object.ptr(), text_, value.ptr()) != 0) throw nb::python_error();
-  }
-
- private:
-  PyObject* text_;
-};
-
-struct Names {
-  Name client{"client"};
-  Name context{"context"};
-  Name dims{"dims"};
-  Name encoded{"encoded"};
-  Name identifier{"identifier"};
-  Name instance{"instance"};
-  Name offset{"offset"};
-  Name pattern{"pattern"};
-  Name places{"places"};
-  Name ranges{"ranges"};
-  Name region{"region"};
-  Name segment{"segment"};
-  Name signature{"signature"};
-  Name slot{"slot"};
-  Name start{"start"};
-  Name ticket{"ticket"};
-  Name unsent{"unsent"};
-};
-
-const Names& names() {
-  static const Names made;
-  return made;
-}
-
-std::string_view bytes_of(nb::handle object) {
-  char* data = nullptr;
-  Py_ssize_t size = 0;
-  if (PyBytes_AsStringAndSize(object.ptr(), &data, &size) != 0) throw nb::python_error();
-  return {data, static_cast<std::size_t>(size)};
-}
-
-std::string_view text_of(nb::handle object) {
-  Py_ssize_t size = 0;
-  const char* data = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
-  if (data == nullptr) throw nb::python_error();
-  return {data, static_cast<std::size_t>(size)};
-}
-
-template <typename Cell>
-std::span<Cell> cells_of(const BufferView& view) {
-  return {static_cast<Cell*>(view.data()), view.size() / sizeof(Cell)};
-}
-
-// The buffers of the control page's cells.
-struct ControlBuffers {
-  ControlBuffers(nb::handle lent, nb::handle cancelled, nb::handle passed_on, nb::handle progress)
-      : lent(lent, PyBUF_WRITABLE),
-        cancelled(cancelled, PyBUF_WRITABLE),
-        passed_on(passed_on, PyBUF_WRITABLE),
-        progress(progress, PyBUF_WRITABLE) {
-    const std::size_t tickets = this->lent.size();
-    if (this->cancelled.size() != tickets || this->progress.size() < 2 * sizeof(std::uint64_t) ||
-        this->passed_on.size() != tickets * sizeof(std::uint32_t)) {
-      throw nb::value_error("the cells are not those of one control page");
-    }
-  }
-
-  [[nodiscard]] ControlCells cells() const {
-    return {cells_of<std::uint8_t>(lent), cells_of<std::uint8_t>(cancelled),
-            cells_of<std::uint32_t>(passed_on), cells_of<const std::uint64_t>(progress)};
-  }
-
-  BufferView lent;
-  BufferView cancelled;
-  BufferView passed_on;
-  BufferView progress;
-};
-
-// A request at the stub, or what is left of it.
-struct Held {
-  nb::object request;
-  nb::object slot;      // goes back to the arena
-  nb::object kept;      // is only held
-  bool plain = false;   // its inputs lie in its slot, and nothing else is lent
-  bool shared = false;  // what was the slot is kept, since others hold it, too
-  std::string early_reason;
-};
-
-// What Python does for the requests at a stub; nothing after the end.
-struct Hooks {
-  explicit Hooks(nb::handle hooks)
-      : free(hooks.attr("free")),
-        views(hooks.attr("views")),
-        announced(hooks.attr("announced")),
-        announce(hooks.attr("announce")),
-        references(hooks.attr("references")),
-        decode(hooks.attr("decode")),
-        memory(hooks.attr("memory")),
-        response(hooks.attr("response")),
-        batch(hooks.attr("batch")),
-        no_context(hooks.attr("no_context")) {}
-
-  nb::object free;
-  nb::object views;
-  nb::object announced;
-  nb::object announce;
-  nb::object references;
-  nb::object decode;
-  nb::object memory;
-  nb::object response;
-  nb::object batch;
-  nb::object no_context;
-};
-
-struct Decoded {
-  nb::object outcome;
-  nb::object reason;  // why the request failed; None if it has not
-};
-
-class RequestsAtStub {
- public:
-  RequestsAtStub(nb::handle lent, nb::handle cancelled, nb::handle passed_on, nb::handle progress,
-                 nb::object reader, nb::handle hooks)
-      : buffers_(std::in_place, lent, cancelled, passed_on, progress),
-        core_(buffers_->cells()),
-        held_(buffers_->lent.size()),
-        reader_(std::move(reader)),
-        hooks_(std::in_place, hooks),
-        new_tuple_(reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new))) {}
-
-  [[nodiscard]] std::size_t free_tickets() const { return core_.free_tickets(); }
-  [[nodiscard]] std::size_t open_requests() const { return core_.open_requests(); }
-  [[nodiscard]] bool idle() const { return core_.idle(); }
-  [[nodiscard]] bool holds(std::uint64_t sequence) const { return core_.holds(sequence); }
-
-  void watch(nb::object on_kept, nb::object on_ended) {
-    on_kept_ = std::move(on_kept);
-    on_ended_ = std::move(on_ended);
-  }
-
-  bool enter(nb::handle requests, nb::handle owner);
-  nb::object take_frame(bool alone) {
-    if (frame_.batches() == 0) return nb::none();
-    const std::string message = frame_.take(alone);
-    return nb::bytes(message.data(), message.size());
-  }
-
-  std::optional<std::uint64_t> cancel(std::int64_t ticket, bool running_only, bool still_read) {
-    if (!is_at_stub(ticket)) return std::nullopt;
-    return core_.cancel(static_cast<Ticket>(ticket), running_only, still_read);
-  }
-  void passed_on(std::int64_t ticket, std::uint32_t responses) {
-    if (is_at_stub(ticket)) core_.passed_on(static_cast<Ticket>(ticket), responses);
-  }
-
-  nb::tuple complete(const nb::bytes& message);
-  nb::tuple respond(const nb::bytes& message);
-
-  bool settle_kept();
-  nb::object lend(nb::object ranges);
-
-  [[nodiscard]] std::size_t lent_answers() const { return core_.answers(); }
-  [[nodiscard]] nb::object slot(std::uint64_t ticket) const { return memory(ticket, &Held::slot); }
-  [[nodiscard]] nb::object kept(std::uint64_t ticket) const { return memory(ticket, &Held::kept); }
-  [[nodiscard]] nb::list all_kept() const;
-  void share(std::uint64_t ticket, nb::object kept) {
-    held_.at(ticket).slot.reset();
-    held_[ticket].kept = std::move(kept);
-    held_[ticket].shared = true;
-  }
-  [[nodiscard]] nb::list left() const;
-  nb::tuple close(std::uint64_t started_last);
-
- private:
-  struct Ending {
-    Ticket ticket = 0;
-    std::uint32_t flags = 0;
-    Decoded decoded;
-  };
-
-  [[nodiscard]] bool is_at_stub(std::int64_t ticket) const { return ticket >= 0 && buffers_; }
-  [[nodiscard]] nb::object memory(std::uint64_t ticket, nb::object Held::* part) const {
-    if (ticket >= held_.size() || !(held_[ticket].*part).is_valid()) return nb::none();
-    return held_[ticket].*part;
-  }
-
-  void write(nb::handle request, std::string& records);
-  void write_slot(nb::handle source, RecordParts& parts, std::string& records);
-  void write_references(nb::handle request, RecordParts& parts, std::string& records);
-
-  nb::object complete_batch(const ResultBatch& batch, nb::list& outcomes);
-  void end(const Ending& ending, nb::list& outcomes, nb::dict& failures);
-  Decoded decode(const RecordView& record, const Held& held);
-  [[nodiscard]] bool is_plain(const RecordView& record, const Held& held) const {
-    return held.plain && on_kept_.is_none() && (record.word() & ~kResponseOpen) == 0 &&
-           record.context().empty();
-  }
-  void end_response(Ticket ticket, const nb::object& reason, nb::list& closed);
-
-  void leave(Ticket ticket, nb::handle request);
-  void forget_memory(nb::handle request);
-  void settle(Ticket ticket);
-  void take_back(Ticket ticket);
-  nb::object named(nb::handle type, const nb::tuple& fields) const {
-    return checked(new_tuple_(reinterpret_cast<PyTypeObject*>(type.ptr()),
-                              nb::make_tuple(fields).ptr(), nullptr));
-  }
-
-  std::optional<ControlBuffers> buffers_;
-  InFlightRequests core_;
-  std::vector<Held> held_;
-  nb::object reader_;
-  std::optional<Hooks> hooks_;
-  newfunc new_tuple_;
-  nb::object on_kept_ = nb::none();
-  nb::object on_ended_ = nb::none();
-  std::uint64_t sequence_ = 0;
-  ExecuteFrame frame_;
-};
-
-// -- sending -------------------------------------------------------------------------------------
-
-bool has_bytes(nb::handle ranges) {
-  for (nb::handle part : ranges) {
-    if (nb::cast<std::uint64_t>(part[2]) != 0) return true;
-  }
-  return false;
-}
-
-// What is lent for a request.
-Held held_for(nb::handle request) {
-  Held held;
-  held.request = nb::borrow(request);
-  if (nb::object slot = names().slot.of(request); !slot.is_none()) held.slot = std::move(slot);
-  nb::object ranges = names().ranges.of(request);
-  held.plain = ranges.is_none();
-  if (!held.plain && has_bytes(ranges)) held.kept = std::move(ranges);
-  return held;
-}
-
-bool RequestsAtStub::enter(nb::handle requests, nb::handle owner) {
-  if (!buffers_ || nb::len(requests) > core_.free_tickets()) {
-    throw nb::value_error("the stub has no ticket left for a request");
-  }
-  std::vector<InFlightRequests::Entering> entering;
-  std::vector<Held> lent;
-  for (nb::handle request : requests) {
-    lent.push_back(held_for(request));
-    // The stub says that it is done with what it was lent, if there is something.
-    const bool has_memory =
-        lent.back().plain ? lent.back().slot.is_valid() : lent.back().kept.is_valid();
-    entering.push_back({has_memory, nb::cast<std::uint32_t>(names().unsent.of(request))});
-  }
-  const std::uint64_t sequence = ++sequence_;
-  const std::span<const Ticket> tickets = core_.enter(sequence, entering);
-  for (std::size_t index = 0; index < lent.size(); ++index) {
-    const nb::object request = lent[index].request;
-    held_[tickets[index]] = std::move(lent[index]);
-    names().ticket.set(request, nb::int_(tickets[index]));
-    names().instance.set(request, owner);
-  }
-  std::string records;
-  for (nb::handle request : requests) write(request, records);
-  frame_.add(sequence, lent.size(), records);
-  return frame_.batches() >= kFrameBatches || frame_.size() > kFrameBytes;
-}
-
-void RequestsAtStub::write(nb::handle request, std::string& records) {
-  const nb::object pattern = names().pattern.of(request);
-  const nb::handle source = pattern.is_none() ? request : nb::handle(pattern);
-  const nb::object signature = names().signature.of(request);
-  const nb::object dims = names().dims.of(request);
-  const nb::object identifier = names().identifier.of(request);
-  RecordParts parts;
-  parts.ticket = nb::cast<Ticket>(names().ticket.of(request));
-  parts.signature = bytes_of(signature);
-  parts.dims = bytes_of(dims);
-  parts.identifier = text_of(identifier);
-  if (!names().ranges.of(source).is_none()) {
-    write_references(request, parts, records);
-    return;
-  }
-  const nb::object context = names().context.of(request);
-  nb::object encoded;
-  if (!context.is(hooks_->no_context)) {
-    encoded = names().encoded.of(context)();
-    parts.context = bytes_of(encoded);
-  }
-  write_slot(source, parts, records);
-}
-
-// Makes room for a record at the end of `records`, and writes all but its references.
-char* write_head(const RecordParts& parts, std::string& records) {
-  const std::size_t at = records.size();
-  records.resize(at + parts.size());
-  return parts.write(records.data() + at);
-}
-
-void RequestsAtStub::write_slot(nb::handle source, RecordParts& parts, std::string& records) {
-  const nb::object slot = names().slot.of(source);
-  if (slot.is_none()) {
-    write_head(parts, records);
-    return;
-  }
-  const nb::object segment = names().segment.of(slot);
-  const nb::object region = names().region.of(segment);
-  const int announced = PySet_Contains(hooks_->announced.ptr(), region.ptr());
-  if (announced < 0) throw nb::python_error();
-  if (announced == 0) hooks_->announce(segment);
-  const nb::object places = names().places.of(source);
-  const auto base = nb::cast<std::uint64_t>(names().offset.of(slot)) +
-                    nb::cast<std::uint64_t>(names().start.of(source));
-  const auto lease = nb::cast<Ticket>(names().ticket.of(source));
-  const auto number = nb::cast<std::uint64_t>(region);
-  parts.tensors = static_cast<std::uint32_t>(nb::len(places));
-  char* at = write_head(parts, records);
-  for (nb::handle place : places) {
-    const auto offset = nb::cast<std::int64_t>(place[0]);
-    at = write_ref(at, {number, base + static_cast<std::uint64_t>(offset),
-                        nb::cast<std::uint64_t>(place[1]), lease});
-  }
-}
-
-// The fields of references come flat: region, offset, size, lease of each, one after another.
-void RequestsAtStub::write_references(nb::handle request, RecordParts& parts,
-                                      std::string& records) {
-  const nb::object made = hooks_->references(request);
-  const nb::object refs = made[0];
-  const nb::object context = made[1];
-  parts.context = bytes_of(context);
-  std::vector<std::uint64_t> fields;
-  for (nb::handle field : refs) fields.push_back(nb::cast<std::uint64_t>(field));
-  parts.tensors = static_cast<std::uint32_t>(fields.size() / 4);
-  char* at = write_head(parts, records);
-  for (std::size_t index = 0; index < 4UL * parts.tensors; index += 4) {
-    at = write_ref(at, {fields[index], fields[index + 1], fields[index + 2],
-                        static_cast<std::uint32_t>(fields[index + 3])});
-  }
-}
+}  // namespace
 
 // -- answers -------------------------------------------------------------------------------------
 
@@ -405,26 +43,27 @@ nb::object stopped(Take&& take, const char* what) {
   return nb::none();
 }
 
-nb::tuple RequestsAtStub::complete(const nb::bytes& message) {
-  nb::list outcomes;
-  nb::list batches;
+nb::object RequestsAtStub::complete(const nb::bytes& message, Duration now) {
+  Completed completed;
   std::vector<ResultBatch> decoded;
   nb::object error = stopped([&] { decoded = decode_results({message.c_str(), message.size()}); },
                              "RESULTS message: ");
   if (error.is_none()) {
     error = stopped(
         [&] {
-          for (const ResultBatch& batch : decoded) {
-            batches.append(complete_batch(batch, outcomes));
-          }
+          for (const ResultBatch& batch : decoded) complete_batch(batch, now, completed);
         },
         "");
   }
-  return nb::make_tuple(std::move(outcomes), std::move(batches), std::move(error));
+  counters().copied(completed.copied);
+  return named(hooks_->completed,
+               nb::make_tuple(std::move(completed.outcomes), std::move(completed.returning),
+                              std::move(completed.traced), completed.batches, completed.requests,
+                              completed.execute, std::move(error)));
 }
 
 // A batch changes nothing until all of it is understood.
-nb::object RequestsAtStub::complete_batch(const ResultBatch& batch, nb::list& outcomes) {
+void RequestsAtStub::complete_batch(const ResultBatch& batch, Duration now, Completed& completed) {
   core_.check(batch);
   std::vector<Ending> endings;
   for (const RecordView& record : batch.records) {
@@ -436,42 +75,89 @@ nb::object RequestsAtStub::complete_batch(const ResultBatch& batch, nb::list& ou
     endings.push_back(std::move(ending));
   }
   nb::list requests;
+  bool traced = false;
   for (const Ticket ticket : core_.end_batch(batch.sequence)) {
+    traced = traced || held_[ticket].traced;
     requests.append(held_[ticket].request);
   }
-  nb::dict failures;
-  for (const Ending& ending : endings) end(ending, outcomes, failures);
-  return named(hooks_->batch,
-               nb::make_tuple(batch.sequence, batch.started, batch.called, batch.ended,
-                              batch.copied, std::move(requests), std::move(failures)));
+  std::vector<Run> runs;
+  for (const Ending& ending : endings) {
+    const Held& held = held_[ending.ticket];
+    Run run{ending.ticket, held.size, held.arrived, {}};
+    if (const nb::object reason = end(ending, completed); !reason.is_none()) {
+      run.reason = text_of(reason);
+    }
+    runs.push_back(std::move(run));
+  }
+  count(batch, now, runs);
+  completed.batches += 1;
+  completed.requests += runs.size();
+  completed.execute += batch.ended - batch.started;
+  completed.copied += batch.copied;
+  if (!traced) return;
+  completed.traced.append(
+      named(hooks_->batch, nb::make_tuple(batch.sequence, batch.started, batch.called, batch.ended,
+                                          std::move(requests))));
 }
 
-void RequestsAtStub::end(const Ending& ending, nb::list& outcomes, nb::dict& failures) {
+nb::object RequestsAtStub::end(const Ending& ending, Completed& completed) {
   using Step = InFlightRequests::Step;
-  const nb::object request = held_[ending.ticket].request;
+  Held& held = held_[ending.ticket];
+  const nb::object request = held.request;
   nb::object reason = nb::none();
   switch (core_.end_in_batch(ending.ticket, ending.flags)) {
     case Step::kOpen:
-      reason = nb::str(kStillOpen);
-      break;
+      return nb::str(kStillOpen);
     case Step::kWasEarly: {
-      const std::string early = std::exchange(held_[ending.ticket].early_reason, {});
+      const std::string early = std::exchange(held.early_reason, {});
       if (!early.empty()) reason = nb::str(early.c_str());
       settle(ending.ticket);
       break;
     }
     case Step::kComesBack:
-      reason = nb::str(kComesBack);
-      held_[ending.ticket] = {};
+      // Nobody asked for what fills up a batch, whatever the model wants.
+      if (held.size != 0) completed.returning.append(request);
+      held = {};
       names().ticket.set(request, nb::int_(kAnswered));
       names().instance.set(request, nb::none());
-      break;
+      return nb::str(kComesBack);
     case Step::kOver:
       reason = ending.decoded.reason;
       leave(ending.ticket, request);
-      outcomes.append(nb::make_tuple(request, ending.decoded.outcome));
+      completed.outcomes.append(nb::make_tuple(request, ending.decoded.outcome));
   }
-  if (!reason.is_none()) failures[request] = reason;
+  return reason;
+}
+
+FailureReason failure_reason(std::string_view reason) {
+  return reason == "CANCELED" ? FailureReason::kCanceled : FailureReason::kBackend;
+}
+
+void RequestsAtStub::count(const ResultBatch& batch, Duration now, const std::vector<Run>& runs) {
+  ModelCounters& counters = this->counters();
+  const Steps steps{batch.called - batch.started, batch.ended - batch.called, now - batch.ended};
+  RequestSums sums;
+  std::uint64_t size = 0;
+  std::uint64_t going_on = 0;
+  for (const Run& run : runs) {
+    if (run.size == 0) continue;
+    const Duration spent = now - run.arrived;
+    const Duration queued = batch.started - run.arrived;
+    // A run that the model wants repeated counts like any other.
+    if (run.reason == kStillOpen) {
+      going_on += run.size;
+      held_[run.ticket].queued = queued;
+      held_[run.ticket].steps = steps;
+    } else if (!run.reason.empty() && run.reason != kComesBack) {
+      counters.failed(failure_reason(run.reason), spent);
+    } else {
+      sums = {sums.done + 1, sums.spent + spent, sums.queued + queued};
+      size += run.size;
+      if (run.reason.empty()) counters.observe({now, spent, queued, steps});
+    }
+  }
+  if (sums.done != 0 || going_on != 0) counters.executed(1, size, sums, steps, going_on);
+  counters.last_ended = batch.ended;
 }
 
 // A response without anything out of the ordinary is made here; Python sees to all others, and
@@ -492,7 +178,7 @@ Decoded RequestsAtStub::decode(const RecordView& record, const Held& held) {
   return {made[0], made[1]};
 }
 
-nb::tuple RequestsAtStub::respond(const nb::bytes& message) {
+nb::tuple RequestsAtStub::respond(const nb::bytes& message, Duration now) {
   nb::list outcomes;
   nb::list closed;
   ResponsesMessage decoded;
@@ -505,7 +191,7 @@ nb::tuple RequestsAtStub::respond(const nb::bytes& message) {
     Decoded made{nb::none(), nb::none()};
     if ((record.word() & kResponseEmpty) == 0) made = decode(record, held);
     const bool last = (record.word() & kResponseOpen) == 0;
-    if (last) end_response(record.ticket(), made.reason, closed);
+    if (last) end_response(record.ticket(), made.reason, now, closed);
     if (last || !made.outcome.is_none()) {
       outcomes.append(nb::make_tuple(request, made.outcome, last));
     }
@@ -517,20 +203,34 @@ nb::tuple RequestsAtStub::respond(const nb::bytes& message) {
         },
         "");
   }
-  return nb::make_tuple(std::move(outcomes), std::move(closed), decoded.copied, std::move(error));
+  counters().copied(decoded.copied);
+  return nb::make_tuple(std::move(outcomes), std::move(closed), std::move(error));
 }
 
-void RequestsAtStub::end_response(Ticket ticket, const nb::object& reason, nb::list& closed) {
+void RequestsAtStub::end_response(Ticket ticket, const nb::object& reason, Duration now,
+                                  nb::list& closed) {
   const nb::object request = held_[ticket].request;
   const std::string why(reason.is_none() ? std::string_view() : text_of(reason));
   if (core_.end_response(ticket)) {
+    count_closed(held_[ticket], why, now);
     leave(ticket, request);
-    closed.append(nb::make_tuple(request, why.c_str()));
+    closed.append(request);
   } else {
     held_[ticket].early_reason = why;
     names().ticket.set(request, nb::int_(kAnswered));
     forget_memory(request);
   }
+}
+
+void RequestsAtStub::count_closed(const Held& held, std::string_view reason, Duration now) {
+  if (held.size == 0) return;
+  const Duration spent = now - held.arrived;
+  if (!reason.empty()) {
+    counters().failed(failure_reason(reason), spent);
+    return;
+  }
+  counters().answered(held.size, spent, held.queued, held.steps);
+  counters().observe({now, spent, held.queued, held.steps});
 }
 
 // -- memory --------------------------------------------------------------------------------------
@@ -628,12 +328,12 @@ nb::tuple RequestsAtStub::close(std::uint64_t started_last) {
   return nb::make_tuple(std::move(started), std::move(unstarted));
 }
 
-}  // namespace
+}  // namespace at_stub
 
-void bind_in_flight(nb::module_& module) {
+void bind_in_flight(nanobind::module_& module) {
+  namespace nb = nanobind;
+  using at_stub::RequestsAtStub;
   nb::class_<RequestsAtStub> type(module, "InFlightRequests");
-  type.attr("STILL_OPEN") = kStillOpen;
-  type.attr("COMES_BACK") = kComesBack;
   type.def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::object, nb::handle>())
       .def_prop_ro("free_tickets", &RequestsAtStub::free_tickets)
       .def_prop_ro("open_requests", &RequestsAtStub::open_requests)

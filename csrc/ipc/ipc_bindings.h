@@ -11,6 +11,9 @@ void bind_context(nanobind::module_& module);
 // Adds the class InFlightRequests to the module.
 void bind_in_flight(nanobind::module_& module);
 
+// Adds the class ModelCounters to the module.
+void bind_model_counters(nanobind::module_& module);
+
 // Adds the class RecordReader and the function encode_record to the module.
 void bind_records(nanobind::module_& module);
 

@@ -1,4 +1,6 @@
 // Records as Python sees them: gpubridge/transport/records.py says what the parts mean.
+#include "ipc/records_binding.h"
+
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -8,7 +10,6 @@
 
 #include "ipc/context_binding.h"
 #include "ipc/ipc_bindings.h"
-#include "ipc/record_reader.h"
 
 namespace nb = nanobind;
 

@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any, TypeGuard
 
 from gpubridge.config import ModelConfig
+from gpubridge.dataplane import ModelCounters
 from gpubridge.engine.alarm import Alarm
-from gpubridge.engine.batch_recorder import BatchRecorder
-from gpubridge.engine.in_flight import COMES_BACK
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.scheduling import (
@@ -26,7 +25,7 @@ from gpubridge.engine.sequence_requests import SequenceRequests
 from gpubridge.engine.tracing import RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena
-from gpubridge.request import CompletedBatch, CompletedRequest, InferRequest, Outcome
+from gpubridge.request import Completed, InferRequest, Outcome
 from gpubridge.telemetry.statistics import ModelStatistics
 
 __all__ = ["Dispatcher"]
@@ -68,7 +67,6 @@ class Dispatcher:
         self._arena = arena
         self._statistics = statistics
         self._tracing = tracing
-        self._recorder = BatchRecorder(statistics)
         sequences = sequence_scheduler(config)
         self._sequences = SequenceRequests(config) if sequences is not None else None
         self._shapes = ShapeIds(shape_agreement(config))
@@ -88,6 +86,11 @@ class Dispatcher:
         self.fed_ahead: Sequence[Instance] = ()
 
     # -- what the model asks -------------------------------------------------------------------
+
+    @property
+    def counters(self) -> ModelCounters:
+        """Counts the model's requests: where they are answered, that is at stub connections."""
+        return self._statistics
 
     @property
     def pending(self) -> int:
@@ -304,7 +307,6 @@ class Dispatcher:
         now = _clock()
         self._scheduler.instance_died(instance.index, now)
         for request in lost:
-            self._recorder.forget(request)
             if request.batch_size:
                 self._statistics.failed("BACKEND", now - request.arrived)
                 request.finish(error)
@@ -312,22 +314,13 @@ class Dispatcher:
         self._release(self._scheduler.releasable())
         self.dispatch()
 
-    def on_batches(self, batches: list[CompletedBatch], now: int) -> None:
+    def on_batches(self, completed: Completed, now: int) -> None:
         """Batches were answered, at ``now``, so that there is room for others."""
-        self._recorder.record(batches, now)
-        if self._tracing.used:
-            self._tracing.completed(batches)
-        for batch in batches:
-            if batch.failures:
-                self._reschedule(batch.failures, now)
+        if completed.traced:
+            self._tracing.completed(completed.traced)
+        for request in completed.returning:
+            self._run_again(request, now)
         self.dispatch(now)
-
-    def _reschedule(self, failures: dict[InferRequest, str], now: int) -> None:
-        """Have the requests that come back executed again."""
-        for request, reason in failures.items():
-            # Nobody asked for what fills up a batch, whatever the model wants.
-            if reason == COMES_BACK and request.batch_size:
-                self._run_again(request, now)
 
     def _run_again(self, request: InferRequest, now: int) -> None:
         """Have a request executed again, as its model wishes."""
@@ -346,13 +339,9 @@ class Dispatcher:
             self._statistics.failed(reason, now - request.arrived)
             request.finish(error)
 
-    def on_responses(self, closed: list[CompletedRequest], now: int, copied: int) -> None:
+    def on_responses(self, _closed: list[InferRequest], now: int) -> None:
         """Requests ended some time after their batch, at ``now``."""
-        if copied:
-            self._statistics.copied(copied)
-        if closed:
-            self._recorder.record_closed(closed, now)
-            self.dispatch(now)
+        self.dispatch(now)
 
 
 def _request(item: Any) -> Any:

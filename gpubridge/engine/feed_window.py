@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from gpubridge.request import CompletedBatch
-
 __all__ = ["FeedWindow"]
 
 _AHEAD_NS = 1_000_000
@@ -27,16 +23,11 @@ class FeedWindow:
         self._execute_ns = 0.0
         self._least = least
 
-    def observe(self, batches: Sequence[CompletedBatch]) -> int:
-        """Take the times of batches; returns how many requests they had."""
-        requests = spent = 0
-        for batch in batches:
-            requests += len(batch.requests)
-            spent += batch.ended - batch.started
+    def observe(self, requests: int, execute_ns: int) -> None:
+        """Take how long requests were executed, one after another."""
         if requests:
-            mean = spent / requests
+            mean = execute_ns / requests
             self._execute_ns += (mean - self._execute_ns) * (0.125 if self._execute_ns else 1.0)
-        return requests
 
     @property
     def size(self) -> int:

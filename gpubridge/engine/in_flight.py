@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gpubridge.dataplane import InFlightRequests
+from gpubridge.dataplane import InFlightRequests, ModelCounters
 from gpubridge.request import (
     NO_CONTEXT,
+    Completed,
     CompletedBatch,
     InferRequest,
     InferResponse,
@@ -19,17 +20,9 @@ from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record, record_reader
 
 __all__ = [
-    "COMES_BACK",
-    "STILL_OPEN",
     "InFlightHooks",
     "requests_at_stub",
 ]
-
-STILL_OPEN = InFlightRequests.STILL_OPEN
-"""Instead of a failure's reason: the request goes on after its batch."""
-
-COMES_BACK = InFlightRequests.COMES_BACK
-"""Instead of a failure's reason: the model wants to have the request again."""
 
 
 class InFlightHooks(NamedTuple):
@@ -41,6 +34,8 @@ class InFlightHooks(NamedTuple):
         Takes back a slot of the arena.
     memory : BorrowedMemory
         The stub's output memory.
+    counters : ModelCounters
+        The model's: batches are counted there.
     announced : set of int
         The regions that the stub knows.
     announce : callable
@@ -54,12 +49,14 @@ class InFlightHooks(NamedTuple):
 
     free: Callable[[Any], None]
     memory: BorrowedMemory
+    counters: ModelCounters
     announced: set[int]
     announce: Callable[[Any], None]
     references: Callable[[InferRequest], tuple[Sequence[int], bytes]]
     decode: Callable[[Record, InferRequest], tuple[Outcome, str | None]]
     response: type[InferResponse] = InferResponse
     batch: type[CompletedBatch] = CompletedBatch
+    completed: type[Completed] = Completed
     no_context: object = NO_CONTEXT
 
     @property

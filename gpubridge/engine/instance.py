@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from gpubridge.dataplane import ModelCounters
 from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.feed_window import FeedWindow
@@ -31,7 +32,7 @@ from gpubridge.engine.stub_log import StubLog
 from gpubridge.engine.stub_run import StubRun
 from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, StubDied
-from gpubridge.request import CompletedBatch, CompletedRequest, InferRequest
+from gpubridge.request import Completed, InferRequest
 from gpubridge.telemetry.device_work import DeviceWork
 from gpubridge.transport.messages import Kind
 
@@ -92,6 +93,11 @@ class Instance:
         self._backoff = RestartBackoff(context.limits.restart_backoff_limit)
         self._dead_work = DeviceWork()
         self._last_error = ""
+
+    @property
+    def counters(self) -> ModelCounters:
+        """Counts the requests of its model."""
+        return self._listener.counters
 
     @property
     def fallbacks(self) -> Counter[str]:
@@ -312,15 +318,16 @@ class Instance:
 
     # -- what the link tells ---------------------------------------------------------------------
 
-    def _on_responses(self, closed: list[CompletedRequest], now: int, copied: int) -> None:
+    def _on_responses(self, closed: list[InferRequest], now: int) -> None:
         if closed and self._run is not None and self.state is InstanceState.READY:
             # There may have been no ticket left.
             self.window = max(self.window, min(1, self._run.link.free_tickets))
-        self._listener.on_responses(closed, now, copied)
+        self._listener.on_responses(closed, now)
 
-    def _on_batches(self, batches: list[CompletedBatch], now: int) -> None:
-        self.in_flight -= self._feed.observe(batches)
-        self.batches_at_stub -= len(batches)
+    def _on_batches(self, completed: Completed, now: int) -> None:
+        self._feed.observe(completed.requests, completed.execute_ns)
+        self.in_flight -= completed.requests
+        self.batches_at_stub -= completed.batches
         if self._run is not None and self.state is InstanceState.READY:
             self.window = min(self._feed.size, self.in_flight + self._run.link.free_tickets)
-        self._listener.on_batches(batches, now)
+        self._listener.on_batches(completed, now)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Protocol
 
+from gpubridge.dataplane import ModelCounters
 from gpubridge.engine.stub_connection import StubConnection
 from gpubridge.errors import BridgeError
-from gpubridge.request import CompletedBatch, CompletedRequest, InferRequest
+from gpubridge.request import Completed, InferRequest
 
 if TYPE_CHECKING:
     from gpubridge.engine.instance import Instance
@@ -32,17 +33,21 @@ class CallServer(Protocol):
 class InstanceListener(Protocol):
     """Hears what becomes of an instance and of its requests; called on the event loop."""
 
+    @property
+    def counters(self) -> ModelCounters:
+        """Counts the model's requests."""
+
     def on_up(self, instance: Instance, /) -> None:
         """It is ready, for the first time or again."""
 
     def on_room(self) -> None:
         """It may take more requests than before, or none any longer."""
 
-    def on_batches(self, batches: list[CompletedBatch], now: int, /) -> None:
+    def on_batches(self, completed: Completed, now: int, /) -> None:
         """Batches were answered, at ``now``, so that there is room for others."""
 
-    def on_responses(self, closed: list[CompletedRequest], now: int, copied: int, /) -> None:
-        """Requests of earlier batches ended, at ``now``; ``copied`` bytes of responses were copied."""
+    def on_responses(self, closed: list[InferRequest], now: int, /) -> None:
+        """Requests of earlier batches ended, at ``now``."""
 
     def on_death(
         self,

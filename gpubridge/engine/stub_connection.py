@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpubridge.dataplane import ModelCounters
 from gpubridge.engine.announcements import Announcements, OpenDeviceRegions
 from gpubridge.engine.busy_poll import BusyPoll
 from gpubridge.engine.connection_events import ConnectionEvents
@@ -28,7 +29,7 @@ from gpubridge.engine.stub_fields import completed_text, log_fields, number
 from gpubridge.engine.stub_memory import StubMemory
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import RequestArena, Segment
-from gpubridge.request import InferRequest, MemoryRange, Outcome
+from gpubridge.request import Completed, InferRequest, MemoryRange, Outcome
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import NO_LEASE, ControlPage
 from gpubridge.transport.device_regions import arena_region
@@ -51,6 +52,8 @@ class StubConnection:
         Memory that stubs are handed.
     arena : RequestArena
         The model's: slots of requests go back there.
+    counters : ModelCounters
+        The model's: batches are counted there.
 
     Attributes
     ----------
@@ -67,6 +70,7 @@ class StubConnection:
         sock: socket.socket,
         regions: Regions,
         arena: RequestArena,
+        counters: ModelCounters,
         output_limit: int,
         events: ConnectionEvents,
     ) -> None:
@@ -84,6 +88,7 @@ class StubConnection:
         hooks = InFlightHooks(
             free=arena.free,
             memory=self._outputs.borrowed,
+            counters=counters,
             announced=self._announced,
             announce=self._announcements.tell,
             references=self._references,
@@ -348,24 +353,26 @@ class StubConnection:
     def _complete(self, message: bytes) -> None:
         """Take the results of batches."""
         now = time.monotonic_ns()
-        outcomes, batches, error = self._in_flight.complete(message)
-        for request, outcome in outcomes:
+        completed: Completed = self._in_flight.complete(message, now)
+        for request, outcome in completed.outcomes:
             request.finish(outcome)
-        if batches:
-            self._events.on_batches(batches, now)
+        if completed.batches:
+            self._events.on_batches(completed, now)
         if self._in_flight.idle:
             self.busy_poll.answered()
-        _raise(error)
+        _raise(completed.error)
 
     def _respond(self, message: bytes) -> None:
         """Take responses that models have sent by themselves."""
-        outcomes, closed, copied, error = self._in_flight.respond(message)
+        now = time.monotonic_ns()
+        outcomes, closed, error = self._in_flight.respond(message, now)
         for request, outcome, last in outcomes:
             if last:
                 request.finish(outcome)
             else:
                 request.respond(outcome)
-        self._events.on_responses(closed, time.monotonic_ns(), copied)
+        if closed:
+            self._events.on_responses(closed, now)
         _raise(error)
 
     def _decode(self, record: Record, request: InferRequest) -> tuple[Outcome, str | None]:

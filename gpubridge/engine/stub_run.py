@@ -14,7 +14,7 @@ from gpubridge.engine.instance_owner import CallDoor
 from gpubridge.engine.stub_connection import StubConnection
 from gpubridge.engine.stub_process import RunningStub, cannot_start
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
-from gpubridge.request import CompletedBatch, CompletedRequest, InferRequest
+from gpubridge.request import Completed, InferRequest
 from gpubridge.transport.channel import pair
 from gpubridge.transport.messages import Kind
 
@@ -57,8 +57,8 @@ class StubRun:
         context: EngineContext,
         completion: Completion | None,
         *,
-        on_batches: Callable[[list[CompletedBatch], int], None],
-        on_responses: Callable[[list[CompletedRequest], int, int], None],
+        on_batches: Callable[[Completed, int], None],
+        on_responses: Callable[[list[InferRequest], int], None],
         on_log: Callable[[dict[str, Any]], None],
     ) -> None:
         self._instance = instance
@@ -90,7 +90,9 @@ class StubRun:
         try:
             arena = context.regions.arena(instance.settings.stub["name"])
             limit = instance.settings.output_limit
-            self.link = StubConnection(ours, context.regions, arena, limit, events)
+            self.link = StubConnection(
+                ours, context.regions, arena, instance.counters, limit, events
+            )
         except BridgeError:
             ours.close()
             self._theirs.close()

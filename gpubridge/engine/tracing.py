@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -90,7 +90,7 @@ class RequestTracing:
         if request.trace is not None:
             request.context = request.context.changed(trace=request.trace.trace.identifier)
 
-    def completed(self, batches: list[CompletedBatch]) -> None:
+    def completed(self, batches: Sequence[CompletedBatch]) -> None:
         """Tell the requests that are traced that their batches are over."""
         for batch in batches:
             for request in batch.requests:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
+from gpubridge.dataplane import ModelCounters
 from gpubridge.engine.decode_response import decode_response, failure_reason
 from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
 from gpubridge.engine.lent_memory import LentMemory
@@ -34,6 +35,8 @@ from tests.unit.model_configs import model_config
 
 __all__ = ["Asked", "Desk", "record"]
 
+NOW = 100
+"""When messages come; batches begin at 1, are executed from 2 on, and end at 3 ns."""
 _NOTHING = encode_tensors(())
 CONFIG = model_config("IN FP32 [1]", "OUT FP32 [-1]")
 FORMS = [
@@ -91,13 +94,15 @@ def check(error):
 class Desk:
     """Batches of requests at a stub, and their memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: ModelCounters | None = None) -> None:
         self.arena = HostArena(0, 1 << 20)
         self.control = ControlPage(Segment.create(0, ControlPage.SIZE))
         self.memory = BorrowedMemory(self.control.outputs)
+        self.counters = counters or ModelCounters()
         hooks = InFlightHooks(
             free=self.arena.free,
             memory=self.memory,
+            counters=self.counters,
             announced=set(),
             announce=lambda segment: None,
             references=lambda request: ((), b""),
@@ -117,16 +122,16 @@ class Desk:
         """Take the results of batches, given as (sequence, records)."""
         results = [encode_result_batch(number, (1, 2, 3), 0, made) for number, made in batches]
         message = encode_frame(Kind.RESULTS, results)
-        outcomes, completed, error = self.in_flight.complete(message)
-        for request, outcome in outcomes:
+        completed = self.in_flight.complete(message, NOW)
+        for request, outcome in completed.outcomes:
             request.finish(outcome)
-        check(error)
+        check(completed.error)
         return completed
 
     def respond(self, *records):
         """Take responses that a model sends by itself; return the requests that are over now."""
         message = encode_responses(records, 0)
-        outcomes, closed, _, error = self.in_flight.respond(message)
+        outcomes, closed, error = self.in_flight.respond(message, NOW)
         for request, outcome, last in outcomes:
             (request.finish if last else request.respond)(outcome)
         check(error)

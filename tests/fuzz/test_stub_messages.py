@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 from hypothesis import example, given
 
+from gpubridge.dataplane import ModelCounters
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_connection import ConnectionEvents, StubConnection
 from gpubridge.transport.channel import pair
@@ -130,14 +131,15 @@ async def _hear(messages: list[bytes]) -> None:
         ours,
         regions,
         regions.arena("m"),
+        ModelCounters(),
         1 << 16,
         ConnectionEvents(
             lambda text: None,
             lambda fd: None,
             lambda text: None,
             broken.append,
-            lambda landed, now: None,
-            lambda closed, now, copied: None,
+            lambda completed, now: None,
+            lambda closed, now: None,
             lambda fields: None,
             lambda reason: None,
         ),

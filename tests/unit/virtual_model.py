@@ -8,10 +8,9 @@ from unittest import mock
 
 from gpubridge.engine import dispatcher as dispatcher_module
 from gpubridge.engine.dispatcher import Dispatcher
-from gpubridge.engine.in_flight import COMES_BACK, STILL_OPEN
 from gpubridge.engine.instance_state import InstanceState
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.request import CompletedBatch, InferRequest, RequestOptions
+from gpubridge.request import Completed, InferRequest, RequestOptions
 from gpubridge.telemetry.statistics import ModelStatistics
 
 __all__ = ["Client", "Execution", "VirtualInstance", "VirtualModel"]
@@ -113,27 +112,26 @@ class VirtualInstance:
         """End the first batch; requests at some places fail, want to run again, or are not over."""
         self.start()
         execution = self.batches.pop(0)
-        failures = {}
+        returning = []
         for place, request in enumerate(execution.requests):
             if place in going_on and request.batch_size:
-                failures[request] = STILL_OPEN
                 self.open.append(request)
                 continue
             self.note_end(request)
             if place in rescheduled and self.model.iterative:
-                failures[request] = COMES_BACK
                 request.instance = None
+                if request.batch_size:
+                    returning.append(request)
                 continue
             self.model.give_back(request)
             if place in failing:
-                failures[request] = "BACKEND"
                 request.finish(BridgeError(_OF_INSTANCES[0], ErrorCode.INTERNAL))
             else:
                 request.finish("response")
         self.in_flight -= len(execution.requests)
         now = self.model.now
-        batch = CompletedBatch(1, now, now, now, 0, execution.requests, failures)
-        self.model.dispatcher.on_batches([batch], now)
+        completed = Completed(returning=returning, batches=1, requests=len(execution.requests))
+        self.model.dispatcher.on_batches(completed, now)
 
     def note_end(self, request):
         if request.batch_size:
@@ -145,7 +143,7 @@ class VirtualInstance:
         self.note_end(request)
         self.model.give_back(request)
         request.finish("last response")
-        self.model.dispatcher.on_responses([(request, "")], self.model.now, 0)
+        self.model.dispatcher.on_responses([request], self.model.now)
 
     def die(self, hopeless):
         """Lose what was started; ``hopeless`` keeps it from being waited for."""

@@ -333,8 +333,7 @@ class EnsembleModel(Model):
                 1, request.batch_size, (1, spent, 0), (0, execution.member_ns, 0)
             )
             self.statistics.last_ended_ns = now
-            if self.statistics.window is not None:
-                self.statistics.window.observe(now, (spent, 0, 0, execution.member_ns, 0))
+            self.statistics.observe(now, spent, 0, (0, execution.member_ns, 0))
         if not self._running:
             self._idle.set()
 

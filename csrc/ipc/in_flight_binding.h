@@ -1,0 +1,297 @@
+// The requests at a stub as Python sees them: gpubridge/_native.pyi says what the parts mean.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "buffer_view.h"
+#include "ipc/in_flight.h"
+#include "ipc/messages.h"
+#include "ipc/model_counters.h"
+#include "ipc/records_binding.h"
+
+namespace gpubridge::at_stub {
+
+namespace nb = nanobind;
+
+constexpr int kAnswered = -1;
+
+inline nb::object checked(PyObject* made) {
+  if (made == nullptr) throw nb::python_error();
+  return nb::steal(made);
+}
+
+// The name of an attribute, made once.
+class Name {
+ public:
+  explicit Name(const char* text) : text_(PyUnicode_InternFromString(text)) {}
+
+  [[nodiscard]] nb::object of(nb::handle object) const {
+    return checked(PyObject_GetAttr(object.ptr(), text_));
+  }
+  void set(nb::handle object, nb::handle value) const {
+    if (PyObject_SetAttr(object.ptr(), text_, value.ptr()) != 0) throw nb::python_error();
+  }
+
+ private:
+  PyObject* text_;
+};
+
+struct Names {
+  Name arrived{"arrived"};
+  Name batch_size{"batch_size"};
+  Name client{"client"};
+  Name context{"context"};
+  Name dims{"dims"};
+  Name encoded{"encoded"};
+  Name identifier{"identifier"};
+  Name instance{"instance"};
+  Name offset{"offset"};
+  Name pattern{"pattern"};
+  Name places{"places"};
+  Name ranges{"ranges"};
+  Name region{"region"};
+  Name segment{"segment"};
+  Name signature{"signature"};
+  Name slot{"slot"};
+  Name start{"start"};
+  Name ticket{"ticket"};
+  Name trace{"trace"};
+  Name unsent{"unsent"};
+};
+
+inline const Names& names() {
+  static const Names made;
+  return made;
+}
+
+inline std::string_view bytes_of(nb::handle object) {
+  char* data = nullptr;
+  Py_ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(object.ptr(), &data, &size) != 0) throw nb::python_error();
+  return {data, static_cast<std::size_t>(size)};
+}
+
+inline std::string_view text_of(nb::handle object) {
+  Py_ssize_t size = 0;
+  const char* data = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
+  if (data == nullptr) throw nb::python_error();
+  return {data, static_cast<std::size_t>(size)};
+}
+
+// Whether any of some memory ranges has bytes.
+bool has_bytes(nb::handle ranges);
+
+template <typename Cell>
+std::span<Cell> cells_of(const BufferView& view) {
+  return {static_cast<Cell*>(view.data()), view.size() / sizeof(Cell)};
+}
+
+// The buffers of the control page's cells.
+struct ControlBuffers {
+  ControlBuffers(nb::handle lent, nb::handle cancelled, nb::handle passed_on, nb::handle progress)
+      : lent(lent, PyBUF_WRITABLE),
+        cancelled(cancelled, PyBUF_WRITABLE),
+        passed_on(passed_on, PyBUF_WRITABLE),
+        progress(progress, PyBUF_WRITABLE) {
+    const std::size_t tickets = this->lent.size();
+    if (this->cancelled.size() != tickets || this->progress.size() < 2 * sizeof(std::uint64_t) ||
+        this->passed_on.size() != tickets * sizeof(std::uint32_t)) {
+      throw nb::value_error("the cells are not those of one control page");
+    }
+  }
+
+  [[nodiscard]] ControlCells cells() const {
+    return {cells_of<std::uint8_t>(lent), cells_of<std::uint8_t>(cancelled),
+            cells_of<std::uint32_t>(passed_on), cells_of<const std::uint64_t>(progress)};
+  }
+
+  BufferView lent;
+  BufferView cancelled;
+  BufferView passed_on;
+  BufferView progress;
+};
+
+// A request at the stub, or what is left of it.
+struct Held {
+  nb::object request;
+  nb::object slot;      // goes back to the arena
+  nb::object kept;      // is only held
+  bool plain = false;   // its inputs lie in its slot, and nothing else is lent
+  bool shared = false;  // what was the slot is kept, since others hold it, too
+  bool traced = false;
+  std::uint64_t size = 0;  // its batch size; 0 for a place in a batch that no request fills
+  Duration arrived = 0;
+  // Of an open request: its time in the queue, and the steps of its batch.
+  Duration queued = 0;
+  Steps steps;
+  std::string early_reason;
+};
+
+// What Python does for the requests at a stub; nothing after the end.
+struct Hooks {
+  explicit Hooks(nb::handle hooks)
+      : free(hooks.attr("free")),
+        views(hooks.attr("views")),
+        announced(hooks.attr("announced")),
+        announce(hooks.attr("announce")),
+        references(hooks.attr("references")),
+        decode(hooks.attr("decode")),
+        memory(hooks.attr("memory")),
+        counters(hooks.attr("counters")),
+        response(hooks.attr("response")),
+        batch(hooks.attr("batch")),
+        completed(hooks.attr("completed")),
+        no_context(hooks.attr("no_context")) {}
+
+  nb::object free;
+  nb::object views;
+  nb::object announced;
+  nb::object announce;
+  nb::object references;
+  nb::object decode;
+  nb::object memory;
+  nb::object counters;
+  nb::object response;
+  nb::object batch;
+  nb::object completed;
+  nb::object no_context;
+};
+
+struct Decoded {
+  nb::object outcome;
+  nb::object reason;  // why the request failed; None if it has not
+};
+
+class RequestsAtStub {
+ public:
+  RequestsAtStub(nb::handle lent, nb::handle cancelled, nb::handle passed_on, nb::handle progress,
+                 nb::object reader, nb::handle hooks)
+      : buffers_(std::in_place, lent, cancelled, passed_on, progress),
+        core_(buffers_->cells()),
+        held_(buffers_->lent.size()),
+        reader_(std::move(reader)),
+        hooks_(std::in_place, hooks),
+        new_tuple_(reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new))) {}
+
+  [[nodiscard]] std::size_t free_tickets() const { return core_.free_tickets(); }
+  [[nodiscard]] std::size_t open_requests() const { return core_.open_requests(); }
+  [[nodiscard]] bool idle() const { return core_.idle(); }
+  [[nodiscard]] bool holds(std::uint64_t sequence) const { return core_.holds(sequence); }
+
+  void watch(nb::object on_kept, nb::object on_ended) {
+    on_kept_ = std::move(on_kept);
+    on_ended_ = std::move(on_ended);
+  }
+
+  bool enter(nb::handle requests, nb::handle owner);
+  nb::object take_frame(bool alone) {
+    if (frame_.batches() == 0) return nb::none();
+    const std::string message = frame_.take(alone);
+    return nb::bytes(message.data(), message.size());
+  }
+
+  std::optional<std::uint64_t> cancel(std::int64_t ticket, bool running_only, bool still_read) {
+    if (!is_at_stub(ticket)) return std::nullopt;
+    return core_.cancel(static_cast<Ticket>(ticket), running_only, still_read);
+  }
+  void passed_on(std::int64_t ticket, std::uint32_t responses) {
+    if (is_at_stub(ticket)) core_.passed_on(static_cast<Ticket>(ticket), responses);
+  }
+
+  nb::object complete(const nb::bytes& message, Duration now);
+  nb::tuple respond(const nb::bytes& message, Duration now);
+
+  bool settle_kept();
+  nb::object lend(nb::object ranges);
+
+  [[nodiscard]] std::size_t lent_answers() const { return core_.answers(); }
+  [[nodiscard]] nb::object slot(std::uint64_t ticket) const { return memory(ticket, &Held::slot); }
+  [[nodiscard]] nb::object kept(std::uint64_t ticket) const { return memory(ticket, &Held::kept); }
+  [[nodiscard]] nb::list all_kept() const;
+  void share(std::uint64_t ticket, nb::object kept) {
+    held_.at(ticket).slot.reset();
+    held_[ticket].kept = std::move(kept);
+    held_[ticket].shared = true;
+  }
+  [[nodiscard]] nb::list left() const;
+  nb::tuple close(std::uint64_t started_last);
+
+ private:
+  struct Ending {
+    Ticket ticket = 0;
+    std::uint32_t flags = 0;
+    Decoded decoded;
+  };
+
+  // What came of the batches of a message.
+  struct Completed {
+    nb::list outcomes;
+    nb::list returning;  // requests to be executed again
+    nb::list traced;     // batches of requests that are followed
+    std::size_t batches = 0;
+    std::size_t requests = 0;
+    Duration execute = 0;
+    std::uint64_t copied = 0;
+  };
+  // A request of a batch that has ended, and why it has not just succeeded, if so.
+  struct Run {
+    Ticket ticket = 0;
+    std::uint64_t size = 0;
+    Duration arrived = 0;
+    std::string reason;
+  };
+
+  [[nodiscard]] ModelCounters& counters() const {
+    return nb::cast<ModelCounters&>(hooks_->counters);
+  }
+  [[nodiscard]] bool is_at_stub(std::int64_t ticket) const { return ticket >= 0 && buffers_; }
+  [[nodiscard]] nb::object memory(std::uint64_t ticket, nb::object Held::* part) const {
+    if (ticket >= held_.size() || !(held_[ticket].*part).is_valid()) return nb::none();
+    return held_[ticket].*part;
+  }
+
+  void write(nb::handle request, std::string& records);
+  void write_slot(nb::handle source, RecordParts& parts, std::string& records);
+  void write_references(nb::handle request, RecordParts& parts, std::string& records);
+
+  void complete_batch(const ResultBatch& batch, Duration now, Completed& completed);
+  nb::object end(const Ending& ending, Completed& completed);
+  void count(const ResultBatch& batch, Duration now, const std::vector<Run>& runs);
+  Decoded decode(const RecordView& record, const Held& held);
+  [[nodiscard]] bool is_plain(const RecordView& record, const Held& held) const {
+    return held.plain && on_kept_.is_none() && (record.word() & ~kResponseOpen) == 0 &&
+           record.context().empty();
+  }
+  void end_response(Ticket ticket, const nb::object& reason, Duration now, nb::list& closed);
+  void count_closed(const Held& held, std::string_view reason, Duration now);
+
+  void leave(Ticket ticket, nb::handle request);
+  void forget_memory(nb::handle request);
+  void settle(Ticket ticket);
+  void take_back(Ticket ticket);
+  nb::object named(nb::handle type, const nb::tuple& fields) const {
+    return checked(new_tuple_(reinterpret_cast<PyTypeObject*>(type.ptr()),
+                              nb::make_tuple(fields).ptr(), nullptr));
+  }
+
+  std::optional<ControlBuffers> buffers_;
+  InFlightRequests core_;
+  std::vector<Held> held_;
+  nb::object reader_;
+  std::optional<Hooks> hooks_;
+  newfunc new_tuple_;
+  nb::object on_kept_ = nb::none();
+  nb::object on_ended_ = nb::none();
+  std::uint64_t sequence_ = 0;
+  ExecuteFrame frame_;
+};
+
+}  // namespace gpubridge::at_stub
