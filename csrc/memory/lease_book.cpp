@@ -1,28 +1,18 @@
 #include "memory/lease_book.h"
 
-#include <cstdint>
-#include <memory>
 #include <sstream>
-#include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "buffer_view.h"
 #include "stub/heap_type.h"
-#include "stub/tensor.h"
 
 namespace nb = nanobind;
 
 namespace gpubridge {
-namespace {
-
-using stub::Place;
-
-constexpr std::uint64_t kNoLease = 0xFFFFFFFFU;
 
 // The lease bytes of the control page, and how many loans there are under each.
-struct Table {
-  explicit Table(nb::handle buffer)
+struct LeaseTable {
+  explicit LeaseTable(nb::handle buffer)
       : bytes(std::make_unique<BufferView>(buffer, PyBUF_WRITABLE)), loans(bytes->size(), 0) {}
 
   std::unique_ptr<BufferView> bytes;
@@ -32,18 +22,24 @@ struct Table {
 };
 
 // A mapped region. The memoryview of its own keeps the caller's free to be released.
-struct Region {
-  explicit Region(nb::handle buffer)
+struct LentRegion {
+  explicit LentRegion(nb::handle buffer)
       : view(nb::steal(PyMemoryView_FromObject(buffer.ptr()))), bytes(view, PyBUF_SIMPLE) {}
 
   nb::object view;
   BufferView bytes;
 };
 
+namespace {
+
+using stub::Place;
+
+constexpr std::uint64_t kNoLease = 0xFFFFFFFFU;
+
 // What all views of a record's tensors share: it ends the lease when the last of them is gone.
 class Loan {
  public:
-  Loan(std::shared_ptr<Table> table, std::shared_ptr<Region> region, std::uint64_t lease)
+  Loan(std::shared_ptr<LeaseTable> table, std::shared_ptr<LentRegion> region, std::uint64_t lease)
       : table_(std::move(table)),
         region_(std::move(region)),
         lease_(static_cast<std::size_t>(lease)) {
@@ -71,8 +67,8 @@ class Loan {
   }
 
  private:
-  std::shared_ptr<Table> table_;
-  std::shared_ptr<Region> region_;
+  std::shared_ptr<LeaseTable> table_;
+  std::shared_ptr<LentRegion> region_;
   std::size_t lease_;
   std::size_t nbytes_ = 0;
 };
@@ -121,36 +117,17 @@ nb::object lent_bytes(const std::shared_ptr<Loan>& loan, const Place& place, boo
   return nb::steal(reinterpret_cast<PyObject*>(lent));
 }
 
-class LeaseBook {
- public:
-  explicit LeaseBook(nb::handle table) : table_(std::make_shared<Table>(table)) {}
+// The place of a tensor without bytes.
+bool is_nowhere(const Place& place) { return place.lease == kNoLease && place.nbytes == 0; }
 
-  void add(std::uint64_t region, nb::handle buffer) {
-    regions_[region] = std::make_shared<Region>(buffer);
-  }
-  void remove(std::uint64_t region) { regions_.erase(region); }
+[[noreturn]] void throw_unknown(const Place& place) {
+  std::ostringstream text;
+  text << place.nbytes << " bytes at " << place.offset << " of region 0x" << std::hex
+       << place.region << std::dec << " under lease " << place.lease << " do not exist";
+  throw nb::value_error(text.str().c_str());
+}
 
-  void forget(nb::handle table) {
-    table_->bytes = std::make_unique<BufferView>(table, PyBUF_WRITABLE);
-  }
-
-  [[nodiscard]] std::size_t held() const { return table_->held; }
-  [[nodiscard]] std::size_t held_bytes() const { return table_->held_bytes; }
-
-  nb::object views(nb::handle refs);
-  nb::object tensors(nb::handle refs, nb::handle specs, nb::handle shapes, nb::handle kind,
-                     bool placed, bool read_only);
-
- private:
-  static std::vector<Place> read(nb::handle refs);
-  std::vector<nb::object> lend(const std::vector<Place>& places, bool read_only);
-  [[nodiscard]] std::shared_ptr<Region> check(const Place& place) const;
-
-  std::shared_ptr<Table> table_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<Region>> regions_;
-};
-
-std::vector<Place> LeaseBook::read(nb::handle refs) {
+std::vector<Place> places_of(nb::handle refs) {
   std::vector<Place> places;
   places.reserve(nb::len(refs));
   for (nb::handle ref : refs) {
@@ -161,22 +138,32 @@ std::vector<Place> LeaseBook::read(nb::handle refs) {
   return places;
 }
 
-std::shared_ptr<Region> LeaseBook::check(const Place& place) const {
-  const auto found = regions_.find(place.region);
-  if (found != regions_.end()) {
-    const std::uint64_t size = found->second->bytes.size();
-    if (place.nbytes <= size && place.offset <= size - place.nbytes &&
-        place.lease < table_->loans.size()) {
-      return found->second;
-    }
-  }
-  std::ostringstream text;
-  text << place.nbytes << " bytes at " << place.offset << " of region 0x" << std::hex
-       << place.region << std::dec << " under lease " << place.lease << " do not exist";
-  throw nb::value_error(text.str().c_str());
+}  // namespace
+
+LeaseBook::LeaseBook(nb::handle table) : table_(std::make_shared<LeaseTable>(table)) {}
+
+void LeaseBook::add(std::uint64_t region, nb::handle buffer) {
+  regions_[region] = std::make_shared<LentRegion>(buffer);
 }
 
-std::vector<nb::object> LeaseBook::lend(const std::vector<Place>& places, bool read_only) {
+void LeaseBook::forget(nb::handle table) {
+  table_->bytes = std::make_unique<BufferView>(table, PyBUF_WRITABLE);
+}
+
+std::size_t LeaseBook::held() const { return table_->held; }
+std::size_t LeaseBook::held_bytes() const { return table_->held_bytes; }
+
+std::shared_ptr<LentRegion> LeaseBook::region_of(const Place& place) const {
+  const auto found = regions_.find(place.region);
+  if (found == regions_.end()) return nullptr;
+  const std::uint64_t size = found->second->bytes.size();
+  const bool inside = place.nbytes <= size && place.offset <= size - place.nbytes;
+  return inside && place.lease < table_->loans.size() ? found->second : nullptr;
+}
+
+bool LeaseBook::exists(const Place& place) const { return is_nowhere(place) || region_of(place); }
+
+std::vector<nb::object> LeaseBook::lend(std::span<const Place> places, bool read_only) {
   std::vector<nb::object> exporters;
   exporters.reserve(places.size());
   std::shared_ptr<Loan> loan;
@@ -184,10 +171,11 @@ std::vector<nb::object> LeaseBook::lend(const std::vector<Place>& places, bool r
   std::uint64_t lease = kNoLease;
   for (const Place& place : places) {
     nb::object exporter;
-    if (place.lease == kNoLease && place.nbytes == 0) {
+    if (is_nowhere(place)) {
       exporter = nb::bytes("");
     } else {
-      auto bytes = check(place);
+      auto bytes = region_of(place);
+      if (bytes == nullptr) throw_unknown(place);
       // The tensors of a record mostly share slot and lease.
       if (loan == nullptr || region != place.region || lease != place.lease) {
         loan = std::make_shared<Loan>(table_, std::move(bytes), place.lease);
@@ -203,7 +191,7 @@ std::vector<nb::object> LeaseBook::lend(const std::vector<Place>& places, bool r
 
 nb::object LeaseBook::views(nb::handle refs) {
   nb::list views;
-  for (const nb::object& exporter : lend(read(refs), false)) {
+  for (const nb::object& exporter : lend(places_of(refs), false)) {
     views.append(stub::checked(PyMemoryView_FromObject(exporter.ptr())));
   }
   return views;
@@ -216,7 +204,7 @@ nb::object LeaseBook::tensors(nb::handle refs, nb::handle specs, nb::handle shap
   if (PyType_IsSubtype(type, stub::tensor_type()) == 0) {
     throw nb::type_error("expected a class derived from the compiled tensors");
   }
-  const std::vector<Place> places = read(refs);
+  const std::vector<Place> places = places_of(refs);
   std::vector<nb::object> exporters = lend(places, read_only);
   nb::list tensors;
   for (std::size_t index = 0; index < exporters.size(); ++index) {
@@ -228,8 +216,6 @@ nb::object LeaseBook::tensors(nb::handle refs, nb::handle specs, nb::handle shap
   }
   return tensors;
 }
-
-}  // namespace
 
 void bind_lease_book(nb::module_& module) {
   nb::class_<LeaseBook>(module, "LeaseBook")

@@ -3,7 +3,48 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "stub/tensor.h"
+
 namespace gpubridge {
+
+struct LeaseTable;
+struct LentRegion;
+
+// The borrower's book of leases: which views exist under each, so that a lease ends with the last.
+class LeaseBook {
+ public:
+  // `table` has a byte for each lease; it is cleared when the lease ends.
+  explicit LeaseBook(nanobind::handle table);
+
+  void add(std::uint64_t region, nanobind::handle buffer);
+  void remove(std::uint64_t region) { regions_.erase(region); }
+  // Writes to another table from now on.
+  void forget(nanobind::handle table);
+
+  [[nodiscard]] std::size_t held() const;
+  [[nodiscard]] std::size_t held_bytes() const;
+
+  // Says whether a place is in a region that is known, under a lease that there is.
+  [[nodiscard]] bool exists(const stub::Place& place) const;
+
+  // What exports the bytes at places; throws ValueError where one does not exist.
+  std::vector<nanobind::object> lend(std::span<const stub::Place> places, bool read_only);
+  nanobind::object views(nanobind::handle refs);
+  nanobind::object tensors(nanobind::handle refs, nanobind::handle specs, nanobind::handle shapes,
+                           nanobind::handle kind, bool placed, bool read_only);
+
+ private:
+  [[nodiscard]] std::shared_ptr<LentRegion> region_of(const stub::Place& place) const;
+
+  std::shared_ptr<LeaseTable> table_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<LentRegion>> regions_;
+};
 
 // Adds the class LeaseBook to the module.
 void bind_lease_book(nanobind::module_& module);

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "stub/arrival.h"
 #include "stub/heap_type.h"
 #include "stub/tensor.h"
 
@@ -163,6 +164,19 @@ PyObject* requested_output_names(PyObject* self, PyObject* /*unused*/) {
   return names == nullptr ? nullptr : PySet_New(names);
 }
 
+PyObject* get_origin(PyObject* self, void* /*unused*/) {
+  auto& fields = as<Request>(self)->fields;
+  if (fields[kOrigin] != nullptr) return Py_NewRef(fields[kOrigin]);
+  if (fields[kArrival] == nullptr) return Py_NewRef(Py_None);
+  return guarded(static_cast<PyObject*>(nullptr),
+                 [&] { return origin_of(as<Arrival>(fields[kArrival])).release().ptr(); });
+}
+
+int set_origin(PyObject* self, PyObject* value, void* /*unused*/) {
+  assign(as<Request>(self)->fields[kOrigin], value);
+  return 0;
+}
+
 PyMethodDef methods[] = {
     // NOLINT: the C API's own form
     {"inputs", give_list<Request, kInputs>, METH_NOARGS, "Give the input tensors as a new list."},
@@ -192,11 +206,14 @@ PyMemberDef members[] = {// NOLINT
                          member<Request>("_parameters", kRequestParameters),
                          member<Request>("_model_name", kModelName),
                          member<Request>("_model_version", kModelVersion),
-                         member<Request>("_origin", kOrigin),
                          member<Request>("_trace", kTrace),
                          member<Request>("_preferred_memory", kPreferredMemory),
                          member<Request>("_release_flags", kReleaseFlags),
                          {nullptr, 0, 0, 0, nullptr}};
+
+PyGetSetDef properties[] = {// NOLINT
+                            {"_origin", get_origin, set_origin, nullptr, nullptr},
+                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyType_Slot slots[] = {// NOLINT
                        {Py_tp_init, slot(initialize)},
@@ -205,6 +222,7 @@ PyType_Slot slots[] = {// NOLINT
                        {Py_tp_clear, slot(clear<Request>)},
                        {Py_tp_methods, methods},
                        {Py_tp_members, members},
+                       {Py_tp_getset, properties},
                        {0, nullptr}};
 
 PyType_Spec spec = {"gpubridge._native.RequestFields", sizeof(Request), 0,
@@ -216,6 +234,26 @@ PyTypeObject* request_type() {
   static auto* const type =
       reinterpret_cast<PyTypeObject*>(checked(PyType_FromSpec(&spec)).release().ptr());
   return type;
+}
+
+nb::object received_request(PyTypeObject* kind, const Received& received) {
+  const Known& python = known();
+  nb::object made = allocate<Request>(kind);
+  auto& fields = as<Request>(made.ptr())->fields;
+  assign(fields[kInputs], received.inputs.ptr());
+  assign(fields[kRequestId], received.id.is_valid() ? received.id.ptr() : python.empty);
+  assign(fields[kRequested], received.requested.ptr());
+  assign(fields[kModelName], received.model_name.ptr());
+  assign(fields[kModelVersion], received.model_version.ptr());
+  assign(fields[kArrival], received.arrival.ptr());
+  assign(fields[kCorrelationId], python.zero);
+  assign(fields[kFlags], python.zero);
+  assign(fields[kTimeout], python.zero);
+  assign(fields[kRequestParameters], python.no_parameters);
+  assign(fields[kTrace], python.no_trace);
+  assign(fields[kPreferredMemory], Py_None);
+  assign(fields[kReleaseFlags], python.zero);
+  return made;
 }
 
 void use_request_reference(nb::handle reference) {

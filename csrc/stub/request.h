@@ -22,14 +22,29 @@ enum RequestField : std::size_t {
   kPreferredMemory,
   kReleaseFlags,
   kInputIndex,  // see by_name
+  kArrival,
   kRequestFields
 };
 
+// `kOrigin` is made of `kArrival` when it is asked for, if the request has one.
 struct Request {
   PyObject_HEAD  // NOLINT
       std::array<PyObject*, kRequestFields>
           fields;
 };
+
+// What differs between requests that arrived without a context.
+struct Received {
+  nanobind::object inputs;
+  nanobind::object id;  // none is the empty one
+  nanobind::handle requested;
+  nanobind::handle model_name;
+  nanobind::handle model_version;
+  nanobind::object arrival;
+};
+
+// A request that arrived, of a class derived from the type.
+nanobind::object received_request(PyTypeObject* kind, const Received& received);
 
 // Makes the type, and remembers the Python class that does what it leaves to others.
 PyTypeObject* request_type();

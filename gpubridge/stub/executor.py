@@ -28,7 +28,7 @@ from gpubridge.tensor.dtypes import numpy_dtype
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.messages import Batch, ResponseFlag, encode_result_batch
-from gpubridge.transport.records import Record
+from gpubridge.transport.records import Record, record_reader
 
 __all__ = ["Executor"]
 
@@ -43,6 +43,15 @@ class Executor:
 
     Attributes
     ----------
+    execute : callable or None
+        The model's method.
+    identity : ModelIdentity
+        The model.
+    book : LeaseBook
+        Of the memory that requests lie in.
+    plain : bool
+        Whether a batch of requests without a context is nothing but tensors for the model, and responses
+        of it: what the compiled loop executes by itself.
     ended_at : int
         CLOCK_MONOTONIC nanoseconds at which the last ``execute`` ended.
     """
@@ -60,8 +69,8 @@ class Executor:
         inputs: DeviceInputs | None,
         placement: DevicePlacement | None,
     ) -> None:
-        self._execute = getattr(model, "execute", None)
-        self._identity = identity
+        self.execute = getattr(model, "execute", None)
+        self.identity = identity
         self._borrowed = borrowed = clients.borrowed
         self._outputs = outputs
         self._control = control
@@ -83,21 +92,28 @@ class Executor:
         self._loop_lock = threading.Lock()
         self._keeps = False
         self._private_bytes = 0
-        self._lease_book = borrowed.book
+        self.book = borrowed.book
+        self._reader = record_reader(RequestContext)
         self._shared = SharedInputs(borrowed, clients.sharing, identity, fall_back)
         self._crowded = False
         self._handed_on = True
         self.ended_at = 0
+        self.plain = (
+            self.execute is not None
+            and states is None
+            and inputs is None
+            and not (identity.decoupled or identity.iterative)
+        )
 
     def run(self, batch: Batch) -> bytes:
         """Execute one batch; returns its encoded result. Never raises for what the model does."""
         cancelled = self._control.cancelled
         live = waiting = [record for record in batch.records if not cancelled[record.ticket]]
         self._private_bytes = 0
-        book = self._lease_book
+        book = self.book
         self._crowded = book.held > _KEPT_LEASES or book.held_bytes > _KEPT_BYTES
         # A request may come back: with the inputs it had, whatever the model did to them.
-        self._handed_on = not (self._crowded or self._identity.iterative)
+        self._handed_on = not (self._crowded or self.identity.iterative)
         started = self._control.start(batch.sequence)
         answers: list[bytes] = []
         clients = self._clients
@@ -114,33 +130,45 @@ class Executor:
             if self._shared.watched:
                 self._shared.learn(responses)
         except BaseException as error:
-            responses = self._refusals(error, origins)
+            responses = self.refusals(error, origins)
         self.ended_at = time.monotonic_ns()
-        for i, record in enumerate(live):
-            if responses[i] is None:
-                flags = _COMES_BACK if origins[i].comes_back() else _GOES_ON
-                answers.append(self._answers.nothing(record.ticket, flags))
-                continue
-            answers.append(self._answers.returned(record, responses, i))
-            # The ticket will be another request's; the model may have kept this one.
-            origins[i].over = cancelled[record.ticket] != 0
-            if clients.used:
-                clients.note_kept(record)
+        answers += [self.answered(origin, responses, i) for i, origin in enumerate(origins)]
         if len(waiting) != len(batch.records):
             answers += self._skip(batch.records, waiting)
-        copied = self._outputs.take_copied() + self._private_bytes + self._shared.take_copied()
-        if clients.used:
-            copied += clients.take_copied()
+        copied = self.take_copied() + self._private_bytes
         return encode_result_batch(
             batch.sequence, (started, called, self.ended_at), copied, answers
         )
 
-    def _refusals(self, error: BaseException, origins: Sequence[RequestOrigin]) -> list[Any]:
+    def arrived(self, message: bytes, at: int) -> RequestOrigin:
+        """Make the origin of the request whose record begins there in an EXECUTE message."""
+        (record,), _ = self._reader.read(message, at, 1, True)
+        return self._origin(self._desk, record)
+
+    def answered(self, origin: RequestOrigin, responses: list[Any], index: int) -> bytes:
+        """Encode the answer of a request, and take it off the list."""
+        record = origin.record
+        if responses[index] is None:
+            flags = _COMES_BACK if origin.comes_back() else _GOES_ON
+            return self._answers.nothing(record.ticket, flags)
+        answer = self._answers.returned(record, responses, index)
+        # The ticket will be another request's; the model may have kept this one.
+        origin.over = self._control.cancelled[record.ticket] != 0
+        if self._clients.used:
+            self._clients.note_kept(record)
+        return answer
+
+    def take_copied(self) -> int:
+        """Return how many bytes were copied for requests and answers since this was asked last."""
+        copied = self._outputs.take_copied() + self._shared.take_copied()
+        return copied + self._clients.take_copied() if self._clients.used else copied
+
+    def refusals(self, error: BaseException, origins: Sequence[RequestOrigin]) -> list[Any]:
         """Return what ended a batch as the answer of each request that has none.
 
         The bridge's own error is one of placing inputs, as without room.
         """
-        ours = error if isinstance(error, BridgeError) else self._identity.failure(error)
+        ours = error if isinstance(error, BridgeError) else self.identity.failure(error)
         refusal = error_context(ours)
         if self._clients.used:
             self._clients.note_error(error)
@@ -148,6 +176,11 @@ class Executor:
         # The frames of a traceback hold the requests, and so their memory.
         error.__traceback__ = None
         return [self._close_sender(origin, refusal) for origin in origins]
+
+    @staticmethod
+    def start_thread(run: Callable[[], None]) -> None:
+        """Start the thread that sends results which wait for a slow batch."""
+        threading.Thread(target=run, name="gpubridge-results", daemon=True).start()
 
     def close(self) -> None:
         """Stop the loop that coroutines ran on, if there is one."""
@@ -170,7 +203,7 @@ class Executor:
                     record.refs, signature.tensors, record.shapes, Tensor
                 )
             if device is not None:
-                inputs = device.placed(inputs, record, private=self._identity.iterative)
+                inputs = device.placed(inputs, record, private=self.identity.iterative)
         if context.client is not None:
             self._clients.protect(inputs, context.client)
         if context.controls is not None:
@@ -181,12 +214,12 @@ class Executor:
             inputs,
             record.identifier,
             context.correlation,
-            signature.wanted or self._identity.outputs,
+            signature.wanted or self.identity.outputs,
             context.flags,
             context.timeout,
             context.parameters or "{}",
-            self._identity.name,
-            self._identity.version,
+            self.identity.name,
+            self.identity.version,
             origin,
             InferenceTrace._of(context.trace) if context.trace else _NO_TRACE,
         )
@@ -209,7 +242,7 @@ class Executor:
             self._keeps = True
             self._fall_back(
                 "inputs_kept",
-                f"model '{self._identity.instance}' keeps more than {_KEPT_LEASES} inputs or "
+                f"model '{self.identity.instance}' keeps more than {_KEPT_LEASES} inputs or "
                 f"{_KEPT_BYTES} bytes of them, so that the server would run out of memory to lend: "
                 "it gets copies from now on while it does",
             )
@@ -226,32 +259,39 @@ class Executor:
     def _call(
         self, requests: list[InferenceRequest], origins: Sequence[RequestOrigin]
     ) -> list[Any]:
-        """Call the model and check the form of what it returns.
-
-        A response is None where the model sends by itself.
-        """
-        execute = self._execute
+        """Call the model and check the form of what it returns."""
+        execute = self.execute
         if execute is None:
             raise ContractError(
-                f"Python model {self._identity.path} does not implement `execute` method."
+                f"Python model {self.identity.path} does not implement `execute` method."
             )
-        count = len(requests)
-        responses = execute(requests)
+        return self.finished(execute(requests), origins)
+
+    def finished(self, responses: Any, origins: Sequence[RequestOrigin]) -> list[Any]:
+        """Wait for what ``execute`` returned, if it is a coroutine, and check the form of its result.
+
+        A response is None where the model sends by itself.
+
+        Raises
+        ------
+        ContractError
+            When the form is wrong.
+        """
         if type(responses) is not list and inspect.iscoroutine(responses):
             # Whether a request comes back is known when the coroutine has ended.
-            if self._identity.decoupled and not self._identity.iterative:
+            if self.identity.decoupled and not self.identity.iterative:
                 self._start(responses, list(origins))
-                return [None] * count
+                return [None] * len(origins)
             responses = self.run_coroutine(responses)
         return self._checked(responses, origins)
 
     def _checked(self, responses: Any, origins: Sequence[RequestOrigin]) -> list[Any]:
         """Check the form of what ``execute`` returned."""
         count = len(origins)
-        if self._identity.decoupled:
+        if self.identity.decoupled:
             if responses is not None:
                 raise ContractError(
-                    f"Python model '{self._identity.instance}' is using the decoupled mode and the "
+                    f"Python model '{self.identity.instance}' is using the decoupled mode and the "
                     "execute function must return None."
                 )
             return [None] * count
@@ -295,11 +335,11 @@ class Executor:
             result, error = future.result()
             if error is None and result is not None:
                 error = ContractError(
-                    f"Python model '{self._identity.instance}' is using the decoupled mode and the "
+                    f"Python model '{self.identity.instance}' is using the decoupled mode and the "
                     "execute function must return None."
                 )
             if error is not None:
-                failure = self._identity.failure(error)
+                failure = self.identity.failure(error)
                 for origin in origins:
                     origin.fail(failure)
             # Senders that nobody holds any more end their requests.

@@ -54,6 +54,8 @@ class OutputMemory:
     ----------
     shown : bool
         Whether a model has ever got a slot to write to.
+    spare : callable
+        Gives back what others have reserved with leases and do not use; is asked when memory is short.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class OutputMemory:
         self._sent: set[Slot] = set()
         self._looked: deque[_Look] = deque()
         self.shown = False
+        self.spare: Callable[[], None] = _nothing
 
     def place(self, payloads: Sequence[Any]) -> list[int]:
         """Copy the payloads into a slot; returns the fields of their references, one after another.
@@ -146,6 +149,23 @@ class OutputMemory:
         with self._lock:
             return self._allocate(nbytes)
 
+    def reserve_lease(self, nbytes: int) -> tuple[Slot, int]:
+        """Take a slot and a lease for somebody who will lend it again and again by himself.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when the output memory is full.
+        """
+        with self._lock:
+            slot = self._allocate(nbytes)
+            return slot, self._lent.lend(None)
+
+    def return_lease(self, slot: Slot, lease: int) -> None:
+        """Take back what `reserve_lease` gave; in `spare`, and the server is done with it."""
+        self._lent.recall(lease)
+        self._arena.free(slot)
+
     def lend_all(self, kept: Sequence[object]) -> list[int]:
         """Lend slots, or other things that hold memory, under a lease each; all of them or none.
 
@@ -200,14 +220,15 @@ class OutputMemory:
             copied, self._copied = self._copied, 0
         return copied
 
-    def reclaim(self) -> None:
-        """Take back the slots that the server is done with."""
+    def reclaim(self) -> bool:
+        """Take back the slots that the server is done with; returns whether others are still lent."""
         with self._lock:
             if self._looked:
                 self._collect()
             self._lent.sweep_oldest()
             if len(self._lent) > _MANY:
                 self._lent.sweep()
+            return bool(len(self._lent) or self._looks)
 
     def disown(self) -> None:
         """Place nothing from now on: for a forked child, whose slots are its parent's."""
@@ -219,6 +240,7 @@ class OutputMemory:
         with self._lock:
             self._collect()
             self._lent.sweep()
+            self.spare()
             self._arena.trim(idle_seconds)
 
     def _collect(self) -> None:
@@ -237,13 +259,19 @@ class OutputMemory:
             self._collect()
         if self._lent.exhausted:
             self._lent.sweep()
+            self.spare()
             if self._lent.exhausted:
                 raise _exhausted(len(self._lent))
         try:
             return self._arena.allocate(nbytes)
         except BridgeError:
             self._lent.sweep()
+            self.spare()
             return self._arena.allocate(nbytes)
+
+
+def _nothing() -> None:
+    """Give back nothing."""
 
 
 def _exhausted(lent: int) -> BridgeError:

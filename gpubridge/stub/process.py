@@ -18,6 +18,7 @@ from gpubridge.stub.answers import ModelIdentity
 from gpubridge.stub.batches_ahead import BatchesAhead
 from gpubridge.stub.calls import CallDesk
 from gpubridge.stub.client_memory import ClientMemory
+from gpubridge.stub.compiled_loop import compiled_loop
 from gpubridge.stub.completion import completed_config
 from gpubridge.stub.debugger import wait_for_debugger
 from gpubridge.stub.device.arena_offers import ArenaOffers
@@ -36,8 +37,8 @@ from gpubridge.stub.readiness import answer_readiness
 from gpubridge.stub.results import ResultSender
 from gpubridge.stub.states import SequenceStates
 from gpubridge.stub.uploading import UploadingExecutor
-from gpubridge.tensor.native import NativeRecordReader, absence
-from gpubridge.transport.channel import Channel, MalformedMessage
+from gpubridge.tensor.native import NativeRecordReader, NativeStubLoop, absence
+from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
@@ -119,6 +120,7 @@ class Stub:
         self._metrics = MetricDesk(self._calls, settings["instance"])
         self._models = ModelControl(self._calls, settings["instance"])
         self._model: Any = None
+        self._loop: NativeStubLoop | None = None
         self._executor: Executor | None = None
 
     def initialize(self) -> bool:
@@ -146,6 +148,11 @@ class Stub:
             self._channel.send(control_message(Kind.FAILED, error=text))
             return False
         self._model = model
+        if self._device is None:
+            # Before the collector is told to freeze what exists.
+            self._loop = compiled_loop(
+                self._channel, executor, self._outputs, self._control, self._waits, self._awake_ns
+            )
         self._attach(self._calls)
         absent = absence()
         if absent is not None:
@@ -247,7 +254,7 @@ class Stub:
             if lost is not None:
                 # Even with nothing to do: others may wait for what it has handed on.
                 return self._give_up(lost)
-            message, fds = channel.receive()
+            message, fds = channel.receive() if self._loop is None else self._next_message()
             kind = message[0]
             if kind == Kind.EXECUTE:
                 soon = self._run_batches(message)
@@ -266,6 +273,14 @@ class Stub:
                 return self._finalize()
             else:
                 raise MalformedMessage(f"message of unknown kind {kind} from the server")
+
+    def _next_message(self) -> tuple[bytes, list[int]]:
+        """Let the compiled loop execute batches until something else comes."""
+        assert self._loop is not None
+        try:
+            return self._loop.next_message()
+        except OSError as error:
+            raise ChannelClosed from error
 
     def _map(self, message: bytes, fds: list[int]) -> None:
         """Map a region, or pin one; requests that name memory which cannot be mapped are refused."""
@@ -362,6 +377,8 @@ class Stub:
         self._borrowed.forget(self._control.lent)
         self._outputs.disown()
         self._results.disown()
+        if self._loop is not None:
+            self._loop.disown()
         self._metrics.disown()
 
     def _announce(self, segment: Segment) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "NativeLeaseBook",
     "NativeModule",
     "NativeRecordReader",
+    "NativeStubLoop",
     "absence",
     "import_failure",
     "native",
@@ -113,9 +114,26 @@ class NativeContextCodec(Protocol):
         """Return the context that bytes are; ValueError where they are none."""
 
 
+class NativeStubLoop(Protocol):
+    """Executes batches; see `gpubridge.stub.compiled_loop`."""
+
+    def next_message(self) -> tuple[bytes, list[int]]:
+        """Return the next message that holds no batches, having executed those before it."""
+
+    def watch(self) -> None:
+        """Send results that wait for a slow batch, until the channel is closed."""
+
+    def give_back(self) -> None:
+        """Give the output memory back what is reserved and not in use."""
+
+    def disown(self) -> None:
+        """Leave what is shared with the server alone: for a forked child."""
+
+
 class NativeModule(Protocol):
     """What is in ``gpubridge._native``."""
 
+    StubLoop: Callable[..., NativeStubLoop]
     LeaseBook: Callable[[memoryview], NativeLeaseBook]
     ContextCodec: Callable[..., NativeContextCodec]
     RecordReader: Callable[..., NativeRecordReader]

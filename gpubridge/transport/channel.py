@@ -111,6 +111,16 @@ class Channel:
             raise
         except OSError as error:
             raise ChannelClosed from error
+        return self.whole(message, fds, cut)
+
+    def whole(self, message: bytes, fds: list[int], cut: bool) -> tuple[bytes, list[int]]:
+        """Make of what came in one datagram what `receive` returns.
+
+        Raises
+        ------
+        ChannelClosed, MalformedMessage
+            As `receive`.
+        """
         if not message:
             close_all(fds)
             raise ChannelClosed

@@ -87,7 +87,7 @@ class EdgeEvents:
 
     # -- what is handed on ---------------------------------------------------------------------
 
-    def record(self, streams: set[int], reclaim: Callable[[], None]) -> EventLease | None:
+    def record(self, streams: set[int], reclaim: Callable[[], object]) -> EventLease | None:
         """Record an event behind streams; None, the copy stream being behind them, where there is none.
 
         Parameters

@@ -110,7 +110,7 @@ class StubDevice:
         self._arena = DeviceArena(self.own.segment)
         self._over = OverMemory(self.stream, self._arena.free)
         #: Takes back slots that the server is done with; set by who lends them.
-        self.reclaim: Callable[[], None] = _nothing
+        self.reclaim: Callable[[], object] = _nothing
         #: Lets go of slots that are filled ahead of their time; set by who does that.
         self.make_room: Callable[[], None] = _nothing
 

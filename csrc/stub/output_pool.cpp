@@ -1,0 +1,78 @@
+#include "stub/output_pool.h"
+
+#include <bit>
+#include <utility>
+
+namespace nb = nanobind;
+
+namespace gpubridge::stub {
+namespace {
+
+constexpr std::size_t kSmallest = 4096;
+// Slots of one size that the pool keeps; more are placed by the OutputMemory itself.
+constexpr std::size_t kMostSlots = 512;
+// So many slots that are still lent are passed by before a new one is taken.
+constexpr int kPatience = 2;
+
+std::size_t class_of(std::size_t nbytes) {
+  return static_cast<std::size_t>(std::bit_width((nbytes - 1) / kSmallest));
+}
+
+}  // namespace
+
+OutputPool::OutputPool(nb::object memory, nb::handle table)
+    : memory_(std::move(memory)), table_(std::make_unique<BufferView>(table, PyBUF_WRITABLE)) {}
+
+unsigned char* OutputPool::lease(const Entry& entry) const {
+  return static_cast<unsigned char*>(table_->data()) + entry.place.lease;
+}
+
+OutputPool::Slot OutputPool::take(Entry& entry) {
+  __atomic_store_n(lease(entry), 1, __ATOMIC_RELEASE);
+  return {static_cast<char*>(entry.memory->data()), entry.place};
+}
+
+// Leases end nearly in the order in which slots were lent, so the first ones are looked at.
+std::optional<OutputPool::Slot> OutputPool::lend(std::size_t nbytes) {
+  Class& entries = classes_.at(class_of(nbytes));
+  for (int looks = 0; looks < kPatience && !entries.empty(); ++looks) {
+    Entry entry = std::move(entries.front());
+    entries.pop_front();
+    const bool free = __atomic_load_n(lease(entry), __ATOMIC_ACQUIRE) == 0;
+    entries.push_back(std::move(entry));
+    if (free) return take(entries.back());
+  }
+  return grow(entries, nbytes);
+}
+
+std::optional<OutputPool::Slot> OutputPool::grow(Class& entries, std::size_t nbytes) {
+  if (entries.size() >= kMostSlots) return std::nullopt;
+  const auto made = nb::cast<nb::tuple>(memory_.attr("reserve_lease")(nbytes));
+  nb::object slot = made[0];
+  auto memory = std::make_unique<BufferView>(slot.attr("memory"), PyBUF_WRITABLE);
+  const TensorRef place{nb::cast<std::uint64_t>(slot.attr("segment").attr("region")),
+                        nb::cast<std::uint64_t>(slot.attr("offset")), memory->size(),
+                        nb::cast<std::uint32_t>(made[1])};
+  entries.push_back({std::move(slot), std::move(memory), place});
+  return take(entries.back());
+}
+
+void OutputPool::give_back() {
+  for (Class& entries : classes_) {
+    // Python may let other threads in, which lend what is in the class then.
+    for (Entry& entry : std::exchange(entries, {})) {
+      if (__atomic_load_n(lease(entry), __ATOMIC_ACQUIRE) != 0) {
+        entries.push_back(std::move(entry));
+        continue;
+      }
+      entry.memory.reset();
+      memory_.attr("return_lease")(entry.slot, entry.place.lease);
+    }
+  }
+}
+
+void OutputPool::disown() {
+  for (Class& entries : classes_) entries.clear();
+}
+
+}  // namespace gpubridge::stub

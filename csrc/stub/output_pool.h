@@ -1,0 +1,58 @@
+// Slots of output memory for small responses, each with a lease of its own, used again and again.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "buffer_view.h"
+#include "ipc/records.h"
+
+namespace gpubridge::stub {
+
+// Takes slots from the stub's `OutputMemory` (Python), which they go back to when they are idle for
+// long or memory is short. A slot is free when the server has cleared its lease's byte.
+class OutputPool {
+ public:
+  // `memory` is the OutputMemory, `table` the bytes of its leases.
+  OutputPool(nanobind::object memory, nanobind::handle table);
+
+  struct Slot {
+    char* data;
+    TensorRef place;  // with the slot's size as nbytes
+  };
+
+  // The largest response that has a place here.
+  static constexpr std::size_t kMostBytes = std::size_t{1} << 16U;
+
+  // A slot of at least so many bytes, lent to the server from now on; none where the pool is at its
+  // limit and all its slots are in use. Throws what the OutputMemory raises.
+  std::optional<Slot> lend(std::size_t nbytes);
+
+  // Gives all free slots back.
+  void give_back();
+  // Writes to no lease byte any more: for a forked child.
+  void disown();
+
+ private:
+  struct Entry {
+    nanobind::object slot;
+    std::unique_ptr<BufferView> memory;
+    TensorRef place;
+  };
+  using Class = std::deque<Entry>;
+
+  [[nodiscard]] unsigned char* lease(const Entry& entry) const;
+  Slot take(Entry& entry);
+  std::optional<Slot> grow(Class& entries, std::size_t nbytes);
+
+  nanobind::object memory_;
+  std::unique_ptr<BufferView> table_;
+  std::array<Class, 5> classes_;  // 4 KiB to 64 KiB
+};
+
+}  // namespace gpubridge::stub

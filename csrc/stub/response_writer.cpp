@@ -1,0 +1,177 @@
+#include "stub/response_writer.h"
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "buffer_view.h"
+#include "ipc/records.h"
+#include "little_endian.h"
+#include "stub/heap_type.h"
+#include "stub/response.h"
+#include "stub/tensor.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge::stub {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kSignaturesKept = 4096;
+constexpr std::uint32_t kNoLease = 0xFFFFFFFFU;
+
+std::size_t aligned(std::size_t size) { return (size + kAlignment - 1) & ~(kAlignment - 1); }
+
+template <typename Number>
+void append_number(std::string& out, Number number) {
+  std::array<char, sizeof(Number)> bytes{};
+  put_number(bytes.data(), number);
+  out.append(bytes.data(), bytes.size());
+}
+
+void append_text(std::string& out, PyObject* text) {
+  Py_ssize_t size = 0;
+  const char* data = PyUnicode_AsUTF8AndSize(text, &size);
+  if (data == nullptr) throw nb::python_error();
+  append_number(out, static_cast<std::uint32_t>(size));
+  out.append(data, static_cast<std::size_t>(size));
+}
+
+// What exports the bytes that are sent of a tensor.
+PyObject* exporter(const Tensor* tensor) {
+  for (const TensorField field : {kSource, kLent, kArray}) {
+    if (tensor->fields[field] != nullptr) return tensor->fields[field];
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+// A tensor that is sent, and its bytes for as long as they are looked at.
+struct ResponseWriter::Output {
+  Tensor* tensor;
+  std::unique_ptr<BufferView> bytes;
+};
+
+ResponseWriter::ResponseWriter(nb::object encode_signature, nb::type_object tensor,
+                               OutputPool& pool)
+    : encode_signature_(std::move(encode_signature)), tensor_(std::move(tensor)), pool_(pool) {}
+
+bool ResponseWriter::write(std::uint32_t ticket, PyObject* response, nb::handle wanted,
+                           std::string& out, std::uint64_t& copied) {
+  std::vector<Output> outputs;
+  if (!gather(response, wanted, outputs)) return false;
+  std::size_t total = 0;
+  std::size_t sent = 0;
+  for (const Output& output : outputs) {
+    sent += output.bytes->size();
+    total += aligned(output.bytes->size());
+  }
+  if (total > OutputPool::kMostBytes) return false;
+  // First what may fail: a slot that was lent must be sent.
+  signature(outputs);
+  std::optional<OutputPool::Slot> slot;
+  if (total != 0) {
+    slot = pool_.lend(total);
+    if (!slot) return false;
+  }
+  append(ticket, outputs, slot ? &*slot : nullptr, out);
+  copied += sent;
+  return true;
+}
+
+bool ResponseWriter::gather(PyObject* response, nb::handle wanted, std::vector<Output>& outputs) {
+  const auto& fields = as<Response>(response)->fields;
+  if (fields[kError] != Py_None || PyList_CheckExact(fields[kTensors]) == 0 ||
+      PyUnicode_CompareWithASCIIString(fields[kResponseParameters], "{}") != 0) {
+    return false;
+  }
+  const Py_ssize_t count = PyList_Size(fields[kTensors]);
+  for (Py_ssize_t index = 0; index < count; ++index) {
+    PyObject* item = PyList_GetItem(fields[kTensors], index);
+    // Tensors of derived classes have places of their own.
+    if (reinterpret_cast<PyObject*>(Py_TYPE(item)) != tensor_.ptr()) return false;
+    auto* tensor = as<Tensor>(item);
+    const int sent = PySequence_Contains(wanted.ptr(), tensor->fields[kName]);
+    if (sent < 0) throw nb::python_error();
+    if (sent == 0) continue;
+    PyObject* from = exporter(tensor);
+    if (from == nullptr) return false;
+    try {
+      outputs.push_back({tensor, std::make_unique<BufferView>(from, PyBUF_SIMPLE)});
+    } catch (nb::python_error&) {
+      // As of ml_dtypes' bfloat16, which has no buffer format.
+      return false;
+    }
+  }
+  return true;
+}
+
+// Leaves the dims of the tensors in `dims_`, and returns their signature.
+const std::string& ResponseWriter::signature(const std::vector<Output>& outputs) {
+  key_.clear();
+  dims_.clear();
+  for (const Output& output : outputs) {
+    const auto& fields = output.tensor->fields;
+    const Py_ssize_t rank = PyTuple_Size(fields[kShape]);
+    append_text(key_, fields[kName]);
+    append_text(key_, fields[kDatatype]);
+    append_number(key_, static_cast<std::uint32_t>(rank));
+    for (Py_ssize_t axis = 0; axis < rank; ++axis) {
+      const long long dim = PyLong_AsLongLong(PyTuple_GetItem(fields[kShape], axis));
+      if (dim == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+      append_number(dims_, static_cast<std::int64_t>(dim));
+    }
+  }
+  const auto found = signatures_.find(key_);
+  if (found != signatures_.end()) return found->second;
+  nb::list described;
+  for (const Output& output : outputs) {
+    const auto& fields = output.tensor->fields;
+    described.append(nb::make_tuple(nb::handle(fields[kName]), nb::handle(fields[kDatatype]),
+                                    PyTuple_Size(fields[kShape])));
+  }
+  const auto made = nb::cast<nb::bytes>(encode_signature_(described));
+  if (signatures_.size() >= kSignaturesKept) signatures_.clear();
+  return signatures_.emplace(key_, std::string(made.c_str(), made.size())).first->second;
+}
+
+void ResponseWriter::append(std::uint32_t ticket, const std::vector<Output>& outputs,
+                            const OutputPool::Slot* slot, std::string& out) {
+  const std::string& known = signatures_.find(key_)->second;
+  RecordParts parts;
+  parts.ticket = ticket;
+  parts.tensors = static_cast<std::uint32_t>(outputs.size());
+  parts.signature = known;
+  parts.dims = dims_;
+  const std::size_t begin = out.size();
+  out.resize(begin + parts.size());
+  char* to = parts.write(out.data() + begin);
+  std::size_t at = 0;
+  for (const Output& output : outputs) {
+    const std::size_t size = output.bytes->size();
+    TensorRef ref{0, 0, 0, kNoLease};
+    if (slot != nullptr) {
+      if (size != 0) std::memcpy(slot->data + at, output.bytes->data(), size);
+      ref = {slot->place.region, slot->place.offset + at, size, slot->place.lease};
+    }
+    to = write_ref(to, ref);
+    at += aligned(size);
+  }
+}
+
+void ResponseWriter::write_nothing(std::uint32_t ticket, std::uint32_t flags, std::string& out) {
+  const std::vector<Output> none;
+  signature(none);
+  RecordParts parts;
+  parts.ticket = ticket;
+  parts.word = flags;
+  parts.signature = signatures_.find(key_)->second;
+  const std::size_t begin = out.size();
+  out.resize(begin + parts.size());
+  parts.write(out.data() + begin);
+}
+
+}  // namespace gpubridge::stub

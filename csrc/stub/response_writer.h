@@ -1,0 +1,45 @@
+// Records of responses: their tensors placed, their signatures known by names and datatypes.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "stub/output_pool.h"
+
+namespace gpubridge::stub {
+
+// Writes responses of plain tensors in host memory; everything else is left to Python.
+class ResponseWriter {
+ public:
+  // `encode_signature` makes the signature of tuples (name, datatype, rank).
+  ResponseWriter(nanobind::object encode_signature, nanobind::type_object tensor, OutputPool& pool);
+
+  // Appends the record of a response to `out` and counts what it copied; false where it is none
+  // that is written here. `wanted` holds the names of the outputs that are sent.
+  bool write(std::uint32_t ticket, PyObject* response, nanobind::handle wanted, std::string& out,
+             std::uint64_t& copied);
+
+  // Appends a record without tensors, with flags.
+  void write_nothing(std::uint32_t ticket, std::uint32_t flags, std::string& out);
+
+ private:
+  struct Output;
+
+  bool gather(PyObject* response, nanobind::handle wanted, std::vector<Output>& outputs);
+  const std::string& signature(const std::vector<Output>& outputs);
+  void append(std::uint32_t ticket, const std::vector<Output>& outputs,
+              const OutputPool::Slot* slot, std::string& out);
+
+  nanobind::object encode_signature_;
+  nanobind::type_object tensor_;
+  OutputPool& pool_;
+  std::string key_;
+  std::string dims_;
+  std::unordered_map<std::string, std::string> signatures_;
+};
+
+}  // namespace gpubridge::stub

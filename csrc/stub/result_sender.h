@@ -1,0 +1,59 @@
+// Results on their way to the server: quick ones travel together, none waits for a slow batch.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace gpubridge::stub {
+
+// Gathers encoded results. The thread that executes adds them; what it gets back it sends. A second
+// thread may watch: when a batch takes long, it sends what was gathered before it. The mutex is
+// held for moments only; `watch` and `send` may wait, and are called without the interpreter's
+// lock.
+class ResultSender {
+ public:
+  explicit ResultSender(int descriptor) : descriptor_(descriptor) {}
+
+  // Takes the result of a batch, with the CLOCK_MONOTONIC nanoseconds of its `execute`, the last of
+  // its message or not; returns the frame that is to be sent now, if one is.
+  std::optional<std::string> add(std::string_view result, std::int64_t started_at,
+                                 std::int64_t ended_at, bool last);
+
+  // Says whether batches have taken so long that somebody should watch.
+  [[nodiscard]] bool wants_watch() const { return watched_ != 0; }
+  // Watches until the channel is closed.
+  void watch();
+
+  // Sends a frame that is no longer than a datagram; returns an errno, or 0.
+  [[nodiscard]] int send(std::string_view frame, int flags = 0) const;
+
+  // Forgets what was gathered: for a forked child, whose results are its parent's.
+  void disown();
+
+ private:
+  // The mutex and what wakes the watcher: another one after a fork.
+  struct Guard {
+    std::mutex mutex;
+    std::condition_variable changed;
+  };
+
+  void finish_frame();
+  void begin_anew();
+
+  int descriptor_;
+  std::shared_ptr<Guard> guard_ = std::make_shared<Guard>();
+  std::string gathered_;
+  std::uint32_t count_ = 0;
+  std::int64_t since_ = 0;
+  std::uint64_t taken_ = 0;
+  bool gathering_ = false;
+  // Only of the thread that executes.
+  int watched_ = 0;
+};
+
+}  // namespace gpubridge::stub

@@ -1,0 +1,340 @@
+#include "stub/stub_loop.h"
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "ipc/datagrams.h"
+#include "little_endian.h"
+#include "stub/arrival.h"
+#include "stub/heap_type.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge::stub {
+namespace {
+
+// As gpubridge/transport/messages.py describes them.
+constexpr char kExecute = 2;
+constexpr std::size_t kFrameHead = 8;
+constexpr std::size_t kBatchHead = 16;
+constexpr std::size_t kResultHead = 48;
+constexpr std::uint32_t kCancelled = 2;
+constexpr std::size_t kFrameLimit = 128 * 1024;
+// As gpubridge/stub/executor.py has them: a model that keeps more gets copies.
+constexpr std::size_t kKeptLeases = 1024;
+constexpr std::size_t kKeptBytes = std::size_t{64} << 20U;
+// As gpubridge/stub/passing_on.py has it.
+constexpr std::uint64_t kWorthwhileBytes = 1U << 16U;
+
+std::int64_t now() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
+std::string_view view_of(nb::handle bytes) {
+  return {PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
+}
+
+// Says whether an input is so large that an output may stay where it is.
+bool is_large(const RecordView& record) {
+  for (std::size_t index = 0; index < record.tensors(); ++index) {
+    if (record.ref(index).nbytes >= kWorthwhileBytes) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+StubLoop::StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer,
+                   nb::type_object response, LeaseBook& book, std::unique_ptr<OutputPool> pool,
+                   std::int64_t awake_ns)
+    : parts_(std::move(parts)),
+      book_(book),
+      pool_(std::move(pool)),
+      reader_(std::move(reader)),
+      writer_(std::move(writer)),
+      sender_(nb::cast<int>(parts_.channel.attr("fileno")())),
+      response_(std::move(response)),
+      execute_(parts_.executor.attr("execute")),
+      scratch_(checked(PyByteArray_FromStringAndSize(nullptr, kFrameLimit))),
+      awake_ns_(awake_ns),
+      descriptor_(nb::cast<int>(parts_.channel.attr("fileno")())),
+      plain_(nb::cast<bool>(parts_.executor.attr("plain"))) {
+  attach();
+}
+
+void StubLoop::attach() {
+  const nb::object& control = parts_.control;
+  words_ = std::make_unique<BufferView>(control.attr("progress"), PyBUF_WRITABLE);
+  lent_ = std::make_unique<BufferView>(control.attr("lent"), PyBUF_WRITABLE);
+  cancelled_ = std::make_unique<BufferView>(control.attr("cancelled"), PyBUF_SIMPLE);
+}
+
+void StubLoop::disown() {
+  descriptor_ = -1;
+  attach();
+  pool_->disown();
+  sender_.disown();
+}
+
+nb::object StubLoop::next_message() {
+  while (true) {
+    if (soon_) parts_.channel.attr("poll")(awake_ns_, parts_.waits);
+    nb::object got = receive_message(descriptor_, scratch_);
+    nb::object message = got[0];
+    const std::string_view bytes = view_of(message);
+    if (bytes.empty() || bytes.front() != kExecute || nb::len(nb::object(got[1])) != 0 ||
+        got[2].is(nb::bool_(true))) {
+      got = parts_.channel.attr("whole")(*nb::borrow<nb::tuple>(got));
+      message = got[0];
+      if (view_of(message).front() != kExecute) return got;
+    }
+    run(message);
+  }
+}
+
+// -- messages
+// --------------------------------------------------------------------------------------
+
+void StubLoop::run(nb::handle message) {
+  parts_.waits.attr("end")(now());
+  const std::vector<BatchView> batches = this->batches(message);
+  for (std::size_t index = 0; index < batches.size(); ++index) {
+    const bool last = index + 1 == batches.size();
+    if (batches[index].plain && !is_crowded()) {
+      run_plain(message, batches[index], last);
+    } else {
+      run_in_python(message, batches[index], last);
+    }
+  }
+  // Not before: somebody waits for what was sent.
+  if (reclaims_) reclaims_ = nb::cast<bool>(parts_.outputs.attr("reclaim")());
+  const bool alone = view_of(message)[1] != 0;
+  soon_ = nb::cast<bool>(parts_.waits.attr("begin")(now())) && alone;
+}
+
+std::vector<StubLoop::BatchView> StubLoop::batches(nb::handle message) {
+  const std::string_view bytes = view_of(message);
+  try {
+    if (bytes.size() < kFrameHead) throw MalformedRecord("it ends in its head");
+    const auto count = get_number<std::uint32_t>(bytes.data() + 4);
+    std::size_t at = kFrameHead;
+    std::vector<BatchView> batches;
+    for (std::uint32_t index = 0; index < count; ++index) {
+      if (bytes.size() - at < kBatchHead) throw MalformedRecord("it ends in a batch's head");
+      BatchView batch{get_number<std::uint64_t>(bytes.data() + at), at + kBatchHead,
+                      get_number<std::uint32_t>(bytes.data() + at + 8), plain_};
+      at = batch.first;
+      for (std::uint32_t request = 0; request < batch.requests; ++request) {
+        const RecordView record = RecordView::read(bytes, at, true);
+        reader_.form(record);
+        batch.plain = batch.plain && reader_.is_plain(record) && record.ticket() < lent_->size();
+      }
+      batches.push_back(batch);
+    }
+    return batches;
+  } catch (const MalformedRecord&) {
+    parts_.decode(message, parts_.reader);
+    throw;
+  }
+}
+
+bool StubLoop::is_crowded() const {
+  return book_.held() > kKeptLeases || book_.held_bytes() > kKeptBytes;
+}
+
+bool StubLoop::is_cancelled(std::uint32_t ticket) const {
+  const auto* flags = static_cast<const unsigned char*>(cancelled_->data());
+  return __atomic_load_n(flags + ticket, __ATOMIC_ACQUIRE) != 0;
+}
+
+std::int64_t StubLoop::start(std::uint64_t sequence) {
+  auto* words = static_cast<std::uint64_t*>(words_->data());
+  const std::int64_t time = now();
+  // The time first: who sees the new number must not see the old time.
+  __atomic_store_n(words + 1, static_cast<std::uint64_t>(time), __ATOMIC_RELAXED);
+  __atomic_store_n(words, sequence, __ATOMIC_RELEASE);
+  return time;
+}
+
+// -- batches
+// ---------------------------------------------------------------------------------------
+
+void StubLoop::run_in_python(nb::handle message, const BatchView& batch, bool last) {
+  const nb::object read = parts_.reader.attr("read")(message, batch.first, batch.requests, true);
+  const nb::object result =
+      parts_.executor.attr("run")(parts_.batch(batch.sequence, nb::object(read[0])));
+  const auto* words = static_cast<const std::uint64_t*>(words_->data());
+  const auto started = static_cast<std::int64_t>(words[1]);
+  reclaims_ = true;
+  send(view_of(result), started, nb::cast<std::int64_t>(parts_.executor.attr("ended_at")), last);
+}
+
+void StubLoop::run_plain(nb::handle message, const BatchView& batch, bool last) {
+  std::vector<Live> live;
+  std::string skipped;
+  result_.assign(kResultHead, '\0');
+  copied_ = 0;
+  started_ = called_ = start(batch.sequence);
+  nb::object responses;
+  try {
+    nb::object requests = take_requests(message, batch, live, skipped);
+    called_ = now();
+    if (!live.empty()) responses = execute(std::move(requests), live);
+  } catch (nb::python_error& error) {
+    nb::list origins;
+    for (const Live& each : live) origins.append(origin_of(as<Arrival>(each.arrival.ptr())));
+    responses = parts_.executor.attr("refusals")(error.value(), origins);
+  }
+  ended_ = now();
+  for (std::size_t index = 0; index < live.size(); ++index) answer(live[index], responses, index);
+  result_ += skipped;
+  finish(batch);
+  responses.reset();
+  send(result_, started_, ended_, last);
+}
+
+// Makes the requests of a batch that somebody still waits for, and the answers of the others.
+nb::object StubLoop::take_requests(nb::handle message, const BatchView& batch,
+                                   std::vector<Live>& live, std::string& skipped) {
+  nb::object requests = checked(PyList_New(0));
+  std::size_t at = batch.first;
+  live.reserve(batch.requests);
+  for (std::uint32_t index = 0; index < batch.requests; ++index) {
+    const std::size_t begin = at;
+    const RecordView record = RecordView::read(view_of(message), at, true);
+    if (is_cancelled(record.ticket())) {
+      auto* lent = static_cast<unsigned char*>(lent_->data());
+      __atomic_store_n(lent + record.ticket(), 0, __ATOMIC_RELEASE);
+      writer_.write_nothing(record.ticket(), kCancelled, skipped);
+      continue;
+    }
+    RequestForm& form = reader_.form(record);
+    nb::object arrival = reader_.arrival(message, begin);
+    live.push_back({record.ticket(), form.wanted, arrival, is_large(record)});
+    const nb::object request = reader_.request(record, form, arrival);
+    if (PyList_Append(requests.ptr(), request.ptr()) != 0) throw nb::python_error();
+  }
+  return requests;
+}
+
+// Calls the model; returns a list with the answer of each request, None where there is none now.
+nb::object StubLoop::execute(nb::object requests, std::span<const Live> live) {
+  nb::object returned =
+      nb::steal(PyObject_CallFunctionObjArgs(execute_.ptr(), requests.ptr(), nullptr));
+  // They hold their memory.
+  requests.reset();
+  if (!returned.is_valid()) throw nb::python_error();
+  bool usual = PyList_CheckExact(returned.ptr()) != 0 && nb::len(returned) == live.size();
+  for (std::size_t index = 0; usual && index < live.size(); ++index) {
+    PyObject* response = PyList_GetItem(returned.ptr(), static_cast<Py_ssize_t>(index));
+    usual = reinterpret_cast<PyObject*>(Py_TYPE(response)) == response_.ptr() &&
+            as<Arrival>(live[index].arrival.ptr())->origin == nullptr;
+  }
+  if (usual) return returned;
+  nb::list origins;
+  for (const Live& each : live) origins.append(origin_of(as<Arrival>(each.arrival.ptr())));
+  return parts_.executor.attr("finished")(returned, origins);
+}
+
+// Appends the answer of a request to the result, and takes it off the list of responses.
+void StubLoop::answer(const Live& live, nb::handle responses, std::size_t index) {
+  const auto at = static_cast<Py_ssize_t>(index);
+  nb::object response = nb::borrow(PyList_GetItem(responses.ptr(), at));
+  auto* arrival = as<Arrival>(live.arrival.ptr());
+  if (!live.large && reinterpret_cast<PyObject*>(Py_TYPE(response.ptr())) == response_.ptr()) {
+    const std::size_t before = result_.size();
+    bool written = false;
+    try {
+      written = writer_.write(live.ticket, response.ptr(), live.wanted, result_, copied_);
+    } catch (nb::python_error&) {
+      // The same happens to Python, which words it.
+      result_.resize(before);
+    }
+    if (written) {
+      if (PyList_SetItem(responses.ptr(), at, Py_NewRef(Py_None)) != 0) throw nb::python_error();
+      // The ticket will be another request's; the model may have kept this one.
+      end_arrival(arrival, is_cancelled(live.ticket));
+      return;
+    }
+  }
+  response.reset();
+  const nb::object record = parts_.executor.attr("answered")(origin_of(arrival), responses, index);
+  result_ += view_of(record);
+  copied_ += nb::cast<std::uint64_t>(parts_.executor.attr("take_copied")());
+  reclaims_ = true;
+}
+
+void StubLoop::finish(const BatchView& batch) {
+  char* at = result_.data();
+  at = put_number(at, batch.sequence);
+  for (const std::int64_t time : {started_, called_, ended_}) at = put_number(at, time);
+  at = put_number(at, copied_);
+  put_number(at, batch.requests);
+}
+
+void StubLoop::send(std::string_view result, std::int64_t started, std::int64_t ended, bool last) {
+  const std::optional<std::string> frame = sender_.add(result, started, ended, last);
+  if (sender_.wants_watch() && !std::exchange(watches_, true)) {
+    parts_.executor.attr("start_thread")(nb::find(this).attr("watch"));
+  }
+  if (!frame) return;
+  if (frame->size() > kFrameLimit) {
+    parts_.channel.attr("send")(nb::bytes(frame->data(), frame->size()));
+    return;
+  }
+  int failed = 0;
+  {
+    const nb::gil_scoped_release unlocked;
+    failed = sender_.send(*frame);
+  }
+  if (failed != 0) {
+    errno = failed;
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+}
+
+void StubLoop::watch() {
+  const nb::gil_scoped_release unlocked;
+  sender_.watch();
+}
+
+// -- binding
+// ---------------------------------------------------------------------------------------
+
+namespace {
+
+// Of `classes`: Tensor, InferenceRequest, InferenceResponse. Of `transport`: the RecordReader,
+// parse_signature, encode_signature, decode_execute and Batch.
+void make_loop(StubLoop* place, nb::object channel, nb::object executor, nb::object outputs,
+               nb::object control, nb::object waits, LeaseBook& book, const nb::tuple& classes,
+               const nb::tuple& transport, std::int64_t awake_ns) {
+  const auto tensor = nb::borrow<nb::type_object>(classes[0]);
+  const nb::object identity = executor.attr("identity");
+  auto pool = std::make_unique<OutputPool>(outputs, control.attr("outputs"));
+  RequestReader reader(transport[1], executor.attr("arrived"),
+                       {identity.attr("name"), identity.attr("version"), identity.attr("outputs")},
+                       nb::borrow<nb::type_object>(classes[1]), tensor, book);
+  ResponseWriter writer(transport[2], tensor, *pool);
+  LoopParts parts{std::move(channel), std::move(executor), std::move(outputs), std::move(control),
+                  std::move(waits),   transport[0],        transport[3],       transport[4]};
+  new (place) StubLoop(std::move(parts), std::move(reader), std::move(writer),
+                       nb::borrow<nb::type_object>(classes[2]), book, std::move(pool), awake_ns);
+}
+
+}  // namespace
+
+void bind_stub_loop(nb::module_& module) {
+  nb::class_<StubLoop>(module, "StubLoop")
+      .def("__init__", &make_loop, nb::keep_alive<1, 7>())
+      .def("next_message", &StubLoop::next_message)
+      .def("watch", &StubLoop::watch)
+      .def("give_back", &StubLoop::give_back)
+      .def("disown", &StubLoop::disown);
+}
+
+}  // namespace gpubridge::stub

@@ -1,0 +1,115 @@
+// The stub's loop: receives messages, executes their batches, sends the results.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "buffer_view.h"
+#include "ipc/records.h"
+#include "stub/output_pool.h"
+#include "stub/request_reader.h"
+#include "stub/response_writer.h"
+#include "stub/result_sender.h"
+
+namespace gpubridge::stub {
+
+// What the loop needs of Python.
+struct LoopParts {
+  nanobind::object channel;   // Channel
+  nanobind::object executor;  // Executor: runs what is not plain, and knows the model
+  nanobind::object outputs;   // OutputMemory
+  nanobind::object control;   // ControlPage
+  nanobind::object waits;     // ShortWaits
+  nanobind::object reader;    // RecordReader
+  nanobind::object decode;    // decode_execute, which words what is wrong with a message
+  nanobind::object batch;     // the class Batch
+};
+
+// Executes the batches of EXECUTE messages. A batch is plain where its requests are in the server's
+// memory and have no context: then Python does nothing but the model's own work, unless a response
+// is other than tensors in host memory. Other batches are run by the Executor, and other messages
+// are returned.
+class StubLoop {
+ public:
+  StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer,
+           nanobind::type_object response, LeaseBook& book, std::unique_ptr<OutputPool> pool,
+           std::int64_t awake_ns);
+
+  // Receives messages until one comes that holds no batches; returns it and its descriptors.
+  nanobind::object next_message();
+
+  // Sends results that wait for a slow batch; returns when the channel is closed.
+  void watch();
+  // Gives free slots back to the OutputMemory.
+  void give_back() { pool_->give_back(); }
+  // Leaves what is shared with the server alone: for a forked child.
+  void disown();
+
+ private:
+  // A batch as it lies in its message.
+  struct BatchView {
+    std::uint64_t sequence;
+    std::size_t first;  // where its records begin
+    std::uint32_t requests;
+    bool plain;
+  };
+  // A request that is being executed.
+  struct Live {
+    std::uint32_t ticket;
+    nanobind::object wanted;   // of RequestForm
+    nanobind::object arrival;  // its Arrival
+    bool large;                // whether its memory may be passed on as an output
+  };
+
+  void attach();
+  void run(nanobind::handle message);
+  std::vector<BatchView> batches(nanobind::handle message);
+  void run_in_python(nanobind::handle message, const BatchView& batch, bool last);
+  void run_plain(nanobind::handle message, const BatchView& batch, bool last);
+  nanobind::object take_requests(nanobind::handle message, const BatchView& batch,
+                                 std::vector<Live>& live, std::string& skipped);
+  nanobind::object execute(nanobind::object requests, std::span<const Live> live);
+  void answer(const Live& live, nanobind::handle responses, std::size_t index);
+  void finish(const BatchView& batch);
+  void send(std::string_view result, std::int64_t started, std::int64_t ended, bool last);
+  std::int64_t start(std::uint64_t sequence);
+  [[nodiscard]] bool is_cancelled(std::uint32_t ticket) const;
+  [[nodiscard]] bool is_crowded() const;
+
+  LoopParts parts_;
+  LeaseBook& book_;
+  std::unique_ptr<OutputPool> pool_;
+  RequestReader reader_;
+  ResponseWriter writer_;
+  ResultSender sender_;
+  nanobind::type_object response_;
+  nanobind::object execute_;
+  nanobind::object scratch_;
+  std::int64_t awake_ns_;
+  int descriptor_;
+  bool plain_;             // whether batches of this model may be plain
+  bool soon_ = false;      // whether the next message is likely to come soon
+  bool watches_ = false;   // whether there is a thread that watches
+  bool reclaims_ = false;  // whether the OutputMemory may have lent slots by itself
+  std::unique_ptr<BufferView> words_;
+  std::unique_ptr<BufferView> lent_;
+  std::unique_ptr<BufferView> cancelled_;
+
+  // Of the batch at hand.
+  std::string result_;
+  std::uint64_t copied_ = 0;
+  std::int64_t started_ = 0;
+  std::int64_t called_ = 0;
+  std::int64_t ended_ = 0;
+};
+
+// Adds the class StubLoop to the module.
+void bind_stub_loop(nanobind::module_& module);
+
+}  // namespace gpubridge::stub

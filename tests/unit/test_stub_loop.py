@@ -1,0 +1,516 @@
+"""A stub's loop, as its server sees it: batches in, results out, in both runtimes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpubridge
+from gpubridge.host_shm import Segment
+from gpubridge.tensor import native
+from gpubridge.transport.channel import Channel, pair
+from gpubridge.transport.context import ResponseContext
+from gpubridge.transport.control import NOBODY_WAITS, ControlPage
+from gpubridge.transport.messages import (
+    Kind,
+    ResponseFlag,
+    control_message,
+    decode_control,
+    encode_frame,
+)
+from gpubridge.transport.records import record_encoder, record_reader
+from gpubridge.transport.signatures import encode_tensors
+from tests.unit.server_messages import decode_results, encode_batch
+
+BOOTSTRAP = Path(gpubridge.__file__).parent / "stub" / "bootstrap.py"
+REGION = 77
+REGION_BYTES = 8 << 20
+
+MODEL = """
+import os
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+kept = []
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        tensor = pb_utils.get_input_tensor_by_name(request, "IN")
+        data = tensor.as_numpy()
+{body}
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)])
+"""
+
+
+class Stub:
+    """A stub's process and what its server shares with it."""
+
+    def __init__(self, folder, runtime, body, outputs, output_limit, **settings):
+        (folder / "1").mkdir()
+        path = folder / "1" / "model.py"
+        path.write_text(MODEL.format(body="\n".join(f"        {line}" for line in body)))
+        ours, theirs = pair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 30, 0))
+        calls, their_calls = pair()
+        self._calls = calls
+        control = Segment.create(0, ControlPage.SIZE)
+        self.page = ControlPage(control)
+        self.process = subprocess.Popen(
+            [sys.executable, str(BOOTSTRAP), str(theirs.fileno()), str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, native.DISABLE_VARIABLE: str(int(runtime == "python"))},
+        )
+        theirs.close()
+        self.channel = Channel(ours)
+        given = {
+            "owner": 1,
+            "output_limit": output_limit,
+            "path": str(path),
+            "version": 1,
+            "name": "m",
+            "instance": "m_0_0",
+            "backend": "python",
+            "model_dir": str(folder),
+            "outputs": outputs,
+            "decoupled": False,
+            "iterative": False,
+            "batched": False,
+            "completion": "",
+            "states": [],
+            "busy_poll_us": 0,
+            "input_sharing": "",
+            "input_placement": "host",
+            "args": {"model_config": json.dumps({})},
+            **settings,
+        }
+        self.channel.send(
+            control_message(Kind.INITIALIZE, **given), [control.fd, their_calls.fileno()]
+        )
+        their_calls.close()
+        self.segments = {}
+        self.logged = []
+        self._kept = []
+        self._reader = record_reader(ResponseContext)
+        while self._receive()[0] != Kind.READY:
+            pass
+        self.region = Segment.create(REGION, REGION_BYTES)
+        self.channel.send(
+            control_message(Kind.REGION, region=REGION, size=REGION_BYTES, client=False),
+            [self.region.fd],
+        )
+        self._sequence = 0
+
+    def _receive(self):
+        message, fds = self.channel.receive()
+        if message[0] == Kind.REGION:
+            fields = decode_control(message)
+            self.segments[fields["region"]] = Segment.open(
+                fields["region"], fds.pop(), fields["size"]
+            )
+        elif message[0] == Kind.DROP_REGION:
+            # What was read of it stays mapped.
+            self._kept.append(self.segments.pop(decode_control(message)["region"]))
+        elif message[0] == Kind.LOG:
+            self.logged.append(decode_control(message)["text"])
+        for fd in fds:
+            os.close(fd)
+        return message
+
+    def record(self, ticket, array, *, requested=(), identifier=b"", datatype="FP32", at=None):
+        """Put an input into memory that is lent, and make the record of its request."""
+        at = ticket * 4096 if at is None else at
+        data = array if isinstance(array, bytes) else array.tobytes()
+        shape = (1,) if isinstance(array, bytes) else array.shape
+        self.region.view[at : at + len(data)] = data
+        self.page.lent[ticket] = 1
+        signature, dims = encode_tensors([("IN", datatype, shape)], requested)
+        refs = [REGION, at, len(data), ticket]
+        return record_encoder()(ticket, signature, dims, refs, identifier=identifier)
+
+    def send(self, *batches):
+        encoded = []
+        for records in batches:
+            self._sequence += 1
+            encoded.append(encode_batch(self._sequence, records))
+        self.channel.send(encode_frame(Kind.EXECUTE, encoded))
+
+    def results(self, count):
+        """Return so many results, in the order in which they came."""
+        found = []
+        while len(found) < count:
+            message = self._receive()
+            if message[0] == Kind.RESULTS:
+                found += decode_results(message, self._reader)
+        return found
+
+    def execute(self, *records):
+        """Execute one batch; returns its answers."""
+        self.send(records)
+        (result,) = self.results(1)
+        return result.records
+
+    def data(self, record, index=0):
+        """Return the bytes of an output, and take note that it was read."""
+        region, offset, nbytes, lease = record.refs[index]
+        if not nbytes:
+            return b""
+        assert self.page.outputs[lease] == 1
+        return bytes(self.segments[region].view[offset : offset + nbytes])
+
+    def release(self, record):
+        for ref in record.refs:
+            self.page.outputs[ref[3]] = 0
+
+    def array(self, record, dtype=np.float32):
+        return np.frombuffer(self.data(record), dtype).reshape(record.shapes[0])
+
+    def error(self, record):
+        assert record.word & ResponseFlag.ERROR
+        return record.context.error
+
+    def close(self):
+        self.channel.close()
+        self._calls.close()
+        code = self.process.wait(30)
+        self.page.close()
+        return code
+
+
+@pytest.fixture(params=["native", "python"])
+def start(request, tmp_path):
+    if request.param == "native" and native.native() is None:
+        pytest.skip(f"no compiled module: {native.absence()}")
+    stubs = []
+
+    def start(*body, outputs=("OUT",), output_limit=64 << 20, **settings):
+        stub = Stub(tmp_path, request.param, body, outputs, output_limit, **settings)
+        stubs.append(stub)
+        return stub
+
+    yield start
+    for stub in stubs:
+        stub.close()
+
+
+def row(*values):
+    return np.array([values], np.float32)
+
+
+def test_requests_of_several_batches_are_answered_in_order(start):
+    stub = start("data = data * 2")
+    stub.send(
+        [stub.record(0, row(1, 2)), stub.record(1, row(3))],
+        [stub.record(2, row(4, 5, 6), identifier=b"id")],
+        [],
+    )
+    results = stub.results(3)
+    assert [result.sequence for result in results] == [1, 2, 3]
+    answers = [[stub.array(record).tolist() for record in result.records] for result in results]
+    assert answers == [[[[2, 4]], [[6]]], [[[8, 10, 12]]], []]
+    assert [record.ticket for record in results[0].records] == [0, 1]
+    for result in results:
+        assert 0 < result.started <= result.called <= result.ended
+        assert stub.page.lent[0] == 0
+    assert [result.copied for result in results] == [12, 12, 0]
+    assert (stub.page.started, stub.page.started_at) == (3, results[2].started)
+
+
+def test_the_same_model_gets_other_shapes_datatypes_and_ids(start):
+    stub = start("data = np.array([f'{data.tolist()} {request.request_id()}'.encode()], object)")
+    asked = [
+        (row(1), "FP32", b""),
+        (np.zeros((2, 0), np.int64), "INT64", b"a"),
+        (np.array(7, np.uint8), "UINT8", "\N{SNOWMAN}".encode()),
+        (row(1, 2), "FP32", b"b"),
+        (struct.pack("<I", 2) + b"hi", "BYTES", b""),
+    ]
+    told = []
+    for array, datatype, identifier in asked:
+        (record,) = stub.execute(stub.record(0, array, datatype=datatype, identifier=identifier))
+        assert record.signature.tensors[0][:3] == ("OUT", "BYTES", 1)
+        told.append(stub.data(record)[4:].decode())
+    assert told == [
+        "[[1.0]] ",
+        "[[], []] a",
+        "7 \N{SNOWMAN}",
+        "[[1.0, 2.0]] b",
+        "[b'hi'] ",
+    ]
+
+
+def test_outputs_that_nobody_asked_for_are_not_sent(start):
+    stub = start(
+        "more = [pb_utils.Tensor(name, data) for name in ('OUT', 'OTHER', 'UNKNOWN')]",
+        "return pb_utils.InferenceResponse(more)",
+        outputs=("OUT", "OTHER"),
+    )
+    (every,) = stub.execute(stub.record(0, row(1)))
+    assert [spec.name for spec in every.signature.tensors] == ["OUT", "OTHER"]
+    (one,) = stub.execute(stub.record(0, row(1), requested=["OTHER"]))
+    assert [spec.name for spec in one.signature.tensors] == ["OTHER"]
+    (none,) = stub.execute(stub.record(0, row(1), requested=["NEITHER"]))
+    assert (none.signature.tensors, none.word) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("data = data[:, ::-1]", row(2, 1)),
+        ("data = np.asfortranarray(data.T)", row(1, 2).T),
+        ("data = np.zeros((3, 0), np.float32)", np.zeros((3, 0), np.float32)),
+        ("data = np.array(3, np.float32)", np.array(3, np.float32)),
+        ("data = data.astype('>f4').newbyteorder() if False else data", row(1, 2)),
+        (
+            "return pb_utils.InferenceResponse([request.inputs()[0].from_dlpack('OUT', data)])",
+            row(1, 2),
+        ),
+    ],
+)
+def test_arrays_of_any_layout_are_sent_as_they_look(start, body, expected):
+    stub = start(body)
+    (record,) = stub.execute(stub.record(0, row(1, 2)))
+    assert np.array_equal(stub.array(record), expected)
+    assert record.shapes[0] == expected.shape
+
+
+def test_cancelled_requests_are_not_executed(start):
+    stub = start("kept.append(1)", "data = np.array([[len(kept)]], np.float32)")
+    records = [stub.record(ticket, row(1)) for ticket in (3, 4, 5)]
+    stub.page.cancelled[4] = NOBODY_WAITS
+    answers = {record.ticket: record for record in stub.execute(*records)}
+    assert stub.array(answers[5]).tolist() == [[2]]
+    assert answers[4].word == ResponseFlag.CANCELLED
+    assert bytes(stub.page.lent[3:6]) == b"\0\0\0"
+    stub.page.cancelled[3] = stub.page.cancelled[5] = NOBODY_WAITS
+    answers = stub.execute(stub.record(3, row(1)), stub.record(4, row(1)), stub.record(5, row(1)))
+    assert [record.word for record in answers] == [ResponseFlag.CANCELLED] * 3
+
+
+def test_a_kept_request_says_what_became_of_it(start):
+    stub = start(
+        "kept.append(request)",
+        "told = [float(each.is_cancelled()) for each in kept]",
+        "data = np.array([told], np.float32)",
+    )
+    (first,) = stub.execute(stub.record(0, row(1)))
+    assert stub.array(first).tolist() == [[0]]
+    assert stub.page.lent[0] == 1
+    # The ticket is another request's by now: that one is cancelled while it is executed.
+    (second,) = stub.execute(stub.record(1, row(1)))
+    assert stub.array(second).tolist() == [[0, 0]]
+    stub.page.cancelled[0] = stub.page.cancelled[1] = NOBODY_WAITS
+    (third,) = stub.execute(stub.record(2, row(1)))
+    assert stub.array(third).tolist() == [[0, 0, 0]]
+
+
+def test_memory_stays_lent_while_the_model_looks_at_it(start):
+    stub = start("if len(kept) < 2: kept.append(data)", "else: kept.clear()")
+    for ticket in (0, 1):
+        stub.execute(stub.record(ticket, row(ticket)))
+    assert bytes(stub.page.lent[:2]) == b"\1\1"
+    stub.execute(stub.record(2, row(2)))
+    assert bytes(stub.page.lent[:3]) == b"\0\0\0"
+
+
+def test_slots_are_not_used_again_before_they_are_released(start):
+    stub = start("data = data + 1")
+    held = []
+    for number in range(700):
+        (record,) = stub.execute(stub.record(0, row(number)))
+        held.append(record)
+    assert len({tuple(record.refs[0]) for record in held}) == len(held)
+    assert [stub.array(record).item() for record in held] == [n + 1 for n in range(700)]
+    regions = set(stub.segments)
+    for record in held:
+        stub.release(record)
+    for number in range(300):
+        (record,) = stub.execute(stub.record(0, row(number)))
+        assert stub.array(record).item() == number + 1
+        stub.release(record)
+    assert set(stub.segments) == regions
+
+
+def test_memory_that_small_responses_had_is_there_for_large_ones(start):
+    stub = start("data = np.zeros((1, int(data[0, 0])), np.uint8)", output_limit=4 << 20)
+    for _ in range(2):
+        small = []
+        for _ in range(60):
+            (record,) = stub.execute(stub.record(0, row(60_000)))
+            small.append(record)
+        (refused,) = stub.execute(stub.record(0, row(3 << 20)))
+        assert "shared memory arena is full" in stub.error(refused)
+        for record in small:
+            stub.release(record)
+        (large,) = stub.execute(stub.record(0, row(3 << 20)))
+        assert large.shapes == ((1, 3 << 20),)
+        stub.release(large)
+
+
+def test_idle_output_memory_goes_back(start):
+    stub = start()
+    (record,) = stub.execute(stub.record(0, row(1)))
+    (region,) = stub.segments
+    stub.release(record)
+    stub.channel.send(control_message(Kind.TRIM, idle_seconds=0))
+    (record,) = stub.execute(stub.record(0, row(2)))
+    assert region not in stub.segments
+    assert stub.array(record).tolist() == [[2]]
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("raise ValueError('no')", "ValueError: no"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("return data", "Expected an 'InferenceResponse' object"),
+        ("return None", "Expected an 'InferenceResponse' object"),
+        (
+            "return pb_utils.InferenceResponse(error=pb_utils.TritonError('mine'))",
+            "mine",
+        ),
+    ],
+)
+def test_failures_are_the_answers_of_their_batch_only(start, body, text):
+    stub = start(f"if data[0, 0] == 13: {body}")
+    bad, fine = stub.record(0, row(13)), stub.record(1, row(1))
+    stub.send([bad], [fine])
+    failed, done = stub.results(2)
+    assert text in stub.error(failed.records[0])
+    assert stub.array(done.records[0]).tolist() == [[1]]
+    assert bytes(stub.page.lent[:2]) == b"\0\0"
+
+
+def test_parameters_of_responses_arrive(start):
+    stub = start(
+        "out = [pb_utils.Tensor('OUT', data)]",
+        "return pb_utils.InferenceResponse(out, parameters={'a': 1})",
+    )
+    (record,) = stub.execute(stub.record(0, row(5)))
+    assert json.loads(record.context.parameters) == {"a": 1}
+    assert stub.array(record).tolist() == [[5]]
+
+
+def test_a_sender_answers_one_request_of_a_batch(start):
+    stub = start(
+        "if data[0, 0] == 1:",
+        "    sender = request.get_response_sender()",
+        "    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor('OUT', data * 10)]), 1)",
+        "    return None",
+    )
+    stub.send([stub.record(0, row(1)), stub.record(1, row(2))])
+    kinds = []
+    while Kind.RESULTS not in kinds:
+        kinds.append(stub._receive()[0])
+    assert kinds.count(Kind.RESPONSES) == 1
+
+
+def test_outputs_in_place_and_large_inputs_take_the_same_way_as_ever(start):
+    stub = start(
+        "if data.size > 1000: return pb_utils.InferenceResponse([tensor.from_dlpack('OUT', data)])",
+        "out = request.output('OUT', data.shape, np.float32)",
+        "out.as_numpy()[:] = data + 1",
+        "return pb_utils.InferenceResponse([out])",
+    )
+    large = np.arange(40_000, dtype=np.float32)[None]
+    (passed,) = stub.execute(stub.record(0, large, at=1 << 20))
+    # The model's own input is its output: nothing is copied, and the lease has ended.
+    assert passed.refs[0] == (REGION, 1 << 20, large.nbytes, 0)
+    stub.send([stub.record(1, row(1))])
+    (result,) = stub.results(1)
+    assert (stub.array(result.records[0]).tolist(), result.copied) == ([[2]], 0)
+
+
+def test_a_slow_batch_does_not_hold_up_the_result_before_it(start):
+    stub = start(
+        "import time",
+        "if data[0, 0]: time.sleep(0.02)",
+        "if data[0, 0] == 2:",
+        f"    while not os.path.exists({str(Path('/proc') / str(os.getpid()) / 'fd')!r} + '/none'):",
+        "        time.sleep(0.01)",
+        "        if request.is_cancelled(): break",
+    )
+    stub.execute(stub.record(0, row(1)))
+    stub.send([stub.record(1, row(0))], [stub.record(2, row(2))])
+    (first,) = stub.results(1)
+    assert first.sequence == 2
+    stub.page.cancelled[2] = NOBODY_WAITS
+    (second,) = stub.results(1)
+    assert second.sequence == 3
+
+
+def test_messages_beyond_a_datagram_are_executed(start):
+    stub = start()
+    identifier = b"x" * 70_000
+    records = [stub.record(ticket, row(ticket), identifier=identifier) for ticket in range(3)]
+    answers = stub.execute(*records)
+    assert [stub.array(record).item() for record in answers] == [0, 1, 2]
+
+
+def test_answers_beyond_a_datagram_arrive(start):
+    names = [f"OUTPUT_WITH_A_LONG_NAME_{number:04}" for number in range(2000)]
+    stub = start(
+        f"out = [pb_utils.Tensor(n, data) for n in {names!r}]",
+        "return pb_utils.InferenceResponse(out)",
+        outputs=names,
+    )
+    (record,) = stub.execute(stub.record(0, row(9)))
+    assert len(record.refs) == 2000
+    assert stub.data(record, 1999) == row(9).tobytes()
+
+
+@pytest.mark.parametrize("cut", [9, 30, 60, -1])
+def test_a_message_that_ends_too_early_ends_the_stub(start, cut):
+    stub = start()
+    message = encode_frame(Kind.EXECUTE, [encode_batch(1, [stub.record(0, row(1))])])
+    stub.channel.send(message[:cut])
+    assert stub.process.wait(30) != 0
+
+
+def test_memory_that_was_never_announced_is_refused(start):
+    stub = start()
+    signature, dims = encode_tensors([("IN", "FP32", (1,))])
+    stub.page.lent[0] = 1
+    for ref in ([99, 0, 4, 0], [REGION, REGION_BYTES, 4, 0]):
+        (record,) = stub.execute(record_encoder()(0, signature, dims, ref))
+        assert "do not exist" in stub.error(record)
+
+
+def test_a_forked_child_leaves_what_is_shared_alone(start):
+    stub = start(
+        "child = os.fork()",
+        "if child: os.waitpid(child, 0)",
+    )
+    (record,) = stub.execute(stub.record(0, row(4)))
+    assert stub.array(record).tolist() == [[4]]
+    (record,) = stub.execute(stub.record(0, row(5)))
+    assert stub.array(record).tolist() == [[5]]
+    assert stub.process.poll() is None
+
+
+def test_the_end_of_the_channel_ends_the_stub(start):
+    stub = start()
+    stub.execute(stub.record(0, row(1)))
+    assert stub.close() == 0
+
+
+def test_finalize_is_answered(start):
+    stub = start()
+    stub.execute(stub.record(0, row(1)))
+    stub.channel.send(control_message(Kind.FINALIZE))
+    deadline = time.monotonic() + 30
+    while stub._receive()[0] != Kind.FINALIZED:
+        assert time.monotonic() < deadline
+    assert stub.process.wait(30) == 0
