@@ -23,6 +23,10 @@
 // Python
 //   wants back with an event it names by a number (a handle) that it chose. Bindings live in files
 //   named *_binding.cpp; only they and csrc/stub/ include nanobind or Python.h.
+// - Memory of the caller's that a connection receives into, or has still to send, is kept by an
+// owner
+//   without a type (a shared_ptr of void): it is let go where the connection is used, by its
+//   thread.
 // - Memory that another process may see is addressed as (region, offset, size). A region stays
 // mapped
 //   until the last view of it is gone and the last unsent byte of it has left.

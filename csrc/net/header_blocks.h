@@ -21,9 +21,6 @@ class HeaderBlocks {
 
   // The stream whose header block is not complete, else 0.
   [[nodiscard]] std::uint32_t unfinished() const { return unfinished_; }
-  // How many blocks are remembered.
-  [[nodiscard]] std::size_t known() const { return known_.size(); }
-
   // Take a frame with its payload. Throw ConnectionFault and StreamFault.
   void begin(const FrameHeader& header, std::span<const std::uint8_t> payload);
   void proceed(const FrameHeader& header, std::span<const std::uint8_t> payload);

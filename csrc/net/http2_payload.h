@@ -50,7 +50,6 @@ class PayloadReceiver {
   void take_frames(Stream& stream, std::size_t count, std::size_t size);
 
   void receive_into(Stream& stream, Place place);
-  void hold(Stream& stream) { stream.holding = true; }
   void consume(Stream& stream, std::int64_t nbytes);
 
  private:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import random
+import socket
 import weakref
 
 import numpy as np
@@ -281,3 +283,62 @@ def test_a_response_to_nobody_is_none():
     server = Server()
     server.connection.send_response(1, OK, [b"x"], DONE)
     assert server.output() == b""
+
+
+@pytest.fixture
+def sockets():
+    pair = socket.socketpair()
+    for each in pair:
+        each.setblocking(False)
+    yield pair
+    for each in pair:
+        each.close()
+
+
+def drain(source):
+    came = b""
+    while True:
+        try:
+            came += source.recv(1 << 22)
+        except BlockingIOError:
+            return came
+
+
+@pytest.mark.parametrize("frame_size", [16_384, 1 << 20])
+def test_what_the_socket_does_not_take_is_returned_in_order(server, sockets, frame_size):
+    ours, theirs = sockets
+    server.feed(settings((5, frame_size)))
+    server.output()
+    body = random.Random(frame_size).randbytes(5_000_001)
+    server.connection.send_headers(1, OK)
+    server.connection.send_data(1, [body[:7], memoryview(body)[7:3_000_000], body[3_000_000:]])
+    server.connection.send_headers(1, DONE, end=True)
+    sent, returned = b"", 0
+    while outcome := server.connection.flush(ours.fileno()):
+        sent += drain(theirs)
+        sent += b"".join(outcome[0])
+        returned += len(outcome[0])
+    found = split(sent + drain(theirs))
+    assert bodies(found) == {1: body}
+    assert [(kind, payload) for kind, _, _, payload in (found[0], found[-1])] == [
+        (frames.HEADERS, OK_BLOCK),
+        (frames.HEADERS, DONE_BLOCK),
+    ]
+    assert returned  # a socket's buffer is smaller than that
+
+
+def test_others_have_their_turn_while_a_client_reads_as_fast_as_is_sent(server, sockets):
+    ours, theirs = sockets
+    server.connection.send_data(1, [bytes(30 << 20)], end=True)
+    left, _, more = server.connection.flush(ours.fileno())
+    assert left or more
+    assert sum(map(len, left)) + len(drain(theirs)) < 10 << 20
+
+
+def test_a_socket_that_has_failed_takes_and_brings_nothing(server, sockets):
+    ours, theirs = sockets
+    theirs.close()
+    server.connection.send_data(1, [b"answer"], end=True)
+    ((left,), _, _) = server.connection.flush(ours.fileno())
+    assert bytes(left).endswith(b"answer")
+    assert server.connection.receive_more(ours.fileno(), 0.0) == []
