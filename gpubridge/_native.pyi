@@ -658,3 +658,153 @@ class ModelCounters:
         self, now: int, spent_ns: int, queue_ns: int, steps: tuple[int, int, int], /
     ) -> None:
         """Take the durations of a request that ended at ``now``, where they are kept."""
+
+class IdleConnections:
+    """The connections without a request, those that have been so for longest first."""
+
+    def __init__(self) -> None: ...
+    def first(self, count: int, /) -> list[Any]:
+        """Return the owners of the first connections, at most ``count``."""
+    def __len__(self) -> int: ...
+
+class HttpExchange:
+    """An HTTP/1 request, and the place of its answer in the order of its connection.
+
+    Once it is answered, or its connection is lost, answering does nothing.
+
+    Attributes
+    ----------
+    handler : RequestHandler or None
+        Told by ``abort`` when nobody waits any more; None as soon as there is an answer.
+    """
+
+    handler: Any
+    @property
+    def method(self) -> bytes: ...
+    @property
+    def target(self) -> bytes: ...
+    @property
+    def length(self) -> int:
+        """Bytes of a body that is received as it is; 0 for one in chunks or with a coding."""
+    @property
+    def whole(self) -> bool:
+        """Whether the request came with all of its body; only while it is being taken."""
+    @property
+    def coding(self) -> str | None:
+        """The content coding that the client would like for the answer."""
+    @property
+    def lost(self) -> bool:
+        """Whether nobody waits for an answer, or it was sent."""
+    def field(self, name: bytes, /) -> bytes | None:
+        """Return the value of the last field of a name, which is given in lower case."""
+    def receive_into(self, memory: memoryview, /) -> None:
+        """Have the body put into memory; only while the request is being taken.
+
+        What came with the head is copied there at once, the socket receives the rest there.
+        """
+    def weigh(self, nbytes: int, /) -> None:
+        """Count bytes that the request holds until it is answered."""
+    def respond(
+        self,
+        status: int,
+        fields: bytes,
+        body: bytes,
+        buffers: Sequence[memoryview] = ...,
+        *,
+        plain: bool = ...,
+    ) -> None:
+        """Send the answer, or have the owner's ``pack`` do so if the client accepts a coding."""
+    def fail(self, error: BaseException, status: int | None = ...) -> None:
+        """Send an error as the answer, in the words of the owner's ``failure``."""
+    def begin(
+        self, status: int, fields: bytes, on_sent: Callable[[], None], filler: bytes = ...
+    ) -> None:
+        """Begin an answer of unknown length: in chunks, or up to the end of the connection."""
+    def send(self, data: bytes, /) -> None:
+        """Send more of an answer that was begun."""
+    def end(self) -> None:
+        """End an answer that was begun."""
+
+class HttpConnectionState:
+    """The protocol of one HTTP/1 connection: bytes in, requests and bytes out.
+
+    Parameters
+    ----------
+    owner : object
+        ``take(exchange)`` is called for each request whose head is there: it names a handler and
+        memory for the body, and where the request is ``whole`` that is the only call. Others are
+        told by ``complete(exchange, copied)`` when the body is in its memory, or by
+        ``collect(exchange, body)`` when it came in chunks or with a coding. ``pack`` sends an answer
+        with a coding, ``failure`` words errors, ``refuse(fault, exchange)`` what cannot be read, and
+        ``changed(close)`` says that all is answered and the connection ends, or that `reading` is
+        another.
+    receive : bytearray
+        Where bytes that have no other place yet are received; may be shared.
+    idle : IdleConnections
+        Has this connection while it has no request.
+    body_limit : int
+        Bytes of a body.
+    pipeline_limit, held_limit : int
+        How many requests may be open, and how many bytes they may hold, before no further is read.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        receive: bytearray,
+        idle: IdleConnections,
+        body_limit: int,
+        pipeline_limit: int,
+        held_limit: int,
+        /,
+    ) -> None: ...
+    def start(
+        self,
+        write: Callable[[bytes], None],
+        write_lines: Callable[[list[bytes | memoryview]], None],
+        /,
+    ) -> None:
+        """Give the connection what sends bytes."""
+    def get_buffer(self, sizehint: int, /) -> bytearray | memoryview:
+        """Return where the next bytes go: into a body's own memory if it has one."""
+    def buffer_updated(self, nbytes: int, /) -> None:
+        """Take bytes that have come."""
+    def go_on(self) -> None:
+        """Take what had come while too much was open."""
+    def end(self) -> None:
+        """Hear that the client sends no more: a request that is on its way will never be whole."""
+    def lose(self) -> None:
+        """Abort every request that is not answered, and forget the owner."""
+    def drain(self) -> None:
+        """Take no request after the one that is on its way."""
+    def close(self) -> bool:
+        """Read and send nothing more; returns whether the client may still be sending."""
+    def set_stalled(self, stalled: bool, /) -> None:
+        """Hear whether the client is behind with reading."""
+    def refuse(self, error: BaseException, status: int, /) -> None:
+        """Answer what is on its way, or what comes, with an error; read nothing after it."""
+    def probe(self) -> None:
+        """Send something that changes nothing for a client that waits, once between others."""
+    def progress(self) -> tuple[int, int, int]:
+        """Return the stage of what is on its way, a number of its own, and the bytes of its body.
+
+        The stages are 0 for nothing, or while nothing is read, 1 for a head, 2 for a body.
+        """
+    @property
+    def headed(self) -> bool:
+        """Whether a request's head is there, and its body is not yet."""
+    @property
+    def deaf(self) -> bool:
+        """Whether nothing is read any more."""
+    @property
+    def behind(self) -> bool:
+        """Whether requests have come that are not taken yet; nothing may be received before them."""
+    @property
+    def reading(self) -> bool:
+        """Whether the socket is to be read."""
+    @property
+    def open(self) -> int:
+        """Requests that have no answer yet."""
+    @property
+    def placed(self) -> int:
+        """Requests that have come so far."""

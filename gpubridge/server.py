@@ -29,7 +29,7 @@ from gpubridge.frontend.calls.door import ModelCallServer
 from gpubridge.frontend.descriptors import allow_connections
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
 from gpubridge.frontend.grpc.service import GrpcService
-from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
+from gpubridge.frontend.http.connection import HttpConnection, HttpListener, HttpSettings
 from gpubridge.frontend.routes import MetricsRouter, V2Router
 from gpubridge.frontend.sweep import Sweeper
 from gpubridge.frontend.workers import Workers
@@ -42,7 +42,6 @@ _logger = logging.getLogger(__name__)
 
 _MakeProtocol = Callable[[set[Any]], asyncio.BaseProtocol]
 
-_RECEIVE_BYTES = 16 * 1024
 _FLUSH_SECONDS = 1.0
 
 
@@ -85,7 +84,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     doors: list[_Door] = []
     sweeper = Sweeper([*settings.http_connections.times, *settings.grpc_connections.times])
     try:
-        await _open_doors(settings, repository, (router, service), doors)
+        await _open_doors(settings, repository, (router, service), workers, doors)
         for door in doors:
             sweeper.add(door.connections)
         sweeper.add([service.health])
@@ -172,6 +171,7 @@ async def _open_doors(
     settings: ServerSettings,
     repository: ModelRepository,
     served: tuple[V2Router, GrpcService],
+    workers: Workers,
     doors: list[_Door],
 ) -> None:
     router, service = served
@@ -181,7 +181,6 @@ async def _open_doors(
         + [settings.grpc_connections.max_connections] * settings.allow_grpc,
         settings.client_shm_max_regions if settings.allow_client_shm else 0,
     )
-    receive = bytearray(_RECEIVE_BYTES)
     http = HttpSettings(settings.http_max_input_size, settings.http_connections)
     if settings.allow_grpc:
         grpc = GrpcSettings(settings.grpc_connections, Http2Limits())
@@ -189,11 +188,13 @@ async def _open_doors(
         address, port = settings.grpc_address, settings.grpc_port
         doors.append(await _open_door("GRPCInferenceService", address, port, grpc_calls))
     if settings.allow_http:
-        requests: _MakeProtocol = partial(HttpConnection, router, http, receive)
+        requests: _MakeProtocol = partial(HttpConnection, HttpListener(router, http, workers))
         address, port = settings.http_address, settings.http_port
         doors.append(await _open_door("HTTPService", address, port, requests))
     if settings.allow_metrics:
-        pages: _MakeProtocol = partial(HttpConnection, MetricsRouter(repository), http, receive)
+        pages: _MakeProtocol = partial(
+            HttpConnection, HttpListener(MetricsRouter(repository), http, workers)
+        )
         address, port = settings.metrics_address, settings.metrics_port
         doors.append(await _open_door("Metrics Service", address, port, pages))
 

@@ -43,7 +43,8 @@ class HttpConnections(_Connections):
     Attributes
     ----------
     max_connections : int
-        Open at once, at each door. One more is answered with 503 and closed.
+        Open at once, at each endpoint. For one more, the one that has been idle for longest is closed; if
+        none is idle, the new one is answered with 503 and closed.
     header_timeout : float
         From the first byte of a request's head to its last.
     body_timeout : float
@@ -56,7 +57,10 @@ class HttpConnections(_Connections):
 
     door = "http"
 
-    max_connections: int = _flag(4096, "connections open at once; further ones get 503")
+    max_connections: int = _flag(
+        4096,
+        "connections open at once; for one more the longest idle one is closed, else it gets 503",
+    )
     header_timeout: float = _flag(30.0, "seconds that the head of a request may take")
     body_timeout: float = _flag(60.0, "seconds in which a body must bring 500 bytes each")
     idle_timeout: float = _flag(300.0, "seconds that a connection may be open without a request")

@@ -11,7 +11,6 @@ __all__ = ["package_findings"]
 
 _SERVER_PACKAGES = (
     ("uvloop", "uvloop"),
-    ("httptools", "httptools"),
     ("orjson", "orjson"),
     ("numpy", "numpy"),
     ("google.protobuf", "protobuf"),

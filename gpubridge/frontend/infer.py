@@ -66,8 +66,8 @@ class InferDoor:
     def request(self, head: RequestHead) -> _InferHandler:
         """Return the handler of one request."""
         if self._traces.active:
-            return _TracedInferHandler(self, head.headers.get(_HEADER_LENGTH))
-        return _InferHandler(self, head.headers.get(_HEADER_LENGTH))
+            return _TracedInferHandler(self, head.field(_HEADER_LENGTH))
+        return _InferHandler(self, head.field(_HEADER_LENGTH))
 
 
 class _InferHandler:

@@ -30,7 +30,7 @@ class Rate:
         Parameters
         ----------
         what : object
-            What goes on; another one begins anew. None for nothing.
+            What goes on; one that is not equal begins anew. None for nothing.
         nbytes : int
             How far it has come, in bytes.
         """
@@ -38,7 +38,7 @@ class Rate:
             self._what = None
             return False
         enough = self._window * _BYTES_PER_SECOND
-        if what is not self._what or nbytes - self._nbytes >= enough:
+        if what != self._what or nbytes - self._nbytes >= enough:
             self._what, self._since, self._nbytes = what, now, nbytes
             return False
         return now - self._since >= self._window
@@ -61,11 +61,11 @@ class Waiting:
         self._since = 0.0
 
     def too_long(self, now: float, what: object) -> bool:
-        """Return whether ``what``, the same object, goes on too long; None for nothing."""
+        """Return whether ``what``, or its equal, goes on too long; None for nothing."""
         if what is None or not self._most:
             self._what = None
             return False
-        if what is not self._what:
+        if what != self._what:
             self._what, self._since = what, now
             return False
         return now - self._since >= self._most

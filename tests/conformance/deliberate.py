@@ -77,9 +77,6 @@ SERVER_NAME = Difference(
     "our own",
     "clients can tell the two apart, and see what is served",
 )
-UNKNOWN_METHOD = Difference(
-    "a method that HTTP does not know", "405", "400, and the connection closes", "the parser's rule"
-)
 CLOSE_IN_CAPITALS = Difference(
     "`Connection: CLOSE`", "stays open", "closes", "RFC 9110: the case does not matter"
 )

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 STUB_SIDE = ("backends", "host_shm", "pb_utils", "stub", "tensor", "transport")
 FOREIGN = ("torch", "cupy", "jax", "grpc", "cuda.bindings", "tritonclient", "google.protobuf")
-SERVER_ONLY = ("uvloop", "httptools", "orjson")
+SERVER_ONLY = ("uvloop", "orjson")
 
 
 def loaded_by(statement):

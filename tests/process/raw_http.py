@@ -64,8 +64,8 @@ def read_head(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
     return int(first.split()[1]), dict(line.split(": ", 1) for line in lines), rest
 
 
-def read_answer(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """Read one whole answer; returns status, header, body."""
+def read_answer(sock: socket.socket, *, more: bool = False) -> tuple[int, dict[str, str], bytes]:
+    """Read one whole answer; returns status, header, body. ``more`` may follow, which is dropped."""
     status, fields, rest = read_head(sock)
     body = bytearray(rest)
     length = int(fields["Content-Length"])
@@ -74,5 +74,5 @@ def read_answer(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
         if not piece:
             raise EOFError(f"the server closed after {len(body)} of {length} bytes")
         body += piece
-    assert len(body) == length, "more came than one answer"
-    return status, fields, bytes(body)
+    assert more or len(body) == length, "more came than one answer"
+    return status, fields, bytes(body[:length])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import socket
+import zlib
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,14 +44,35 @@ def test_a_body_beyond_the_limit_is_refused_while_the_client_still_sends(server)
         assert "--http-max-input-size" in json.loads(answer)["error"]
 
 
+def peak_memory(pid: int) -> int:
+    """Bytes of memory that a process has had at most."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
+
+
+def bomb(coding):
+    """Return a quarter of a megabyte that becomes 256."""
+    packer = zlib.compressobj(wbits=31 if coding == "gzip" else 15)
+    return b"".join([*(packer.compress(bytes(MIB)) for _ in range(256)), packer.flush()])
+
+
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_bombs_do_not_go_off(server, coding):
-    packed = gzip.compress(b"\0" * (65 * MIB), 1)
-    status, _, answer = server.request(
-        "POST", "/v2/models/add/infer", packed, {"Content-Encoding": coding}
-    )
-    assert status == 400
-    assert json.loads(answer)["error"]
+    request = inference("add", bomb(coding), f"Content-Encoding: {coding}")
+    before = peak_memory(server.pid)
+    with ExitStack() as stack:
+        socks = [stack.enter_context(connected(server.http_url)) for _ in range(8)]
+        for sock in socks:
+            sock.sendall(request)
+        # Others are served meanwhile, and those who come after a bomb, later.
+        good(server)
+        for sock in socks:
+            sock.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+        for sock in socks:
+            status, _, answer = read_answer(sock, more=True)
+            assert status == 400
+            assert "limit of 67108864 bytes" in json.loads(answer)["error"]
+    assert peak_memory(server.pid) - before < 6 * 64 * MIB
 
 
 def test_clients_that_leave_in_the_middle_of_a_body_leave_no_memory_behind(server):

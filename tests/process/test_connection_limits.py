@@ -164,17 +164,37 @@ def test_a_request_at_its_model_is_not_late(strict):
         assert read_answer(sock)[0] == 200
 
 
-def test_one_connection_too_many(strict):
-    wait_until(lambda: strict.request("GET", "/v2")[0] == 200, "room")
+def test_one_connection_too_many(strict, tmp_path):
+    # Each of the requests waits for a file.
+    wait = (
+        f"[time.sleep(0.01) for _ in iter(lambda: os.path.exists({str(tmp_path / 'end')!r}), True)]"
+    )
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": [wait]}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    pending = 'nv_inference_pending_request_count{model="m",version="1"}'
     with ExitStack() as stack:
-        statuses = []
-        for _ in range(9):
-            sock = stack.enter_context(connected(strict.http_url))
-            sock.sendall(b"GET /v2 HTTP/1.1\r\n\r\n")
-            statuses.append(read_answer(sock)[0])
-        assert statuses[0] == 200
-        assert statuses[-1] == 503
+        busy = [stack.enter_context(connected(strict.http_url)) for _ in range(8)]
+        for sock in busy:
+            sock.sendall(inference("m", body))
+        wait_until(lambda: strict.metrics()[pending] == 8, "the requests to be there", strict)
+        sock = stack.enter_context(connected(strict.http_url))
+        status, _, told = read_answer(sock)
+        assert (status, b"--http-max-connections" in told) == (503, True)
+        (tmp_path / "end").touch()
+        assert [read_answer(sock)[0] for sock in busy] == [200] * 8
     wait_until(lambda: strict.request("GET", "/v2")[0] == 200, "room for a new one")
+
+
+def test_an_idle_connection_makes_room(strict):
+    with ExitStack() as stack:
+        socks = [stack.enter_context(connected(strict.http_url)) for _ in range(8)]
+        for sock in (*socks[1:], socks[0]):
+            sock.sendall(b"GET /v2 HTTP/1.1\r\n\r\n")
+            assert read_answer(sock)[0] == 200
+        new = stack.enter_context(connected(strict.http_url))
+        new.sendall(b"GET /v2 HTTP/1.1\r\n\r\n")
+        assert read_answer(new)[0] == 200
+        assert is_closed(socks[1])
 
 
 # -- gRPC ----------------------------------------------------------------------------------------

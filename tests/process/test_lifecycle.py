@@ -193,7 +193,7 @@ class TritonPythonModel:
         client.connect((host, int(port)))
         head = b"POST /v2/models/m/infer HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body)
         client.sendall(head + body)
-        answer = client.recv(1000)
+        answer = bytearray(client.recv(1000))
         pids = descendants(server.pid)
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: gone(pids), "the stub to be finalized")

@@ -7,14 +7,15 @@ import zlib
 
 from gpubridge.config import HttpConnections
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.http.connection import HttpConnection, HttpSettings
+from gpubridge.frontend.http.connection import HttpConnection, HttpListener, HttpSettings
+from gpubridge.frontend.workers import Workers
 from gpubridge.protocol.status import error_body, http_status
 
 __all__ = ["BODY_LIMIT", "GET", "Door", "chunked", "error", "parse_answers", "post"]
 
 BODY_LIMIT = 100_000
-_RECEIVE_BYTES = 16 * 1024
 LIMITS = HttpConnections()
+WORKERS = Workers()
 
 
 GET = b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -131,14 +132,17 @@ class Door:
         deferred: bool = False,
         connections: HttpConnections = LIMITS,
         beside: Door | None = None,
+        body_limit: int = BODY_LIMIT,
     ) -> None:
         self.deferred = deferred
         self.handlers: list[Handler] = []
         self.connections: set[HttpConnection] = set() if beside is None else beside.connections
+        self.listener = HttpListener(self, HttpSettings(body_limit, connections), WORKERS)
+        if beside is not None:
+            # What is idle is known to both; each has its own handlers.
+            self.listener.idle = beside.listener.idle
         self.transport = Transport()
-        self.connection = HttpConnection(
-            self, HttpSettings(BODY_LIMIT, connections), bytearray(_RECEIVE_BYTES), self.connections
-        )
+        self.connection = HttpConnection(self.listener, self.connections)
         self.connection.connection_made(self.transport)
         self.undelivered: list[bytes] = []
 

@@ -83,11 +83,11 @@ def test_a_missing_package_of_the_server_is_named_with_its_command(monkeypatch):
     monkeypatch.setattr(
         doctor.packages.importlib.util,
         "find_spec",
-        lambda name: None if name == "httptools" else real(name),
+        lambda name: None if name == "orjson" else real(name),
     )
-    finding = found("httptools")
+    finding = found("orjson")
     assert (finding.works, finding.needed) == (False, True)
-    assert finding.advice.startswith("pip install httptools")
+    assert finding.advice.startswith("pip install orjson")
 
 
 def test_a_missing_framework_is_no_failure(monkeypatch):

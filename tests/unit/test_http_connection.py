@@ -190,12 +190,10 @@ def test_a_body_that_comes_with_a_wish_to_upgrade_is_received():
     assert door.answers() == [(200, b"a" * 100), (200, b""), (200, b"a" * 100)]
 
 
-def test_a_chunked_body_with_a_wish_to_upgrade_is_refused():
-    # The parser would take its chunks for requests.
+def test_a_chunked_body_that_comes_with_a_wish_to_upgrade_is_no_request():
     door = Door()
-    door.receive(chunked(GET, 100, b"/echo", b"Connection: Upgrade", b"Upgrade: h2c"))
-    assert [status for status, _ in door.answers()] == [501]
-    assert not door.handlers
+    door.receive(chunked(GET, 100, b"/echo", *UPGRADE) + GET)
+    assert door.answers() == [(200, GET), (200, b"")]
 
 
 @pytest.mark.parametrize("raw", [GET, post(b"abc"), post(b"a", b"/missing"), post(b"", b"/wrong")])
@@ -322,15 +320,13 @@ def test_draining_closes_when_the_rest_of_a_refused_body_has_come():
 
 
 def test_a_fault_in_a_handler_is_not_taken_for_a_malformed_request():
-    door = Door()
+    class Failing(Door):
+        def route(self, head):
+            raise ZeroDivisionError
 
-    def fail(head):
-        raise ZeroDivisionError
-
-    door.route = fail
-    with pytest.raises(Exception) as caught:  # what is raised is httptools' affair
+    door = Failing()
+    with pytest.raises(ZeroDivisionError):
         door.receive(GET)
-    assert isinstance(caught.value.__context__, ZeroDivisionError)
     assert not door.transport.sent
 
 

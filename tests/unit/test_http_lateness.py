@@ -149,9 +149,17 @@ def test_zero_is_no_limit():
     assert door.transport.state == "open"
 
 
+def busy_door(beside=None):
+    """A connection with a request that is being executed."""
+    door = Door(deferred=True, connections=LIMITS, beside=beside)
+    door.receive(GET)
+    return door
+
+
 def test_too_many_connections():
-    first = Door(connections=LIMITS)
-    others = [Door(connections=LIMITS, beside=first) for _ in range(67)]
+    first = busy_door()
+    others = [busy_door(first)]
+    others += [Door(connections=LIMITS, beside=first) for _ in range(66)]
     assert others[0].answers() == []
     for told in others[1:65]:
         ((status, body),) = told.answers()
@@ -167,8 +175,62 @@ def test_too_many_connections():
     assert last.answers() == [(200, b"")]
 
 
+def test_the_longest_idle_connection_makes_room():
+    first = Door(connections=LIMITS)
+    second = Door(connections=LIMITS, beside=first)
+    # Now the second one is idle for longer.
+    first.receive(GET)
+    third = Door(connections=LIMITS, beside=first)
+    assert [door.transport.state for door in (first, second, third)] == ["open", "closed", "open"]
+    second.lose()
+    third.receive(GET)
+    fourth = Door(connections=LIMITS, beside=first)
+    assert [door.transport.state for door in (first, third, fourth)] == ["closed", "open", "open"]
+    first.lose()
+    for door in (third, fourth):
+        door.receive(GET)
+        assert door.answers()[-1] == (200, b"")
+    assert first.connections == {third.connection, fourth.connection}
+
+
+def head_begun(door):
+    door.receive(GET, HALF_HEAD)
+
+
+def body_begun(door):
+    door.receive(post(b"abc")[:-1])
+
+
+def waiting(door):
+    door.deferred = True
+    door.receive(GET)
+
+
+def unsent(door):
+    door.receive(GET)
+    door.transport.unsent = 1
+
+
+@pytest.mark.parametrize("keep_busy", [head_begun, body_begun, waiting, unsent])
+def test_a_connection_with_a_request_is_not_closed_for_another(keep_busy):
+    first = Door(connections=LIMITS)
+    second = Door(connections=LIMITS, beside=first)
+    for door in (first, second):
+        keep_busy(door)
+    third = Door(connections=LIMITS, beside=first)
+    assert [status for status, _ in third.answers()] == [503]
+    assert first.transport.state == second.transport.state == "open"
+
+
+def test_many_new_connections_at_once_close_as_many():
+    idle = [Door(connections=LIMITS)]
+    idle += [Door(connections=LIMITS, beside=idle[0]) for _ in range(6)]
+    # The event loop has not told the closed ones yet.
+    assert [door.transport.state for door in idle] == ["closed"] * 5 + ["open"] * 2
+
+
 def test_requests_that_hold_much_are_not_read_ahead(monkeypatch):
-    monkeypatch.setattr("gpubridge.frontend.http.answer._HELD_LIMIT", 150_000)
+    monkeypatch.setattr("gpubridge.frontend.http.connection._HELD_LIMIT", 150_000)
     door = Door(deferred=True)
     body = b"x" * 70_000
     door.receive(*[post(body)] * 5)

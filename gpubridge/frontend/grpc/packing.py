@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from gpubridge.config import CompressionLevel
 from gpubridge.dataplane import HeaderFields
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.coding import compress, decompress
 from gpubridge.frontend.grpc.status import RESPONSE_FIELDS, CallFailed, Status
-from gpubridge.frontend.http.message import compress, decompress
 from gpubridge.protocol.grpc.infer_response import FrameSegments
 
 __all__ = ["PREFIX", "Packing", "accepted_packing", "unpacked"]

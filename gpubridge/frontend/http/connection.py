@@ -1,22 +1,61 @@
-"""One HTTP/1.1 connection: what asyncio calls, when to read, answers in order, how it ends."""
+"""One HTTP/1.1 connection: what asyncio calls, who takes a request, when to read, how it ends.
+
+`HttpConnectionState` (compiled) has the protocol: it takes bytes and calls `take` once for each
+request, encodes answers and keeps their order.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 
-from gpubridge.frontend.http.answer import AnswerQueue
+from gpubridge.dataplane import HttpConnectionState, HttpExchange, IdleConnections
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.http.coded_bodies import CodedBodies
+from gpubridge.frontend.http.faults import FAULTS, Fault
 from gpubridge.frontend.http.message import HttpSettings, Router
-from gpubridge.frontend.http.reading import RequestReader
-from gpubridge.frontend.http.watch import NO_PROGRESS, Late, Stage, Watch
+from gpubridge.frontend.http.watch import Late, Stage, Watch
+from gpubridge.frontend.workers import Workers
 
-__all__ = ["HttpConnection", "HttpSettings"]
+__all__ = ["HttpConnection", "HttpListener", "HttpSettings"]
 
+_RECEIVE_BYTES = 16 * 1024
+_PIPELINE_LIMIT = 32
+_HELD_LIMIT = 64 << 20
+"""Bytes of bodies that a connection's requests may hold before no further one is read."""
 _TOLD_OF_TOO_MANY = 64
 """Connections over the limit that are told so before they are closed; more are just closed."""
+_CLOSABLE = 16
+"""Idle connections that are looked at for one that can be closed."""
 _TCP_CLOSED = 7
 _TCP_CLOSE_WAIT = 8
 """The kernel's numbers of states of a connection: reset or closed; the client sends no more."""
+
+
+class HttpListener:
+    """The part that all connections of one listening socket share.
+
+    Parameters
+    ----------
+    router : Router
+        Finds handlers.
+    workers : Workers
+        Do what is heavy.
+
+    Attributes
+    ----------
+    receive : bytearray
+        Where bytes that have no other place yet are received: each connection uses it up before it
+        lets go of the event loop.
+    """
+
+    def __init__(self, router: Router, settings: HttpSettings, workers: Workers) -> None:
+        self.router = router
+        self.settings = settings
+        self.receive = bytearray(_RECEIVE_BYTES)
+        self.idle = IdleConnections()
+        self.coded = CodedBodies(settings.body_limit, workers)
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -24,87 +63,87 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     Parameters
     ----------
-    router : Router
-        Finds handlers.
-    receive : bytearray
-        Where bytes that have no other place yet are received; see `RequestReader`.
     connections : set
         Holds this connection for as long as it is open.
     """
 
-    def __init__(
-        self,
-        router: Router,
-        settings: HttpSettings,
-        receive: bytearray,
-        connections: set[HttpConnection],
-    ) -> None:
-        self._settings = settings
+    def __init__(self, listener: HttpListener, connections: set[HttpConnection]) -> None:
+        self._listener = listener
+        self._settings = listener.settings
         self._connections = connections
         self._transport: asyncio.Transport
-        self._answers = AnswerQueue(router, self.answered)
-        self._reader = RequestReader(router, settings, receive, self._answers, self)
-        self._watch = Watch(settings.connections)
+        self._route = listener.router.route
+        self._watch = Watch(self._settings.connections)
+        self._lingering = False
         self._closing = False
-        self._paused = self._stalled = False
+        state = self._state = HttpConnectionState(
+            self,
+            listener.receive,
+            listener.idle,
+            self._settings.body_limit,
+            _PIPELINE_LIMIT,
+            _HELD_LIMIT,
+        )
         # asyncio calls these for every read: no detour.
-        self.get_buffer = self._reader.get_buffer  # type: ignore[method-assign]
-        self.buffer_updated = self._reader.buffer_updated  # type: ignore[method-assign]
+        self.get_buffer = state.get_buffer  # type: ignore[method-assign, assignment]
+        self.buffer_updated = state.buffer_updated  # type: ignore[method-assign, assignment]
 
     # -- what asyncio calls ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start, unless there are too many already."""
+        """Start, unless there are too many already and none of them is idle."""
         self._transport = transport  # type: ignore[assignment]
-        self._connections.add(self)
         most = self._settings.connections.max_connections
-        if most and len(self._connections) > most:
-            if len(self._connections) > most + _TOLD_OF_TOO_MANY:
-                self.abort()
-                return
-            self._reader.refuse(
-                503,
-                f"the server has {most} connections open, which is the most it takes "
-                "(--http-max-connections): try again later",
-            )
+        crowded = 0 < most <= len(self._connections) and not self._close_idle()
+        self._connections.add(self)
+        self._state.start(self._transport.write, self._transport.writelines)
+        if not crowded:
+            return
+        if len(self._connections) > most + _TOLD_OF_TOO_MANY:
+            self.abort()
+            return
+        self._refuse(
+            503,
+            f"the server has {most} connections open, which is the most it takes "
+            "(--http-max-connections), and none of them is idle: try again later",
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give up what is not finished."""
         self._connections.discard(self)
         self._closing = True
-        self._reader.lose()
-        self._answers.abort()
+        self._state.lose()
 
     def eof_received(self) -> bool:
         """The client sends no more: answer what is asked, then close."""
-        self._reader.end()
-        return bool(self._answers) and not self._closing
+        self._state.end()
+        return self._state.open > 0 and not self._closing
 
     def pause_writing(self) -> None:
         """The client reads too slowly: read no more from it."""
-        self._stalled = True
-        self.update_reading()
+        self._state.set_stalled(True)
 
     def resume_writing(self) -> None:
         """The client has caught up."""
-        self._stalled = False
-        self.update_reading()
-        self._answers.client_reads()
+        self._state.set_stalled(False)
 
     # -- what the server asks --------------------------------------------------------------------
 
     def drain(self) -> None:
         """Answer what is asked already, then close."""
-        self._reader.last = True
-        self.close_when_done()
+        self._state.drain()
+        if self._lingering and not self._state.headed:
+            self._transport.close()
 
     def finish(self) -> None:
         """Refuse the request that is on its way: it could not be answered any more."""
-        if self._reader.progress()[0] is not Stage.NOTHING:
-            self._reader.refuse(503, "the server is stopping")
+        if self._state.progress()[0] != Stage.NOTHING:
+            self._refuse(503, "the server is stopping")
 
     def abort(self) -> None:
         """Close at once."""
+        self._closing = True
+        self._state.close()
         self._transport.abort()
 
     @property
@@ -114,29 +153,27 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def check(self, now: float) -> None:
         """Close if the client takes too long with anything."""
-        reader, watch = self._reader, self._watch
+        state, watch = self._state, self._watch
         unsent = self.unsent
         if watch.stuck(now, unsent, closing=self._closing):
             self.abort()
         elif not self._closing:
-            # While we do not read, nothing of a request that is on its way is late.
-            progress = NO_PROGRESS if self._paused else reader.progress()
-            idle = not self._answers and not unsent
-            late = watch.late(now, progress, self._answers.placed, idle=idle)
+            idle = not state.open and not unsent
+            late = watch.late(now, state.progress(), state.placed, idle=idle)
             limits = self._settings.connections
             if late is Late.HEAD:
                 seconds = limits.header_timeout
-                reader.refuse(408, f"expected the whole head of a request within {seconds:g} s")
+                self._refuse(408, f"expected the whole head of a request within {seconds:g} s")
             elif late is Late.BODY:
                 seconds = limits.body_timeout
-                reader.refuse(
+                self._refuse(
                     408,
                     f"expected 500 bytes a second of the request's body within {seconds:g} s, "
                     "or its end",
                 )
             elif late is Late.IDLE:
                 self._close()
-            if self._answers and (self._paused or reader.deaf):
+            if state.open and (state.deaf or not state.reading):
                 self._look_for_client()
 
     def _look_for_client(self) -> None:
@@ -146,76 +183,106 @@ class HttpConnection(asyncio.BufferedProtocol):
         FIN. They differ in what they make of bytes that come after it: the closed one resets.
         """
         sock = self._transport.get_extra_info("socket")
-        state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-        if state == _TCP_CLOSED:
+        tcp = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        if tcp == _TCP_CLOSED:
             self.abort()
-        elif state == _TCP_CLOSE_WAIT and not self.unsent:
-            probe = self._answers.probe()
-            if probe:
-                self._transport.write(probe)
+        elif tcp == _TCP_CLOSE_WAIT and not self.unsent:
+            self._state.probe()
 
-    # -- what the reader asks --------------------------------------------------------------------
+    # -- what the protocol asks --------------------------------------------------------------------
 
-    def tell(self, interim: bytes) -> None:
-        """Send an interim answer."""
-        self._transport.write(interim)
+    def take(self, exchange: HttpExchange) -> None:
+        """Find who takes a request whose head is there, and where its body goes."""
+        try:
+            handler = self._route(exchange)
+            length = exchange.length
+            if length:
+                exchange.receive_into(handler.body_memory(length))
+        except BridgeError as error:
+            exchange.fail(error)
+            return
+        exchange.handler = handler
+        if exchange.whole:
+            self.complete(exchange, length)
 
-    def update_reading(self) -> None:
-        """Read, unless the client is behind or has asked enough."""
-        wanted = not self._stalled and not self._answers.full
-        if wanted == self._paused and not self._closing:
-            self._paused = self._reader.crowded = not wanted
-            if not wanted:
-                self._transport.pause_reading()
-            elif self._reader.behind:
-                # Later: this may be called while somebody uses what is received.
-                asyncio.get_running_loop().call_soon(self._go_on)
-            else:
-                self._transport.resume_reading()
+    def complete(self, exchange: HttpExchange, copied: int) -> None:
+        """Give a request that is whole to its handler."""
+        handler = exchange.handler
+        assert handler is not None
+        try:
+            handler.complete(exchange, copied)
+        except BridgeError as error:
+            handler.abort()
+            exchange.fail(error)
+
+    def collect(self, exchange: HttpExchange, body: bytearray) -> None:
+        """Give a request to its handler whose body came in chunks, or has a coding."""
+        self._listener.coded.unpack(exchange, body, self.complete)
+
+    def pack(
+        self,
+        exchange: HttpExchange,
+        status: int,
+        fields: bytes,
+        body: bytes,
+        buffers: Sequence[memoryview],
+    ) -> None:
+        """Answer with a coding that the client accepts."""
+        self._listener.coded.pack(exchange, status, fields, [body, *buffers])
+
+    def failure(self, error: BridgeError, status: int | None) -> tuple[int, bytes]:
+        """Return status and JSON body that tell an error."""
+        return self._listener.router.failure(error, status)
+
+    def refuse(self, fault: int, exchange: HttpExchange | None) -> None:
+        """Refuse what the client sends, by the number of the fault."""
+        if fault == Fault.BODY_TOO_LONG and exchange is not None:
+            told = (exchange.field(b"content-length") or b"").decode("latin-1")
+            self._refuse(413, self._settings.too_long(f"of {told} bytes"))
+        elif fault == Fault.CHUNKS_TOO_LONG:
+            self._refuse(413, self._settings.too_long("in chunks"))
+        else:
+            self._refuse(*FAULTS[fault])
+
+    def changed(self, close: bool) -> None:
+        """Read or not, as the state says, or close."""
+        if close:
+            self._close()
+        elif not self._state.reading:
+            self._transport.pause_reading()
+        elif self._state.behind:
+            # Later: this may be called while somebody uses what is received.
+            asyncio.get_running_loop().call_soon(self._go_on)
+        else:
+            self._transport.resume_reading()
 
     def _go_on(self) -> None:
         """Take what had come already, then read again."""
-        self._reader.go_on()
-        if not self._paused and not self._closing:
+        self._state.go_on()
+        if self._state.reading and not self._closing:
             self._transport.resume_reading()
 
-    def close_when_done(self) -> None:
-        """Close if no more is read and nothing is left to be answered."""
-        if self._reader.last and not self._answers and not self._reader.headed:
-            self._close()
+    # -- how it ends --------------------------------------------------------------------------------
 
-    # -- answers ----------------------------------------------------------------------------------
+    def _refuse(self, status: int, text: str) -> None:
+        """Answer what cannot be read, after the answers before it; nothing after it is read."""
+        self._state.refuse(BridgeError(text, ErrorCode.INVALID_ARG), status)
 
-    def answered(self) -> None:
-        """An answer is there: send those whose turn it is."""
-        answers = self._answers
-        was_full = answers.full
-        while not self._closing:
-            answer = answers.take_ready()
-            if answer is None:
-                break
-            parts = answer.take_parts()
-            if len(parts) == 1:
-                self._transport.write(parts[0])
-            else:
-                self._transport.writelines(parts)
-            if answer.unfinished and not self._stalled:
-                answers.client_reads()
-            elif answer.close and not answer.unfinished:
-                self._close()
-                return
-        if was_full:
-            self.update_reading()
-        if self._reader.last:
-            self.close_when_done()
+    def _close_idle(self) -> bool:
+        """Close the connection that has been idle for longest; returns whether there was one."""
+        for connection in self._listener.idle.first(_CLOSABLE):
+            if not connection.unsent:
+                self._connections.discard(connection)
+                connection._close()
+                return True
+        return False
 
     def _close(self) -> None:
-        reader = self._reader
-        reader.deaf = True
-        if (reader.unread or reader.headed) and not self._closing:
+        may_send = self._state.close()
+        if may_send and not self._closing:
             # The client may still be sending. A close now would make the kernel reset the connection
             # and the client lose its answer: what comes is dropped until the client closes, too.
-            self._closing = True
+            self._closing = self._lingering = True
             self._transport.write_eof()
         else:
             self._closing = True

@@ -7,20 +7,17 @@ import enum
 from gpubridge.config import HttpConnections
 from gpubridge.frontend.lateness import Rate, Unsent, Waiting
 
-__all__ = ["NO_PROGRESS", "Late", "Stage", "Watch"]
+__all__ = ["Late", "Stage", "Watch"]
 
 _LINGER_SECONDS = 10.0
 
 
-class Stage(enum.Enum):
-    """What part of a message is on its way."""
+class Stage(enum.IntEnum):
+    """The part of a message that is on its way, by the numbers of `HttpConnectionState.progress`."""
 
-    NOTHING = enum.auto()
-    HEAD = enum.auto()
-    BODY = enum.auto()
-
-
-NO_PROGRESS: tuple[Stage, object, int] = Stage.NOTHING, None, 0
+    NOTHING = 0
+    HEAD = 1
+    BODY = 2
 
 
 class Late(enum.Enum):
@@ -61,23 +58,23 @@ class Watch:
         return self._lingering.too_long(now, True if closing and not unsent else None) or slow
 
     def late(
-        self, now: float, progress: tuple[Stage, object, int], served: int, *, idle: bool
+        self, now: float, progress: tuple[int, int, int], served: int, *, idle: bool
     ) -> Late | None:
         """Return what is late of the request that is on its way, or of the next one.
 
         Parameters
         ----------
         progress : tuple
-            What `RequestReader.progress` returned.
+            What `HttpConnectionState.progress` returned.
         served : int
             How many requests there were.
         idle : bool
             Whether none is being answered.
         """
         stage, message, nbytes = progress
-        if self._head.too_long(now, message if stage is Stage.HEAD else None):
+        if self._head.too_long(now, message if stage == Stage.HEAD else None):
             return Late.HEAD
-        if self._body.too_slow(now, message if stage is Stage.BODY else None, nbytes):
+        if self._body.too_slow(now, message if stage == Stage.BODY else None, nbytes):
             return Late.BODY
-        waits = idle and stage is Stage.NOTHING
+        waits = idle and stage == Stage.NOTHING
         return Late.IDLE if self._idle.too_long(now, served if waits else None) else None

@@ -1,0 +1,204 @@
+// HTTP/1 connections, for Python: gpubridge/_native.pyi has the contract.
+//
+// A connection owns its reader, the bytes that it could not take yet, and the order of its answers.
+// It holds the Python objects of its owner (callbacks) and of its exchanges until it is lost. An
+// exchange is owned by whoever answers it, and by its connection until it is answered or the
+// connection is lost; from then on it points to no connection, and answering it does nothing.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "net/http1_reader.h"
+#include "net/http1_response.h"
+
+namespace gpubridge::http1 {
+
+class Connection;
+
+// Connections without a request, those that have been so for longest first.
+class IdleConnections {
+ public:
+  using Place = std::list<Connection*>::iterator;
+
+  Place add(Connection& connection) { return connections_.insert(connections_.end(), &connection); }
+  void remove(Place place) { connections_.erase(place); }
+
+  // The owners of the first connections, at most `count`.
+  [[nodiscard]] nanobind::list first(std::size_t count) const;
+  [[nodiscard]] std::size_t size() const { return connections_.size(); }
+
+ private:
+  std::list<Connection*> connections_;
+};
+
+// A request, and the place of its answer.
+class Exchange {
+ public:
+  Exchange(Connection& connection, std::unique_ptr<const Head> head, bool close);
+
+  [[nodiscard]] nanobind::bytes method() const;
+  [[nodiscard]] nanobind::bytes target() const;
+  [[nodiscard]] nanobind::object field(nanobind::bytes name) const;
+  // Bytes of a body that is received as it is.
+  [[nodiscard]] std::uint64_t length() const;
+  [[nodiscard]] bool whole() const;
+  [[nodiscard]] const char* coding() const;
+  [[nodiscard]] bool lost() const { return connection_ == nullptr; }
+
+  void receive_into(nanobind::handle memory);
+  void weigh(std::size_t nbytes);
+  void respond(int status, nanobind::bytes fields, nanobind::bytes body, nanobind::object buffers,
+               bool plain);
+  void fail(nanobind::object error, nanobind::object status);
+  void begin(int status, nanobind::bytes fields, nanobind::object on_sent, nanobind::bytes filler);
+  void send(nanobind::bytes data);
+  void end();
+
+  nanobind::object handler = nanobind::none();
+
+ private:
+  friend class Connection;
+
+  [[nodiscard]] bool modern() const { return head_ == nullptr || head_->modern; }
+  [[nodiscard]] bool bodiless() const { return head_ != nullptr && head_->method() == "HEAD"; }
+  [[nodiscard]] Persistence persistence() const;
+  [[nodiscard]] nanobind::bytes chunk(std::string_view data) const;
+  void put(int status, Framing framing, std::string_view fields, std::string_view body,
+           nanobind::object buffers);
+  void add(nanobind::bytes data);
+  void ready();
+
+  Connection* connection_;
+  std::unique_ptr<const Head> head_;
+  // The bytes of the answer that are there and were not sent.
+  std::vector<nanobind::object> parts_;
+  nanobind::object on_sent_ = nanobind::none();
+  nanobind::object filler_ = nanobind::none();
+  std::size_t held_ = 0;
+  bool close_;
+  bool answered_ = false;
+  bool ready_ = false;
+  bool unfinished_ = false;
+  bool chunked_ = false;
+  bool probed_ = false;
+};
+
+class Connection {
+ public:
+  // A connection takes bodies of at most `body_limit` bytes, and no further request while
+  // `pipeline_limit` are open, or while those that are hold `held_limit` bytes together.
+  Connection(nanobind::object owner, nanobind::object receive, nanobind::object idle,
+             std::uint64_t body_limit, std::size_t pipeline_limit, std::size_t held_limit);
+  ~Connection();
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  void start(nanobind::object write, nanobind::object write_lines);
+  nanobind::object get_buffer(nanobind::handle size_hint);
+  void buffer_updated(std::size_t nbytes);
+  void go_on();
+  void end();
+  void lose();
+  void drain();
+  bool close();
+  void set_stalled(bool stalled);
+  void refuse(nanobind::object error, int status);
+  void probe();
+
+  [[nodiscard]] bool headed() const { return current_.exchange != nullptr && !delivered_; }
+  [[nodiscard]] bool deaf() const { return deaf_; }
+  [[nodiscard]] bool behind() const { return !rest_.empty(); }
+  [[nodiscard]] bool reading() const { return reading_; }
+  [[nodiscard]] std::size_t open() const { return answers_.size(); }
+  [[nodiscard]] std::uint64_t placed() const { return placed_; }
+  [[nodiscard]] nanobind::tuple progress() const;
+  [[nodiscard]] nanobind::object owner() const { return owner_; }
+
+ private:
+  friend class Exchange;
+
+  struct Place {
+    nanobind::object object;
+    Exchange* exchange = nullptr;
+  };
+
+  [[nodiscard]] bool full() const;
+  Place place(std::unique_ptr<const Head> head);
+  void feed(const char* at, const char* end);
+  void take_head(const char*& at, const char* end);
+  void take_body(std::string_view piece);
+  void complete();
+  // Has the owner word a fault, and refuse what is on its way.
+  void refuse(Fault fault);
+  void receive_into(nanobind::handle memory);
+  // Forgets the message that is on its way; returns it.
+  Place drop_message();
+  static void abort(Exchange& exchange);
+  void flush();
+  void write(std::vector<nanobind::object> parts);
+  // Tells the owner what changed: whether to read, and whether all is done.
+  void settle();
+  void leave_idle();
+
+  nanobind::object owner_;
+  nanobind::object receive_;
+  nanobind::object idle_object_;
+  IdleConnections* idle_;
+  std::uint64_t body_limit_;
+  std::size_t pipeline_limit_;
+  std::size_t held_limit_;
+  nanobind::object take_;
+  nanobind::object complete_;
+  nanobind::object collect_;
+  nanobind::object pack_;
+  nanobind::object failure_;
+  nanobind::object refuse_;
+  nanobind::object changed_;
+  nanobind::object write_ = nanobind::none();
+  nanobind::object write_lines_ = nanobind::none();
+
+  Reader reader_;
+  std::string rest_;
+  std::optional<IdleConnections::Place> idle_place_;
+
+  // The message on its way: its body so far, and what of it came with the head.
+  Place current_;
+  std::uint64_t length_ = 0;
+  std::uint64_t copied_ = 0;
+  std::uint64_t framed_ = 0;
+  std::string_view at_hand_;
+  nanobind::object memory_ = nanobind::none();
+  nanobind::object collected_ = nanobind::none();
+  bool delivered_ = false;
+  // The last buffer that was asked for is the body's own memory.
+  bool direct_ = false;
+
+  std::deque<Place> answers_;
+  std::size_t held_ = 0;
+  std::uint64_t placed_ = 0;
+
+  bool reading_ = true;
+  bool stalled_ = false;
+  // No request is read after the one that is on its way.
+  bool last_ = false;
+  // Nothing is read any more.
+  bool deaf_ = false;
+  // The client was cut off: it may still be sending.
+  bool unread_ = false;
+  // The answer that ends the connection is sent.
+  bool done_ = false;
+  bool closing_ = false;
+  bool lost_ = false;
+};
+
+}  // namespace gpubridge::http1

@@ -1,0 +1,447 @@
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "buffer_view.h"
+#include "net/http1_binding.h"
+#include "net/http1_connection.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge::http1 {
+namespace {
+
+// Bodies of less are not weighed: a connection has few of them.
+constexpr std::size_t kHeavy = std::size_t{64} << 10U;
+
+enum Stage { kNothing, kHead, kBody };
+
+void append(const nb::object& array, std::string_view data) {
+  const Py_ssize_t size = PyByteArray_Size(array.ptr());
+  if (PyByteArray_Resize(array.ptr(), size + static_cast<Py_ssize_t>(data.size())) != 0) {
+    throw nb::python_error();
+  }
+  std::memcpy(PyByteArray_AsString(array.ptr()) + size, data.data(), data.size());
+}
+
+// Calls back. What is called may let go of the connection's references to it.
+template <typename... Arguments>
+void call(nb::object callback, Arguments&&... arguments) {
+  callback(std::forward<Arguments>(arguments)...);
+}
+
+nb::object new_array() {
+  PyObject* const array = PyByteArray_FromStringAndSize(nullptr, 0);
+  if (array == nullptr) throw nb::python_error();
+  return nb::steal(array);
+}
+
+}  // namespace
+
+nb::list IdleConnections::first(std::size_t count) const {
+  nb::list owners;
+  for (const Connection* connection : connections_) {
+    if (count-- == 0) break;
+    owners.append(connection->owner());
+  }
+  return owners;
+}
+
+Connection::Connection(nb::object owner, nb::object receive, nb::object idle,
+                       std::uint64_t body_limit, std::size_t pipeline_limit, std::size_t held_limit)
+    : owner_(std::move(owner)),
+      receive_(std::move(receive)),
+      idle_object_(std::move(idle)),
+      idle_(nb::cast<IdleConnections*>(idle_object_)),
+      body_limit_(body_limit),
+      pipeline_limit_(pipeline_limit),
+      held_limit_(held_limit),
+      take_(owner_.attr("take")),
+      complete_(owner_.attr("complete")),
+      collect_(owner_.attr("collect")),
+      pack_(owner_.attr("pack")),
+      failure_(owner_.attr("failure")),
+      refuse_(owner_.attr("refuse")),
+      changed_(owner_.attr("changed")) {}
+
+Connection::~Connection() {
+  leave_idle();
+  for (const Place& place : answers_) place.exchange->connection_ = nullptr;
+}
+
+void Connection::start(nb::object write, nb::object write_lines) {
+  write_ = std::move(write);
+  write_lines_ = std::move(write_lines);
+  settle();
+}
+
+// -- bytes in -------------------------------------------------------------------------------------
+
+nb::object Connection::get_buffer(nb::handle) {
+  direct_ = !memory_.is_none();
+  if (!direct_) return receive_;
+  return memory_[nb::slice(nb::int_(length_ - reader_.missing()), nb::int_(length_), nb::none())];
+}
+
+void Connection::buffer_updated(std::size_t nbytes) {
+  leave_idle();
+  if (!direct_) {
+    const BufferView received(receive_, PyBUF_SIMPLE);
+    if (nbytes > received.size()) throw nb::value_error("expected bytes within the buffer");
+    const char* const begin = static_cast<const char*>(received.data());
+    feed(begin, begin + nbytes);
+  } else if (!memory_.is_none()) {
+    if (nbytes > reader_.missing()) throw nb::value_error("expected bytes within the body");
+    reader_.skip(nbytes);
+    if (reader_.missing() == 0) feed(nullptr, nullptr);
+  }
+  settle();
+}
+
+void Connection::go_on() {
+  const std::string rest = std::move(rest_);
+  rest_.clear();
+  leave_idle();
+  feed(rest.data(), rest.data() + rest.size());
+  settle();
+}
+
+void Connection::feed(const char* at, const char* end) {
+  while (!deaf_) {
+    if (reader_.at_start()) {
+      if (at == end) return;
+      if (stalled_ || full()) {
+        rest_.assign(at, end);
+        return;
+      }
+    }
+    switch (reader_.step(at, end)) {
+      case Reader::Step::kMore:
+        return;
+      case Reader::Step::kHead:
+        take_head(at, end);
+        break;
+      case Reader::Step::kBody:
+        take_body(reader_.body());
+        break;
+      case Reader::Step::kEnd:
+        complete();
+        break;
+      case Reader::Step::kFault:
+        refuse(reader_.fault());
+        return;
+    }
+  }
+}
+
+void Connection::take_head(const char*& at, const char* end) {
+  auto head = std::make_unique<const Head>(reader_.take_head());
+  const bool framed = head->chunked || head->coded;
+  const bool expects = head->expects;
+  const auto here = static_cast<std::size_t>(end - at);
+  length_ = framed ? 0 : head->length;
+  copied_ = framed_ = 0;
+  if (framed) collected_ = new_array();
+  const bool too_long = head->length > body_limit_;
+  delivered_ = !framed && !expects && !too_long && here >= length_;
+  const Place message = current_ = place(std::move(head));
+  if (too_long) {
+    refuse(Fault::kBodyTooLong);
+    return;
+  }
+  at_hand_ = {at, static_cast<std::size_t>(std::min<std::uint64_t>(length_, here))};
+  call(take_, message.object);
+  at_hand_ = {};
+  if (deaf_) return;
+  at += copied_;
+  reader_.skip(copied_);
+  if (expects && !message.exchange->handler.is_none()) {
+    call(write_, nb::bytes(kContinue.data(), kContinue.size()));
+  }
+}
+
+void Connection::receive_into(nb::handle memory) {
+  const BufferView view(memory, PyBUF_WRITABLE);
+  if (view.size() < length_) throw nb::value_error("expected memory for the whole body");
+  if (!at_hand_.empty()) std::memcpy(view.data(), at_hand_.data(), at_hand_.size());
+  copied_ = at_hand_.size();
+  at_hand_ = {};
+  if (!delivered_) memory_ = nb::borrow(memory);
+}
+
+void Connection::take_body(std::string_view piece) {
+  if (!collected_.is_none()) {
+    framed_ += piece.size();
+    if (framed_ > body_limit_) {
+      refuse(Fault::kChunksTooLong);
+    } else if (!current_.exchange->handler.is_none()) {
+      append(collected_, piece);
+    }
+  } else if (!memory_.is_none()) {
+    const BufferView view(memory_, PyBUF_WRITABLE);
+    const std::uint64_t at = length_ - reader_.missing() - piece.size();
+    std::memcpy(static_cast<char*>(view.data()) + at, piece.data(), piece.size());
+    copied_ += piece.size();
+  }
+}
+
+void Connection::complete() {
+  const bool delivered = delivered_;
+  const std::uint64_t length = length_;
+  const std::uint64_t copied = copied_;
+  const nb::object collected = std::move(collected_);
+  const Place message = drop_message();
+  if (message.exchange->close_) deaf_ = true;
+  // Without a handler it was answered by its head.
+  if (delivered || message.exchange->handler.is_none()) return;
+  if (!collected.is_none()) {
+    call(collect_, message.object, collected);
+  } else {
+    if (length >= kHeavy) message.exchange->weigh(length);
+    call(complete_, message.object, copied);
+  }
+}
+
+void Connection::refuse(Fault fault) {
+  const nb::object exchange = current_.exchange == nullptr ? nb::none() : current_.object;
+  call(refuse_, static_cast<int>(fault), exchange);
+}
+
+Connection::Place Connection::drop_message() {
+  Place message = std::move(current_);
+  current_ = {};
+  memory_ = nb::none();
+  collected_ = nb::none();
+  delivered_ = false;
+  return message;
+}
+
+// -- how it ends ----------------------------------------------------------------------------------
+
+void Connection::abort(Exchange& exchange) {
+  const nb::object handler = std::exchange(exchange.handler, nb::none());
+  if (!handler.is_none()) handler.attr("abort")();
+}
+
+void Connection::refuse(nb::object error, int status) {
+  if (lost_) return;
+  Place message = drop_message();
+  deaf_ = unread_ = true;
+  if (message.exchange != nullptr) {
+    abort(*message.exchange);
+    if (message.exchange->answered_) {
+      // It was refused before for another reason, which is its answer.
+      last_ = true;
+      settle();
+      return;
+    }
+  } else {
+    message = place(nullptr);
+  }
+  message.exchange->close_ = true;
+  message.exchange->fail(std::move(error), nb::int_(status));
+}
+
+void Connection::end() {
+  last_ = deaf_ = true;
+  unread_ = false;
+  if (!headed()) return;
+  const Place message = drop_message();
+  if (!message.exchange->answered_) {
+    answers_.pop_back();
+    message.exchange->connection_ = nullptr;
+  }
+  abort(*message.exchange);
+}
+
+void Connection::lose() {
+  lost_ = deaf_ = closing_ = true;
+  leave_idle();
+  drop_message();
+  rest_.clear();
+  const std::deque<Place> answers = std::move(answers_);
+  answers_.clear();
+  // From here on nothing of this connection's owner is held, which holds this connection.
+  for (nb::object* each : {&owner_, &take_, &complete_, &collect_, &pack_, &failure_, &refuse_,
+                           &changed_, &write_, &write_lines_}) {
+    *each = nb::none();
+  }
+  for (const Place& place : answers) place.exchange->connection_ = nullptr;
+  for (const Place& place : answers) {
+    try {
+      abort(*place.exchange);
+    } catch (nb::python_error& error) {
+      // The others are told all the same.
+      error.discard_as_unraisable("aborting a request");
+    }
+    place.exchange->on_sent_ = nb::none();
+  }
+}
+
+void Connection::drain() {
+  last_ = true;
+  settle();
+}
+
+bool Connection::close() {
+  deaf_ = closing_ = true;
+  leave_idle();
+  return unread_ || headed();
+}
+
+// -- answers --------------------------------------------------------------------------------------
+
+bool Connection::full() const {
+  // A single one, however large, is no reason: that its client goes away must be seen.
+  return answers_.size() >= pipeline_limit_ || (held_ >= held_limit_ && answers_.size() > 1);
+}
+
+Connection::Place Connection::place(std::unique_ptr<const Head> head) {
+  const bool close = last_ || head == nullptr || head->close;
+  nb::object object = nb::cast(Exchange(*this, std::move(head), close));
+  answers_.push_back({object, nb::inst_ptr<Exchange>(object)});
+  ++placed_;
+  return answers_.back();
+}
+
+void Connection::flush() {
+  while (!closing_ && !answers_.empty() && answers_.front().exchange->ready_) {
+    const Place place = answers_.front();
+    Exchange& exchange = *place.exchange;
+    exchange.ready_ = false;
+    std::vector<nb::object> parts = std::move(exchange.parts_);
+    exchange.parts_.clear();
+    const bool finished = !exchange.unfinished_;
+    if (finished) {
+      answers_.pop_front();
+      held_ -= exchange.held_;
+      exchange.connection_ = nullptr;
+      exchange.on_sent_ = nb::none();
+    }
+    write(std::move(parts));
+    if (!finished) {
+      if (!stalled_) call(exchange.on_sent_);
+    } else if (exchange.close_) {
+      done_ = true;
+      break;
+    }
+  }
+  settle();
+}
+
+void Connection::write(std::vector<nb::object> parts) {
+  if (parts.size() == 1) {
+    call(write_, parts[0]);
+  } else if (!parts.empty()) {
+    nb::list lines;
+    for (nb::object& part : parts) lines.append(std::move(part));
+    call(write_lines_, lines);
+  }
+}
+
+void Connection::set_stalled(bool stalled) {
+  if (lost_) return;
+  stalled_ = stalled;
+  settle();
+  if (stalled || answers_.empty()) return;
+  const Place place = answers_.front();
+  if (place.exchange->unfinished_ && !place.exchange->ready_) call(place.exchange->on_sent_);
+}
+
+void Connection::probe() {
+  if (answers_.empty() || closing_) return;
+  Exchange& exchange = *answers_.front().exchange;
+  if (exchange.ready_ || exchange.probed_) return;
+  exchange.probed_ = true;
+  if (!exchange.answered_) {
+    if (exchange.modern()) call(write_, nb::bytes(kContinue.data(), kContinue.size()));
+  } else if (!exchange.bodiless() && !exchange.filler_.is_none()) {
+    const auto filler = nb::cast<nb::bytes>(exchange.filler_);
+    if (filler.size() != 0) call(write_, exchange.chunk({filler.c_str(), filler.size()}));
+  }
+}
+
+// -- what the owner is told -----------------------------------------------------------------------
+
+void Connection::settle() {
+  if (lost_ || closing_) return;
+  const bool close = done_ || (last_ && answers_.empty() && !headed());
+  const bool reading = !stalled_ && !full();
+  if (!answers_.empty() || !reader_.at_start() || !rest_.empty() || deaf_) {
+    leave_idle();
+  } else if (!idle_place_) {
+    idle_place_ = idle_->add(*this);
+  }
+  if (close || reading != reading_) {
+    reading_ = reading;
+    call(changed_, close);
+  }
+}
+
+void Connection::leave_idle() {
+  if (idle_place_) idle_->remove(*std::exchange(idle_place_, std::nullopt));
+}
+
+nb::tuple Connection::progress() const {
+  if (deaf_ || !reading_) return nb::make_tuple(static_cast<int>(kNothing), 0, 0);
+  if (headed()) {
+    const std::uint64_t nbytes = collected_.is_none() ? length_ - reader_.missing() : framed_;
+    return nb::make_tuple(static_cast<int>(kBody), placed_, nbytes);
+  }
+  const Stage stage = reader_.in_head() ? kHead : kNothing;
+  return nb::make_tuple(static_cast<int>(stage), placed_, 0);
+}
+
+}  // namespace gpubridge::http1
+
+namespace gpubridge {
+
+void bind_http1(nb::module_& module) {
+  using http1::Connection;
+  using http1::Exchange;
+  using http1::IdleConnections;
+  nb::class_<IdleConnections>(module, "IdleConnections")
+      .def(nb::init<>())
+      .def("first", &IdleConnections::first)
+      .def("__len__", &IdleConnections::size);
+  nb::class_<Exchange>(module, "HttpExchange")
+      .def_prop_ro("method", &Exchange::method)
+      .def_prop_ro("target", &Exchange::target)
+      .def_prop_ro("length", &Exchange::length)
+      .def_prop_ro("whole", &Exchange::whole)
+      .def_prop_ro("coding", &Exchange::coding)
+      .def_prop_ro("lost", &Exchange::lost)
+      .def_rw("handler", &Exchange::handler)
+      .def("field", &Exchange::field)
+      .def("receive_into", &Exchange::receive_into)
+      .def("weigh", &Exchange::weigh)
+      .def("respond", &Exchange::respond, nb::arg("status"), nb::arg("fields"), nb::arg("body"),
+           nb::arg("buffers") = nb::tuple(), nb::kw_only(), nb::arg("plain") = false)
+      .def("fail", &Exchange::fail, nb::arg("error"), nb::arg("status") = nb::none())
+      .def("begin", &Exchange::begin, nb::arg("status"), nb::arg("fields"), nb::arg("on_sent"),
+           nb::arg("filler") = nb::bytes("", 0))
+      .def("send", &Exchange::send)
+      .def("end", &Exchange::end);
+  nb::class_<Connection>(module, "HttpConnectionState")
+      .def(nb::init<nb::object, nb::object, nb::object, std::uint64_t, std::size_t, std::size_t>())
+      .def("start", &Connection::start)
+      .def("get_buffer", &Connection::get_buffer)
+      .def("buffer_updated", &Connection::buffer_updated)
+      .def("go_on", &Connection::go_on)
+      .def("end", &Connection::end)
+      .def("lose", &Connection::lose)
+      .def("drain", &Connection::drain)
+      .def("close", &Connection::close)
+      .def("refuse", nb::overload_cast<nb::object, int>(&Connection::refuse))
+      .def("probe", &Connection::probe)
+      .def("progress", &Connection::progress)
+      .def("set_stalled", &Connection::set_stalled)
+      .def_prop_ro("headed", &Connection::headed)
+      .def_prop_ro("deaf", &Connection::deaf)
+      .def_prop_ro("behind", &Connection::behind)
+      .def_prop_ro("reading", &Connection::reading)
+      .def_prop_ro("open", &Connection::open)
+      .def_prop_ro("placed", &Connection::placed);
+}
+
+}  // namespace gpubridge

@@ -1,0 +1,124 @@
+"""Content codings, gzip and deflate: done, and undone in pieces."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from gpubridge.errors import BridgeError, ErrorCode
+
+__all__ = ["Inflater", "compress", "decompress"]
+
+_INPUT = 256 * 1024
+
+
+class Inflater:
+    """Undoes the coding of one body; zlib works without the interpreter's lock.
+
+    Parameters
+    ----------
+    coding : bytes
+        The Content-Encoding, or its like.
+    body : bytes-like
+        What is coded; it must not change.
+    limit : int
+        Bytes that the body may have without its coding.
+    flag : str
+        Where that limit is set.
+
+    Raises
+    ------
+    BridgeError
+        UNSUPPORTED for a coding that is not known.
+    """
+
+    def __init__(
+        self,
+        coding: bytes,
+        body: bytes | bytearray,
+        limit: int,
+        flag: str = "--http-max-input-size",
+    ) -> None:
+        coding = coding.strip().lower()
+        if coding not in (b"gzip", b"deflate", b"identity"):
+            raise BridgeError("Unsupported compression type", ErrorCode.UNSUPPORTED)
+        self._coding = coding.decode()
+        self._body = memoryview(body)
+        self._at = 0
+        self._limit = limit
+        self._flag = flag
+        self._read = 0
+        self._unpacker = None
+        if coding != b"identity":
+            self._unpacker = zlib.decompressobj(wbits=31 if coding == b"gzip" else 15)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all was read."""
+        if self._unpacker is None:
+            return self._at >= len(self._body)
+        return self._unpacker.eof
+
+    def read(self, nbytes: int) -> bytes:
+        """Return the next ``nbytes``, or what is left.
+
+        Raises
+        ------
+        BridgeError
+            INVALID_ARG for data that is not in its coding, or is longer than the limit.
+        """
+        pieces: list[bytes] = []
+        missing = nbytes
+        try:
+            while missing and not self.finished:
+                pieces.append(self._next(missing))
+                missing -= len(pieces[-1])
+        except zlib.error as error:
+            raise BridgeError(
+                f"the request body is not {self._coding} data: {error}", ErrorCode.INVALID_ARG
+            ) from error
+        self._read += nbytes - missing
+        if self._read > self._limit:
+            raise BridgeError(
+                f"the decompressed request body is longer than the limit of {self._limit} bytes "
+                f"({self._flag})",
+                ErrorCode.INVALID_ARG,
+            )
+        return b"".join(pieces)
+
+    def _next(self, nbytes: int) -> bytes:
+        unpacker = self._unpacker
+        if unpacker is None:
+            return bytes(self._input(nbytes))
+        data = unpacker.unconsumed_tail or self._input(_INPUT)
+        # Without input, what the unpacker still holds comes.
+        piece = unpacker.decompress(data, nbytes)
+        if not data and not piece and not unpacker.eof:
+            raise BridgeError(
+                f"the request body ends in the middle of its {self._coding} data",
+                ErrorCode.INVALID_ARG,
+            )
+        return piece
+
+    def _input(self, nbytes: int) -> memoryview:
+        data = self._body[self._at : self._at + nbytes]
+        self._at += len(data)
+        return data
+
+
+def decompress(coding: bytes, body: bytes | bytearray, limit: int) -> bytes:
+    """Return a body as it was before its coding was applied.
+
+    Raises
+    ------
+    BridgeError
+        As `Inflater` says.
+    """
+    inflater = Inflater(coding, body, limit)
+    return inflater.read(limit + 1)
+
+
+def compress(coding: str, parts: Sequence[bytes | memoryview], level: int = -1) -> bytes:
+    """Compress the parts as one body, as well as ``level`` (zlib's) says."""
+    packer = zlib.compressobj(level, wbits=31 if coding == "gzip" else 15)
+    return b"".join([*(packer.compress(part) for part in parts), packer.flush()])
