@@ -1,0 +1,75 @@
+// Request scanners: views lie in the request, counts agree, and a request matches its own template.
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fuzz.h"
+#include "request/json_scanner.h"
+#include "request/protobuf_scanner.h"
+#include "request/templates.h"
+
+namespace {
+
+using gpubridge::fuzz::expect;
+
+void check_scan(const gpubridge::RequestScan& scan, std::string_view text) {
+  const auto inside = [&](std::string_view view) {
+    return view.empty() ||
+           (view.data() >= text.data() && view.data() + view.size() <= text.data() + text.size());
+  };
+  expect(inside(scan.id), "the id is a view of the request");
+  const std::size_t ranks = std::accumulate(scan.ranks.begin(), scan.ranks.end(), std::size_t{0});
+  expect(ranks == scan.dims.size(), "ranks count dims");
+  expect(scan.ranks.size() == scan.inputs, "each input has a rank");
+  expect(scan.sizes.size() == scan.size_owners.size(), "each size has an owner");
+  for (const std::uint32_t owner : scan.size_owners) expect(owner < scan.inputs, "owners exist");
+  for (const auto& value : scan.others) {
+    expect(inside(value.text), "a value is a view of the request");
+  }
+}
+
+void check_template(const gpubridge::RequestScan& scan, const gpubridge::RequestScan& again) {
+  gpubridge::TemplateRules rules;
+  std::size_t dim = 0;
+  for (const std::uint32_t rank : scan.ranks) {
+    gpubridge::InputRule rule;
+    rule.dims.assign(rank, -1);
+    rule.item_size = 4;
+    rules.inputs.push_back(rule);
+    dim += rank;
+  }
+  gpubridge::RequestTemplates templates(std::size_t{1} << 20U);
+  std::vector<std::uint64_t> evicted;
+  if (!templates.add(scan, 1, rules, evicted)) return;
+  gpubridge::MatchedRequest matched;
+  if (!templates.match(again, matched)) return;
+  expect(matched.handle == 1, "a request matches its own template");
+  expect(matched.dims.size() == dim, "all dims are given");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  gpubridge::fuzz::Input input(data, size);
+  const bool json = (input.byte() & 1U) == 0;
+  const std::string_view text = input.text();
+  gpubridge::RequestScan scan;
+  gpubridge::RequestScan again;
+  std::vector<std::uint64_t> offsets;
+  const auto read = [&](gpubridge::RequestScan& into) {
+    into.clear();
+    offsets.clear();
+    return json ? gpubridge::scan_json(text, into) : gpubridge::scan_message(text, into, offsets);
+  };
+  if (!read(scan)) return 0;
+  expect(read(again) && again.key == scan.key, "a request has one key");
+  check_scan(scan, text);
+  for (std::size_t index = 0; index < offsets.size(); ++index) {
+    expect(offsets[index] <= text.size(), "contents lie in the message");
+  }
+  check_template(scan, again);
+  return 0;
+}
