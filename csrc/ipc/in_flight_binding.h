@@ -122,10 +122,11 @@ struct ControlBuffers {
 // A request at the stub, or what is left of it.
 struct Held {
   nb::object request;
-  nb::object slot;      // goes back to the arena
-  nb::object kept;      // is only held
-  bool plain = false;   // its inputs lie in its slot, and nothing else is lent
-  bool shared = false;  // what was the slot is kept, since others hold it, too
+  nb::object slot;         // goes back to the arena
+  nb::object kept;         // is only held
+  bool in_slot = false;    // its inputs lie in its slot, and nothing else is lent
+  bool of_client = false;  // its client's own memory is read or written for it
+  bool shared = false;     // what was the slot is kept, since others hold it, too
   bool traced = false;
   std::uint64_t size = 0;  // its batch size; 0 for a place in a batch that no request fills
   Duration arrived = 0;
@@ -267,7 +268,7 @@ class RequestsAtStub {
   void count(const ResultBatch& batch, Duration now, const std::vector<Run>& runs);
   Decoded decode(const RecordView& record, const Held& held);
   [[nodiscard]] bool is_plain(const RecordView& record, const Held& held) const {
-    return held.plain && on_kept_.is_none() && (record.word() & ~kResponseOpen) == 0 &&
+    return !held.of_client && on_kept_.is_none() && (record.word() & ~kResponseOpen) == 0 &&
            record.context().empty();
   }
   void end_response(Ticket ticket, const nb::object& reason, Duration now, nb::list& closed);

@@ -31,8 +31,9 @@ Held held_for(nb::handle request) {
   held.size = nb::cast<std::uint64_t>(names().batch_size.of(request));
   held.arrived = nb::cast<Duration>(names().arrived.of(request));
   nb::object ranges = names().ranges.of(request);
-  held.plain = ranges.is_none();
-  if (!held.plain && has_bytes(ranges)) held.kept = std::move(ranges);
+  held.in_slot = ranges.is_none();
+  held.of_client = !names().client.of(request).is_none();
+  if (!held.in_slot && has_bytes(ranges)) held.kept = std::move(ranges);
   return held;
 }
 
@@ -46,7 +47,7 @@ bool RequestsAtStub::enter(nb::handle requests, nb::handle owner) {
     lent.push_back(held_for(request));
     // The stub says that it is done with what it was lent, if there is something.
     const bool has_memory =
-        lent.back().plain ? lent.back().slot.is_valid() : lent.back().kept.is_valid();
+        lent.back().in_slot ? lent.back().slot.is_valid() : lent.back().kept.is_valid();
     entering.push_back({has_memory, static_cast<std::uint32_t>(
                                         nb::cast<std::int64_t>(names().unsent.of(request)))});
   }
