@@ -1,4 +1,5 @@
-// Request scanners: views lie in the request, counts agree, and a request matches its own template.
+// Request scanners: views lie in the request, counts agree, a key and its values are the text
+// again, and a request matches its own template.
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -13,6 +14,7 @@
 
 namespace {
 
+using gpubridge::Role;
 using gpubridge::fuzz::expect;
 
 void check_scan(const gpubridge::RequestScan& scan, std::string_view text) {
@@ -29,6 +31,35 @@ void check_scan(const gpubridge::RequestScan& scan, std::string_view text) {
   for (const auto& value : scan.others) {
     expect(inside(value.text), "a value is a view of the request");
   }
+}
+
+// Puts the values back into the key of JSON text.
+std::string text_of(const gpubridge::RequestScan& scan) {
+  std::string text;
+  std::size_t dim = 0;
+  std::size_t size = 0;
+  std::size_t other = 0;
+  const auto quoted = [](std::string_view content) { return '"' + std::string(content) + '"'; };
+  for (const char character : scan.key) {
+    const auto role = static_cast<Role>(character);
+    if (character == '\t' || character == '\n' || character == '\r' ||
+        static_cast<unsigned char>(character) >= 0x20) {
+      text.push_back(character);
+    } else if (role == Role::kId) {
+      text += quoted(scan.id);
+    } else if (role == Role::kDim) {
+      text += std::to_string(scan.dims.at(dim++));
+    } else if (role == Role::kBinarySize) {
+      text += std::to_string(scan.sizes.at(size++));
+    } else {
+      const gpubridge::ScannedValue& value = scan.others.at(other++);
+      expect(value.role == role, "values are in the order of their markers");
+      text += gpubridge::is_text(role) ? quoted(value.text) : std::to_string(value.number);
+    }
+  }
+  expect(dim == scan.dims.size() && size == scan.sizes.size() && other == scan.others.size(),
+         "every value has a marker");
+  return text;
 }
 
 void check_template(const gpubridge::RequestScan& scan, const gpubridge::RequestScan& again) {
@@ -67,8 +98,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!read(scan)) return 0;
   expect(read(again) && again.key == scan.key, "a request has one key");
   check_scan(scan, text);
+  if (json) expect(text_of(scan) == text, "a key and its values are the text");
   for (std::size_t index = 0; index < offsets.size(); ++index) {
-    expect(offsets[index] <= text.size(), "contents lie in the message");
+    expect(offsets[index] <= text.size() && scan.sizes.at(index) <= text.size() - offsets[index],
+           "contents lie in the message");
   }
   check_template(scan, again);
   return 0;
