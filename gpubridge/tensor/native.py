@@ -209,9 +209,13 @@ class _Absent(NamedTuple):
     reason: str
 
 
+_requiring: list[bool] = []
+"""Not empty in a process that requires the module: the variable is for its stubs then."""
+
+
 @functools.cache
 def _load() -> NativeModule | _Absent:
-    if os.environ.get(DISABLE_VARIABLE) == "1":
+    if os.environ.get(DISABLE_VARIABLE) == "1" and not _requiring:
         return _Absent(f"turned off by {DISABLE_VARIABLE}=1")
     return _import()
 
@@ -244,7 +248,9 @@ def native_path() -> str | None:
 
 
 def require_native() -> None:
-    """Check that the compiled module can be imported, as the server requires.
+    """Check that the compiled module can be imported, as the server requires, and use it from now on.
+
+    ``GPUBRIDGE_NO_NATIVE`` is for the stubs then, which inherit it.
 
     Raises
     ------
@@ -253,6 +259,8 @@ def require_native() -> None:
     """
     if (reason := import_failure()) is not None:
         raise BridgeError(f"gpubridge requires its compiled module: {reason}; {BUILD_ADVICE}")
+    _requiring.append(True)
+    _load.cache_clear()
 
 
 def import_failure() -> str | None:

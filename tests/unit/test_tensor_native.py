@@ -14,6 +14,7 @@ from gpubridge.tensor import native
 
 @pytest.fixture
 def fresh_loader(monkeypatch):
+    monkeypatch.setattr(native, "_requiring", [])
     native._load.cache_clear()
     yield monkeypatch
     native._load.cache_clear()
@@ -43,7 +44,9 @@ def test_presence_has_no_reason():
 
 def test_the_variable_for_stubs_is_not_for_the_server(fresh_loader):
     fresh_loader.setenv("GPUBRIDGE_NO_NATIVE", "1")
+    assert native.native() is None
     native.require_native()
+    assert native.native() is not None
 
 
 def test_the_server_says_why_it_cannot_start_and_what_builds_the_module(fresh_loader):
