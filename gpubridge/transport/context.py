@@ -347,7 +347,9 @@ class PythonContextCodec:
             mask |= 1 << field.tag
             try:
                 parts.append(_encode_value(field.kind, value))
-            except (struct.error, AttributeError, TypeError) as error:
+            except struct.error as error:
+                raise ValueError(f"context field '{field.name}': got {value!r:.100}") from error
+            except (AttributeError, TypeError) as error:
                 raise ValueError(f"context field '{field.name}': {error}") from error
         if not mask:
             return b""
