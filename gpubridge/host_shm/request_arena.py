@@ -238,7 +238,8 @@ class RequestArena(HostArena):
             self._close(space)
 
     def _spaces(self) -> list[_Space]:
-        return self._retired if self._space is None else [*self._retired, self._space]
+        # A list of its own: those who go through it may close some.
+        return [*self._retired] if self._space is None else [*self._retired, self._space]
 
     # -- growing -------------------------------------------------------------------------------
 
