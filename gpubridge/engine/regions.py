@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Protocol
 
-from gpubridge.host_shm import MemoryLimit, RequestArena, Segment
+from gpubridge.host_shm import Budget, RequestArena, Segment, reserved_bytes
 from gpubridge.transport.region_ids import read_only_id
 
 __all__ = ["RegionUser", "Regions"]
@@ -40,12 +40,12 @@ class Regions:
 
     Attributes
     ----------
-    memory : MemoryLimit
+    budget : Budget
         Of the arenas.
     """
 
     def __init__(self, arena_limit: int) -> None:
-        self.memory = MemoryLimit(arena_limit)
+        self.budget = Budget(arena_limit)
         self._arenas: dict[str, RequestArena] = {}
         self._numbers = itertools.count(1)
         self._owners = itertools.count(_SERVER + 1)
@@ -59,7 +59,7 @@ class Regions:
         """
         arena = self._arenas.get(model)
         if arena is None:
-            arena = self._arenas[model] = RequestArena(self.memory, model, self)
+            arena = self._arenas[model] = RequestArena(self.budget, model, self)
         return arena
 
     def known_arena(self, model: str) -> RequestArena | None:
@@ -136,7 +136,7 @@ class Regions:
     def created(self, arena: RequestArena) -> Segment:
         """Make the segment of an arena."""
         region = _SERVER << 32 | next(self._numbers)
-        return Segment.create(region, self.memory.reserved, arena.home)
+        return Segment.create(region, reserved_bytes(self.budget.limit), arena.home)
 
     def extended(self, segment: Segment, offset: int, nbytes: int) -> None:
         """Have the stubs pin another range of a segment."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ["Rate", "Unsent", "Waiting"]
+__all__ = ["Rate", "Unsent", "Waiting", "bytes_per_second"]
 
 _BYTES_PER_SECOND = 500
+_LONGEST = 1024
+"""Seconds: who holds much has to send so fast that it could have sent it in this time."""
+
+
+def bytes_per_second(held: int = 0) -> int:
+    """Return how fast something has to go on that holds so many bytes of memory."""
+    return max(_BYTES_PER_SECOND, held // _LONGEST)
 
 
 class Rate:
-    """Whether something goes on fast enough: at least 500 bytes a second in each window of time.
+    """Whether something goes on fast enough in each window of time; see `bytes_per_second`.
 
     Parameters
     ----------
@@ -24,7 +31,7 @@ class Rate:
         self._since = 0.0
         self._nbytes = 0
 
-    def too_slow(self, now: float, what: object, nbytes: int) -> bool:
+    def too_slow(self, now: float, what: object, nbytes: int, held: int = 0) -> bool:
         """Return whether the window has passed without enough progress.
 
         Parameters
@@ -33,11 +40,13 @@ class Rate:
             What goes on; one that is not equal begins anew. None for nothing.
         nbytes : int
             How far it has come, in bytes.
+        held : int, optional
+            Bytes of memory that it holds.
         """
         if what is None or not self._window:
             self._what = None
             return False
-        enough = self._window * _BYTES_PER_SECOND
+        enough = self._window * bytes_per_second(held)
         if what != self._what or nbytes - self._nbytes >= enough:
             self._what, self._since, self._nbytes = what, now, nbytes
             return False

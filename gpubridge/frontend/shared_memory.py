@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpubridge.engine.client_regions import ClientPlace, ClientRegions, RegionUse
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import RequestArena
+from gpubridge.host_shm import Budget, RequestArena
 from gpubridge.protocol.request_form import RequestRegions
 from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
@@ -29,6 +29,11 @@ class RequestMemory:
     def __init__(self, arenas: Regions, regions: ClientRegions) -> None:
         self._arenas = arenas
         self.regions = regions
+
+    @property
+    def budget(self) -> Budget:
+        """Of all that comes with requests."""
+        return self._arenas.budget
 
     def arena(self, model: str) -> RequestArena:
         """Return the arena of a model that is served, or was."""

@@ -1,16 +1,23 @@
 """Host memory that several processes map: sealed memfd segments, arenas cut from them, clients' own."""
 
 from gpubridge.host_shm.arena import HostArena, Slot
+from gpubridge.host_shm.budget import LARGE_BYTES, Account, Body, Budget
 from gpubridge.host_shm.client_region import ClientMapping, ClientSegment
-from gpubridge.host_shm.request_arena import MemoryLimit, RequestArena
+from gpubridge.host_shm.private_memory import PrivateMemory
+from gpubridge.host_shm.request_arena import RequestArena, reserved_bytes
 from gpubridge.host_shm.segment import Segment
 
 __all__ = [
+    "LARGE_BYTES",
+    "Account",
+    "Body",
+    "Budget",
     "ClientMapping",
     "ClientSegment",
     "HostArena",
-    "MemoryLimit",
+    "PrivateMemory",
     "RequestArena",
     "Segment",
     "Slot",
+    "reserved_bytes",
 ]

@@ -11,6 +11,7 @@ import time
 from typing import Callable
 
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.host_shm.budget import Body
 from gpubridge.host_shm.segment import Segment
 
 __all__ = ["Bucket", "HostArena", "Slot", "slot_size", "slots_together"]
@@ -31,9 +32,13 @@ class Slot:
         Bytes from the segment's start; bytes.
     memory : memoryview
         Its bytes, writable.
+    body : Body or None
+        What it is charged to, if that is a large body.
+    touched : int
+        Bytes from its start that may be in memory.
     """
 
-    __slots__ = ("bucket", "memory", "offset", "segment", "size")
+    __slots__ = ("body", "bucket", "memory", "offset", "segment", "size", "touched")
 
     def __init__(self, bucket: Bucket, offset: int, size: int) -> None:
         self.bucket = bucket
@@ -41,6 +46,8 @@ class Slot:
         self.offset = offset
         self.size = size
         self.memory = bucket.segment.view[offset : offset + size]
+        self.body: Body | None = None
+        self.touched = 0
 
 
 class Bucket:
@@ -69,6 +76,8 @@ class HostArena:
         Bytes that all its segments together may have.
     on_create, on_drop : callable, optional
         Told of each segment that comes, and of each that is about to go.
+    kept : int, optional
+        Bytes of the limit that are only for slots of at most 64 KiB.
     """
 
     def __init__(
@@ -77,8 +86,10 @@ class HostArena:
         limit: int,
         on_create: Callable[[Segment], None] | None = None,
         on_drop: Callable[[Segment], None] | None = None,
+        kept: int = 0,
     ) -> None:
         self.limit = limit
+        self._kept = kept
         self.capacity = 0
         self._owner = owner
         self._made = 0
@@ -142,9 +153,10 @@ class HostArena:
 
     def _grow(self, size: int, home: str) -> list[Slot]:
         count = slots_together(size)
-        if self.capacity + size * count > self.limit:
+        most = self.limit if size <= _POWERS_UP_TO else self.limit - self._kept
+        if self.capacity + size * count > most:
             self.trim(0.0)
-            count = min(count, (self.limit - self.capacity) // size)
+            count = min(count, (most - self.capacity) // size)
         if count <= 0:
             raise BridgeError(
                 f"shared memory arena is full: {size} bytes asked for, {self.capacity} of "

@@ -13,9 +13,10 @@ from typing import Protocol
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm.address_space import AddressSpace
 from gpubridge.host_shm.arena import Bucket, HostArena, Slot, slots_together
+from gpubridge.host_shm.budget import LARGE_BYTES, Body, Budget, piece_bytes
 from gpubridge.host_shm.segment import Segment
 
-__all__ = ["ArenaEvents", "MemoryLimit", "RequestArena"]
+__all__ = ["ArenaEvents", "RequestArena", "reserved_bytes"]
 
 _RESERVED = 4
 """A segment has addresses for so many times the limit: free ranges between slots are never scarce."""
@@ -28,7 +29,7 @@ class ArenaEvents(Protocol):
     """Hears of the memory of an arena."""
 
     def created(self, arena: RequestArena) -> Segment:
-        """Make the arena's next segment, of `MemoryLimit.reserved` bytes."""
+        """Make the arena's next segment, of `reserved_bytes`."""
 
     def dropped(self, segment: Segment) -> None:
         """A segment is about to go."""
@@ -37,67 +38,9 @@ class ArenaEvents(Protocol):
         """Slots will be cut from another range of a segment that processes have pinned."""
 
 
-class MemoryLimit:
-    """Bytes that all arenas of requests together may have in memory.
-
-    Parameters
-    ----------
-    limit : int
-
-    Attributes
-    ----------
-    used : int
-        Bytes of all slots whose pages may be there, lent or not.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self._arenas: list[RequestArena] = []
-
-    @property
-    def reserved(self) -> int:
-        """Bytes of a segment's addresses."""
-        return _GUARD + (-(-_RESERVED * self.limit // _PAGE) + _RESERVED) * _PAGE
-
-    def add(self, arena: RequestArena) -> None:
-        """Have a say in an arena's memory."""
-        self._arenas.append(arena)
-
-    def take(self, nbytes: int) -> None:
-        """Count the memory of a slot that is about to be used.
-
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when there is no room even with all free slots given back.
-        """
-        if self.used + nbytes > self.limit:
-            for arena in self._arenas:
-                arena.reclaim()
-                if self.used + nbytes <= self.limit:
-                    break
-            else:
-                raise self._full(nbytes)
-        self.used += nbytes
-
-    def give_back(self, nbytes: int) -> None:
-        """Count memory no more, whose pages are gone."""
-        self.used -= nbytes
-
-    def _full(self, nbytes: int) -> BridgeError:
-        if nbytes > self.limit:
-            return BridgeError(
-                f"a request that takes {nbytes} bytes of memory cannot be served: all requests "
-                f"together have {self.limit} bytes (--request-arena-limit)",
-                ErrorCode.UNAVAILABLE,
-            )
-        return BridgeError(
-            f"shared memory arena is full: {nbytes} bytes asked for, {self.used} of "
-            f"{self.limit} bytes are in use; send fewer or smaller requests at once, or raise "
-            "the limit (--request-arena-limit)",
-            ErrorCode.UNAVAILABLE,
-        )
+def reserved_bytes(limit: int) -> int:
+    """Return the bytes of a segment's addresses."""
+    return _GUARD + (-(-_RESERVED * limit // _PAGE) + _RESERVED) * _PAGE
 
 
 class _Space:
@@ -125,10 +68,12 @@ class _SparseBucket(Bucket):
     Attributes
     ----------
     unmade : list of int
-        Offsets of slots that take no memory, the next one last.
+        Offsets of slots that are not made, the next one last.
+    touched : int
+        Bytes of its slots that may be in memory.
     """
 
-    __slots__ = ("offset", "space", "unmade")
+    __slots__ = ("offset", "space", "touched", "unmade")
 
     def __init__(
         self, space: _Space, offset: int, size: int, count: int, stack: list[Slot]
@@ -137,11 +82,7 @@ class _SparseBucket(Bucket):
         self.space = space
         self.offset = offset
         self.unmade = [offset + i * size for i in reversed(range(count))]
-
-    @property
-    def made_bytes(self) -> int:
-        """Bytes of the slots that are made."""
-        return (self.slots - len(self.unmade)) * self.slot_size
+        self.touched = 0
 
 
 class RequestArena(HostArena):
@@ -149,7 +90,7 @@ class RequestArena(HostArena):
 
     Parameters
     ----------
-    memory : MemoryLimit
+    budget : Budget
         Of all such arenas; stays the caller's.
     home : str
         The `Segment.home` of its memory: the model whose requests these are.
@@ -157,17 +98,92 @@ class RequestArena(HostArena):
         Makes its segments, and hears when they go.
     """
 
-    def __init__(self, memory: MemoryLimit, home: str, events: ArenaEvents) -> None:
-        super().__init__(0, memory.limit)
+    def __init__(self, budget: Budget, home: str, events: ArenaEvents) -> None:
+        super().__init__(0, budget.limit)
         self.home = home
-        self._memory = memory
+        self.budget = budget
         self._events = events
         self._space: _Space | None = None
         # Those with slots still lent whose other memory is pinned, and cannot be given back.
         self._retired: list[_Space] = []
+        # Slots of bodies that are still arriving.
+        self._arriving: dict[Slot, None] = {}
         # Buckets that have slots to be made, by size.
         self._unmade: dict[int, list[_SparseBucket]] = {}
-        memory.add(self)
+        budget.add(self)
+
+    def allocate(self, nbytes: int, home: str = "") -> Slot:
+        """Lend a slot of at least ``nbytes`` bytes, all of which will be used; as `HostArena.allocate`."""
+        if nbytes > LARGE_BYTES:
+            self.budget.check(nbytes)
+        for last in (False, True):
+            slot = super().allocate(nbytes, home)
+            if slot.touched == slot.size:
+                break
+            try:
+                self._touch(slot, slot.size)
+                break
+            except BridgeError:
+                # With it goes its segment, if that is pinned and was to be replaced: then there is room.
+                used = self.budget.used
+                self.free(slot)
+                if last or self.budget.used == used:
+                    raise
+        return slot
+
+    def reserve(self, nbytes: int, body: Body) -> Slot:
+        """Lend a slot for a body that arrives: its memory counts as it is handed out, by `piece`.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when it would never fit; the body is released then.
+        """
+        try:
+            self.budget.check(nbytes)
+            slot = super().allocate(nbytes)
+        except BridgeError:
+            body.release()
+            raise
+        slot.body = body
+        self._arriving[slot] = None
+        return slot
+
+    def piece(self, slot: Slot, at: int, end: int) -> memoryview:
+        """Return memory of a slot for what arrives next of its body; it is counted by now.
+
+        Parameters
+        ----------
+        at, end : int
+            Where in the slot the next byte belongs, and where the body ends: after the piece, or with it.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when there is no room for it; the slot stays lent.
+        """
+        assert slot.body is not None
+        upto = at + piece_bytes(at, end - at)
+        slot.body.charge(upto)
+        if upto > slot.touched:
+            self._touch(slot, min(-(-upto // _PAGE) * _PAGE, slot.size))
+        return slot.memory[at:upto]
+
+    def complete(self, slot: Slot) -> None:
+        """Note that the body has arrived: what it holds is not refused any more."""
+        if slot.body is not None:
+            slot.body.complete()
+            self._arriving.pop(slot, None)
+
+    def _touch(self, slot: Slot, nbytes: int) -> None:
+        """Count the memory of a slot up to ``nbytes``."""
+        more = nbytes - slot.touched
+        self.budget.take(more, large=slot.size > LARGE_BYTES, body=slot.body)
+        bucket = slot.bucket
+        assert isinstance(bucket, _SparseBucket)
+        bucket.touched += more
+        self.capacity += more
+        slot.touched = nbytes
 
     def segments(self) -> list[Segment]:
         """Return all segments that exist now: one, but where pinned memory is being replaced."""
@@ -208,7 +224,7 @@ class RequestArena(HostArena):
         return before - self.capacity
 
     def reclaim(self) -> None:
-        """Give back the memory of all slots that are not lent, as far as that can be."""
+        """Give back the memory of all that is not lent, or has not arrived, as far as that can be."""
         for space in self._spaces():
             if not space.pinned:
                 self._punch(space)
@@ -223,6 +239,10 @@ class RequestArena(HostArena):
 
     def free(self, slot: Slot) -> None:
         """Take a slot back; its memory may be lent again at once."""
+        body, slot.body = slot.body, None
+        if body is not None:
+            body.release()
+            self._arriving.pop(slot, None)
         super().free(slot)
         if self._retired:
             bucket = slot.bucket
@@ -245,13 +265,7 @@ class RequestArena(HostArena):
 
     def _grow(self, size: int, _: str) -> list[Slot]:
         """Make one slot more; returns the stack that it lies on."""
-        self._memory.take(size)
-        try:
-            bucket = self._bucket(size)
-        except BridgeError:
-            self._memory.give_back(size)
-            raise
-        self.capacity += size
+        bucket = self._bucket(size)
         slot = Slot(bucket, bucket.unmade.pop(), size)
         if not bucket.unmade:
             self._unmade[size].remove(bucket)
@@ -290,6 +304,20 @@ class RequestArena(HostArena):
                 self._give_back(bucket)
         for stack in self._stacks.values():
             stack[:] = [slot for slot in stack if not self._unmake(slot, space)]
+        for slot in self._arriving:
+            self._punch_rest(slot, space)
+
+    def _punch_rest(self, slot: Slot, space: _Space) -> None:
+        """Give back what a slot has from a request before, and the body in it does not fill yet."""
+        bucket, body = slot.bucket, slot.body
+        assert isinstance(bucket, _SparseBucket)
+        assert body is not None
+        used = -(-body.held // _PAGE) * _PAGE
+        rest = slot.touched - used
+        if bucket.space is space and rest > 0 and slot.segment.punch(slot.offset + used, rest):
+            slot.touched = used
+            bucket.touched -= rest
+            self._uncount(rest)
 
     def _unmake(self, slot: Slot, space: _Space) -> bool:
         """Give back the pages of a slot that is not lent, if it is in a space."""
@@ -300,7 +328,8 @@ class RequestArena(HostArena):
         if not bucket.unmade:
             self._unmade[bucket.slot_size].append(bucket)
         bucket.unmade.append(slot.offset)
-        self._uncount(slot.size)
+        bucket.touched -= slot.touched
+        self._uncount(slot.touched)
         return True
 
     def _give_back(self, bucket: _SparseBucket) -> None:
@@ -309,7 +338,7 @@ class RequestArena(HostArena):
         if not bucket.segment.punch(bucket.offset, nbytes):
             return
         self._forget(bucket)
-        self._uncount(bucket.made_bytes)
+        self._uncount(bucket.touched)
         del bucket.space.buckets[bucket.offset]
         bucket.space.addresses.give_back(bucket.offset, nbytes)
 
@@ -321,7 +350,7 @@ class RequestArena(HostArena):
             self._retired.remove(space)
         for bucket in space.buckets.values():
             self._forget(bucket)
-            self._uncount(bucket.made_bytes)
+            self._uncount(bucket.touched)
         self._events.dropped(space.segment)
         space.segment.close()
 
@@ -335,4 +364,4 @@ class RequestArena(HostArena):
 
     def _uncount(self, nbytes: int) -> None:
         self.capacity -= nbytes
-        self._memory.give_back(nbytes)
+        self.budget.give_back(nbytes)

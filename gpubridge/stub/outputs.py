@@ -25,6 +25,8 @@ __all__ = ["OutputMemory"]
 _ALIGNMENT = 64
 _LARGE = 1 << 18
 _MANY = 64
+_KEPT = 10
+"""A part of the memory is for small outputs: large ones that nobody reads may take the rest."""
 
 
 class _Look(weakref.ref):  # type: ignore[type-arg]
@@ -71,7 +73,7 @@ class OutputMemory:
         self._foreign = False
         compiled = native()
         self._place = _place if compiled is None else compiled.place
-        self._arena = HostArena(owner, limit, on_create, on_drop)
+        self._arena = HostArena(owner, limit, on_create, on_drop, limit // _KEPT)
         self._lent = LentSlots(table, self._arena)
         # Slots that a model looks at, and those of them that the server may look at, too.
         self._looks: dict[Slot, _Look] = {}

@@ -9,8 +9,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import HostArena
+from gpubridge.host_shm import Account, Body, Budget
 from gpubridge.protocol.grpc.messages import message_class
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from tests.fuzz.budget import fuzzed, mutations, splits
@@ -77,11 +78,15 @@ def requests(draw, model="m"):
 MESSAGES = st.one_of(requests(), mutations(requests()), mutations(requests(), 1), st.binary())
 
 
+def new_body():
+    return Body(Budget(1 << 24), Account(lambda: 0), lambda _: None)
+
+
 @fuzzed(3)
 @given(st.data())
 def test_a_message_is_read_the_same_whole_and_in_pieces(data):
     sent = data.draw(MESSAGES)
-    arena = HostArena(1, 1 << 24)
+    arena = Regions(1 << 24).arena("m")
     try:
         forms = cache(Model(CONFIG))
         ends = []
@@ -99,7 +104,7 @@ def test_a_message_is_read_the_same_whole_and_in_pieces(data):
         assert ends[0] == ends[1]
         assert arena.lent() == (0, 0)
         try:
-            receiver = RequestReceiver(len(sent), lambda _: arena)
+            receiver = RequestReceiver(len(sent), lambda _: arena, new_body())
             try:
                 for piece in data.draw(splits(sent)):
                     receiver.feed(memoryview(piece))
@@ -121,7 +126,7 @@ def test_each_of_several_ids_has_to_be_text():
     for size in (1, 200):
         # The second is the one that counts; the first begins before, or behind, a short length.
         sent = b"\x1a" + (b"\1" if size == 1 else b"\xc8\1") + b"\xff" * size + b"\x1a\0"
-        receiver = RequestReceiver(len(sent), lambda _: HostArena(1, 1 << 20))
+        receiver = RequestReceiver(len(sent), lambda _: None, new_body())
         with pytest.raises(BridgeError, match="parse"):
             receiver.feed(memoryview(sent))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import HostArena
+from gpubridge.host_shm import Account, Body, Budget
 from gpubridge.protocol.grpc.receiver import RequestReceiver
 from tests.unit.grpc_requests import Model, Request, cache, inputs_of, raw, two_inputs
 from tests.unit.model_configs import model_config
@@ -23,9 +24,18 @@ REQUEST = raw(
 MESSAGE = REQUEST.SerializeToString()
 
 
+def new_arena(name="m"):
+    return Regions(1 << 24).arena(name)
+
+
+def new_body():
+    """Make what a message is charged to, of a connection of its own."""
+    return Body(Budget(1 << 24), Account(lambda: 0), lambda _: None)
+
+
 @pytest.fixture
 def arena():
-    arena = HostArena(1, 1 << 24)
+    arena = new_arena()
     yield arena
     assert arena.lent() == (0, 0)
     arena.close()
@@ -51,14 +61,14 @@ def finish(receiver, arena):
 
 def test_every_split_in_two(arena):
     for cut in range(len(MESSAGE) + 1):
-        receiver = RequestReceiver(len(MESSAGE), lambda _: arena)
+        receiver = RequestReceiver(len(MESSAGE), lambda _: arena, new_body())
         feed(receiver, [MESSAGE[:cut], MESSAGE[cut:]])
         expected = list(REQUEST.raw_input_contents)
         assert finish(receiver, arena) == (expected, [0, 0, 0], 21)
 
 
 def test_byte_by_byte(arena):
-    receiver = RequestReceiver(len(MESSAGE), lambda _: arena)
+    receiver = RequestReceiver(len(MESSAGE), lambda _: arena, new_body())
     feed(receiver, [MESSAGE[i : i + 1] for i in range(len(MESSAGE))])
     assert finish(receiver, arena)[0] == list(REQUEST.raw_input_contents)
 
@@ -74,8 +84,8 @@ def test_any_pieces_of_any_order_of_fields(sizes):
         + b"\xa3\x06\x3a\x01x\xa4\x06"
         + head.SerializeToString()
     )
-    arena = HostArena(1, 1 << 24)
-    receiver = RequestReceiver(len(message), lambda _: arena)
+    arena = new_arena()
+    receiver = RequestReceiver(len(message), lambda _: arena, new_body())
     at = 0
     while at < len(message):
         size = sizes[at % len(sizes)]
@@ -96,7 +106,7 @@ def test_raw_contents_are_received_where_they_stay(arena):
         id="ident",
     )
     message = memoryview(request.SerializeToString())
-    receiver = RequestReceiver(len(message), lambda _: arena)
+    receiver = RequestReceiver(len(message), lambda _: arena, new_body())
     receiver.feed(message[:1000])
     begun = receiver.copied
     assert 0 < begun < 1000
@@ -127,7 +137,7 @@ def test_unexpected_raw_contents_fill_the_slot_without_gaps(arena):
     rest = rest[: 4096 - 7 - 3 - 4000]
     raws = [b"0123456", bytes(range(250)) * 16]
     message = Request(raw_input_contents=raws).SerializeToString() + rest
-    receiver = RequestReceiver(len(message), lambda _: arena)
+    receiver = RequestReceiver(len(message), lambda _: arena, new_body())
     receiver.feed(memoryview(message))
     assert finish(receiver, arena) == (raws, [0, 0], 2 * 4007)
 
@@ -139,7 +149,7 @@ def test_typed_contents_of_any_size(arena):
     entry = request.inputs.add(name="B", datatype="FP32", shape=[1])
     entry.contents.fp32_contents.append(0)
     message = request.SerializeToString()
-    receiver = RequestReceiver(len(message), lambda _: arena)
+    receiver = RequestReceiver(len(message), lambda _: arena, new_body())
     feed(receiver, [message[i : i + 999] for i in range(0, len(message), 999)])
     inputs, _, copied = finish(receiver, arena)
     assert inputs == [(bytes(range(256)) * 196)[:50_000], bytes(4)]
@@ -148,7 +158,7 @@ def test_typed_contents_of_any_size(arena):
 
 def test_a_request_that_is_refused_leaves_nothing(arena):
     message = two_inputs(id="x").SerializeToString()
-    receiver = RequestReceiver(len(message), lambda _: arena)
+    receiver = RequestReceiver(len(message), lambda _: arena, new_body())
     receiver.feed(memoryview(message))
     with pytest.raises(BridgeError, match="data-type is 'FP32', but model 'm' expects 'UINT8'"):
         receiver.request(cache(MODEL), lambda _: None)
@@ -157,7 +167,7 @@ def test_a_request_that_is_refused_leaves_nothing(arena):
 
 def test_a_request_that_ends_early_leaves_nothing(arena):
     for end in range(len(MESSAGE)):
-        receiver = RequestReceiver(len(MESSAGE), lambda _: arena)
+        receiver = RequestReceiver(len(MESSAGE), lambda _: arena, new_body())
         receiver.feed(memoryview(MESSAGE)[:end])
         assert not receiver.complete
         receiver.close()
@@ -169,8 +179,8 @@ def test_mutated_bytes_never_take_more_than_the_message(data):
     message = bytearray(MESSAGE)
     for _ in range(data.draw(st.integers(1, 4))):
         message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
-    arena = HostArena(1, 1 << 24)
-    receiver = RequestReceiver(len(message), lambda _: arena)
+    arena = new_arena()
+    receiver = RequestReceiver(len(message), lambda _: arena, new_body())
     cut = data.draw(st.integers(0, len(message)))
     try:
         feed(receiver, [bytes(message[:cut]), bytes(message[cut:])])
@@ -190,7 +200,7 @@ def test_contents_that_come_before_the_name_of_their_model_are_private_until_the
     del head.raw_input_contents[:]
     contents = Request(raw_input_contents=REQUEST.raw_input_contents).SerializeToString()
     message = memoryview(contents + head.SerializeToString())
-    receiver = RequestReceiver(len(message), lambda _: arena)
+    receiver = RequestReceiver(len(message), lambda _: arena, new_body())
     receiver.feed(message[: len(contents)])
     assert arena.lent() == (0, 0)
     receiver.feed(message[len(contents) :])
@@ -201,9 +211,11 @@ def test_contents_that_come_before_the_name_of_their_model_are_private_until_the
 
 
 def test_contents_for_another_model_than_was_named_first_move_to_its_memory(arena):
-    other = HostArena(2, 1 << 24)
+    other = new_arena("other")
     message = memoryview(b"\x0a\x05other" + MESSAGE)
-    receiver = RequestReceiver(len(message), lambda name: other if name == "other" else arena)
+    receiver = RequestReceiver(
+        len(message), lambda name: other if name == "other" else arena, new_body()
+    )
     feed(receiver, [message])
     assert (other.lent()[0], arena.lent()[0]) == (1, 0)
     inputs, _, copied = finish(receiver, arena)
@@ -214,6 +226,6 @@ def test_contents_for_another_model_than_was_named_first_move_to_its_memory(aren
 
 
 def test_what_no_model_has_been_named_for_takes_nobodys_memory():
-    receiver = RequestReceiver(len(MESSAGE), lambda _: None)
+    receiver = RequestReceiver(len(MESSAGE), lambda _: None, new_body())
     receiver.feed(memoryview(MESSAGE))
     receiver.close()

@@ -11,11 +11,18 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.host_shm import MemoryLimit, RequestArena, Segment
+from gpubridge.host_shm import (
+    LARGE_BYTES,
+    Budget,
+    RequestArena,
+    Segment,
+    reserved_bytes,
+)
 from gpubridge.host_shm.address_space import AddressSpace
 from gpubridge.host_shm.arena import slot_size
 
 LIMIT = 8 << 20
+LARGE_LIMIT = LIMIT - LIMIT // 10
 SIZES = st.one_of(
     st.integers(1, 70_000), st.sampled_from([4096, 4097, 65_536, 65_537, 1 << 20, 3 << 20])
 )
@@ -31,7 +38,7 @@ class Events:
         self.pinned = Counter()
 
     def created(self, arena):
-        segment = Segment.create(next(self.numbers), self.memory.reserved, arena.home)
+        segment = Segment.create(next(self.numbers), reserved_bytes(self.memory.limit), arena.home)
         self.living.add(segment.region)
         return segment
 
@@ -43,7 +50,7 @@ class Events:
 
 
 def new_arena(limit=LIMIT):
-    memory = MemoryLimit(limit)
+    memory = Budget(limit)
     events = Events(memory)
     return memory, events, RequestArena(memory, "m", events)
 
@@ -60,7 +67,7 @@ class ArenasMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.memory = MemoryLimit(LIMIT)
+        self.memory = Budget(LIMIT)
         self.events = Events(self.memory)
         self.arenas = [RequestArena(self.memory, name, self.events) for name in "ab"]
         self.lent = {}
@@ -74,7 +81,8 @@ class ArenasMachine(RuleBasedStateMachine):
             slot = self.arenas[which].allocate(nbytes)
         except BridgeError:
             # What nobody has is given back for it, unless it is pinned beside what is lent.
-            assert lent + slot_size(nbytes) + (pinned if self.events.pinned else 0) > LIMIT
+            most = LIMIT if slot_size(nbytes) <= LARGE_BYTES else LARGE_LIMIT
+            assert lent + slot_size(nbytes) + (pinned if self.events.pinned else 0) > most
             return None
         assert nbytes <= slot.size == len(slot.memory)
         assert slot.offset % 4096 == 0
@@ -171,10 +179,10 @@ def test_one_size_does_not_starve_another():
         arena.free(slot)
     segment = slots[0].segment
     assert resident(segment) == LIMIT
-    large = arena.allocate(4 << 20)
+    large = arena.allocate(3 << 20)
     # The pages of the free ones made room.
     assert resident(segment) == LIMIT // 2
-    assert memory.used == LIMIT
+    assert memory.used == LIMIT // 2 + (3 << 20)
     assert all(slot.memory[0] == slot.memory[-1] == ord("x") for slot in slots[1::2])
     arena.free(large)
     arena.close()
@@ -194,19 +202,24 @@ def test_a_model_gives_way_to_another():
 
 def test_full_it_says_so_and_recovers():
     _, _, arena = new_arena()
-    slot = arena.allocate(LIMIT)
-    expected = f"arena is full: 4096 bytes asked for, {LIMIT} of {LIMIT}"
+    slot = arena.allocate(6 << 20)
+    expected = f"arena is full: {2 << 20} bytes asked for, {6 << 20} of {LIMIT}"
     with pytest.raises(BridgeError, match=expected) as caught:
-        arena.allocate(1)
+        arena.allocate(2 << 20)
     assert caught.value.code is ErrorCode.UNAVAILABLE
+    # A part is kept for small ones.
+    small = [arena.allocate(1) for _ in range((2 << 20) // 4096)]
+    with pytest.raises(BridgeError, match="arena is full"):
+        arena.allocate(1)
     arena.free(slot)
-    assert arena.allocate(1).size == 4096
+    assert arena.allocate(2 << 20).size == 2 << 20
+    assert small
     arena.close()
 
 
 def test_what_can_never_be_is_refused_with_both_numbers():
     memory, _, arena = new_arena()
-    expected = f"takes {10 << 20} bytes .* have {LIMIT} bytes .--request-arena-limit"
+    expected = f"of {9 << 20} bytes is too large: .* {LARGE_LIMIT} of the {LIMIT} bytes"
     with pytest.raises(BridgeError, match=expected):
         arena.allocate(9 << 20)
     assert memory.used == 0

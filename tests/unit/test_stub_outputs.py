@@ -22,7 +22,8 @@ def table():
 
 @pytest.fixture
 def outputs(table):
-    return OutputMemory(1, 4 * SIZE, table, lambda segment: None, lambda segment: None)
+    # A tenth is for small outputs.
+    return OutputMemory(1, 9 * SIZE // 2, table, lambda segment: None, lambda segment: None)
 
 
 def fill(outputs):

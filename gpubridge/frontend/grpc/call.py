@@ -17,6 +17,7 @@ from gpubridge.frontend.grpc.status import (
     Status,
     failure,
 )
+from gpubridge.host_shm import Account
 from gpubridge.protocol.grpc.infer_response import encode_frame
 
 __all__ = ["Call", "CallOwner", "DeferredCall", "UnaryCall", "read_timeout"]
@@ -37,6 +38,10 @@ class CallOwner(Protocol):
     @property
     def http2(self) -> Http2Connection:
         """Where answers are sent."""
+
+    @property
+    def account(self) -> Account:
+        """What the connection holds."""
 
     def forget(self, stream_id: int) -> None:
         """Hear that a call has ended."""

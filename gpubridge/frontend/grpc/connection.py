@@ -30,6 +30,7 @@ from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.grpc.status import CallFailed, Status, failure
 from gpubridge.frontend.grpc.watch import Finding, Watch
 from gpubridge.frontend.longest_idle import longest_idle
+from gpubridge.host_shm import Account
 
 __all__ = ["GrpcConnection", "GrpcSettings"]
 
@@ -73,12 +74,15 @@ class GrpcConnection(asyncio.BufferedProtocol):
     ----------
     http2 : Http2Connection
         Where calls send their answers.
+    account : Account
+        What the connection holds.
     """
 
     def __init__(
         self, service: GrpcService, settings: GrpcSettings, connections: set[GrpcConnection]
     ) -> None:
         self.http2 = Http2Connection(service.methods, settings.http2)
+        self.account = Account(self._unread)
         self._service = service
         self._connections = connections
         self._calls: dict[int, Call] = {}
@@ -198,6 +202,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def unsent(self) -> int:
         """Bytes that the socket has not taken yet."""
         return self._transport.get_write_buffer_size()
+
+    def _unread(self) -> int:
+        """Return the bytes of answers that the client has not read."""
+        return self.unsent + sum(map(self.http2.queued, self._calls))
 
     @property
     def idle_since(self) -> float | None:

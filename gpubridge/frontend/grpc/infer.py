@@ -11,8 +11,9 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner
 from gpubridge.frontend.grpc.packing import Packing
 from gpubridge.frontend.grpc.status import CallFailed, Status
-from gpubridge.frontend.lateness import Rate
+from gpubridge.frontend.lateness import Rate, bytes_per_second
 from gpubridge.frontend.shared_memory import RequestMemory
+from gpubridge.host_shm import Body
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
 from gpubridge.protocol.grpc.infer_response import encode_response
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
@@ -74,7 +75,8 @@ class InferCall(Call):
 
     def large(self, nbytes: int) -> None:
         """Begin to receive a large message."""
-        self._receiver = RequestReceiver(nbytes, self._memory.known_arena)
+        body = Body(self._memory.budget, self._connection.account, self._refused)
+        self._receiver = RequestReceiver(nbytes, self._memory.known_arena, body)
 
     def data(self, view: memoryview, end: bool) -> None:
         """Take part of the large message, and say where the next part belongs."""
@@ -95,8 +97,10 @@ class InferCall(Call):
         receiver = self._receiver
         if receiver is None:
             return
-        receiver.filled()
         try:
+            receiver.filled()
+            if receiver.target is not None:
+                self._connection.http2.receive_into(self._stream_id, receiver.target)
             self._end(receiver, end)
         except (BridgeError, CallFailed) as error:
             self._give_up()
@@ -109,14 +113,15 @@ class InferCall(Call):
             return
         if self._rate is None:
             self._rate = Rate(window)
-        missing = self._connection.http2.missing(self._stream_id)
-        if self._rate.too_slow(now, receiver, -receiver.left(missing)):
+        arrived = receiver.arrived(self._connection.http2.missing(self._stream_id))
+        if self._rate.too_slow(now, receiver, arrived, arrived):
+            least = bytes_per_second(arrived)
             self._give_up()
             self.fail(
                 CallFailed(
                     Status.DEADLINE_EXCEEDED,
-                    f"expected 500 bytes a second of the request's message within {window:g} s, "
-                    "or its end",
+                    f"expected {least} bytes a second of the request's message within "
+                    f"{window:g} s, or its end",
                 )
             )
 
@@ -162,6 +167,11 @@ class InferCall(Call):
     def _received(self) -> Received | None:
         """When the request came, should it be traced."""
         return None
+
+    def _refused(self, error: BridgeError) -> None:
+        """Fail, since the memory is needed elsewhere."""
+        self._give_up()
+        self.fail(error)
 
     def _give_up(self) -> None:
         receiver, self._receiver = self._receiver, None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from typing import TypeVar
 
 from gpubridge.dataplane import copy_pieces
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import HostArena, Slot
+from gpubridge.host_shm import Body, HostArena, PrivateMemory, RequestArena, Slot
 from gpubridge.protocol.body import ALIGNMENT
 from gpubridge.protocol.grpc.fields import FieldScanner, RequestHead, read_request
 from gpubridge.protocol.grpc.infer_request import (
@@ -85,6 +84,8 @@ class RequestReceiver:
         Bytes of the message. No more than that, and some alignment, is ever allocated.
     arena_of : callable
         Returns the arena of a model, by its name; None where there is no such model.
+    body : Body
+        What the memory is charged to.
 
     Attributes
     ----------
@@ -97,25 +98,37 @@ class RequestReceiver:
     __slots__ = (
         "_arena",
         "_arena_of",
+        "_body",
         "_end",
-        "_memory",
+        "_nbytes",
         "_offsets",
+        "_piece_end",
+        "_private",
         "_scanner",
         "_sizes",
         "_slot",
+        "_started",
         "copied",
         "target",
     )
 
-    def __init__(self, nbytes: int, arena_of: Callable[[str], HostArena | None]) -> None:
+    def __init__(
+        self, nbytes: int, arena_of: Callable[[str], RequestArena | None], body: Body
+    ) -> None:
         self.target: memoryview | None = None
         self.copied = 0
         self._arena_of = arena_of
+        # None when the request has it.
+        self._body: Body | None = body
         # Of the slot, which is in the arena; there is neither where the memory is private.
-        self._arena: HostArena | None = None
+        self._arena: RequestArena | None = None
+        self._nbytes = nbytes
         self._scanner = FieldScanner(nbytes)
         self._slot: Slot | None = None
-        self._memory: memoryview | None = None
+        self._private: PrivateMemory | None = None
+        self._started = False
+        # Where the memory ends that the target is part of.
+        self._piece_end = 0
         self._end = 0
         self._sizes: list[int] = []
         self._offsets: list[int] = []
@@ -134,7 +147,13 @@ class RequestReceiver:
             How many of the target; only who received there knows.
         """
         left = self._scanner.left
-        return left if self.target is None else left - (self._scanner.raw or 0) + missing
+        if self.target is None:
+            return left
+        return left - (self._scanner.raw or 0) + self._end - self._piece_end + missing
+
+    def arrived(self, missing: int) -> int:
+        """Return how many bytes of the message are there; ``missing`` as that of `left`."""
+        return self._nbytes - self.left(missing)
 
     def feed(self, data: memoryview) -> None:
         """Take the next bytes of the message.
@@ -162,9 +181,18 @@ class RequestReceiver:
                 break
 
     def filled(self) -> None:
-        """The target has been filled."""
-        self.target = None
-        self._scanner.pass_raw()
+        """The target has been filled: the next one is more of the same raw content, if there is more.
+
+        Raises
+        ------
+        BridgeError
+            ``UNAVAILABLE`` without room for it.
+        """
+        if self._piece_end < self._end:
+            self._aim(self._piece_end)
+        else:
+            self.target = None
+            self._scanner.pass_raw()
 
     def request(
         self, forms: FormCache[T], on_done: Callable[[Outcome], None]
@@ -195,51 +223,70 @@ class RequestReceiver:
         if not in_place:
             # The inputs came as typed fields, behind the raw contents or before the model's name:
             # they were not expected there.
-            memory = memoryview(b"") if self._memory is None else self._memory
-            slot = pack_inputs(form, head, memory, arena)
+            slot = pack_inputs(form, head, self._received(), arena)
             self.copied += sum(nbytes for _, nbytes in form.places)
             self.close()
             self._slot, self._arena = slot, arena
+        else:
+            assert self._slot is not None
+            arena.complete(self._slot)
         assert self._slot is not None
         made = infer_request(known, head, self._slot, on_done, self.copied)
-        self._slot = None
+        self._slot = self._body = None
         return known, made
 
     def close(self) -> None:
         """Give the memory back, if it was not given away with the request."""
         slot, self._slot = self._slot, None
-        self.target = self._memory = None
+        private, self._private = self._private, None
+        self.target = None
         if slot is not None:
             assert self._arena is not None
             self._arena.free(slot)
+        if private is not None:
+            private.close()
+        if self._body is not None:
+            self._body.release()
 
     def _begin_raw(self, nbytes: int) -> None:
         """Find a place for a raw content: aligned, as inputs are in the form."""
         left = self._scanner.left
-        memory = self._memory
-        if memory is None:
-            memory = self._allocate(max(left, 1) + ALIGNMENT * self._scanner.inputs)
+        if not self._started:
+            self._started = True
+            self._reserve(max(left, 1) + ALIGNMENT * self._scanner.inputs)
         at = aligned_end(self._end)
-        if at + left > len(memory):
+        if at + left > len(self._received()):
             at = self._end
         self._sizes.append(nbytes)
         self._offsets.append(at)
         self._end = at + nbytes
         if nbytes:
-            self.target = memory[at : self._end]
+            self._aim(at)
         else:
             self._scanner.pass_raw()
 
-    def _allocate(self, nbytes: int) -> memoryview:
-        """Return memory for all raw contents: of the model that the message names, if it can be."""
+    def _aim(self, at: int) -> None:
+        """Have the raw content go on at an offset: to memory that is there by now."""
+        if self._slot is not None:
+            assert self._arena is not None
+            self.target = self._arena.piece(self._slot, at, self._end)
+        else:
+            assert self._private is not None
+            self.target = self._private.piece(at, self._end)
+        self._piece_end = at + len(self.target)
+
+    def _reserve(self, nbytes: int) -> None:
+        """Find memory for all raw contents: of the model that the message names, if it can be."""
+        assert self._body is not None
         name = self._scanner.model_name()
         self._arena = None if name is None else self._arena_of(name)
         if self._arena is None:
-            # Not a bytearray: that would write zeros to all of it.
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            memory = memoryview(mmap.mmap(-1, nbytes, flags=flags))
+            self._private = PrivateMemory(nbytes, self._body)
         else:
-            self._slot = self._arena.allocate(nbytes)
-            memory = self._slot.memory
-        self._memory = memory
-        return memory
+            self._slot = self._arena.reserve(nbytes, self._body)
+
+    def _received(self) -> memoryview:
+        """Return the memory of all raw contents."""
+        if self._slot is not None:
+            return self._slot.memory
+        return memoryview(b"") if self._private is None else self._private.memory

@@ -1,0 +1,168 @@
+"""Clients that take memory and do not use it: others are served as if they were not there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+
+from tests.process.raw_http import binary_request, connected, inference, read_answer
+from tests.process.raw_http2 import open_stream, send_data
+from tests.process.server import running_server, wait_until, write_model
+
+triton = pytest.importorskip("tritonclient.grpc")
+service_pb2 = pytest.importorskip("tritonclient.grpc.service_pb2")
+
+MIB = 1 << 20
+SCALE = int(os.environ.get("GPUBRIDGE_CHARGING_SCALE", "8"))
+"""The sizes of the issue divided by this: 1 for those themselves, once before a release."""
+
+MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            given = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            wanted = int(given[0])
+            out = given[:4] + 1 if wanted == 0 else np.zeros(wanted, np.float32)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
+        return responses
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "m", MODEL)
+    limit = 1024 * MIB // SCALE
+    flags = [f"--request-arena-limit={limit}", f"--output-arena-limit={limit}"]
+    with running_server(repository, *flags) as server:
+        yield server
+
+
+def values(nbytes):
+    """Return an input of some bytes whose answer is short."""
+    array = np.zeros(nbytes // 4, np.float32)
+    array[1] = 41
+    return array
+
+
+def request(array):
+    fields, body = binary_request([("IN", "FP32", [array.size], array.tobytes())])
+    return inference("m", body, fields)
+
+
+@contextmanager
+def others(server, sizes=(16, 20_000, 300_000, 4 * MIB)):
+    """Serve clients of all sizes, before and while something is done."""
+
+    def serve():
+        with connected(server.http_url) as sock:
+            for _ in range(3):
+                for nbytes in sizes:
+                    sock.sendall(request(values(nbytes)))
+                    status, _, body = read_answer(sock)
+                    assert status == 200, body
+                    assert body[-16:] == struct.pack("<4f", 1, 42, 1, 1)
+
+    serve()
+    yield
+    serve()
+
+
+def grpc_opening(promised):
+    """Return the beginning of a message that promises an input of so many bytes."""
+    message = service_pb2.ModelInferRequest(model_name="m")
+    message.inputs.add(name="IN", datatype="FP32", shape=[promised // 4])
+    head = message.SerializeToString()
+    length, number = b"", promised
+    while number > 127:
+        length, number = length + bytes((number & 127 | 128,)), number >> 7
+    head += b"\x3a" + length + bytes((number,))
+    return b"\0" + (len(head) + promised).to_bytes(4, "big") + head
+
+
+def test_who_promises_almost_all_memory_and_sends_little_takes_little(server):
+    promised = 900 * MIB // SCALE
+    with connected(server.grpc_url) as sock:
+        with others(server):
+            open_stream(sock, b"ModelInfer")
+            send_data(sock, grpc_opening(promised))
+            for _ in range(4):
+                send_data(sock, bytes(600))
+        with others(server):
+            send_data(sock, bytes(600))
+
+
+def test_a_message_above_the_limit_is_refused_with_both_numbers(server):
+    limit = 1024 * MIB // SCALE
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        given = triton.InferInput("IN", [limit // 4], "FP32")
+        given.set_data_from_numpy(np.zeros(limit // 4, np.float32))
+        with pytest.raises(triton.InferenceServerException) as caught:
+            client.infer("m", [given])
+    assert "too large" in caught.value.message()
+    assert f"of the {limit} bytes that all requests together have" in caught.value.message()
+
+
+def test_an_honest_large_message_gets_through(server):
+    size = 500 * MIB // SCALE
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        given = triton.InferInput("IN", [size // 4], "FP32")
+        given.set_data_from_numpy(values(size))
+        for _ in range(2):
+            answer = client.infer("m", [given]).as_numpy("OUT")
+            assert answer.tolist() == [1, 42, 1, 1]
+
+
+def test_at_the_limit_who_holds_most_is_refused_and_others_are_served(server):
+    # Bodies that fill all of the memory, but for their last byte, of two clients by many streams.
+    part = 60 * MIB // SCALE
+    with ExitStack() as stack, others(server):
+        socks = []
+        for _ in range(24):
+            sock = stack.enter_context(connected(server.http_url))
+            whole = request(values(part))
+            sock.sendall(whole[:-1])
+            socks.append(sock)
+        refused = 0
+        for sock in socks:
+            sock.sendall(b"\0")
+            status, _, body = read_answer(sock)
+            assert status in (200, 503), body
+            if status == 503:
+                refused += 1
+                assert b"arena is full" in body
+        assert 0 < refused < 24
+
+
+def test_answers_that_nobody_reads_leave_room_for_others(server):
+    wanted = 60 * MIB // SCALE // 4
+    array = values(64)
+    array[0] = wanted
+    with ExitStack() as stack, others(server, sizes=(16, 20_000, 300_000)):
+        socks = []
+        for _ in range(20):
+            sock = stack.enter_context(connected(server.http_url, 4096))
+            sock.sendall(request(array))
+            socks.append(sock)
+        for sock in socks:
+            # It has been answered: the beginning is there.
+            assert sock.recv(8, socket.MSG_PEEK) == b"HTTP/1.1"
+        with others(server, sizes=(16, 20_000, 300_000)):
+            pass
+    # When they are gone, so is what they held.
+    with connected(server.http_url) as sock:
+
+        def served():
+            sock.sendall(request(array))
+            return read_answer(sock)[0] == 200
+
+        wait_until(served, "memory for a large answer", server)
