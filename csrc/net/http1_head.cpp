@@ -391,7 +391,7 @@ void HeadParser::finish() {
     // RFC 9112, 6.1: whoever sent it may not know what it means.
     fail(Fault::kTransferCoding);
   }
-  const bool lasts = head_.modern || (major_ == '1' && keep_alive_);
+  const bool lasts = head_.modern || keep_alive_;
   head_.close = head_.close || !lasts || head_.method() == "CONNECT";
   head_.expects = expects_ && head_.modern && (head_.chunked || head_.length != 0);
 }

@@ -25,8 +25,10 @@ void Connection::placed(std::size_t nbytes, double now) {
 }
 
 void Connection::end_input() {
+  // A frame may have said that it is the last one, and its payload never come.
+  const std::uint32_t cut_short = receiver_.payload().cut_short();
   for (auto& [id, stream] : state_.streams) {
-    if (std::exchange(stream.ended, true)) continue;
+    if (std::exchange(stream.ended, true) && id != cut_short) continue;
     stream.target = {};
     stream.reader.take(id, stream.headers, {}, true, state_.events);
   }

@@ -26,6 +26,9 @@ class PayloadReceiver {
   // Bytes of this frame's payload to come.
   [[nodiscard]] std::size_t left() const { return left_; }
 
+  // The stream whose frame is cut short if nothing more comes; 0 for none.
+  [[nodiscard]] std::uint32_t cut_short() const { return left_ != 0 ? stream_ : 0; }
+
   // Begins a frame whose payload is nobody's.
   void skip(std::size_t length);
   // Begins a DATA frame; `padding` is its padding's length byte. Throws ConnectionFault and

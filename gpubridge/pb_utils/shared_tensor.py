@@ -9,7 +9,7 @@ from gpubridge.pb_utils.tensor import Tensor
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ReadOnlyTensor", "SharedTensor"]
+__all__ = ["SharedTensor"]
 
 
 class SharedTensor(Tensor):
@@ -45,17 +45,3 @@ class SharedTensor(Tensor):
         if self._own is None:
             self._own = self._copy(source)
         return self._own
-
-
-class ReadOnlyTensor(SharedTensor):
-    """A shared input of a model that is known not to write: it is shown the memory, read-only.
-
-    Frameworks that take it by DLPack get a copy, since few of them heed that memory is read-only, and
-    a write to it would end the process.
-    """
-
-    __module__ = "c_python_backend_utils"
-    __slots__ = ()
-
-    def as_numpy(self) -> NDArray[Any]:  # noqa: D102
-        return super(SharedTensor, self).as_numpy()

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from gpubridge.pb_utils.shared_tensor import ReadOnlyTensor, SharedTensor
+from gpubridge.pb_utils import Tensor
+from gpubridge.pb_utils.shared_tensor import SharedTensor
 from gpubridge.stub.answers import ModelIdentity
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
@@ -74,15 +75,16 @@ class SharedInputs:
 
     def tensors(self, record: Record) -> list[Any]:
         """Return the inputs of a request, as `BorrowedMemory.tensors` does."""
-        kind = ReadOnlyTensor if self._read_only else SharedTensor
+        kind = Tensor if self._read_only else SharedTensor
         tensors = self._borrowed.tensors(
             record.refs, record.signature.tensors, record.shapes, kind, True, True
         )
         self.watched = self._learns
-        for tensor in tensors:
-            tensor._belongs_to(self._copy)
-        if self.watched and not self._read_only:
-            self._given += tensors
+        if not self._read_only:
+            for tensor in tensors:
+                tensor._belongs_to(self._copy)
+            if self.watched:
+                self._given += tensors
         return tensors
 
     def learn(self, responses: Sequence[Any]) -> None:

@@ -204,6 +204,16 @@ def test_the_end_of_input_ends_every_request(path, sent, expected):
     assert made.connection.end_input() == []
 
 
+@pytest.mark.parametrize("come", [0, 3])
+def test_the_end_of_input_ends_a_request_whose_last_frame_is_cut_short(come):
+    made = server()
+    last = data(1, message(b"ab"), end=True)
+    made.feed(headers(1, block=block(b"/infer")) + last[: 9 + come])
+    made.recorder.take(made.connection.end_input())
+    assert made.recorder.of(1)[-1][0] == FAILED
+    assert made.connection.end_input() == []
+
+
 def test_a_stream_gets_credit_for_what_its_reader_consumes():
     made = server(stream_window=1 << 17)
     made.feed(headers(1, block=block(b"/stream")))

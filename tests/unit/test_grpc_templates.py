@@ -7,8 +7,9 @@ from dataclasses import astuple
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.host_shm import HostArena
+from gpubridge.host_shm import Account, Body, Budget
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from tests.unit.grpc_requests import BATCHED, Model, Request, inputs_of, raw
@@ -28,10 +29,11 @@ MODELS = [
 
 @pytest.fixture(scope="module")
 def arena():
-    arena = HostArena(1, 1 << 24)
+    regions = Regions(1 << 24)
+    arena = regions.arena("m")
     yield arena
     assert arena.lent() == (0, 0)
-    arena.close()
+    regions.close()
 
 
 def cache(model):
@@ -241,7 +243,9 @@ def test_a_message_that_comes_in_pieces_uses_the_same_template(arena):
     forms = cache(MODELS[0])
     outcome(two(1).SerializeToString(), forms, arena)
     message = two(5, id="later").SerializeToString()
-    receiver = RequestReceiver(len(message), lambda _: arena)
+    receiver = RequestReceiver(
+        len(message), lambda _: arena, Body(Budget(1 << 24), Account(lambda: 0), lambda _: None)
+    )
     receiver.feed(memoryview(message))
     known, made = receiver.request(forms, lambda _: None)
     receiver.close()
