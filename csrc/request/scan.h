@@ -91,7 +91,8 @@ struct RequestScan {
   }
 };
 
-// A request of more bytes, its data not counted, never becomes a template; 500 tensors take 45 KB.
-constexpr std::size_t kLongestScanned = std::size_t{64} << 10U;
+// A request of more bytes, its data not counted, never becomes a template; 500 tensors take 45 to
+// 100 KB.
+constexpr std::size_t kLongestScanned = std::size_t{256} << 10U;
 
 }  // namespace gpubridge

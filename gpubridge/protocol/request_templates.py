@@ -29,7 +29,7 @@ __all__ = [
     "input_rules",
 ]
 
-TEMPLATE_BYTES = 1 << 20
+TEMPLATE_BYTES = 2 << 20
 """Limit of the templates of one model version, or of all models over gRPC."""
 
 _SIZE_LIMIT = 1 << 62

@@ -394,10 +394,16 @@ def test_values_as_json_are_no_template():
 
 
 def test_many_tensors_have_a_template():
-    names = [f"INPUT_{i}" for i in range(500)]
-    config = model_config(";".join(f"{name} FP32 [-1]" for name in names))
-    first = orjson.dumps({"id": "1", "inputs": [entry(name, 16) for name in names]})
-    second = orjson.dumps({"id": "22", "inputs": [entry(name, 8) for name in names]})
+    names = [f"a_feature_of_a_wide_table_{i}" for i in range(500)]
+    config = model_config(
+        ";".join(f"{name} FP32 [-1]" for name in names),
+        ";".join(f"OUTPUT_{i} FP32 [-1]" for i in range(500)),
+    )
+    outputs = [{"name": f"OUTPUT_{i}", "parameters": {"binary_data": True}} for i in range(500)]
+    first, second = (
+        orjson.dumps({"id": each, "inputs": [entry(name, n) for name in names], "outputs": outputs})
+        for each, n in (("1", 16), ("22", 8))
+    )
     cache = FormCache(config)
     cache.parse(first, 500 * 64)
     assert agree(config, cache, second, bytes(500 * 32))
@@ -426,7 +432,7 @@ def test_a_template_in_use_stays():
 
 def test_long_headers_and_refused_ones_are_not_remembered():
     cache = FormCache(ONE)
-    cache.parse(orjson.dumps({"inputs": [entry()], "x": " " * 70_000}), 8)
+    cache.parse(orjson.dumps({"inputs": [entry()], "x": " " * 270_000}), 8)
     for _ in range(3):
         with pytest.raises(BridgeError):
             cache.parse(b"nope", 0)
