@@ -6,6 +6,18 @@ What stubs use of the module is typed in `gpubridge.tensor.native`, since they m
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from gpubridge.host_shm import Slot
+from gpubridge.request import (
+    ClientUse,
+    FollowedRequest,
+    MemoryRange,
+    Outcome,
+    RequestOptions,
+)
+from gpubridge.transport.context import RequestContext
+from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.signatures import Shapes, Signature
+
 def split_json_data(document: bytes | memoryview, /) -> tuple[bytes, list[tuple[int, int]]] | None:
     """Take the values of the inputs out of a request's JSON.
 
@@ -432,6 +444,134 @@ class InFlightRequests:
             Requests without an outcome: those whose batch had started, and the others, in order.
             The slots of the unstarted are theirs again; all other memory has been taken back.
         """
+
+class InferRequest:
+    """One inference request on its way through the server.
+
+    Who submits a request to a model gives it away: the model frees ``slot``, whatever happens, and
+    calls ``on_done`` exactly once, on the event loop, unless :meth:`cancel` was called before. Where
+    a model may send several responses, ``on_partial`` gets each that is not the last.
+
+    Parameters
+    ----------
+    signature : bytes
+        The encoded signature of its inputs and of the outputs asked for.
+    slot : Slot or None
+        The memory that holds all inputs.
+    start : int
+        Where in the slot they begin.
+    places : sequence of (int, int)
+        Offset from there and number of bytes of each input.
+    on_done : callable
+        Gets the response or the error.
+    identifier : str
+        The client's id of the request.
+    context : RequestContext
+        What else goes to the stub.
+    copied : int
+        Bytes of tensor data that were copied on the way here.
+    batch_size : int
+        Its first dim where the model batches, else 1; 0 for a place in a batch that no request fills.
+    options : RequestOptions
+        For the scheduler.
+    dims : bytes
+        The encoded dims of its inputs, as the model sees them.
+
+    Attributes
+    ----------
+    on_partial : callable or None
+        Gets a response, or an error in the place of one, after which others may come; ``on_done``
+        then gets the last one, or None if there was only the word that no more come. Who has set
+        this calls :meth:`passed_on` for what it got, or the model has to wait. Not set: the first
+        response is the outcome.
+    trace : FollowedRequest or None
+        Who follows it, if it is traced.
+    arrived : int
+        When the model took it, in CLOCK_MONOTONIC nanoseconds.
+    item : object
+        What a sequence batcher holds for it; None where the scheduler holds the request itself.
+    pattern : InferRequest or None
+        Another request of the same batch, whose inputs it has.
+    unsent : int
+        How many responses that are not the last were handed out, and not yet passed on.
+    ranges : sequence of MemoryRange or None
+        Where each input lies, if not all of them are in the slot at ``places``. The slot, if there is
+        one, is freed as ever.
+    client : ClientUse or None
+        Held while the client's own memory may be read or written for it; then there are ``ranges``.
+    """
+
+    signature: bytes
+    dims: bytes
+    places: Sequence[tuple[int, int]]
+    slot: Slot | None
+    start: int
+    on_done: Callable[[Any], None] | None
+    on_partial: Callable[[Outcome], None] | None
+    first: Outcome | None
+    identifier: str
+    context: RequestContext
+    copied: int
+    batch_size: int
+    options: RequestOptions
+    item: Any
+    pattern: InferRequest | None
+    client: ClientUse | None
+    ranges: Sequence[MemoryRange] | None
+    arrived: int
+    cancelled: Callable[[InferRequest], None] | None
+    ticket: int
+    trace: FollowedRequest | None
+    unsent: int
+    instance: Any
+
+    def __init__(
+        self,
+        signature: bytes,
+        slot: Slot | None,
+        start: int,
+        places: Sequence[tuple[int, int]],
+        on_done: Callable[[Any], None],
+        identifier: str = "",
+        context: RequestContext = ...,
+        copied: int = 0,
+        batch_size: int = 1,
+        options: RequestOptions = ...,
+        dims: bytes = b"",
+    ) -> None: ...
+    def respond(self, outcome: Outcome, /) -> None:
+        """Give a response that is not the last to who waits for it."""
+
+    def passed_on(self, responses: int, /) -> None:
+        """Say that so many of the responses have left, so that the model may send others."""
+
+    def finish(self, outcome: Outcome | None, /) -> None:
+        """Give the outcome to who waits for it; at most once."""
+
+    def cancel(self) -> None:
+        """Say that nobody waits for the outcome any more; the model is spared the work if it can be."""
+
+class InferResponseFields:
+    """The fields of a `gpubridge.request.InferResponse`."""
+
+    signature: Signature
+    shapes: Shapes
+    buffers: list[memoryview]
+    parameters: dict[str, object] | None
+    memory: BorrowedMemory | None
+    refs: Sequence[tuple[int, int, int, int]]
+    event: Any
+
+    def __init__(
+        self,
+        signature: Signature,
+        shapes: Shapes,
+        buffers: list[memoryview],
+        parameters: dict[str, object] | None = None,
+        memory: BorrowedMemory | None = None,
+        refs: Sequence[tuple[int, int, int, int]] = (),
+        event: Any = None,
+    ) -> None: ...
 
 class RequestTemplates:
     """What requests with one skeleton have in common, found by the skeleton.

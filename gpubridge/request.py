@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from gpubridge.dataplane import InferRequest, InferResponseFields
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.host_shm import Slot
 from gpubridge.telemetry.traces import Trace
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.device_regions import is_arena
 from gpubridge.transport.leases import BorrowedMemory
-from gpubridge.transport.signatures import Shapes, Signature
 
 __all__ = [
     "NO_BYTES",
     "NO_CONTEXT",
     "NO_OPTIONS",
+    "NO_RESPONSE",
     "ClientUse",
     "Completed",
     "CompletedBatch",
@@ -85,8 +85,7 @@ class ClientUse(Protocol):
         """Everything of it that the stub needs."""
 
 
-@dataclass(slots=True)
-class InferResponse:
+class InferResponse(InferResponseFields):
     """A model's answer to one request.
 
     Attributes
@@ -107,13 +106,7 @@ class InferResponse:
         What those on a device are complete with; None if they are.
     """
 
-    signature: Signature
-    shapes: Shapes
-    buffers: list[memoryview]
-    parameters: dict[str, object] | None = None
-    memory: BorrowedMemory | None = None
-    refs: Sequence[tuple[int, int, int, int]] = ()
-    event: Any = None
+    __slots__ = ()
 
     def ranges(self) -> list[MemoryRange]:
         """Return where the outputs lie, to hand them on to a stub; asked when the response arrives."""
@@ -192,7 +185,7 @@ class RequestOptions:
 
 NO_OPTIONS = RequestOptions()
 NO_CONTEXT = RequestContext()
-_NO_RESPONSE = BridgeError("the model ended this request without a response", ErrorCode.INTERNAL)
+NO_RESPONSE = BridgeError("the model ended this request without a response", ErrorCode.INTERNAL)
 
 
 class FollowedRequest(Protocol):
@@ -207,158 +200,6 @@ class FollowedRequest(Protocol):
 
     def abandoned(self) -> None:
         """Nobody waits for the outcome any more."""
-
-
-class InferRequest:
-    """One inference request on its way through the server.
-
-    Who submits a request to a model gives it away: the model frees ``slot``, whatever happens, and
-    calls ``on_done`` exactly once, on the event loop, unless :meth:`cancel` was called before. Where
-    a model may send several responses, ``on_partial`` gets each that is not the last.
-
-    Parameters
-    ----------
-    signature : bytes
-        The encoded signature of its inputs and of the outputs asked for.
-    slot : Slot or None
-        The memory that holds all inputs.
-    start : int
-        Where in the slot they begin.
-    places : sequence of (int, int)
-        Offset from there and number of bytes of each input.
-    on_done : callable
-        Gets the response or the error.
-    identifier : str
-        The client's id of the request.
-    context : RequestContext
-        What else goes to the stub.
-    copied : int
-        Bytes of tensor data that were copied on the way here.
-    batch_size : int
-        Its first dim where the model batches, else 1; 0 for a place in a batch that no request fills.
-    options : RequestOptions
-        For the scheduler.
-    dims : bytes
-        The encoded dims of its inputs, as the model sees them.
-
-    Attributes
-    ----------
-    on_partial : callable or None
-        Gets a response, or an error in the place of one, after which others may come; ``on_done``
-        then gets the last one, or None if there was only the word that no more come. Who has set
-        this calls :meth:`passed_on` for what it got, or the model has to wait. Not set: the first
-        response is the outcome.
-    trace : FollowedRequest or None
-        Who follows it, if it is traced.
-    arrived : int
-        When the model took it, in CLOCK_MONOTONIC nanoseconds.
-    item : object
-        What a sequence batcher holds for it; None where the scheduler holds the request itself.
-    pattern : InferRequest or None
-        Another request of the same batch, whose inputs it has.
-    unsent : int
-        How many responses that are not the last were handed out, and not yet passed on.
-    ranges : sequence of MemoryRange or None
-        Where each input lies, if not all of them are in the slot at ``places``. The slot, if there is
-        one, is freed as ever.
-    client : ClientUse or None
-        Held while the client's own memory may be read or written for it; then there are ``ranges``.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "arrived",
-        "batch_size",
-        "cancelled",
-        "client",
-        "context",
-        "copied",
-        "dims",
-        "first",
-        "identifier",
-        "instance",
-        "item",
-        "on_done",
-        "on_partial",
-        "options",
-        "pattern",
-        "places",
-        "ranges",
-        "signature",
-        "slot",
-        "start",
-        "ticket",
-        "trace",
-        "unsent",
-    )
-
-    def __init__(  # noqa: PLR0913  (made once per request: no room for a builder)
-        self,
-        signature: bytes,
-        slot: Slot | None,
-        start: int,
-        places: Sequence[tuple[int, int]],
-        on_done: Callable[[Any], None],
-        identifier: str = "",
-        context: RequestContext = NO_CONTEXT,
-        copied: int = 0,
-        batch_size: int = 1,
-        options: RequestOptions = NO_OPTIONS,
-        dims: bytes = b"",
-    ) -> None:
-        self.signature = signature
-        self.dims = dims
-        self.places = places
-        self.slot = slot
-        self.start = start
-        self.on_done: Callable[[Any], None] | None = on_done
-        self.on_partial: Callable[[Outcome], None] | None = None
-        self.first: Outcome | None = None
-        self.identifier = identifier
-        self.context = context
-        self.copied = copied
-        self.batch_size = batch_size
-        self.options = options
-        self.item: Any = None
-        self.pattern: InferRequest | None = None
-        self.client: ClientUse | None = None
-        self.ranges: Sequence[MemoryRange] | None = None
-        self.arrived = 0
-        self.cancelled: Callable[[InferRequest], None] | None = None
-        self.ticket = -1
-        self.trace: FollowedRequest | None = None
-        self.unsent = 0
-        self.instance: Any = None
-
-    def respond(self, outcome: Outcome) -> None:
-        """Give a response that is not the last to who waits for it."""
-        self.unsent += 1
-        if self.on_done is not None and self.on_partial is not None:
-            self.on_partial(outcome)
-            return
-        if self.first is None and self.on_done is not None:
-            self.first = outcome
-        self.passed_on(1)
-
-    def passed_on(self, responses: int) -> None:
-        """Say that so many of the responses have left, so that the model may send others."""
-        self.unsent -= responses
-        if self.instance is not None:
-            self.instance.passed_on(self, responses)
-
-    def finish(self, outcome: Outcome | None) -> None:
-        """Give the outcome to who waits for it; at most once."""
-        on_done, self.on_done = self.on_done, None
-        if on_done is not None:
-            if outcome is None and self.on_partial is None:
-                outcome = self.first or _NO_RESPONSE
-            on_done(outcome)
-
-    def cancel(self) -> None:
-        """Say that nobody waits for the outcome any more; the model is spared the work if it can be."""
-        self.on_done = None
-        if self.cancelled is not None:
-            self.cancelled(self)
 
 
 class CompletedBatch(NamedTuple):

@@ -118,12 +118,12 @@ nb::object RequestsAtStub::end(const Ending& ending, Completed& completed) {
       // Nobody asked for what fills up a batch, whatever the model wants.
       if (held.size != 0) completed.returning.append(request);
       held = {};
-      names().ticket.set(request, nb::int_(kAnswered));
-      names().instance.set(request, nb::none());
+      infer_request(request).ticket = kAnswered;
+      infer_request(request).take(InferRequest::kInstance);
       return nb::str(kComesBack);
     case Step::kOver:
       reason = ending.decoded.reason;
-      leave(ending.ticket, request);
+      leave(ending.ticket, infer_request(request));
       completed.outcomes.append(nb::make_tuple(request, ending.decoded.outcome));
   }
   return reason;
@@ -168,10 +168,11 @@ Decoded RequestsAtStub::decode(const RecordView& record, const Held& held) {
     const RecordReader::Tensors tensors = reader.tensors(record);
     if (record.sizes_fit(tensors.kinds)) {
       nb::object refs = RecordReader::refs(record);
-      nb::object views = hooks_->views(refs);
-      return {hooks_->response(tensors.signature, tensors.shapes, std::move(views), nb::none(),
-                               hooks_->memory, std::move(refs)),
-              nb::none()};
+      nb::object response = make_infer_response(hooks_->response, tensors.signature, tensors.shapes,
+                                                hooks_->views(refs));
+      infer_response(response).set(InferResponse::kMemory, hooks_->memory);
+      infer_response(response).set(InferResponse::kRefs, refs);
+      return {std::move(response), nb::none()};
     }
   }
   const nb::object made = hooks_->decode(reader.record(record), held.request);
@@ -213,12 +214,12 @@ void RequestsAtStub::end_response(Ticket ticket, const nb::object& reason, Durat
   const std::string why(reason.is_none() ? std::string_view() : text_of(reason));
   if (core_.end_response(ticket)) {
     count_closed(held_[ticket], why, now);
-    leave(ticket, request);
+    leave(ticket, infer_request(request));
     closed.append(request);
   } else {
     held_[ticket].early_reason = why;
-    names().ticket.set(request, nb::int_(kAnswered));
-    forget_memory(request);
+    infer_request(request).ticket = kAnswered;
+    forget_memory(infer_request(request));
   }
 }
 
@@ -235,16 +236,16 @@ void RequestsAtStub::count_closed(const Held& held, std::string_view reason, Dur
 
 // -- memory --------------------------------------------------------------------------------------
 
-void RequestsAtStub::leave(Ticket ticket, nb::handle request) {
-  names().ticket.set(request, nb::int_(kAnswered));
+void RequestsAtStub::leave(Ticket ticket, InferRequest& request) {
+  request.ticket = kAnswered;
   forget_memory(request);
   settle(ticket);
 }
 
-void RequestsAtStub::forget_memory(nb::handle request) {
-  names().slot.set(request, nb::none());
-  names().ranges.set(request, nb::none());
-  names().client.set(request, nb::none());
+void RequestsAtStub::forget_memory(InferRequest& request) {
+  request.take(InferRequest::kSlot);
+  request.take(InferRequest::kRanges);
+  request.take(InferRequest::kClient);
 }
 
 void RequestsAtStub::settle(Ticket ticket) {
@@ -318,7 +319,7 @@ nb::tuple RequestsAtStub::close(std::uint64_t started_last) {
     }
     take_back(ticket);
     if (left != Left::kOver) {
-      names().client.set(request, nb::none());
+      infer_request(request).take(InferRequest::kClient);
       started.append(request);
     }
   }

@@ -13,20 +13,19 @@
 
 #include "buffer_view.h"
 #include "ipc/in_flight.h"
+#include "ipc/infer_request_binding.h"
 #include "ipc/messages.h"
 #include "ipc/model_counters.h"
 #include "ipc/records_binding.h"
+#include "stub/heap_type.h"
 
 namespace gpubridge::at_stub {
 
 namespace nb = nanobind;
 
-constexpr int kAnswered = -1;
+constexpr long long kAnswered = -1;
 
-inline nb::object checked(PyObject* made) {
-  if (made == nullptr) throw nb::python_error();
-  return nb::steal(made);
-}
+using stub::checked;
 
 // The name of an attribute, made once.
 class Name {
@@ -36,35 +35,16 @@ class Name {
   [[nodiscard]] nb::object of(nb::handle object) const {
     return checked(PyObject_GetAttr(object.ptr(), text_));
   }
-  void set(nb::handle object, nb::handle value) const {
-    if (PyObject_SetAttr(object.ptr(), text_, value.ptr()) != 0) throw nb::python_error();
-  }
 
  private:
   PyObject* text_;
 };
 
 struct Names {
-  Name arrived{"arrived"};
-  Name batch_size{"batch_size"};
-  Name client{"client"};
-  Name context{"context"};
-  Name dims{"dims"};
   Name encoded{"encoded"};
-  Name identifier{"identifier"};
-  Name instance{"instance"};
   Name offset{"offset"};
-  Name pattern{"pattern"};
-  Name places{"places"};
-  Name ranges{"ranges"};
   Name region{"region"};
   Name segment{"segment"};
-  Name signature{"signature"};
-  Name slot{"slot"};
-  Name start{"start"};
-  Name ticket{"ticket"};
-  Name trace{"trace"};
-  Name unsent{"unsent"};
 };
 
 inline const Names& names() {
@@ -259,9 +239,9 @@ class RequestsAtStub {
     return held_[ticket].*part;
   }
 
-  void write(nb::handle request, std::string& records);
-  void write_slot(nb::handle source, RecordParts& parts, std::string& records);
-  void write_references(nb::handle request, RecordParts& parts, std::string& records);
+  void write(InferRequest& request, std::string& records);
+  void write_slot(const InferRequest& source, RecordParts& parts, std::string& records);
+  void write_references(InferRequest& request, RecordParts& parts, std::string& records);
 
   void complete_batch(const ResultBatch& batch, Duration now, Completed& completed);
   nb::object end(const Ending& ending, Completed& completed);
@@ -274,8 +254,8 @@ class RequestsAtStub {
   void end_response(Ticket ticket, const nb::object& reason, Duration now, nb::list& closed);
   void count_closed(const Held& held, std::string_view reason, Duration now);
 
-  void leave(Ticket ticket, nb::handle request);
-  void forget_memory(nb::handle request);
+  void leave(Ticket ticket, InferRequest& request);
+  static void forget_memory(InferRequest& request);
   void settle(Ticket ticket);
   void take_back(Ticket ticket);
   nb::object named(nb::handle type, const nb::tuple& fields) const {

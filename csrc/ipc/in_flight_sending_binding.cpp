@@ -23,17 +23,17 @@ bool has_bytes(nb::handle ranges) {
 }
 
 // What is lent for a request.
-Held held_for(nb::handle request) {
+Held held_for(InferRequest& request) {
   Held held;
-  held.request = nb::borrow(request);
-  if (nb::object slot = names().slot.of(request); !slot.is_none()) held.slot = std::move(slot);
-  held.traced = !names().trace.of(request).is_none();
-  held.size = nb::cast<std::uint64_t>(names().batch_size.of(request));
-  held.arrived = nb::cast<Duration>(names().arrived.of(request));
-  nb::object ranges = names().ranges.of(request);
-  held.in_slot = ranges.is_none();
-  held.of_client = !names().client.of(request).is_none();
-  if (!held.in_slot && has_bytes(ranges)) held.kept = std::move(ranges);
+  held.request = nb::borrow(request.object());
+  if (request.has(InferRequest::kSlot)) held.slot = nb::borrow(request.get(InferRequest::kSlot));
+  held.traced = request.has(InferRequest::kTrace);
+  held.size = static_cast<std::uint64_t>(request.batch_size);
+  held.arrived = request.arrived;
+  held.in_slot = !request.has(InferRequest::kRanges);
+  held.of_client = request.has(InferRequest::kClient);
+  const nb::handle ranges = request.get(InferRequest::kRanges);
+  if (!held.in_slot && has_bytes(ranges)) held.kept = nb::borrow(ranges);
   return held;
 }
 
@@ -43,44 +43,42 @@ bool RequestsAtStub::enter(nb::handle requests, nb::handle owner) {
   }
   std::vector<InFlightRequests::Entering> entering;
   std::vector<Held> lent;
-  for (nb::handle request : requests) {
+  for (nb::handle object : requests) {
+    InferRequest& request = infer_request(object);
     lent.push_back(held_for(request));
     // The stub says that it is done with what it was lent, if there is something.
     const bool has_memory =
         lent.back().in_slot ? lent.back().slot.is_valid() : lent.back().kept.is_valid();
-    entering.push_back({has_memory, static_cast<std::uint32_t>(
-                                        nb::cast<std::int64_t>(names().unsent.of(request)))});
+    entering.push_back({has_memory, static_cast<std::uint32_t>(request.unsent)});
   }
   const std::uint64_t sequence = ++sequence_;
   const std::span<const Ticket> tickets = core_.enter(sequence, entering);
   for (std::size_t index = 0; index < lent.size(); ++index) {
-    const nb::object request = lent[index].request;
+    InferRequest& request = infer_request(lent[index].request);
     held_[tickets[index]] = std::move(lent[index]);
-    names().ticket.set(request, nb::int_(tickets[index]));
-    names().instance.set(request, owner);
+    request.ticket = tickets[index];
+    request.set(InferRequest::kInstance, owner);
   }
   std::string records;
-  for (nb::handle request : requests) write(request, records);
+  for (nb::handle request : requests) write(infer_request(request), records);
   frame_.add(sequence, lent.size(), records);
   return frame_.batches() >= kFrameBatches || frame_.size() > kFrameBytes;
 }
 
-void RequestsAtStub::write(nb::handle request, std::string& records) {
-  const nb::object pattern = names().pattern.of(request);
-  const nb::handle source = pattern.is_none() ? request : nb::handle(pattern);
-  const nb::object signature = names().signature.of(request);
-  const nb::object dims = names().dims.of(request);
-  const nb::object identifier = names().identifier.of(request);
+void RequestsAtStub::write(InferRequest& request, std::string& records) {
+  const InferRequest& source = request.has(InferRequest::kPattern)
+                                   ? infer_request(request.get(InferRequest::kPattern))
+                                   : request;
   RecordParts parts;
-  parts.ticket = nb::cast<Ticket>(names().ticket.of(request));
-  parts.signature = bytes_of(signature);
-  parts.dims = bytes_of(dims);
-  parts.identifier = text_of(identifier);
-  if (!names().ranges.of(source).is_none()) {
+  parts.ticket = static_cast<Ticket>(request.ticket);
+  parts.signature = bytes_of(request.get(InferRequest::kSignature));
+  parts.dims = bytes_of(request.get(InferRequest::kDims));
+  parts.identifier = text_of(request.get(InferRequest::kIdentifier));
+  if (source.has(InferRequest::kRanges)) {
     write_references(request, parts, records);
     return;
   }
-  const nb::object context = names().context.of(request);
+  const nb::handle context = request.get(InferRequest::kContext);
   nb::object encoded;
   if (!context.is(hooks_->no_context)) {
     encoded = names().encoded.of(context)();
@@ -96,21 +94,22 @@ char* write_head(const RecordParts& parts, std::string& records) {
   return parts.write(records.data() + at);
 }
 
-void RequestsAtStub::write_slot(nb::handle source, RecordParts& parts, std::string& records) {
-  const nb::object slot = names().slot.of(source);
-  if (slot.is_none()) {
+void RequestsAtStub::write_slot(const InferRequest& source, RecordParts& parts,
+                                std::string& records) {
+  if (!source.has(InferRequest::kSlot)) {
     write_head(parts, records);
     return;
   }
+  const nb::handle slot = source.get(InferRequest::kSlot);
   const nb::object segment = names().segment.of(slot);
   const nb::object region = names().region.of(segment);
   const int announced = PySet_Contains(hooks_->announced.ptr(), region.ptr());
   if (announced < 0) throw nb::python_error();
   if (announced == 0) hooks_->announce(segment);
-  const nb::object places = names().places.of(source);
-  const auto base = nb::cast<std::uint64_t>(names().offset.of(slot)) +
-                    nb::cast<std::uint64_t>(names().start.of(source));
-  const auto lease = nb::cast<Ticket>(names().ticket.of(source));
+  const nb::handle places = source.get(InferRequest::kPlaces);
+  const auto base =
+      nb::cast<std::uint64_t>(names().offset.of(slot)) + static_cast<std::uint64_t>(source.start);
+  const auto lease = static_cast<Ticket>(source.ticket);
   const auto number = nb::cast<std::uint64_t>(region);
   parts.tensors = static_cast<std::uint32_t>(nb::len(places));
   char* at = write_head(parts, records);
@@ -122,9 +121,9 @@ void RequestsAtStub::write_slot(nb::handle source, RecordParts& parts, std::stri
 }
 
 // The fields of references come flat: region, offset, size, lease of each, one after another.
-void RequestsAtStub::write_references(nb::handle request, RecordParts& parts,
+void RequestsAtStub::write_references(InferRequest& request, RecordParts& parts,
                                       std::string& records) {
-  const nb::object made = hooks_->references(request);
+  const nb::object made = hooks_->references(request.object());
   const nb::object refs = made[0];
   const nb::object context = made[1];
   parts.context = bytes_of(context);

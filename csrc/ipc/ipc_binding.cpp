@@ -7,6 +7,7 @@ namespace gpubridge {
 void bind_ipc(nanobind::module_& module) {
   bind_context(module);
   bind_in_flight(module);
+  bind_infer_request(module);
   bind_model_counters(module);
   bind_records(module);
   module.def("receive_message", &receive_message);

@@ -11,6 +11,9 @@ void bind_context(nanobind::module_& module);
 // Adds the class InFlightRequests to the module.
 void bind_in_flight(nanobind::module_& module);
 
+// Adds the types InferRequest and InferResponseFields to the module.
+void bind_infer_request(nanobind::module_& module);
+
 // Adds the class ModelCounters to the module.
 void bind_model_counters(nanobind::module_& module);
 

@@ -14,7 +14,11 @@
 #if PY_VERSION_HEX < 0x030C0000
 // The names that 3.12 brought into Python.h.
 #include <structmember.h>
+#define _Py_T_OBJECT T_OBJECT       // NOLINT
 #define Py_T_OBJECT_EX T_OBJECT_EX  // NOLINT
+#define Py_T_LONGLONG T_LONGLONG    // NOLINT
+#define Py_T_PYSSIZET T_PYSSIZET    // NOLINT
+#define Py_READONLY READONLY        // NOLINT
 #endif
 
 namespace gpubridge::stub {

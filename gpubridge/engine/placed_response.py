@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gpubridge.engine.devices.segments import OF_CLIENTS, ON_DEVICE
 from gpubridge.request import InferResponse, MemoryRange
+from gpubridge.transport.signatures import Shapes, Signature
 
 __all__ = ["PlacedResponse", "held_bytes"]
 
@@ -34,7 +34,6 @@ class _HeldArray(np.ndarray[Any, Any]):
     keep: object
 
 
-@dataclass(slots=True)
 class PlacedResponse(InferResponse):
     """An answer whose outputs lie anywhere: in the memory of several stubs, or its request's own.
 
@@ -46,8 +45,20 @@ class PlacedResponse(InferResponse):
         The outputs that others may still look at.
     """
 
-    parts: Sequence[MemoryRange] = ()
-    shared: frozenset[str] = frozenset()
+    __slots__ = ("parts", "shared")
+
+    def __init__(
+        self,
+        signature: Signature,
+        shapes: Shapes,
+        buffers: list[memoryview],
+        parameters: dict[str, object] | None,
+        parts: Sequence[MemoryRange],
+        shared: frozenset[str] = frozenset(),
+    ) -> None:
+        super().__init__(signature, shapes, buffers, parameters)
+        self.parts = parts
+        self.shared = shared
 
     def ranges(self) -> list[MemoryRange]:
         """Return where the outputs lie."""

@@ -6,7 +6,6 @@ Each is ``value:index`` or, where the index has a label, ``value:index:label``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -58,7 +57,7 @@ def classified(
             shapes.append(returned)
             buffers.append(buffer)
     signature = Signature(tuple(specs), response.signature.requested)
-    return replace(response, signature=signature, shapes=tuple(shapes), buffers=buffers)
+    return InferResponse(signature, tuple(shapes), buffers, response.parameters)
 
 
 def _labels(name: str, config: ModelConfig) -> tuple[bytes, ...]:

@@ -1,0 +1,291 @@
+#include "ipc/infer_request_binding.h"
+
+#include <array>
+#include <cstddef>
+#include <utility>
+
+#include "ipc/ipc_bindings.h"
+#include "stub/heap_type.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge {
+namespace {
+
+using stub::as;
+using stub::guarded;
+using stub::slot;
+
+// What requests have unless they are told; lives as long as the process.
+struct Defaults {
+  nb::module_ module = nb::module_::import_("gpubridge.request");
+  PyObject* context = stub::kept_attribute(module, "NO_CONTEXT");
+  PyObject* options = stub::kept_attribute(module, "NO_OPTIONS");
+  PyObject* no_response = stub::kept_attribute(module, "NO_RESPONSE");
+  PyObject* text = PyUnicode_InternFromString("");
+  PyObject* bytes = PyBytes_FromStringAndSize("", 0);
+};
+
+const Defaults& defaults() {
+  static const auto* const made = new Defaults();
+  return *made;
+}
+
+void fill(InferRequest& request, const RequestParts& parts) {
+  const Defaults& python = defaults();
+  const auto put = [&](InferRequest::Field field, nb::handle value, PyObject* other) {
+    request.set(field, value.is_valid() ? value : nb::handle(other));
+  };
+  put(InferRequest::kSignature, parts.signature, Py_None);
+  put(InferRequest::kSlot, parts.slot, Py_None);
+  put(InferRequest::kPlaces, parts.places, Py_None);
+  put(InferRequest::kOnDone, parts.on_done, Py_None);
+  put(InferRequest::kIdentifier, parts.identifier, python.text);
+  put(InferRequest::kContext, parts.context, python.context);
+  put(InferRequest::kOptions, parts.options, python.options);
+  put(InferRequest::kDims, parts.dims, python.bytes);
+  request.start = parts.start;
+  request.copied = parts.copied;
+  request.batch_size = parts.batch_size;
+  request.arrived = request.unsent = 0;
+  request.ticket = -1;
+}
+
+int initialize_request(PyObject* self, PyObject* args, PyObject* keywords) {
+  static constexpr std::array<const char*, 12> kNames{
+      "signature", "slot",   "start",      "places",  "on_done", "identifier",
+      "context",   "copied", "batch_size", "options", "dims",    nullptr};
+  RequestParts parts;
+  std::array<PyObject*, 8> objects{};
+  auto& [signature, slot, places, on_done, identifier, context, options, dims] = objects;
+  if (PyArg_ParseTupleAndKeywords(args, keywords, "OOLOO|OOLLOO:InferRequest",
+                                  const_cast<char**>(kNames.data()), &signature, &slot,
+                                  &parts.start, &places, &on_done, &identifier, &context,
+                                  &parts.copied, &parts.batch_size, &options, &dims) == 0) {
+    return -1;
+  }
+  parts.signature = signature;
+  parts.slot = slot;
+  parts.places = places;
+  parts.on_done = on_done;
+  parts.identifier = identifier;
+  parts.context = context;
+  parts.options = options;
+  parts.dims = dims;
+  return guarded(-1, [&] {
+    fill(*as<InferRequest>(self), parts);
+    return 0;
+  });
+}
+
+void deallocate_request(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  if (as<InferRequest>(self)->weak_references != nullptr) PyObject_ClearWeakRefs(self);
+  stub::deallocate<InferRequest>(self);
+}
+
+// Runs a method without a result.
+template <typename Method>
+PyObject* run(PyObject* self, Method&& method) {
+  return guarded<PyObject*>(nullptr, [&] {
+    method(*as<InferRequest>(self));
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* respond(PyObject* self, PyObject* outcome) {
+  return run(self, [&](InferRequest& request) { request.respond(outcome); });
+}
+
+PyObject* passed_on(PyObject* self, PyObject* responses) {
+  const long long count = PyLong_AsLongLong(responses);
+  if (count == -1 && PyErr_Occurred() != nullptr) return nullptr;
+  return run(self, [&](InferRequest& request) { request.passed_on(count); });
+}
+
+PyObject* finish(PyObject* self, PyObject* outcome) {
+  return run(self, [&](InferRequest& request) { request.finish(nb::borrow(outcome)); });
+}
+
+PyObject* cancel(PyObject* self, PyObject* /*unused*/) {
+  return run(self, [](InferRequest& request) { request.cancel(); });
+}
+
+template <typename Object>
+PyMemberDef optional(const char* name, std::size_t index) {
+  PyMemberDef made = stub::member<Object>(name, index);
+  made.type = _Py_T_OBJECT;
+  return made;
+}
+
+PyMemberDef number(const char* name, std::size_t offset) {
+  return {name, Py_T_LONGLONG, static_cast<Py_ssize_t>(offset), 0, nullptr};
+}
+
+PyMethodDef request_methods[] = {
+    // NOLINT: the C API's own form
+    {"respond", respond, METH_O, "Give a response that is not the last to who waits for it."},
+    {"passed_on", passed_on, METH_O, "Say that so many of the responses have left."},
+    {"finish", finish, METH_O, "Give the outcome to who waits for it; at most once."},
+    {"cancel", cancel, METH_NOARGS, "Say that nobody waits for the outcome any more."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyMemberDef request_members[] = {// NOLINT
+                                 optional<InferRequest>("signature", InferRequest::kSignature),
+                                 optional<InferRequest>("dims", InferRequest::kDims),
+                                 optional<InferRequest>("places", InferRequest::kPlaces),
+                                 optional<InferRequest>("slot", InferRequest::kSlot),
+                                 optional<InferRequest>("on_done", InferRequest::kOnDone),
+                                 optional<InferRequest>("on_partial", InferRequest::kOnPartial),
+                                 optional<InferRequest>("first", InferRequest::kFirst),
+                                 optional<InferRequest>("identifier", InferRequest::kIdentifier),
+                                 optional<InferRequest>("context", InferRequest::kContext),
+                                 optional<InferRequest>("options", InferRequest::kOptions),
+                                 optional<InferRequest>("item", InferRequest::kItem),
+                                 optional<InferRequest>("pattern", InferRequest::kPattern),
+                                 optional<InferRequest>("client", InferRequest::kClient),
+                                 optional<InferRequest>("ranges", InferRequest::kRanges),
+                                 optional<InferRequest>("cancelled", InferRequest::kCancelled),
+                                 optional<InferRequest>("trace", InferRequest::kTrace),
+                                 optional<InferRequest>("instance", InferRequest::kInstance),
+                                 number("start", offsetof(InferRequest, start)),
+                                 number("copied", offsetof(InferRequest, copied)),
+                                 number("batch_size", offsetof(InferRequest, batch_size)),
+                                 number("arrived", offsetof(InferRequest, arrived)),
+                                 number("ticket", offsetof(InferRequest, ticket)),
+                                 number("unsent", offsetof(InferRequest, unsent)),
+                                 {"__weaklistoffset__", Py_T_PYSSIZET,
+                                  offsetof(InferRequest, weak_references), Py_READONLY, nullptr},
+                                 {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot request_slots[] = {// NOLINT
+                               {Py_tp_init, slot(initialize_request)},
+                               {Py_tp_dealloc, slot(deallocate_request)},
+                               {Py_tp_traverse, slot(stub::traverse<InferRequest>)},
+                               {Py_tp_clear, slot(stub::clear<InferRequest>)},
+                               {Py_tp_methods, request_methods},
+                               {Py_tp_members, request_members},
+                               {0, nullptr}};
+
+PyType_Spec request_spec = {"gpubridge._native.InferRequest", sizeof(InferRequest), 0,
+                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, request_slots};
+
+int initialize_response(PyObject* self, PyObject* args, PyObject* keywords) {
+  static constexpr std::array<const char*, InferResponse::kFields + 1> kNames{
+      "signature", "shapes", "buffers", "parameters", "memory", "refs", "event", nullptr};
+  std::array<PyObject*, InferResponse::kFields> given{};
+  auto& [signature, shapes, buffers, parameters, memory, refs, event] = given;
+  if (PyArg_ParseTupleAndKeywords(args, keywords, "OOO|OOOO:InferResponse",
+                                  const_cast<char**>(kNames.data()), &signature, &shapes, &buffers,
+                                  &parameters, &memory, &refs, &event) == 0) {
+    return -1;
+  }
+  for (std::size_t index = 0; index < given.size(); ++index) {
+    if (given[index] != nullptr) as<InferResponse>(self)->set(index, given[index]);
+  }
+  if (refs == nullptr) as<InferResponse>(self)->set(InferResponse::kRefs, nb::tuple());
+  return 0;
+}
+
+PyMemberDef response_members[] = {// NOLINT
+                                  optional<InferResponse>("signature", InferResponse::kSignature),
+                                  optional<InferResponse>("shapes", InferResponse::kShapes),
+                                  optional<InferResponse>("buffers", InferResponse::kBuffers),
+                                  optional<InferResponse>("parameters", InferResponse::kParameters),
+                                  optional<InferResponse>("memory", InferResponse::kMemory),
+                                  optional<InferResponse>("refs", InferResponse::kRefs),
+                                  optional<InferResponse>("event", InferResponse::kEvent),
+                                  {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot response_slots[] = {// NOLINT
+                                {Py_tp_init, slot(initialize_response)},
+                                {Py_tp_dealloc, slot(stub::deallocate<InferResponse>)},
+                                {Py_tp_traverse, slot(stub::traverse<InferResponse>)},
+                                {Py_tp_clear, slot(stub::clear<InferResponse>)},
+                                {Py_tp_members, response_members},
+                                {0, nullptr}};
+
+PyType_Spec response_spec = {"gpubridge._native.InferResponseFields", sizeof(InferResponse), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+                             response_slots};
+
+PyTypeObject* request_type() {
+  static auto* const type = reinterpret_cast<PyTypeObject*>(
+      stub::checked(PyType_FromSpec(&request_spec)).release().ptr());
+  return type;
+}
+
+PyTypeObject* response_type() {
+  static auto* const type = reinterpret_cast<PyTypeObject*>(
+      stub::checked(PyType_FromSpec(&response_spec)).release().ptr());
+  return type;
+}
+
+template <typename Object>
+Object& checked_as(nb::handle object, PyTypeObject* type, const char* text) {
+  if (PyObject_TypeCheck(object.ptr(), type) == 0) throw nb::type_error(text);
+  return *as<Object>(object.ptr());
+}
+
+}  // namespace
+
+void InferRequest::respond(nb::handle outcome) {
+  unsent += 1;
+  if (has(kOnDone) && has(kOnPartial)) {
+    nb::borrow(get(kOnPartial))(outcome);
+    return;
+  }
+  if (!has(kFirst) && has(kOnDone)) set(kFirst, outcome);
+  passed_on(1);
+}
+
+void InferRequest::passed_on(long long responses) {
+  unsent -= responses;
+  if (!has(kInstance)) return;
+  nb::borrow(get(kInstance)).attr("passed_on")(object(), responses);
+}
+
+void InferRequest::finish(nb::object outcome) {
+  const nb::object on_done = take(kOnDone);
+  if (on_done.is_none()) return;
+  if (outcome.is_none() && !has(kOnPartial)) {
+    outcome = has(kFirst) ? nb::borrow(get(kFirst)) : nb::borrow(defaults().no_response);
+  }
+  on_done(outcome);
+}
+
+void InferRequest::cancel() {
+  take(kOnDone);
+  if (has(kCancelled)) nb::borrow(get(kCancelled))(object());
+}
+
+nb::object make_infer_request(const RequestParts& parts) {
+  nb::object made = stub::allocate<InferRequest>(request_type());
+  fill(*as<InferRequest>(made.ptr()), parts);
+  return made;
+}
+
+nb::object make_infer_response(nb::handle kind, nb::handle signature, nb::handle shapes,
+                               nb::handle buffers) {
+  nb::object made = stub::allocate<InferResponse>(reinterpret_cast<PyTypeObject*>(kind.ptr()));
+  auto& response = *as<InferResponse>(made.ptr());
+  response.set(InferResponse::kSignature, signature);
+  response.set(InferResponse::kShapes, shapes);
+  response.set(InferResponse::kBuffers, buffers);
+  return made;
+}
+
+InferRequest& infer_request(nb::handle object) {
+  return checked_as<InferRequest>(object, request_type(), "not an InferRequest");
+}
+
+InferResponse& infer_response(nb::handle object) {
+  return checked_as<InferResponse>(object, response_type(), "not an InferResponse");
+}
+
+void bind_infer_request(nb::module_& module) {
+  module.attr("InferRequest") = nb::handle(reinterpret_cast<PyObject*>(request_type()));
+  module.attr("InferResponseFields") = nb::handle(reinterpret_cast<PyObject*>(response_type()));
+}
+
+}  // namespace gpubridge
