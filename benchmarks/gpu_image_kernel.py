@@ -18,11 +18,13 @@ from PIL import Image
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.gpu_memory import first_device
-from gpubridge.backends.image_preproc.device_kernel import DeviceKernel
-from gpubridge.backends.image_preproc.fused_kernel import ImageWork, SourcePixels
-from gpubridge.backends.image_preproc.kernel_build import KernelUnavailable
-from gpubridge.backends.image_preproc.normalization import Normalization
-from gpubridge.backends.image_preproc.resizing import plan_resize, resize_on_host
+from gpubridge.backends.image_preproc.kernels import (
+    DeviceKernel,
+    ImageWork,
+    KernelUnavailable,
+    SourcePixels,
+)
+from gpubridge.backends.image_preproc.resizing import Normalization, plan_resize, resize_on_host
 from gpubridge.backends.image_preproc.settings import Settings
 from gpubridge.backends.model_setup import ModelSetup
 from gpubridge.cuda_ipc import CopyStream, DeviceContext

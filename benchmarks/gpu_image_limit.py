@@ -14,24 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.failure import BenchmarkError
-from gpubridge.backends.image_preproc.device_decoding import DeviceDecoder, PixelsOnDevice
-from gpubridge.backends.image_preproc.fused_kernel import (
+from gpubridge.backends.image_preproc.device_path import DeviceDecoder, PixelsOnDevice
+from gpubridge.backends.image_preproc.kernels import (
     IMAGE,
     KERNEL,
     SOURCE,
     THREADS,
     ImageWork,
-    grid,
-    image_table,
-    launch_numbers,
-)
-from gpubridge.backends.image_preproc.kernel_build import (
     KernelUnavailable,
     cache_folder,
+    grid,
+    image_table,
     kernel_image,
+    launch_numbers,
 )
-from gpubridge.backends.image_preproc.normalization import Normalization
-from gpubridge.backends.image_preproc.resizing import plan_resize
+from gpubridge.backends.image_preproc.resizing import Normalization, plan_resize
 from gpubridge.backends.image_preproc.settings import Settings
 from gpubridge.backends.model_setup import ModelSetup
 from gpubridge.cuda_ipc import CopyStream, DeviceContext, DeviceInfo, DeviceSegment

@@ -33,8 +33,8 @@ from gpubridge.frontend.http.connection import HttpConnection, HttpListener, Htt
 from gpubridge.frontend.routes import MetricsRouter, V2Router
 from gpubridge.frontend.sweep import Sweeper
 from gpubridge.frontend.workers import Workers
+from gpubridge.telemetry.logs import boxed
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
-from gpubridge.telemetry.tables import boxed
 
 __all__ = ["build_repository", "serve"]
 

@@ -1,12 +1,10 @@
 """Configuration: a model's ``config.pbtxt`` and versions, the server's settings."""
 
-from gpubridge.config.auto_complete import finish_model_config
 from gpubridge.config.backends import PYTHON_BACKEND, Backends
-from gpubridge.config.connections import CompressionLevel, GrpcConnections, HttpConnections
-from gpubridge.config.debug_models import read_debug_models
 from gpubridge.config.load import (
     CONFIG_FILENAME,
     complete_model_config,
+    finish_model_config,
     load_model_config,
     parse_model_config,
 )
@@ -16,18 +14,22 @@ from gpubridge.config.model_config import (
     InstanceKind,
     ModelConfig,
     TensorSpec,
-)
-from gpubridge.config.normalise import GpuFallback
-from gpubridge.config.python_backend import InputPlacement, PythonBackendSettings
-from gpubridge.config.schema import model_config_schema
-from gpubridge.config.settings import ModelControlMode, ServerSettings
-from gpubridge.config.unsupported import unsupported_features
-from gpubridge.config.versions import (
     VersionPolicy,
     available_versions,
     select_versions,
     served_versions,
 )
+from gpubridge.config.normalise import GpuFallback
+from gpubridge.config.python_backend import InputPlacement, PythonBackendSettings
+from gpubridge.config.schema import model_config_schema
+from gpubridge.config.settings import (
+    CompressionLevel,
+    GrpcConnections,
+    HttpConnections,
+    ModelControlMode,
+    ServerSettings,
+)
+from gpubridge.config.validate import unsupported_features
 
 __all__ = [
     "CONFIG_FILENAME",
@@ -53,7 +55,6 @@ __all__ = [
     "load_model_config",
     "model_config_schema",
     "parse_model_config",
-    "read_debug_models",
     "select_versions",
     "served_versions",
     "unsupported_features",

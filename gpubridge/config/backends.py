@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpubridge.config.model_config import available_versions
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.config.validate import refuse
-from gpubridge.config.versions import available_versions
 
 __all__ = ["BACKEND_FILENAME", "PYTHON_BACKEND", "Backends", "settle_backend"]
 

@@ -1,26 +1,32 @@
-"""From a model's directory to its configuration: read, fill in, check."""
+"""Loading of a model's configuration: read or given by a client, completed, checked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from google.protobuf import text_format  # type: ignore[import-untyped]
+import orjson
+from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
 
 from gpubridge.config.backends import Backends, settle_backend
-from gpubridge.config.labels import read_labels
 from gpubridge.config.model_config import ModelConfig, model_config_from_message
 from gpubridge.config.normalise import GpuFallback, normalise_instance_groups, normalise_model
-from gpubridge.config.override import parse_config_override
 from gpubridge.config.schema import ProtoMessage, model_config_schema
 from gpubridge.config.validate import refuse, validate_model
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = ["CONFIG_FILENAME", "complete_model_config", "load_model_config", "parse_model_config"]
-
 CONFIG_FILENAME = "config.pbtxt"
 
 _SHIPPED_BACKENDS = Backends()
+
+_LONGEST = 4 * 1024 * 1024
+"""Characters that a model's configuration may have: reading it must not hold up the server."""
+
+_TENSORS = ("input", "output")
+
+_SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
 def load_model_config(
@@ -155,3 +161,129 @@ def complete_model_config(
     return model_config_from_message(
         config, tuple(notices), labels, backend_file, on_host=on_host, draft=draft
     )
+
+
+def parse_config_override(text: str) -> ProtoMessage:
+    """Return the ``inference.ModelConfig`` that `text` spells in JSON.
+
+    It is the JSON of ``GET /v2/models/{name}/config``. Nothing is filled in or checked beyond the
+    syntax and the schema.
+
+    Raises
+    ------
+    BridgeError
+        ``INVALID_ARG``: what is wrong with it.
+    """
+    message = model_config_schema().ModelConfig()
+    if text.lstrip()[:1] != "{":
+        # An empty array, or a null, would pass for an empty configuration.
+        raise refuse(f"Invalid config override: expected a JSON object, got {text[:20]!r}")
+    try:
+        json_format.Parse(text, message)
+    except (json_format.ParseError, RecursionError) as error:
+        raise refuse(f"Invalid config override: {error}") from error
+    return message
+
+
+def read_labels(output: ProtoMessage, model_dir: Path) -> tuple[bytes, ...]:
+    """Return the labels of an output by class index; none where it names no file.
+
+    As in Triton, a line is everything up to its newline and an empty one names nothing.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG for a file that cannot be read, or that is outside of `model_dir`.
+    """
+    if not output.label_filename:
+        return ()
+    path = model_dir / output.label_filename
+    # Also of a link: a configuration is not to show files to clients that its model does not hold.
+    if not path.resolve().is_relative_to(model_dir.resolve()):
+        raise refuse(
+            f"output '{output.name}': expected a label_filename in the model's directory "
+            f"{model_dir}, got '{output.label_filename}'"
+        )
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise refuse(f"failed to open text file for read {path}: {error.strerror}") from error
+    lines = content.split(b"\n")
+    return tuple(lines[:-1] if not lines[-1] else lines)
+
+
+def finish_model_config(
+    draft: ModelConfig,
+    returned: str | None,
+    model_dir: Path,
+    *,
+    gpu_count: int | Callable[[], int],
+    backends: Backends = _SHIPPED_BACKENDS,
+) -> ModelConfig:
+    """Return the whole configuration of a model that was asked to complete a draft.
+
+    As in Triton, the batch size, the inputs and outputs, the transaction policy, and a scheduler where
+    the draft chooses none are the model's; everything else stays as the draft has it.
+
+    Parameters
+    ----------
+    draft : ModelConfig
+        Not changed.
+    returned : str or None
+        What the model made of it, as JSON; None if it completes nothing.
+    model_dir, gpu_count, backends
+        As for `load_model_config`.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG when the model returned no configuration, or the whole is none that can be.
+    """
+    message = type(draft.message)()
+    message.CopyFrom(draft.message)
+    if returned is not None:
+        _take(_parse(returned, draft.name), message)
+    whole = complete_model_config(message, model_dir, gpu_count=gpu_count, backends=backends)
+    # What was filled in before would pass for what somebody has asked for.
+    return replace(whole, notices=draft.notices, fallbacks=draft.fallbacks)
+
+
+def _parse(text: str, name: str) -> ProtoMessage:
+    told = f"auto_complete_config of model '{name}' returned"
+    if len(text) > _LONGEST:
+        raise refuse(
+            f"{told} a configuration of {len(text)} characters; expected at most {_LONGEST}"
+        )
+    try:
+        # Not the standard library's: it takes halves of surrogate pairs, which are no text.
+        values: Any = orjson.loads(text)
+        if not isinstance(values, dict):
+            raise refuse(f"{told} {text[:40]!r}; expected a ModelConfig that holds a dict")
+        for direction in _TENSORS:
+            _spell_dims(values.get(direction))
+        message = model_config_schema().ModelConfig()
+        json_format.ParseDict(values, message)
+    except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
+        raise refuse(f"{told} no valid configuration: {error}") from error
+    return message
+
+
+def _spell_dims(tensors: Any) -> None:
+    """Let a single dimension stand without its list, as Triton does."""
+    if isinstance(tensors, list):
+        for tensor in tensors:
+            if isinstance(tensor, dict) and isinstance(tensor.get("dims"), int):
+                tensor["dims"] = [tensor["dims"]]
+
+
+def _take(model: ProtoMessage, message: ProtoMessage) -> None:
+    message.max_batch_size = model.max_batch_size
+    for name in _TENSORS:
+        message.ClearField(name)
+        getattr(message, name).extend(getattr(model, name))
+    if message.WhichOneof("scheduling_choice") is None:
+        for name in _SCHEDULERS:
+            if model.HasField(name):
+                getattr(message, name).CopyFrom(getattr(model, name))
+    if model.HasField("model_transaction_policy"):
+        message.model_transaction_policy.CopyFrom(model.model_transaction_policy)

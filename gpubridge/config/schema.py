@@ -10,18 +10,34 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import MutableMapping, MutableSequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpubridge.errors import BridgeError, ErrorCode
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
-__all__ = ["ProtoMessage", "model_config_schema"]
+from gpubridge.errors import BridgeError, ErrorCode
 
 ProtoMessage = Any
 """A protobuf message: its attributes come from a descriptor at run time, unseen by checkers."""
 
 _MODULE_NAME = "gpubridge.config._model_config_pb2"
+
+JsonValue = str | int | float | bool | None | list["JsonValue"] | dict[str, "JsonValue"]
+
+# Triton turns 64-bit integers into numbers field by field; these it leaves as protobuf's text.
+_INT64_AS_TEXT = frozenset(
+    {
+        "inference.ModelInstanceGroup.SecondaryDevice.device_id",
+        "inference.ModelOptimizationPolicy.Cuda.GraphSpec.Shape.dim",
+        "inference.ModelSequenceBatching.InitialState.dims",
+    }
+)
+
+# Integral floats are printed without a fraction; beyond this a float no longer counts in ones.
+_EXACT_INTEGER_LIMIT = 2**53
 
 
 @functools.cache
@@ -64,3 +80,49 @@ def _generated_file() -> Path:
         "installed; run: pip install tritonclient",
         ErrorCode.INTERNAL,
     )
+
+
+def message_to_triton_json(message: ProtoMessage) -> dict[str, JsonValue]:
+    """Return `message` as the JSON object that Triton's config endpoint would print.
+
+    Parameters
+    ----------
+    message : protobuf message
+        Read only; nothing of it is shared with the result.
+
+    Returns
+    -------
+    dict
+        Keys in the order of the schema. Fields with presence (messages, members of a oneof)
+        appear only when set; all others appear with their defaults. Enums are names.
+    """
+    result: dict[str, JsonValue] = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        value = getattr(message, field.name)
+        # By container type: FieldDescriptor.label is deprecated, is_repeated is missing before it.
+        if isinstance(value, MutableMapping):
+            entry = field.message_type.fields_by_name["value"]
+            result[field.name] = {str(key): _one_value(entry, value[key]) for key in value}
+        elif isinstance(value, MutableSequence):
+            result[field.name] = [_one_value(field, item) for item in value]
+        else:
+            result[field.name] = _one_value(field, value)
+    return result
+
+
+def _one_value(field: FieldDescriptor, value: ProtoMessage) -> JsonValue:
+    if field.message_type is not None:
+        return message_to_triton_json(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return int(value) if known is None else str(known.name)
+    if field.full_name in _INT64_AS_TEXT:
+        return str(value)
+    if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT:
+        # 0.1 stored as a float32 must print as 0.1, not as 0.10000000149011612.
+        value = float(str(np.float32(value)))
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_INTEGER_LIMIT:
+        return int(value)
+    return value  # type: ignore[no-any-return]

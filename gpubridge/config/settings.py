@@ -1,68 +1,190 @@
-"""What the command line decides, as validated values.
+"""Settings of the server: the flags of ``gpubridge serve``, as validated values.
 
-Field names follow tritonserver's flags (``--http-port`` is ``http_port``).
+Names, units and meanings are those of tritonserver's flags, where it has them.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
-from gpubridge.config.connections import GrpcConnections, HttpConnections
 from gpubridge.config.normalise import GpuFallback
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.flags import check_flags, flag, invalid_flag
 
-__all__ = ["ModelControlMode", "ServerSettings"]
-
+CompressionLevel = Literal["none", "low", "medium", "high"]
 ModelControlMode = Literal["none", "poll", "explicit"]
 
 _MIB = 1024 * 1024
 _MAX_PORT = 65535
+_USUAL_DEBUG_PORT = 5678
+"""Where debuggers look first."""
+
+
+def read_debug_models(texts: Iterable[str]) -> dict[str, int]:
+    """Return the port for each model that ``NAME[:PORT]`` names; 0 for any free one.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG: a text is not NAME or NAME:PORT, or two models have one port.
+    """
+    ports: dict[str, int] = {}
+    for text in texts:
+        name, colon, number = text.partition(":")
+        if not name or (colon and not (number.isdecimal() and int(number) <= _MAX_PORT)):
+            raise invalid_flag("--debug-model", "NAME or NAME:PORT", repr(text))
+        port = int(number) if colon else _USUAL_DEBUG_PORT
+        if port and port in ports.values():
+            raise _refuse(f"--debug-model {text}: port {port} is another model's; give NAME:PORT")
+        ports[name] = port
+    return ports
+
+
+def read_backend_config(entries: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the keys and values for each backend that ``[BACKEND,]KEY=VALUE`` names.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG for another form, and for a backend other than python.
+    """
+    config: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        backend, comma, pair = entry.partition(",")
+        if not comma:
+            # What is for every backend: there is one.
+            backend, pair = "python", entry
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise invalid_flag("--backend-config", "BACKEND,KEY=VALUE", repr(entry))
+        if backend != "python":
+            raise _refuse(
+                f"--backend-config: expected the backend python, got {backend!r} in {entry!r}"
+            )
+        config.setdefault(backend, {})[key] = value
+    return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConnections:
+    """Limits of HTTP connections; 0 is none. A request that is being executed is never late."""
+
+    flag_prefix: ClassVar[str] = "http-"
+
+    max_connections: int = flag(
+        4096,
+        "connections open at once, at each HTTP endpoint; for one more the longest idle one is "
+        "closed, else it gets 503",
+        least=0,
+    )
+    header_timeout: float = flag(30.0, "seconds that the head of a request may take", least=0)
+    body_timeout: float = flag(
+        60.0, "in each so many seconds a body must bring 500 bytes a second, or end", least=0
+    )
+    idle_timeout: float = flag(
+        300.0, "seconds that a connection may be open without a request", least=0
+    )
+    send_timeout: float = flag(
+        60.0, "in each so many seconds a client must take 500 bytes a second of answers", least=0
+    )
+
+    def __post_init__(self) -> None:
+        check_flags(self)
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        """All time-outs, in seconds."""
+        return self.header_timeout, self.body_timeout, self.idle_timeout, self.send_timeout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcConnections:
+    """Limits of gRPC connections; 0 is none where nothing else is said.
+
+    Connections without a call, or that are too old, get GOAWAY, which clients take as nothing special.
+    """
+
+    flag_prefix: ClassVar[str] = "grpc-"
+
+    max_connections: int = flag(
+        4096,
+        "connections open at once; for one more the longest idle one gets GOAWAY, else it does",
+        least=0,
+    )
+    preface_timeout: float = flag(
+        20.0, "seconds to the end of a client's preface and settings", least=0
+    )
+    message_timeout: float = flag(
+        60.0,
+        "in each so many seconds a message above 64 KiB must bring 500 bytes a second, or end",
+        least=0,
+    )
+    idle_timeout: float = flag(
+        3600.0, "seconds that a connection may be open without a call", least=0
+    )
+    send_timeout: float = flag(
+        60.0, "in each so many seconds a client must take 500 bytes a second of answers", least=0
+    )
+    keepalive_time: int = flag(
+        7_200_000, "milliseconds of silence before a client is pinged", least=0
+    )
+    keepalive_timeout: int = flag(
+        20_000,
+        "milliseconds that the answer to a ping may take before the connection ends",
+        least=0,
+    )
+    keepalive_permit_without_calls: bool = flag(
+        False, "ping, and take more than one ping in two hours, also while no call is open"
+    )
+    http2_max_pings_without_data: int = flag(
+        2, "pings sent while nothing else is to be sent", least=0
+    )
+    http2_min_recv_ping_interval_without_data: int = flag(
+        300_000, "milliseconds between a client's pings while nothing is sent to it", least=0
+    )
+    http2_max_ping_strikes: int = flag(
+        2, "too early pings that are tolerated before GOAWAY", least=0
+    )
+    max_connection_age: int = flag(
+        0, "milliseconds until a client is asked to connect anew", least=0
+    )
+    max_connection_age_grace: int = flag(0, "milliseconds that its open calls then get", least=0)
+    infer_response_compression_level: CompressionLevel = flag(
+        "none",
+        "how well answers to inference are compressed, for clients that accept it",
+        choices=get_args(CompressionLevel),
+    )
+
+    def __post_init__(self) -> None:
+        check_flags(self)
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        """All time-outs, in seconds."""
+        milliseconds = (
+            self.keepalive_time,
+            self.keepalive_timeout,
+            self.max_connection_age,
+            self.max_connection_age_grace,
+        )
+        seconds = (
+            self.preface_timeout,
+            self.message_timeout,
+            self.idle_timeout,
+            self.send_timeout,
+        )
+        return (*seconds, *(time / 1000 for time in milliseconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Everything that is fixed when the server starts.
+    """Everything that is fixed when the server starts; port 0 is any free one.
 
-    Sizes are bytes, times are seconds. Port 0 lets the system choose a free one.
-
-    Attributes
-    ----------
-    model_repositories : tuple of Path
-        At least one.
-    load_models : tuple of str
-        Loaded at the start in ``"explicit"`` mode; ``"*"``, alone, stands for all.
-    repository_poll_secs : int
-        How often the models' files are looked at in ``"poll"`` mode.
-    backend_directory : Path or None
-        Holds backends that are written in Python, ``NAME/model.py``; they win over shipped ones.
-    backend_config : dict
-        ``--backend-config=BACKEND,KEY=VALUE`` as ``{BACKEND: {KEY: VALUE}}``.
-    gpu_fallback : {"none", "host"}
-        What becomes of KIND_GPU instances on a machine without a GPU.
-    http_max_input_size : int
-        The largest body of an HTTP request.
-    grpc_max_message_size : int
-        The largest message of a gRPC request.
-    http_connections, grpc_connections : HttpConnections, GrpcConnections
-        What their clients' connections may cost.
-    allow_client_shm : bool
-        Clients may have their own shared memory mapped by the models' processes.
-    client_shm_max_regions : int
-        How many regions of such memory may be registered at once.
-    debug_ports : mapping of str to int
-        The models whose processes wait for a debugger, and where.
-    auto_complete : bool
-        Models may complete their own configuration.
-    stub_python : Path
-        The interpreter that runs models which do not name one.
-    request_arena_limit : int
-        The most host memory that waiting and running requests may hold, for the whole server.
-    output_arena_limit : int
-        The most host memory that unsent outputs may hold, for each stub.
+    ``stub_python``, which no flag sets, runs the models that name no interpreter.
 
     Raises
     ------
@@ -70,96 +192,120 @@ class ServerSettings:
         ``INVALID_ARG``: names the flag, what it expects and what it got.
     """
 
-    model_repositories: tuple[Path, ...]
-    allow_http: bool = True
-    http_address: str = "127.0.0.1"
-    http_port: int = 8000
-    http_max_input_size: int = 64 * _MIB
+    model_repositories: tuple[Path, ...] = flag(
+        MISSING,
+        "a directory with one directory per model; may be given several times",
+        name="model-repository",
+        alias="model-store",
+        type=Path,
+        metavar="DIR",
+        read=tuple,
+    )
+    allow_http: bool = flag(True, "serve HTTP")
+    http_address: str = flag("127.0.0.1", "to listen on")
+    http_port: int = flag(8000, "to listen on; 0 for any free one")
+    http_max_input_size: int = flag(64 * _MIB, "bytes of the largest request body", least=1)
     http_connections: HttpConnections = field(default_factory=HttpConnections)
-    allow_grpc: bool = True
-    grpc_address: str = "127.0.0.1"
-    grpc_port: int = 8001
-    grpc_max_message_size: int = 2**31 - 1
+    allow_grpc: bool = flag(True, "serve gRPC")
+    grpc_address: str = flag("127.0.0.1", "to listen on")
+    grpc_port: int = flag(8001, "to listen on; 0 for any free one")
+    grpc_max_message_size: int = flag(
+        2**31 - 1, "bytes of the largest message of a gRPC request", least=1
+    )
     grpc_connections: GrpcConnections = field(default_factory=GrpcConnections)
-    allow_metrics: bool = True
-    metrics_address: str = "127.0.0.1"
-    metrics_port: int = 8002
-    model_control_mode: ModelControlMode = "none"
-    load_models: tuple[str, ...] = ()
-    repository_poll_secs: int = 15
-    exit_on_error: bool = True
-    strict_readiness: bool = True
-    exit_timeout_secs: int = 30
+    allow_metrics: bool = flag(True, "serve metrics")
+    metrics_address: str = flag("127.0.0.1", "to listen on")
+    metrics_port: int = flag(8002, "to listen on; 0 for any free one")
+    model_control_mode: ModelControlMode = flag(
+        "none",
+        "none: every model is loaded at the start; poll: also when its files change; explicit: when "
+        "a client says so",
+        choices=get_args(ModelControlMode),
+    )
+    load_models: tuple[str, ...] = flag(
+        (),
+        "a model that is loaded at the start in explicit mode; may be given several times, or once "
+        "as * for all",
+        name="load-model",
+        metavar="NAME",
+    )
+    repository_poll_secs: int = flag(
+        15, "seconds between two looks at the models' files in poll mode", least=1
+    )
+    exit_on_error: bool = flag(True, "exit when a model fails to load at the start")
+    strict_readiness: bool = flag(True, "the server is ready only when every model is")
+    exit_timeout_secs: int = flag(
+        30, "seconds that requests in flight and finalize get at the end", least=0
+    )
     auto_complete: bool = True
-    backend_directory: Path | None = None
-    backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    gpu_fallback: GpuFallback = "none"
+    backend_directory: Path | None = flag(
+        None,
+        "where your own backends are, as NAME/model.py; they win over those that are shipped",
+        type=Path,
+        metavar="DIR",
+    )
+    backend_config: Mapping[str, Mapping[str, str]] = flag(
+        dict,
+        "a setting of the Python backend, e.g. python,stub-timeout-seconds=30",
+        metavar="python,KEY=VALUE",
+        read=read_backend_config,
+    )
+    gpu_fallback: GpuFallback = flag(
+        "none",
+        "fallback for KIND_GPU instances when no GPU is available: an error, or the host",
+        choices=get_args(GpuFallback),
+    )
     stub_python: Path = field(default_factory=lambda: Path(sys.executable))
-    request_arena_limit: int = 1024 * _MIB
-    output_arena_limit: int = 1024 * _MIB
-    allow_client_shm: bool = False
-    client_shm_max_regions: int = 1024
-    debug_ports: Mapping[str, int] = field(default_factory=dict)
+    request_arena_limit: int = flag(
+        1024 * _MIB, "bytes of host memory for waiting and running requests, in all", least=1
+    )
+    output_arena_limit: int = flag(
+        1024 * _MIB, "bytes of host memory for the unsent outputs of one instance", least=1
+    )
+    allow_client_shm: bool = flag(
+        False, "clients may register their system shared memory, which models then map"
+    )
+    client_shm_max_regions: int = flag(
+        1024, "how many regions of it may be registered at once", least=1
+    )
+    debug_ports: Mapping[str, int] = flag(
+        dict,
+        "a model whose processes wait for a debugger (debugpy) at loopback's port 5678, or PORT, and "
+        "those after it; may be given several times",
+        name="debug-model",
+        metavar="NAME[:PORT]",
+        read=read_debug_models,
+    )
 
     def __post_init__(self) -> None:
-        self._check_choices()
-        self._check_numbers()
+        check_flags(self)
         self._check_ports()
         if self.backend_directory is not None and not self.backend_directory.is_dir():
-            raise _invalid("--backend-directory", "a directory", str(self.backend_directory))
+            raise invalid_flag("--backend-directory", "a directory", str(self.backend_directory))
         if not self.model_repositories:
-            raise _invalid("--model-repository", "at least one directory", "none")
+            raise invalid_flag("--model-repository", "at least one directory", "none")
         if self.load_models and self.model_control_mode != "explicit":
-            raise BridgeError(
+            raise _refuse(
                 "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' "
-                "as well.",
-                ErrorCode.INVALID_ARG,
+                "as well."
             )
         if "*" in self.load_models and len(self.load_models) > 1:
-            raise BridgeError(
-                "Wildcard model name '*' must be the ONLY startup model if specified at all.",
-                ErrorCode.INVALID_ARG,
+            raise _refuse(
+                "Wildcard model name '*' must be the ONLY startup model if specified at all."
             )
-
-    def _check_choices(self) -> None:
-        for name, choices in (
-            ("model_control_mode", get_args(ModelControlMode)),
-            ("gpu_fallback", get_args(GpuFallback)),
-        ):
-            value = getattr(self, name)
-            if value not in choices:
-                raise _invalid(_flag(name), f"one of {', '.join(choices)}", repr(value))
-
-    def _check_numbers(self) -> None:
-        for name, least in (
-            ("http_max_input_size", 1),
-            ("grpc_max_message_size", 1),
-            ("exit_timeout_secs", 0),
-            ("repository_poll_secs", 1),
-            ("request_arena_limit", 1),
-            ("output_arena_limit", 1),
-            ("client_shm_max_regions", 1),
-        ):
-            value = getattr(self, name)
-            if value < least:
-                raise _invalid(_flag(name), f"an integer of at least {least}", str(value))
 
     def _check_ports(self) -> None:
         taken: dict[tuple[str, int], str] = {}
-        for door in ("http", "grpc", "metrics"):
-            port, flag = getattr(self, f"{door}_port"), f"--{door}-port"
+        for server in ("http", "grpc", "metrics"):
+            port, name = getattr(self, f"{server}_port"), f"--{server}-port"
             if not 0 <= port <= _MAX_PORT:
-                raise _invalid(flag, f"a port from 0 to {_MAX_PORT}", str(port))
-            if not getattr(self, f"allow_{door}") or port == 0:
+                raise invalid_flag(name, f"a port from 0 to {_MAX_PORT}", str(port))
+            if not getattr(self, f"allow_{server}") or port == 0:
                 continue
-            other = taken.setdefault((getattr(self, f"{door}_address"), port), flag)
-            if other != flag:
-                raise _invalid(flag, f"a port that {other} does not use", str(port))
+            other = taken.setdefault((getattr(self, f"{server}_address"), port), name)
+            if other != name:
+                raise invalid_flag(name, f"a port that {other} does not use", str(port))
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _invalid(flag: str, expected: str, got: str) -> BridgeError:
-    return BridgeError(f"{flag} expects {expected}, got {got}", ErrorCode.INVALID_ARG)
+def _refuse(message: str) -> BridgeError:
+    return BridgeError(message, ErrorCode.INVALID_ARG)

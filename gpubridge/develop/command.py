@@ -14,25 +14,12 @@ from gpubridge.develop.raised import enter_debugger, print_traceback
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.telemetry.logs import LogSettings, ServerLog
 from gpubridge.telemetry.machine_metrics import MachineMetrics
-from gpubridge.telemetry.metrics_settings import metrics_settings_from_flags
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
-from gpubridge.telemetry.trace_settings import trace_settings_from_flags
+from gpubridge.telemetry.settings import MetricsSettings, TraceSettings
 from gpubridge.telemetry.traces import Traces
 from gpubridge.tensor.native import require_native
 
-__all__ = ["add_debug_flag", "add_run_flags", "run"]
-
-
-def add_debug_flag(command: argparse.ArgumentParser) -> None:
-    """Add the flag of ``serve`` that has models wait for a debugger."""
-    command.add_argument(
-        "--debug-model",
-        action="append",
-        default=[],
-        metavar="NAME[:PORT]",
-        help="a model whose processes wait for a debugger (debugpy) at loopback's port 5678, or PORT, "
-        "and those after it; may be given several times",
-    )
+__all__ = ["add_run_flags", "run"]
 
 
 def add_run_flags(command: argparse.ArgumentParser) -> None:
@@ -151,10 +138,8 @@ def _telemetry(verbose: int) -> ServerTelemetry:
     if not verbose:
         for room in ("engine", "server"):
             logging.getLogger(f"gpubridge.{room}").setLevel(logging.WARNING)
-    metrics = metrics_settings_from_flags([], interval_ms=2000.0, cpu=False, gpu=False)
-    return ServerTelemetry(
-        log, Traces(trace_settings_from_flags([])), metrics, MachineMetrics(metrics)
-    )
+    metrics = MetricsSettings(cpu=False, gpu=False)
+    return ServerTelemetry(log, Traces(TraceSettings()), metrics, MachineMetrics(metrics))
 
 
 def _output_files(texts: list[str]) -> dict[str, Path]:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from gpubridge.request import InferRequest, InferResponse
-from gpubridge.telemetry.latencies import LatencyHistogram
+from gpubridge.telemetry.statistics import LatencyHistogram
 
 __all__ = ["FirstResponse"]
 

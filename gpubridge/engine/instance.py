@@ -33,7 +33,7 @@ from gpubridge.engine.stub_run import StubRun
 from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, StubDied
 from gpubridge.request import Completed, InferRequest
-from gpubridge.telemetry.device_work import DeviceWork
+from gpubridge.telemetry.statistics import DeviceWork
 from gpubridge.transport.messages import Kind
 
 __all__ = ["Instance"]

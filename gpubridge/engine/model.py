@@ -28,13 +28,13 @@ from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.engine.warmup import WarmupSample, warmup_samples
 from gpubridge.errors import BridgeError
 from gpubridge.request import InferRequest
-from gpubridge.telemetry.latencies import (
+from gpubridge.telemetry.settings import MetricsSettings
+from gpubridge.telemetry.statistics import (
     FIRST_RESPONSE_BUCKETS_MS,
     LatencyHistogram,
     LatencyWindow,
+    ModelStatistics,
 )
-from gpubridge.telemetry.metrics_settings import MetricsSettings
-from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.telemetry.traces import Traces
 from gpubridge.transport.messages import Completes
 

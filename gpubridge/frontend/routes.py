@@ -24,9 +24,9 @@ from gpubridge.frontend.small_body import SmallBody
 from gpubridge.frontend.workers import Workers
 from gpubridge.protocol import metadata
 from gpubridge.protocol.status import error_body, http_status
-from gpubridge.telemetry.device_work import DeviceWork
 from gpubridge.telemetry.exposition import CONTENT_TYPE
 from gpubridge.telemetry.metrics import ModelState, metrics_page
+from gpubridge.telemetry.statistics import DeviceWork
 
 __all__ = ["MetricsRouter", "V2Router"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.telemetry.logs import LogSettings
-from gpubridge.telemetry.trace_settings import TraceSettings
+from gpubridge.telemetry.settings import TraceSettings
 
 __all__ = ["SettingsService"]
 

@@ -9,7 +9,7 @@ import orjson
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol.fields import JsonObject, internal, parse_json
 from gpubridge.telemetry.logs import LOG_FORMATS, LogSettings
-from gpubridge.telemetry.trace_settings import (
+from gpubridge.telemetry.settings import (
     TraceSettings,
     parse_count,
     parse_levels,

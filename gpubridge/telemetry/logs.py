@@ -13,48 +13,45 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["LOG_FORMATS", "VERBOSE", "LogSettings", "ServerLog", "log_from_stub"]
+from gpubridge.flags import flag
 
 VERBOSE = logging.DEBUG
+
 LOG_FORMATS = ("default", "ISO8601", "json")
 
 _LETTERS = {logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", VERBOSE: "V"}
+
 _NAMES = {logging.INFO: "info", logging.WARNING: "warning", VERBOSE: "verbose"}
+
 # The numbers of pb_utils.Logger's levels.
 _STUB_LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: VERBOSE}
+
 _model_logger = logging.getLogger("gpubridge.model")
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is logged, and how.
+    """What is logged, and how."""
 
-    Attributes
-    ----------
-    file : str
-        Where lines go; empty for the console. Fixed when the server starts.
-    info, warning, error : bool
-        Whether lines of this severity are written.
-    verbose_level : int
-        0 for no verbose lines.
-    format : str
-        One of ``LOG_FORMATS``.
-    """
+    flag_prefix: ClassVar[str] = "log-"
 
-    file: str = ""
-    info: bool = True
-    warning: bool = True
-    error: bool = True
-    verbose_level: int = 0
-    format: str = "default"
+    file: str = flag(
+        "", "where log lines go instead of the console, for as long as the server runs"
+    )
+    info: bool = flag(True, "log informational lines")
+    warning: bool = flag(True, "log warnings")
+    error: bool = flag(True, "log errors")
+    verbose_level: int = flag(0, "verbose level; 0 for none", name="log-verbose", least=0)
+    format: str = flag(
+        "default", "Triton's lines, those with ISO8601 times, or JSON objects", choices=LOG_FORMATS
+    )
 
     def shows(self, level: int) -> bool:
         """Whether lines of one of :mod:`logging`'s levels are written."""
@@ -193,3 +190,14 @@ def _place(record: logging.LogRecord) -> tuple[str, int]:
     """Return file and line of who logged, in a model or here."""
     file = getattr(record, "model_file", "") or record.filename
     return file, getattr(record, "model_line", record.lineno)
+
+
+def boxed(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of one line each with lines around them; the first row is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    line = "+".join(["", *("-" * (width + 2) for width in widths), ""])
+    texts = [
+        "|".join(["", *(f" {cell:<{width}} " for cell, width in zip(row, widths, strict=True)), ""])
+        for row in rows
+    ]
+    return "\n".join([line, texts[0], line, *texts[1:], line])

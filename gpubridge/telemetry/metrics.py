@@ -6,12 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpubridge.telemetry.device_work import DeviceWork
 from gpubridge.telemetry.exposition import Family, render
-from gpubridge.telemetry.latencies import STEPS
 from gpubridge.telemetry.machine_metrics import MachineMetrics
-from gpubridge.telemetry.metrics_settings import MetricsSettings
-from gpubridge.telemetry.statistics import ModelStatistics
+from gpubridge.telemetry.settings import MetricsSettings
+from gpubridge.telemetry.statistics import STEPS, DeviceWork, ModelStatistics
 
 __all__ = ["ModelState", "metrics_page"]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 from PIL import Image
 
-from gpubridge.backends.image_preproc.host_decoding import ImageError, make_decoder
+from gpubridge.backends.image_preproc.host_path import ImageError, make_decoder
 from gpubridge.backends.image_preproc.image_files import jpeg_is_whole, webp_size
 from gpubridge.backends.image_preproc.resizing import resize_on_host
 from tests.fuzz.budget import fuzzed, mutations

@@ -16,7 +16,7 @@ from gpubridge.protocol.grpc.settings import (
 )
 from gpubridge.protocol.settings import log_changes, log_document, trace_changes, trace_document
 from gpubridge.telemetry.logs import LOG_FORMATS, LogSettings
-from gpubridge.telemetry.trace_settings import TRACE_LEVELS, TraceSettings
+from gpubridge.telemetry.settings import TRACE_LEVELS, TraceSettings
 from tests.fuzz.budget import fuzzed, mutations
 from tests.fuzz.json_values import VALUES, json_bytes
 from tests.fuzz.refusals import tried

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from gpubridge.backends.image_preproc.host_decoding import (
+from gpubridge.backends.image_preproc.host_path import (
     NvImageCodecDecoder,
     PillowDecoder,
     nvimagecodec_installed,

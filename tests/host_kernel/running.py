@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpubridge.backends.image_preproc.fused_kernel import (
+from gpubridge.backends.image_preproc.kernels import (
     SOURCE,
     THREADS,
     ImageWork,
@@ -16,8 +16,7 @@ from gpubridge.backends.image_preproc.fused_kernel import (
     image_table,
     launch_numbers,
 )
-from gpubridge.backends.image_preproc.normalization import Normalization
-from gpubridge.backends.image_preproc.resizing import plan_resize
+from gpubridge.backends.image_preproc.resizing import Normalization, plan_resize
 from gpubridge.backends.image_preproc.settings import Settings
 from tests.simcuda.build import build_library
 

@@ -8,8 +8,7 @@ import numpy as np
 import tritonclient.http as triton
 from PIL import Image, ImageOps
 
-from gpubridge.backends.image_preproc.normalization import Normalization
-from gpubridge.backends.image_preproc.resizing import resize_on_host
+from gpubridge.backends.image_preproc.resizing import Normalization, resize_on_host
 from tests.image_settings import image_settings
 
 __all__ = ["ask", "expected_pixels", "write_image_model"]

@@ -11,14 +11,13 @@ import pytest
 import triton_python_backend_utils as pb_utils
 from PIL import Image, ImageOps
 
-from gpubridge.backends.image_preproc.host_decoding import (
+from gpubridge.backends.image_preproc.host_path import (
     ImageError,
     PillowDecoder,
     make_decoder,
 )
 from gpubridge.backends.image_preproc.model import TritonPythonModel
-from gpubridge.backends.image_preproc.normalization import Normalization
-from gpubridge.backends.image_preproc.resizing import resize_on_host
+from gpubridge.backends.image_preproc.resizing import Normalization, resize_on_host
 from tests.image_settings import image_settings
 from tests.photos import BAD_IMAGES, ONE_LEVEL, PHOTO, PHOTOS, as_jpeg, reference
 from tests.unit.backend_models import complete, outputs, request, start_model

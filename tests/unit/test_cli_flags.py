@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpubridge import cli
+from gpubridge.config.settings import read_backend_config
 
 
 @pytest.mark.parametrize(
@@ -36,4 +37,4 @@ def test_a_repository_must_be_named(capsys):
 
 @pytest.mark.parametrize("entry", ["default-max-batch-size=4", "python,default-max-batch-size=4"])
 def test_a_setting_of_every_backend_is_pythons(entry):
-    assert cli._backend_config([entry]) == {"python": {"default-max-batch-size": "4"}}
+    assert read_backend_config([entry]) == {"python": {"default-max-batch-size": "4"}}

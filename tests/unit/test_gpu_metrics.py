@@ -8,9 +8,8 @@ import types
 import pytest
 
 from gpubridge.telemetry.exposition import render
-from gpubridge.telemetry.gpu_metrics import open_gpu_metrics
-from gpubridge.telemetry.machine_metrics import MachineMetrics
-from gpubridge.telemetry.metrics_settings import MetricsSettings
+from gpubridge.telemetry.machine_metrics import MachineMetrics, open_gpu_metrics
+from gpubridge.telemetry.settings import MetricsSettings
 
 
 class NVMLError(Exception):

@@ -98,7 +98,7 @@ def test_zero_strikes_is_any_number():
 
 
 def test_wrong_limits_are_refused():
-    with pytest.raises(BridgeError, match="--grpc-keepalive-time expects a number of at least 0"):
+    with pytest.raises(BridgeError, match="--grpc-keepalive-time expects an integer of at least 0"):
         GrpcConnections(keepalive_time=-1)
     with pytest.raises(BridgeError, match="compression-level expects one of none, low, medium"):
         GrpcConnections(infer_response_compression_level="best")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from gpubridge.backends.image_preproc.host_decoding import make_decoder
+from gpubridge.backends.image_preproc.host_path import make_decoder
 from gpubridge.backends.image_preproc.image_files import (
     ImageError,
     jpeg_is_whole,

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from gpubridge.backends.image_preproc.normalization import Normalization
-from gpubridge.backends.image_preproc.resizing import plan_resize, resize_on_host
+from gpubridge.backends.image_preproc.resizing import Normalization, plan_resize, resize_on_host
 from tests.host_kernel.arithmetic import resize_levels
 from tests.host_kernel.running import run_kernel, source_of
 from tests.image_settings import image_settings

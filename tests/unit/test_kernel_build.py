@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.backends.image_preproc import kernel_build
-from gpubridge.backends.image_preproc.fused_kernel import SOURCE
-from gpubridge.backends.image_preproc.kernel_build import KernelUnavailable, kernel_image
+from gpubridge.backends.image_preproc import kernels
+from gpubridge.backends.image_preproc.kernels import SOURCE, KernelUnavailable, kernel_image
 
 
 class Compiler(SimpleNamespace):
@@ -55,7 +54,7 @@ class Compiler(SimpleNamespace):
 @pytest.fixture
 def compiler(monkeypatch):
     found = Compiler()
-    monkeypatch.setattr(kernel_build, "_load_nvrtc", lambda: (found, found.version))
+    monkeypatch.setattr(kernels, "_load_nvrtc", lambda: (found, found.version))
     return found
 
 
@@ -75,7 +74,7 @@ def test_a_kernel_is_compiled_once_for_each_source_gpu_and_compiler(
     assert compiler.compiled == [["--std=c++17", "--fmad=false", "--gpu-architecture=sm_90"]]
     kernel_image(source, (8, 0), cache)
     compiler.version = (13, 0)
-    monkeypatch.setattr(kernel_build, "_load_nvrtc", lambda: (compiler, compiler.version))
+    monkeypatch.setattr(kernels, "_load_nvrtc", lambda: (compiler, compiler.version))
     kernel_image(source, (9, 0), cache)
     source.write_text("other code")
     kernel_image(source, (9, 0), cache)
@@ -142,7 +141,7 @@ def test_no_place_for_a_cache_is_no_error(compiler, source, tmp_path):
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0)])
 def test_nvrtc_compiles_the_kernel(capability):
     try:
-        kernel_build._load_nvrtc()
+        kernels._load_nvrtc()
     except KernelUnavailable as error:
         pytest.skip(str(error))
     assert kernel_image(Path(SOURCE), capability, None).startswith(b"\x7fELF")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpubridge.request import InferRequest
-from gpubridge.telemetry.latencies import LatencyWindow
-from gpubridge.telemetry.statistics import ModelStatistics
+from gpubridge.telemetry.statistics import LatencyWindow, ModelStatistics
 from gpubridge.transport.messages import ResponseFlag
 from tests.fuzz.stub_desk import NOW, Desk, record
 

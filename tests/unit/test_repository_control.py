@@ -6,7 +6,7 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gpubridge.config.override import parse_config_override
+from gpubridge.config.load import parse_config_override
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol import repository_control as http
 from gpubridge.protocol.grpc import repository_control as grpc

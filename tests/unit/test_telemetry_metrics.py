@@ -10,11 +10,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpubridge.errors import BridgeError
 from gpubridge.telemetry.exposition import Family, render
-from gpubridge.telemetry.latencies import LatencyHistogram, LatencyWindow
 from gpubridge.telemetry.machine_metrics import MachineMetrics
 from gpubridge.telemetry.metrics import ModelState, metrics_page
-from gpubridge.telemetry.metrics_settings import MetricsSettings, metrics_settings_from_flags
-from gpubridge.telemetry.statistics import FAILURE_REASONS, ModelStatistics
+from gpubridge.telemetry.settings import MetricsSettings, read_metrics_config
+from gpubridge.telemetry.statistics import (
+    FAILURE_REASONS,
+    LatencyHistogram,
+    LatencyWindow,
+    ModelStatistics,
+)
 
 PLAIN = MetricsSettings(gpu=False)
 
@@ -165,19 +169,17 @@ def test_a_histogram_is_cumulative_and_ends_at_infinity():
 )
 def test_settings_that_there_are_not_are_refused(entry, text):
     with pytest.raises(BridgeError, match=re.escape(text)):
-        metrics_settings_from_flags([entry], interval_ms=2000, cpu=True, gpu=True)
+        read_metrics_config(MetricsSettings(), [entry])
 
 
 def test_settings_are_read():
-    settings = metrics_settings_from_flags(
+    settings = read_metrics_config(
+        MetricsSettings(gpu=False),
         [
             "summary_latencies=true",
             "summary_quantiles=0.5:0.05,0.9:0.01",
             "counter_latencies=false",
         ],
-        interval_ms=10,
-        cpu=True,
-        gpu=False,
     )
     assert settings.summary_latencies
     assert not settings.counter_latencies

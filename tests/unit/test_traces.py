@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.telemetry.trace_files import TensorRecord, TraceWriter
-from gpubridge.telemetry.trace_settings import TraceSettings, trace_settings_from_flags
-from gpubridge.telemetry.traces import Traces
+from gpubridge.telemetry.settings import TraceSettings, trace_settings_from_flags
+from gpubridge.telemetry.traces import TensorRecord, Traces, TraceWriter
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.spelling import spell_values
 
@@ -118,7 +117,7 @@ def test_a_file_is_an_array_from_the_first_record_on(tmp_path):
 
 
 def test_tensors_that_come_too_fast_are_dropped(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpubridge.telemetry.trace_files._MOST_BYTES", 100)
+    monkeypatch.setattr("gpubridge.telemetry.traces._MOST_BYTES", 100)
     writer = TraceWriter()
     gate = threading.Event()
     record = TensorRecord(1, "A", "x", "FP32", (1,), lambda: gate.wait(10) and "1", 80)

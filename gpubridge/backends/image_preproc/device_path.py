@@ -9,40 +9,173 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from gpubridge.backends.image_preproc.batch import ImageRequest
-from gpubridge.backends.image_preproc.device_decoding import (
-    DeviceDecoder,
-    DeviceStream,
-    PixelsOnDevice,
-    keep_freed_memory,
-)
-from gpubridge.backends.image_preproc.device_kernel import DeviceKernel
-from gpubridge.backends.image_preproc.fused_kernel import (
-    MOST_IMAGES,
-    ImageWork,
-    SourcePixels,
-)
-from gpubridge.backends.image_preproc.host_decoding import (
+from gpubridge.backends.image_preproc.host_path import (
     DecodedImage,
     Decoder,
     make_decoder,
     nvimagecodec_installed,
 )
-from gpubridge.backends.image_preproc.image_files import ImageError, require_format
-from gpubridge.backends.image_preproc.kernel_build import KernelUnavailable
+from gpubridge.backends.image_preproc.image_files import (
+    ImageError,
+    jpeg_is_whole,
+    require_few_scans,
+    require_format,
+    require_pixels,
+)
+from gpubridge.backends.image_preproc.kernels import (
+    MOST_IMAGES,
+    DeviceKernel,
+    ImageWork,
+    KernelUnavailable,
+    SourcePixels,
+)
 from gpubridge.backends.image_preproc.resizing import plan_resize
 from gpubridge.backends.image_preproc.settings import Settings
 from gpubridge.cuda_ipc import CopyStream, DeviceContext
 from gpubridge.cuda_ipc.devices import list_devices
+from gpubridge.cuda_ipc.driver import call, load
 from gpubridge.errors import BridgeError
 from gpubridge.pb_utils.device_memory import DeviceMemory, device_memory
 
-__all__ = ["DevicePath", "open_device_path"]
+_BYTES_OF_PIXEL = 3
+
+
+class DeviceStream(NamedTuple):
+    """A JPEG file whose header was read.
+
+    Attributes
+    ----------
+    nbytes : int
+        Of its pixels.
+    """
+
+    code: Any
+    nbytes: int
+
+
+class PixelsOnDevice(NamedTuple):
+    """Decoded pixels and what keeps them."""
+
+    source: SourcePixels
+    owner: Any
+
+
+class DeviceDecoder:
+    """nvImageCodec on one GPU.
+
+    Parameters
+    ----------
+    ordinal : int
+        The device's number in this process.
+    stream : int
+        The CUDA stream on which the pixels are complete.
+
+    Raises
+    ------
+    Exception
+        Whatever nvImageCodec raises where it is not installed, or finds no decoder.
+    """
+
+    def __init__(self, settings: Settings, ordinal: int, stream: int) -> None:
+        from nvidia import nvimgcodec  # noqa: PLC0415  (optional, and slow to import)
+
+        self._codec = nvimgcodec
+        self._stream = stream
+        self._max_pixels = settings.max_pixels
+        self._parameters = nvimgcodec.DecodeParams(
+            apply_exif_orientation=True, color_spec=nvimgcodec.ColorSpec.SRGB
+        )
+        kinds = nvimgcodec.BackendKind
+        shares = {
+            "hardware": (kinds.HW_GPU_ONLY, settings.hw_load),
+            "gpu": (kinds.GPU_ONLY, 1.0),
+            "hybrid": (kinds.HYBRID_CPU_GPU, 1.0),
+        }
+        self._decoder: Any = nvimgcodec.Decoder(
+            device_id=ordinal,
+            max_num_cpu_threads=settings.threads,
+            backends=[
+                nvimgcodec.Backend(kind, load_hint=share)
+                for kind, share in (shares[engine] for engine in settings.decode_engines)
+            ],
+            options=":fancy_upsampling=1",
+        )
+
+    def open(self, encoded: bytes) -> DeviceStream | None:
+        """Read the header of a JPEG; None for what is rather the CPU's.
+
+        Raises
+        ------
+        ImageError
+            It is over the pixel limit, or has too many scans.
+        """
+        require_few_scans(encoded)
+        try:
+            code = self._codec.CodeStream(encoded)
+            # The first use parses the header.
+            width, height, components = code.width, code.height, code.num_channels
+        except Exception:  # noqa: BLE001  (the CPU's decoders know more kinds, or say what is wrong)
+            return None
+        require_pixels(width, height, self._max_pixels)
+        # Of truncated images and of four inks the CPU's decoder knows what to make.
+        if components not in (1, 3) or not jpeg_is_whole(encoded):
+            return None
+        return DeviceStream(code, width * height * _BYTES_OF_PIXEL)
+
+    def decode(self, streams: Sequence[DeviceStream]) -> list[PixelsOnDevice | None]:
+        """Decode images as one batch, on the stream; None for each that could not be."""
+        if not streams:
+            return []
+        try:
+            images = self._decoder.decode(
+                [stream.code for stream in streams],
+                params=self._parameters,
+                cuda_stream=self._stream,
+            )
+        except Exception:  # noqa: BLE001  (the CPU's decoder says what is wrong with which)
+            return [None] * len(streams)
+        return [_pixels(image) for image in images]
+
+    def close(self) -> None:
+        """Let go of the decoder and its memory; idempotent."""
+        self._decoder = None
+
+
+def keep_freed_memory(context: DeviceContext, nbytes: int) -> None:
+    """Let the device's pool keep what is freed into it, for the next allocation of this process.
+
+    Else it goes back to the driver whenever somebody waits, and each batch's images cost as many
+    mappings of memory.
+    """
+    try:
+        device = call("cuDeviceGet", context.device.ordinal)
+        pool = call("cuDeviceGetDefaultMemPool", device)
+        attribute = load().CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        call("cuMemPoolSetAttribute", pool, attribute, load().cuuint64_t(nbytes))
+    except BridgeError:
+        pass  # a device without pools: nothing is allocated from them either
+
+
+def _pixels(image: Any) -> PixelsOnDevice | None:
+    """Look at an image of nvImageCodec; None for one that is not three bytes per pixel."""
+    if image is None:
+        return None
+    described = image.__cuda_array_interface__
+    shape, strides = described["shape"], described.get("strides")
+    if len(shape) != 3 or shape[2] != _BYTES_OF_PIXEL or described["typestr"] not in ("|u1", "u1"):
+        return None
+    height, width, _ = (int(dim) for dim in shape)
+    pitch = width * _BYTES_OF_PIXEL if strides is None else int(strides[0])
+    if strides is not None and tuple(strides[1:]) != (_BYTES_OF_PIXEL, 1):
+        return None
+    source = SourcePixels(int(described["data"][0]), width, height, pitch)
+    return PixelsOnDevice(source, image)
 
 
 def open_device_path(

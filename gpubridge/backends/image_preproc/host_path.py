@@ -2,20 +2,230 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import io
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import numpy.typing as npt
+from PIL import Image, ImageFile
 
 from gpubridge.backends.image_preproc.batch import ImageRequest
-from gpubridge.backends.image_preproc.host_decoding import Decoder
-from gpubridge.backends.image_preproc.image_files import ImageError
-from gpubridge.backends.image_preproc.normalization import Normalization
-from gpubridge.backends.image_preproc.resizing import resize_on_host
+from gpubridge.backends.image_preproc.image_files import (
+    FORMATS,
+    ImageError,
+    damaged,
+    require_few_scans,
+    require_format,
+    require_pixels,
+    webp_size,
+)
+from gpubridge.backends.image_preproc.resizing import Normalization, resize_on_host
 from gpubridge.backends.image_preproc.settings import Settings
 
-__all__ = ["HostPath"]
+_ORIENTATION = 0x0112
+
+_TILE_WIDTH, _TILE_LENGTH = 0x0142, 0x0143
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class DecodedImage(NamedTuple):
+    """An RGB image of 8 bits as it was stored, and how EXIF says that it is turned (1 to 8)."""
+
+    stored: Image.Image
+    orientation: int = 1
+
+    def upright(self) -> Image.Image:
+        """Return the image as viewers show it."""
+        turn = _TURNS.get(self.orientation)
+        return self.stored if turn is None else self.stored.transpose(turn)
+
+
+class Decoder(Protocol):
+    """Decodes from several threads at a time."""
+
+    name: str
+
+    def measure(self, encoded: bytes) -> tuple[int, int]:
+        """Return width and height as they are stored, from the header; raises as `decode`."""
+
+    def decode(self, encoded: bytes) -> DecodedImage:
+        """Return the first image of a file as RGB, as Pillow's ``convert("RGB")`` makes it.
+
+        Transparency is dropped: what lies below it shows.
+
+        Raises
+        ------
+        ImageError
+            Not a file of an allowed format, over the pixel limit, truncated or damaged.
+        """
+
+
+class PillowDecoder:
+    """Decodes with Pillow.
+
+    Parameters
+    ----------
+    formats : sequence of str
+        Those that are allowed, of `FORMATS`.
+    """
+
+    name = "pillow"
+
+    def __init__(self, max_pixels: int, formats: Sequence[str] = FORMATS) -> None:
+        self._max_pixels = max_pixels
+        self._formats = tuple(formats)
+
+    def measure(self, encoded: bytes) -> tuple[int, int]:
+        """See `Decoder.measure`."""
+        return self._open(encoded)[1].size
+
+    def decode(self, encoded: bytes) -> DecodedImage:
+        """See `Decoder.decode`."""
+        image_format, image = self._open(encoded)
+        try:
+            image.load()
+            orientation = _orientation(image)
+            rgb = image if image.mode == "RGB" else image.convert("RGB")
+        except Exception as error:
+            raise damaged(encoded, image_format, error) from error
+        return DecodedImage(rgb, orientation)
+
+    def _open(self, encoded: bytes) -> tuple[str, ImageFile.ImageFile]:
+        """Read the header, and refuse what it tells to be too large."""
+        image_format = require_format(encoded, self._formats)
+        if image_format == "WebP":
+            size = webp_size(encoded)
+            if 0 in size:
+                raise damaged(encoded, image_format, "no frame is in its header")
+            require_pixels(*size, self._max_pixels)
+        elif image_format == "JPEG":
+            require_few_scans(encoded)
+        try:
+            # The plugin's own class rather than Image.open(): only the header is read here, and
+            # our limit, not Pillow's global one, decides.
+            image: ImageFile.ImageFile = _plugin(image_format)(io.BytesIO(encoded))
+            tile = _tile_size(image) if image_format == "TIFF" else (1, 1)
+        except Exception as error:
+            raise damaged(encoded, image_format, error) from error
+        require_pixels(*image.size, self._max_pixels)
+        require_pixels(*tile, self._max_pixels)
+        return image_format, image
+
+
+class NvImageCodecDecoder:
+    """Decodes JPEG files with nvImageCodec on the CPU, others with Pillow.
+
+    One nvImageCodec decoder per calling thread: the threads of this model already take one image
+    each, so a pool inside every decoder would only add hand-overs.
+    """
+
+    name = "nvimagecodec"
+
+    def __init__(self, max_pixels: int, formats: Sequence[str] = FORMATS) -> None:
+        from nvidia import nvimgcodec  # noqa: PLC0415  (optional, and slow to import)
+
+        self._max_pixels = max_pixels
+        self._formats = tuple(formats)
+        self._pillow = PillowDecoder(max_pixels, formats)
+        self._nvimgcodec = nvimgcodec
+        self._parameters = nvimgcodec.DecodeParams(
+            apply_exif_orientation=True, color_spec=nvimgcodec.ColorSpec.SRGB
+        )
+        self._of_thread = threading.local()
+
+    def measure(self, encoded: bytes) -> tuple[int, int]:
+        """See `Decoder.measure`."""
+        return self._pillow.measure(encoded)
+
+    def decode(self, encoded: bytes) -> DecodedImage:
+        """See `Decoder.decode`."""
+        if require_format(encoded, self._formats) != "JPEG":
+            return self._pillow.decode(encoded)
+        require_few_scans(encoded)
+        try:
+            stream = self._nvimgcodec.CodeStream(encoded)
+            # The first use parses the header.
+            width, height, components = stream.width, stream.height, stream.num_channels
+        except Exception:  # noqa: BLE001  (Pillow knows more kinds of JPEG, or says what is wrong)
+            return self._pillow.decode(encoded)
+        if components not in (1, 3):
+            return self._pillow.decode(encoded)
+        require_pixels(width, height, self._max_pixels)
+        try:
+            decoded = self._decoder().decode(stream, params=self._parameters)
+        except Exception as error:
+            raise damaged(encoded, "JPEG", error) from error
+        if decoded is None:
+            reason = "nvImageCodec wrote the reason to the server's log"
+            raise damaged(encoded, "JPEG", reason)
+        return DecodedImage(Image.fromarray(np.asarray(decoded)))
+
+    def _decoder(self) -> Any:
+        if not hasattr(self._of_thread, "decoder"):
+            codec = self._nvimgcodec
+            self._of_thread.decoder = codec.Decoder(
+                device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY,
+                max_num_cpu_threads=1,
+                backends=[codec.Backend(codec.BackendKind.CPU_ONLY)],
+                options=":fancy_upsampling=1",
+            )
+        return self._of_thread.decoder
+
+
+def make_decoder(choice: str, max_pixels: int, formats: Sequence[str] = FORMATS) -> Decoder:
+    """Return the decoder on the CPU that the parameter DECODER asks for: Pillow, the faster, for auto.
+
+    Raises
+    ------
+    ImportError
+        nvImageCodec was asked for by name and is not installed.
+    """
+    kind = NvImageCodecDecoder if choice == "nvimagecodec" else PillowDecoder
+    return kind(max_pixels, formats)
+
+
+def nvimagecodec_installed() -> bool:
+    """Say whether nvImageCodec can be imported, without importing it."""
+    try:
+        return importlib.util.find_spec("nvidia.nvimgcodec") is not None
+    except ModuleNotFoundError:  # no package at all under the name "nvidia"
+        return False
+
+
+def _plugin(image_format: str) -> Any:
+    # Imported when it is needed: Pillow may have been built without some of them.
+    name = {"JPEG": "Jpeg", "PNG": "Png", "WebP": "WebP", "TIFF": "Tiff"}[image_format]
+    return getattr(importlib.import_module(f"PIL.{name}ImagePlugin"), f"{name}ImageFile")
+
+
+def _tile_size(image: Any) -> tuple[int, int]:
+    """Return the size of a TIFF's tiles: memory is taken for a whole one, however small the image."""
+    tags = image.tag_v2
+    if _TILE_WIDTH not in tags and _TILE_LENGTH not in tags:
+        return 1, 1
+    return int(tags.get(_TILE_WIDTH, 1)), int(tags.get(_TILE_LENGTH, 1))
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        orientation = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # noqa: BLE001  (metadata that nobody can read turns no image)
+        return 1
+    return orientation if orientation in _TURNS else 1
 
 
 class HostPath:

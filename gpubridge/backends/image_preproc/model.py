@@ -13,14 +13,12 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from gpubridge.backends.image_preproc.settings import Settings
-from gpubridge.backends.libraries import import_library
-from gpubridge.backends.model_setup import ModelSetup
+from gpubridge.backends.model_setup import ModelSetup, import_library
 
 import_library("PIL.Image", "pillow", "image_preproc")
 
 from gpubridge.backends.image_preproc.batch import ImageRequest  # noqa: E402
-from gpubridge.backends.image_preproc.host_decoding import make_decoder  # noqa: E402
-from gpubridge.backends.image_preproc.host_path import HostPath  # noqa: E402
+from gpubridge.backends.image_preproc.host_path import HostPath, make_decoder  # noqa: E402
 
 
 class TritonPythonModel:

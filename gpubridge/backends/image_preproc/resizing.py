@@ -7,13 +7,13 @@ antialiased pass, with the same levels.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from gpubridge.backends.image_preproc.settings import Settings
-
-__all__ = ["Box", "ResizePlan", "plan_resize", "resize_on_host", "source_box"]
 
 _FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -21,6 +21,8 @@ _FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+
+_LEVELS = 256
 
 
 class Box(NamedTuple):
@@ -120,3 +122,61 @@ def resize_on_host(image: Image.Image, settings: Settings) -> Image.Image:
     padded = Image.new("RGB", size, (red, green, blue))
     padded.paste(resized, (plan.left, plan.top))
     return padded
+
+
+class Normalization:
+    """``(value / 255 - mean) / std`` per channel, as one multiplication and one addition.
+
+    Both are made in FP32; FP16 and BF16 are rounded from that, once. Of type UINT8 the values stay
+    what they are.
+
+    Attributes
+    ----------
+    element_bytes : int
+        Of a value of the output.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._datatype = settings.dtype
+        self.element_bytes = {"FP32": 4, "FP16": 2, "BF16": 2, "UINT8": 1}[settings.dtype]
+        self._channels_first = settings.layout == "NCHW"
+        spread = np.asarray(settings.std)
+        self._scale = (1 / (255 * spread)).astype(np.float32)
+        self._offset = (-np.asarray(settings.mean) / spread).astype(np.float32)
+
+    def write(self, image: Image.Image, pixels: npt.NDArray[Any]) -> None:
+        """Write the RGB `image` into `pixels`, of the settings' type and layout."""
+        source = np.asarray(image)
+        scale, offset = self._scale, self._offset
+        if self._channels_first:
+            source = source.transpose(2, 0, 1)
+            scale, offset = scale[:, None, None], offset[:, None, None]
+        if self._datatype == "UINT8":
+            pixels[...] = source
+        elif self._datatype == "FP32":
+            np.multiply(source, scale, out=pixels)
+            pixels += offset
+        else:
+            pixels[...] = source * scale + offset
+
+    def levels(self) -> npt.NDArray[np.uint32]:
+        """Return what each level of each channel becomes, as the bits of the output's type.
+
+        Returns
+        -------
+        numpy.ndarray
+            uint32 ``[3, 256]``: the value is in the low `element_bytes` of each. A GPU that looks
+            values up here writes what `write` does, whatever the type.
+        """
+        levels = np.arange(_LEVELS, dtype=np.uint8)
+        if self._datatype == "UINT8":
+            return np.tile(levels.astype(np.uint32), (3, 1))
+        values = levels[None, :] * self._scale[:, None] + self._offset[:, None]
+        bits: npt.NDArray[np.uint32] = values.view(np.uint32)
+        if self._datatype == "BF16":
+            # To the nearest, ties to even: NumPy alone has no BF16. No value is NaN or infinite.
+            odd = np.right_shift(bits, np.uint32(16)) & np.uint32(1)
+            bits = np.right_shift(bits + np.uint32(0x7FFF) + odd, np.uint32(16))
+        elif self._datatype == "FP16":
+            bits = values.astype(np.float16).view(np.uint16).astype(np.uint32)
+        return bits

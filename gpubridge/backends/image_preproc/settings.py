@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpubridge.backends.image_preproc.image_files import FORMATS
-from gpubridge.backends.model_setup import ModelSetup, TensorSetup
-from gpubridge.backends.parameters import Parameters
+from gpubridge.backends.model_setup import ModelSetup, Parameters, TensorSetup
 
 __all__ = ["INPUT", "OUTPUT", "Settings"]
 

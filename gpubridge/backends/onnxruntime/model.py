@@ -10,8 +10,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from gpubridge.backends.batching import BatchRunner, UnusableInput
-from gpubridge.backends.libraries import import_library
-from gpubridge.backends.model_setup import ModelSetup
+from gpubridge.backends.model_setup import ModelSetup, import_library
 from gpubridge.backends.onnxruntime.graph import Graph
 
 _CUDA = "CUDAExecutionProvider"

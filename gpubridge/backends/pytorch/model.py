@@ -10,10 +10,14 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from gpubridge.backends.batching import BatchRunner, UnusableInput
-from gpubridge.backends.libraries import import_library
-from gpubridge.backends.model_setup import ModelSetup
-from gpubridge.backends.pytorch.naming import argument_names, check_output_names, pick_output
-from gpubridge.backends.pytorch.program import Forward, load_forward
+from gpubridge.backends.model_setup import ModelSetup, import_library
+from gpubridge.backends.pytorch.program import (
+    Forward,
+    argument_names,
+    check_output_names,
+    load_forward,
+    pick_output,
+)
 from gpubridge.tensor.dtypes import DATATYPES
 
 _WITHOUT_EFFECT = (

@@ -23,8 +23,7 @@ from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
-from gpubridge.telemetry.device_work import DeviceWork
-from gpubridge.telemetry.statistics import ModelStatistics
+from gpubridge.telemetry.statistics import DeviceWork, ModelStatistics
 
 __all__ = ["DeviceStaging"]
 

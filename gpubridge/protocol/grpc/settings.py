@@ -9,7 +9,7 @@ from gpubridge.protocol.fields import invalid
 from gpubridge.protocol.grpc.messages import message_class, parse_message
 from gpubridge.protocol.settings import TRACE_MODE, fixed_location, refuse_mode
 from gpubridge.telemetry.logs import LOG_FORMATS, LogSettings
-from gpubridge.telemetry.trace_settings import (
+from gpubridge.telemetry.settings import (
     TraceSettings,
     parse_count,
     parse_levels,

@@ -10,7 +10,7 @@ __all__ = ["show_work"]
 
 
 def show_work(streams: Sequence[CopyStream], words: memoryview) -> None:
-    """Write bytes by kind, copies by kind, and waits, as `gpubridge.telemetry.device_work` reads them."""
+    """Write bytes by kind, copies by kind, and waits, as `gpubridge.telemetry.statistics` reads them."""
     kinds = streams[0].copied
     for index, kind in enumerate(kinds):
         words[index] = sum(stream.copied[kind] for stream in streams)

@@ -1,4 +1,4 @@
-"""Which requests are traced, how closely, and where to: the values, and the flags that set them."""
+"""Settings of metrics and traces: the values, and what is said of them on the command line."""
 
 from __future__ import annotations
 
@@ -6,19 +6,95 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.flags import flag
 
-__all__ = [
-    "TRACE_LEVELS",
-    "TraceSettings",
-    "parse_count",
-    "parse_levels",
-    "parse_unsigned",
-    "trace_settings_from_flags",
-]
+_SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
 
 TRACE_LEVELS = ("TIMESTAMPS", "TENSORS")
+
 _UINT32 = (1 << 32) - 1
+
 _INT32 = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """Which metrics are offered; defaults are Triton's.
+
+    Durations are offered as counters, summaries and histograms. ``summary_quantiles`` has each quantile
+    and the error that it may have; here none has any but that of its window.
+    """
+
+    counter_latencies: bool = True
+    summary_latencies: bool = False
+    histogram_latencies: bool = False
+    summary_quantiles: tuple[tuple[float, float], ...] = (
+        (0.5, 0.05),
+        (0.9, 0.01),
+        (0.95, 0.001),
+        (0.99, 0.001),
+        (0.999, 0.001),
+    )
+    interval_ms: float = flag(
+        2000.0,
+        "milliseconds between two measurements of the machine",
+        name="metrics-interval-ms",
+    )
+    cpu: bool = flag(True, "measure the machine's CPU", name="allow-cpu-metrics")
+    gpu: bool = flag(True, "measure the machine's GPUs", name="allow-gpu-metrics")
+
+
+def read_metrics_config(settings: MetricsSettings, entries: Sequence[str]) -> MetricsSettings:
+    """Return settings with the changes of ``--metrics-config``, ``SETTING=VALUE`` each.
+
+    Raises
+    ------
+    BridgeError
+        INVALID_ARG for what is no setting.
+    """
+    if not settings.interval_ms > 0:
+        got = f"{settings.interval_ms:g}"
+        raise _invalid(f"--metrics-interval-ms expects a number above 0, got {got}")
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not equals:
+            raise _invalid(f"--metrics-config expects SETTING=VALUE, got {entry!r}")
+        if name in _SWITCHES:
+            if value.lower() not in ("true", "false"):
+                raise _invalid(f"--metrics-config {name} expects true or false, got {value!r}")
+            # A name of a variable: mypy cannot know its field.
+            changes: dict[str, bool] = {name: value.lower() == "true"}
+            settings = replace(settings, **changes)  # type: ignore[arg-type]
+        elif name == "summary_quantiles":
+            settings = replace(settings, summary_quantiles=_quantiles(value))
+        else:
+            raise _invalid(
+                f"--metrics-config expects one of {', '.join(_SWITCHES)}, summary_quantiles, got "
+                f"{name!r}"
+            )
+    return settings
+
+
+def _quantiles(text: str) -> tuple[tuple[float, float], ...]:
+    """Read ``QUANTILE:ERROR`` pairs with commas between."""
+    pairs = []
+    for pair in text.split(","):
+        quantile, _, error = pair.partition(":")
+        try:
+            read = float(quantile), float(error)
+        except ValueError:
+            read = -1.0, -1.0
+        if not (0 <= read[0] <= 1 and 0 <= read[1] <= 1):
+            raise _invalid(
+                "--metrics-config summary_quantiles expects QUANTILE:ERROR pairs of numbers from 0 "
+                f"to 1 with commas between, got {text!r}"
+            )
+        pairs.append(read)
+    return tuple(pairs)
+
+
+def _invalid(message: str) -> BridgeError:
+    return BridgeError(message, ErrorCode.INVALID_ARG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +235,3 @@ def _number(name: str, text: str, least: int, most: int) -> int:
             f"Unable to parse '{name}', value is out of range [ {least}, {most} ], got: {text}"
         )
     return number
-
-
-def _invalid(message: str) -> BridgeError:
-    return BridgeError(message, ErrorCode.INVALID_ARG)

@@ -1,0 +1,387 @@
+"""CUDA kernels of preprocessing: source, compilation and launch."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpubridge.backends.image_preproc.resizing import Normalization, ResizePlan
+from gpubridge.backends.image_preproc.settings import Settings
+from gpubridge.cuda_ipc import DeviceContext
+from gpubridge.cuda_ipc.driver import call, load
+from gpubridge.pb_utils.device_memory import DeviceMemory
+from gpubridge.tensor.device_bytes import DeviceBytes
+
+# Weights come from sums in double precision, which Pillow's compiler rounds one by one.
+_OPTIONS = ("--std=c++17", "--fmad=false")
+
+_MARK = b"gpubridge kernel 1\n"
+
+_DIGEST = 32
+
+KERNEL = "resize_normalize"
+
+SOURCE = Path(__file__).with_name("resize_normalize.cu")
+
+THREADS = 256
+
+_TILE_WIDTH, _TILE_HEIGHT = 32, 16
+
+_FILTERS = {"nearest": 0, "bilinear": 1, "bicubic": 2, "lanczos": 3}
+
+IMAGE = np.dtype(
+    [
+        ("origin", np.uint64),
+        ("first", np.uint64),
+        ("end", np.uint64),
+        ("target", np.uint64),
+        ("dx", np.int64),
+        ("dy", np.int64),
+        ("width", np.int32),
+        ("height", np.int32),
+        ("left", np.float32),
+        ("top", np.float32),
+        ("extent_x", np.float32),
+        ("extent_y", np.float32),
+        ("target_left", np.int32),
+        ("target_top", np.int32),
+        ("target_width", np.int32),
+        ("target_height", np.int32),
+        ("transposed", np.int32),
+    ],
+    align=True,
+)
+
+_TYPES = (*(ctypes.c_void_p,) * 2, *(ctypes.c_int,) * 5, ctypes.c_uint)
+
+
+class KernelUnavailable(Exception):
+    """The kernel cannot be had here; the message says why, and what would help."""
+
+
+def kernel_image(source: Path, capability: tuple[int, int], cache: Path | None) -> bytes:
+    """Return the kernel as the driver loads it.
+
+    Parameters
+    ----------
+    source : Path
+        Its headers (``*.cuh``) lie beside it.
+    capability : (int, int)
+        The GPU's compute capability.
+    cache : Path or None
+        A directory; made if it is not there. None compiles in any case.
+
+    Raises
+    ------
+    KernelUnavailable
+        There is no NVRTC, or it does not compile this.
+    """
+    nvrtc, version = _load_nvrtc()
+    code = source.read_bytes()
+    headers = {path.name: path.read_bytes() for path in sorted(source.parent.glob("*.cuh"))}
+    options = (*_OPTIONS, _architecture(nvrtc, capability))
+    key = hashlib.sha256(repr((code, headers, options, version)).encode()).hexdigest()
+    entry = None if cache is None else cache / key
+    if entry is not None:
+        kept = _read(entry)
+        if kept is not None:
+            return kept
+    image = _compile(nvrtc, code, headers, options)
+    if entry is not None:
+        _keep(entry, image)
+    return image
+
+
+def cache_folder() -> Path | None:
+    """Return where kernels are kept: the user's cache directory; None for one without a home."""
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return Path(home).absolute() / "gpubridge" / "kernels"
+
+
+def _load_nvrtc() -> tuple[Any, tuple[int, int]]:
+    try:
+        from cuda.bindings import nvrtc  # noqa: PLC0415  (looks for a library of 100 MB)
+    except ImportError as error:
+        raise _absent(error) from error
+    try:
+        status, major, minor = nvrtc.nvrtcVersion()
+    # Whatever cuda-python's own loader raises where there is no library.
+    except Exception as error:
+        raise _absent(error) from error
+    _check("nvrtcVersion", status)
+    return nvrtc, (int(major), int(minor))
+
+
+def _absent(error: Exception) -> KernelUnavailable:
+    # The rest tells each place that was looked at.
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return KernelUnavailable(
+        f"NVRTC, which compiles the kernel, cannot be loaded ({reason}); install it: pip install "
+        "nvidia-cuda-nvrtc (for CUDA 12: nvidia-cuda-nvrtc-cu12)"
+    )
+
+
+def _architecture(nvrtc: Any, capability: tuple[int, int]) -> str:
+    """Return the option for machine code of this GPU; where NVRTC is older than it, for PTX."""
+    status, known = nvrtc.nvrtcGetSupportedArchs()
+    _check("nvrtcGetSupportedArchs", status)
+    wanted = 10 * capability[0] + capability[1]
+    if wanted in known:
+        return f"--gpu-architecture=sm_{wanted}"
+    older = [number for number in known if number < wanted]
+    if not older:
+        raise KernelUnavailable(
+            f"NVRTC knows GPUs of compute capability {min(known) / 10:.1f} and newer, this one has "
+            f"{capability[0]}.{capability[1]}; install an older nvidia-cuda-nvrtc"
+        )
+    return f"--gpu-architecture=compute_{max(older)}"
+
+
+def _compile(
+    nvrtc: Any, code: bytes, headers: Mapping[str, bytes], options: tuple[str, ...]
+) -> bytes:
+    names = [name.encode() for name in headers]
+    status, program = nvrtc.nvrtcCreateProgram(
+        code, b"kernel.cu", len(names), list(headers.values()), names
+    )
+    _check("nvrtcCreateProgram", status)
+    try:
+        arguments = [option.encode() for option in options]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)
+        if status:
+            raise KernelUnavailable(f"NVRTC does not compile the kernel: {_log(nvrtc, program)}")
+        kind = "CUBIN" if "=sm_" in options[-1] else "PTX"
+        return _output(nvrtc, program, kind)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _log(nvrtc: Any, program: Any) -> str:
+    return _output(nvrtc, program, "ProgramLog").decode(errors="replace").strip("\0\n ")
+
+
+def _output(nvrtc: Any, program: Any, kind: str) -> bytes:
+    status, nbytes = getattr(nvrtc, f"nvrtcGet{kind}Size")(program)
+    _check(f"nvrtcGet{kind}Size", status)
+    image = bytes(nbytes)  # which the bindings write into
+    (status,) = getattr(nvrtc, f"nvrtcGet{kind}")(program, image)
+    _check(f"nvrtcGet{kind}", status)
+    return image
+
+
+def _check(call: str, status: Any) -> None:
+    if status:
+        raise KernelUnavailable(f"{call} failed: {getattr(status, 'name', status)}")
+
+
+def _read(entry: Path) -> bytes | None:
+    """Return what is kept; None unless all of it is there, and nobody else can have written it."""
+    try:
+        for path in (entry.parent, entry):
+            status = path.stat()
+            if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return None
+        kept = entry.read_bytes()
+    except OSError:
+        return None
+    start = len(_MARK) + _DIGEST
+    image = kept[start:]
+    if kept[:start] != _MARK + hashlib.sha256(image).digest():
+        return None
+    return image
+
+
+def _keep(entry: Path, image: bytes) -> None:
+    """Write an entry whole, or not at all; whoever comes last wins with the same bytes."""
+    try:
+        entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=entry.parent)
+    except OSError:
+        return  # it will be compiled again
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_MARK + hashlib.sha256(image).digest() + image)
+        Path(name).replace(entry)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+
+
+#: Images of one launch: a limit of the grid, and a bound for the table.
+MOST_IMAGES = 4096
+
+
+class SourcePixels(NamedTuple):
+    """8-bit RGB pixels in memory, as they were decoded: rows of `width` pixels, `pitch` bytes apart.
+
+    Attributes
+    ----------
+    orientation : int
+        How EXIF says that the image is turned, 1 to 8; 1 is upright.
+    """
+
+    pointer: int
+    width: int
+    height: int
+    pitch: int
+    orientation: int = 1
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """Width and height as a viewer shows it."""
+        if self.orientation >= 5:
+            return self.height, self.width
+        return self.width, self.height
+
+    def walk(self) -> tuple[int, int, int]:
+        """Return the address of the upright image's first pixel, and the steps right and down."""
+        last_column, last_row = 3 * (self.width - 1), self.pitch * (self.height - 1)
+        at, dx, dy = {
+            1: (0, 3, self.pitch),
+            2: (last_column, -3, self.pitch),
+            3: (last_row + last_column, -3, -self.pitch),
+            4: (last_row, 3, -self.pitch),
+            5: (0, self.pitch, 3),
+            6: (last_row, -self.pitch, 3),
+            7: (last_row + last_column, -self.pitch, -3),
+            8: (last_column, self.pitch, -3),
+        }[self.orientation]
+        return self.pointer + at, dx, dy
+
+
+class ImageWork(NamedTuple):
+    """One image of a launch: its pixels, what is done to it, and the address of its output."""
+
+    pixels: SourcePixels
+    plan: ResizePlan
+    target: int
+
+
+def image_table(work: Sequence[ImageWork]) -> npt.NDArray[np.void]:
+    """Return what the kernel is told of images: an array of `IMAGE`."""
+    table = np.array([_entry(*image) for image in work], IMAGE)
+    # Pillow keeps boxes in single precision, and subtracts there.
+    table["extent_x"] -= table["left"]
+    table["extent_y"] -= table["top"]
+    return table
+
+
+def _entry(pixels: SourcePixels, plan: ResizePlan, target: int) -> tuple[float, ...]:
+    """Return an element whose extents are still the sides of the box."""
+    origin, dx, dy = pixels.walk()
+    end = pixels.pointer + pixels.pitch * (pixels.height - 1) + 3 * pixels.width
+    width, height = pixels.upright_size
+    (left, top, right, bottom), at_x, at_y, target_width, target_height, down_first = plan
+    memory = (origin, pixels.pointer, end, target)
+    if down_first:
+        # The kernel goes across first; to it, this image lies on its side.
+        upright = (dy, dx, height, width, top, left, bottom, right)
+        return (*memory, *upright, at_y, at_x, target_height, target_width, 1)
+    upright = (dx, dy, width, height, left, top, right, bottom)
+    return (*memory, *upright, at_x, at_y, target_width, target_height, 0)
+
+
+def grid(settings: Settings, images: int) -> tuple[int, int]:
+    """Return the blocks of a launch: tiles of an image, whichever way it lies, and images."""
+    width, height = settings.width, settings.height
+    return max(_tiles(width, height), _tiles(height, width)), images
+
+
+def _tiles(width: int, height: int) -> int:
+    return -(-width // _TILE_WIDTH) * -(-height // _TILE_HEIGHT)
+
+
+def launch_numbers(settings: Settings, element_bytes: int) -> tuple[int, ...]:
+    """Return the arguments after the two tables: five of ``int``, one of ``unsigned``."""
+    red, green, blue = settings.pad_levels
+    return (
+        settings.width,
+        settings.height,
+        _FILTERS[settings.interpolation],
+        int(settings.layout == "NHWC"),
+        element_bytes,
+        red | green << 8 | blue << 16,
+    )
+
+
+class DeviceKernel:
+    """``resize_normalize.cu`` for one model.
+
+    Raises
+    ------
+    KernelUnavailable
+        It cannot be compiled here.
+    BridgeError
+        The GPU does not take it, or has no room.
+    """
+
+    def __init__(self, settings: Settings, context: DeviceContext, memory: DeviceMemory) -> None:
+        self._settings = settings
+        self._context = context
+        self._memory = memory
+        normalization = Normalization(settings)
+        self._numbers = launch_numbers(settings, normalization.element_bytes)
+        image = kernel_image(SOURCE, _capability(context), cache_folder())
+        self._levels: DeviceBytes | None = memory.upload(normalization.levels().data)
+        self._levels.complete()
+        with context.pushed():
+            self._module = call("cuModuleLoadData", image)
+            self._function = call("cuModuleGetFunction", self._module, KERNEL.encode())
+
+    def launch(self, work: Sequence[ImageWork], stream: int) -> DeviceBytes:
+        """Launch the kernel for images on a stream.
+
+        What was uploaded by now is there before the kernel begins.
+
+        Returns
+        -------
+        DeviceBytes
+            What it reads beside the pixels: to be held until it is done.
+        """
+        levels = self._levels
+        assert levels is not None  # not closed
+        images = self._memory.upload(image_table(work).view(np.uint8).data)
+        if images.ready is not None:
+            images.ready.order_before(stream)
+        values = (images.pointer, levels.pointer, *self._numbers)
+        blocks = (*grid(self._settings, len(work)), 1)
+        with self._context.pushed():
+            call(
+                "cuLaunchKernel",
+                self._function,
+                *(*blocks, THREADS, 1, 1, 0),
+                *(stream, (values, _TYPES), 0),
+            )
+        return images
+
+    def close(self) -> None:
+        """Unload it; nothing may run any more. Idempotent."""
+        module, self._module = self._module, None
+        self._levels = None
+        if module is not None:
+            with self._context.pushed():
+                call("cuModuleUnload", module)
+
+
+def _capability(context: DeviceContext) -> tuple[int, int]:
+    device = call("cuDeviceGet", context.device.ordinal)
+    names = load().CUdevice_attribute
+    major, minor = (
+        int(call("cuDeviceGetAttribute", getattr(names, f"{_ATTRIBUTE}_{part}"), device))
+        for part in ("MAJOR", "MINOR")
+    )
+    return major, minor
+
+
+_ATTRIBUTE = "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY"
