@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "ipc/context.h"
+#include "little_endian.h"
 #include "stub/arrival.h"
 #include "stub/heap_type.h"
 #include "stub/request.h"
@@ -16,6 +18,11 @@ constexpr std::size_t kFormsKept = 4096;
 
 PyTypeObject* type_of(const nb::type_object& type) {
   return reinterpret_cast<PyTypeObject*>(type.ptr());
+}
+
+bool says_only_shared(std::string_view context) {
+  return context.size() == sizeof(std::uint32_t) &&
+         get_number<std::uint32_t>(context.data()) == context_bit(ContextField::kShared);
 }
 
 Place place_of(const TensorRef& ref) { return {ref.region, ref.offset, ref.nbytes, ref.lease}; }
@@ -72,7 +79,7 @@ void RequestReader::take_shapes(const RecordView& record, RequestForm& form) con
 }
 
 bool RequestReader::is_plain(const RecordView& record) const {
-  if (!record.context().empty()) return false;
+  if (!record.context().empty() && !says_only_shared(record.context())) return false;
   for (std::size_t index = 0; index < record.tensors(); ++index) {
     if (!book_.exists(place_of(record.ref(index)))) return false;
   }
@@ -88,7 +95,7 @@ nb::object RequestReader::request(const RecordView& record, RequestForm& form, n
   for (std::size_t index = 0; index < record.tensors(); ++index) {
     places_.push_back(place_of(record.ref(index)));
   }
-  std::vector<nb::object> lent = book_.lend(places_, false);
+  std::vector<nb::object> lent = book_.lend(places_, !record.context().empty());
   nb::object inputs = checked(PyList_New(static_cast<Py_ssize_t>(lent.size())));
   for (std::size_t index = 0; index < lent.size(); ++index) {
     nb::object tensor =

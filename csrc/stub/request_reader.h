@@ -31,7 +31,8 @@ struct ModelWords {
   nanobind::object outputs;  // frozenset of the names in the configuration
 };
 
-// Makes requests of records without a context, in memory that the server has lent.
+// Makes requests of records whose context says at most that others look at the inputs, too, in
+// memory that the server has lent.
 class RequestReader {
  public:
   // `parse_signature` gives the Signature that bytes are; `make_origin` is that of `Arrival`.
@@ -41,10 +42,11 @@ class RequestReader {
   // The form of a record; throws MalformedRecord or a Python error where it has none.
   RequestForm& form(const RecordView& record);
 
-  // Says whether a request is of memory that is there, with nothing said of it but where it is.
+  // Says whether a request is of memory that is there, with nothing said of it but where it is, and
+  // whether others look at it.
   [[nodiscard]] bool is_plain(const RecordView& record) const;
 
-  // Makes a request of a plain record, which begins at `at` of the message.
+  // Makes a request of a plain record; its inputs are read-only where others look at them.
   nanobind::object request(const RecordView& record, RequestForm& form, nanobind::handle arrival);
 
   [[nodiscard]] nanobind::object arrival(nanobind::handle message, std::size_t at) const;

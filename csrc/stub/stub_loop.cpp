@@ -59,6 +59,7 @@ StubLoop::StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer,
       sender_(nb::cast<int>(parts_.channel.attr("fileno")())),
       response_(std::move(response)),
       execute_(parts_.executor.attr("execute")),
+      shared_inputs_(parts_.executor.attr("shared_inputs")),
       scratch_(checked(PyByteArray_FromStringAndSize(nullptr, kFrameLimit))),
       awake_ns_(awake_ns),
       descriptor_(nb::cast<int>(parts_.channel.attr("fileno")())),
@@ -104,10 +105,11 @@ void StubLoop::run(nb::handle message) {
   const std::vector<BatchView> batches = this->batches(message);
   for (std::size_t index = 0; index < batches.size(); ++index) {
     const bool last = index + 1 == batches.size();
-    if (batches[index].plain && !is_crowded()) {
-      run_plain(message, batches[index], last);
+    const BatchView& batch = batches[index];
+    if (batch.plain && !is_crowded() && (!batch.shared || shows_shared())) {
+      run_plain(message, batch, last);
     } else {
-      run_in_python(message, batches[index], last);
+      run_in_python(message, batch, last);
     }
   }
   // Not before: somebody waits for what was sent.
@@ -126,12 +128,13 @@ std::vector<StubLoop::BatchView> StubLoop::batches(nb::handle message) {
     for (std::uint32_t index = 0; index < count; ++index) {
       if (bytes.size() - at < kBatchHead) throw MalformedRecord("it ends in a batch's head");
       BatchView batch{get_number<std::uint64_t>(bytes.data() + at), at + kBatchHead,
-                      get_number<std::uint32_t>(bytes.data() + at + 8), plain_};
+                      get_number<std::uint32_t>(bytes.data() + at + 8), plain_, false};
       at = batch.first;
       for (std::uint32_t request = 0; request < batch.requests; ++request) {
         const RecordView record = RecordView::read(bytes, at, true);
         reader_.form(record);
         batch.plain = batch.plain && reader_.is_plain(record) && record.ticket() < lent_->size();
+        batch.shared = batch.shared || !record.context().empty();
       }
       batches.push_back(batch);
     }
@@ -145,6 +148,8 @@ std::vector<StubLoop::BatchView> StubLoop::batches(nb::handle message) {
 bool StubLoop::is_crowded() const {
   return book_.held() > kKeptLeases || book_.held_bytes() > kKeptBytes;
 }
+
+bool StubLoop::shows_shared() const { return nb::cast<bool>(shared_inputs_.attr("read_only")); }
 
 bool StubLoop::is_cancelled(std::uint32_t ticket) const {
   const auto* flags = static_cast<const unsigned char*>(cancelled_->data());

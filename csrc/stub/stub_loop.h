@@ -32,9 +32,9 @@ struct LoopParts {
 };
 
 // Executes the batches of EXECUTE messages. A batch is plain where its requests are in the server's
-// memory and have no context: then Python does nothing but the model's own work, unless a response
-// is other than tensors in host memory. Other batches are run by the Executor, and other messages
-// are returned.
+// memory, and others look at their inputs at most if the model does not write to these: then Python
+// does nothing but the model's own work, unless a response is other than tensors in host memory.
+// Other batches are run by the Executor, and other messages are returned.
 class StubLoop {
  public:
   StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer,
@@ -58,6 +58,7 @@ class StubLoop {
     std::size_t first;  // where its records begin
     std::uint32_t requests;
     bool plain;
+    bool shared;  // whether others look at the inputs of plain requests, too
   };
   // A request that is being executed.
   struct Live {
@@ -81,6 +82,7 @@ class StubLoop {
   std::int64_t start(std::uint64_t sequence);
   [[nodiscard]] bool is_cancelled(std::uint32_t ticket) const;
   [[nodiscard]] bool is_crowded() const;
+  [[nodiscard]] bool shows_shared() const;
 
   LoopParts parts_;
   LeaseBook& book_;
@@ -90,6 +92,7 @@ class StubLoop {
   ResultSender sender_;
   nanobind::type_object response_;
   nanobind::object execute_;
+  nanobind::object shared_inputs_;
   nanobind::object scratch_;
   std::int64_t awake_ns_;
   int descriptor_;

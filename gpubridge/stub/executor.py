@@ -49,8 +49,10 @@ class Executor:
         The model.
     book : LeaseBook
         Of the memory that requests lie in.
+    shared_inputs : SharedInputs
+        What the model is shown of inputs that others look at, too.
     plain : bool
-        Whether a batch of requests without a context is nothing but tensors for the model, and responses
+        Whether a batch of requests that say no more than where their inputs lie is nothing but tensors for the model, and responses
         of it: what the compiled loop executes by itself.
     ended_at : int
         CLOCK_MONOTONIC nanoseconds at which the last ``execute`` ended.
@@ -94,7 +96,7 @@ class Executor:
         self._private_bytes = 0
         self.book = borrowed.book
         self._reader = record_reader(RequestContext)
-        self._shared = SharedInputs(borrowed, clients.sharing, identity, fall_back)
+        self.shared_inputs = SharedInputs(borrowed, clients.sharing, identity, fall_back)
         self._crowded = False
         self._handed_on = True
         self.ended_at = 0
@@ -127,8 +129,8 @@ class Executor:
             responses = self._call(requests, origins) if live else []
             # The frame of this call would hold the requests, and so their memory.
             del requests
-            if self._shared.watched:
-                self._shared.learn(responses)
+            if self.shared_inputs.watched:
+                self.shared_inputs.learn()
         except BaseException as error:
             responses = self.refusals(error, origins)
         self.ended_at = time.monotonic_ns()
@@ -151,6 +153,8 @@ class Executor:
         if responses[index] is None:
             flags = _COMES_BACK if origin.comes_back() else _GOES_ON
             return self._answers.nothing(record.ticket, flags)
+        if record.context.shared:
+            self.shared_inputs.note_response(responses[index])
         answer = self._answers.returned(record, responses, index)
         # The ticket will be another request's; the model may have kept this one.
         origin.over = self._control.cancelled[record.ticket] != 0
@@ -160,7 +164,7 @@ class Executor:
 
     def take_copied(self) -> int:
         """Return how many bytes were copied for requests and answers since this was asked last."""
-        copied = self._outputs.take_copied() + self._shared.take_copied()
+        copied = self._outputs.take_copied() + self.shared_inputs.take_copied()
         return copied + self._clients.take_copied() if self._clients.used else copied
 
     def refusals(self, error: BaseException, origins: Sequence[RequestOrigin]) -> list[Any]:
@@ -172,7 +176,7 @@ class Executor:
         refusal = error_context(ours)
         if self._clients.used:
             self._clients.note_error(error)
-        self._shared.note_error(error)
+        self.shared_inputs.note_error(error)
         # The frames of a traceback hold the requests, and so their memory.
         error.__traceback__ = None
         return [self._close_sender(origin, refusal) for origin in origins]
@@ -197,7 +201,7 @@ class Executor:
             if not self._handed_on:
                 inputs = self._copied_inputs(record)
             elif context.shared:
-                inputs = self._shared.tensors(record)
+                inputs = self.shared_inputs.tensors(record)
             else:
                 inputs = self._borrowed.tensors(
                     record.refs, signature.tensors, record.shapes, Tensor

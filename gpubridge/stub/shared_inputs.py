@@ -7,10 +7,9 @@ looked at some and written to none is shown the memory as it is from then on, re
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any, Callable
 
-from gpubridge.pb_utils import Tensor
+from gpubridge.pb_utils import InferenceResponse, Tensor
 from gpubridge.pb_utils.shared_tensor import SharedTensor
 from gpubridge.stub.answers import ModelIdentity
 from gpubridge.transport.leases import BorrowedMemory
@@ -40,6 +39,8 @@ class SharedInputs:
     ----------
     watched : bool
         Whether there is something to learn from a batch when it has been executed.
+    read_only : bool
+        Whether the model is shown the memory as it is, read-only.
     """
 
     __slots__ = (
@@ -51,7 +52,7 @@ class SharedInputs:
         "_instance",
         "_learns",
         "_left_alone",
-        "_read_only",
+        "read_only",
         "watched",
     )
 
@@ -64,7 +65,7 @@ class SharedInputs:
     ) -> None:
         self._borrowed = borrowed
         self._fall_back = fall_back
-        self._read_only = sharing == "share"
+        self.read_only = sharing == "share"
         self._learns = not (sharing or identity.decoupled)
         self.watched = False
         self._instance = identity.instance
@@ -75,26 +76,21 @@ class SharedInputs:
 
     def tensors(self, record: Record) -> list[Any]:
         """Return the inputs of a request, as `BorrowedMemory.tensors` does."""
-        kind = Tensor if self._read_only else SharedTensor
+        kind = Tensor if self.read_only else SharedTensor
         tensors = self._borrowed.tensors(
             record.refs, record.signature.tensors, record.shapes, kind, True, True
         )
-        self.watched = self._learns
-        if not self._read_only:
+        if not self.read_only:
             for tensor in tensors:
                 tensor._belongs_to(self._copy)
-            if self.watched:
+            if self._learns:
                 self._given += tensors
+                self.watched = True
         return tensors
 
-    def learn(self, responses: Sequence[Any]) -> None:
+    def learn(self) -> None:
         """See what the model has done to the inputs of the batch that has just been executed."""
         self.watched = False
-        if self._read_only:
-            for response in responses:
-                if response is not None and response._error is not None:
-                    self._note(response._error.message())
-            return
         given, self._given = self._given, []
         for tensor in given:
             if tensor._own is None:
@@ -103,7 +99,12 @@ class SharedInputs:
                 self._learns = False
                 return
             self._left_alone += 1
-        self._read_only = self._left_alone >= _LOOKS
+        self.read_only = self._left_alone >= _LOOKS
+
+    def note_response(self, response: Any) -> None:
+        """See what a model answers to a request of such inputs: an error may say that it writes."""
+        if isinstance(response, InferenceResponse) and response._error is not None:
+            self._note(response._error.message())
 
     def note_error(self, error: BaseException) -> None:
         """A batch failed: perhaps since the model writes to its inputs after all."""
@@ -113,8 +114,8 @@ class SharedInputs:
             self._note(error.args[0])
 
     def _note(self, text: str) -> None:
-        if self._learns and self._read_only and "read-only" in text:
-            self._learns = self._read_only = False
+        if self._learns and self.read_only and "read-only" in text:
+            self._learns = self.read_only = False
             self._fall_back(
                 "shared_inputs_written",
                 f"model '{self._instance}' writes to inputs that others look at, too, which it had not "
