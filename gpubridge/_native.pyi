@@ -824,8 +824,8 @@ class HttpExchange:
     @property
     def target(self) -> bytes: ...
     @property
-    def length(self) -> int:
-        """Bytes of a body that is received as it is; 0 for one in chunks or with a coding."""
+    def length(self) -> int | None:
+        """Bytes of a body that is received as it is; None for one in chunks or with a coding."""
     @property
     def whole(self) -> bool:
         """Whether the request came with all of its body; only while it is being taken."""
@@ -834,13 +834,14 @@ class HttpExchange:
         """The content coding that the client would like for the answer."""
     @property
     def lost(self) -> bool:
-        """Whether nobody waits for an answer, or it was sent."""
+        """Whether nobody waits for an answer, or there is one."""
     def field(self, name: bytes, /) -> bytes | None:
         """Return the value of the last field of a name, which is given in lower case."""
-    def receive_into(self, memory: memoryview, /) -> None:
+    def receive_into(self, memory: memoryview, granted: int, /) -> None:
         """Have the body put into memory; only while the request is being taken.
 
-        What came with the head is copied there at once, the socket receives the rest there.
+        What came with the head is copied there at once, the socket receives the rest there: up to
+        ``granted`` bytes, for more the owner's ``grow`` is asked.
         """
     def weigh(self, nbytes: int, /) -> None:
         """Count bytes that the request holds until it is answered."""
@@ -874,8 +875,10 @@ class HttpConnectionState:
         ``take(exchange)`` is called for each request whose head is there: it names a handler and
         memory for the body, and where the request is ``whole`` that is the only call. Others are
         told by ``complete(exchange, copied)`` when the body is in its memory, or by
-        ``collect(exchange, body)`` when it came in chunks or with a coding. ``pack`` sends an answer
-        with a coding, ``failure`` words errors, ``refuse(fault, exchange)`` what cannot be read, and
+        ``collect(exchange, body)`` when it came in chunks or with a coding. When as much of a body
+        has come as was granted (64 KiB in chunks or with a coding), ``grow(exchange, arrived)``
+        returns how much may come, or has failed the exchange: then the rest is dropped.
+        ``pack`` sends an answer with a coding, ``failure`` words errors, ``refuse(fault, exchange)`` what cannot be read, and
         ``changed(close)`` says that all is answered and the connection ends, or that `reading` is
         another.
     receive : bytearray

@@ -188,13 +188,13 @@ async def _open_doors(
         address, port = settings.grpc_address, settings.grpc_port
         doors.append(await _open_door("GRPCInferenceService", address, port, grpc_calls))
     if settings.allow_http:
-        requests: _MakeProtocol = partial(HttpConnection, HttpListener(router, http, workers))
+        listener = HttpListener(router, http, workers, repository.regions.budget)
+        requests: _MakeProtocol = partial(HttpConnection, listener)
         address, port = settings.http_address, settings.http_port
         doors.append(await _open_door("HTTPService", address, port, requests))
     if settings.allow_metrics:
-        pages: _MakeProtocol = partial(
-            HttpConnection, HttpListener(MetricsRouter(repository), http, workers)
-        )
+        listener = HttpListener(MetricsRouter(repository), http, workers, repository.regions.budget)
+        pages: _MakeProtocol = partial(HttpConnection, listener)
         address, port = settings.metrics_address, settings.metrics_port
         doors.append(await _open_door("Metrics Service", address, port, pages))
 

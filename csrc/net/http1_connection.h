@@ -49,13 +49,13 @@ class Exchange {
   [[nodiscard]] nanobind::bytes method() const;
   [[nodiscard]] nanobind::bytes target() const;
   [[nodiscard]] nanobind::object field(nanobind::bytes name) const;
-  // Bytes of a body that is received as it is.
-  [[nodiscard]] std::uint64_t length() const;
+  // Bytes of a body that is received as it is; none for one in chunks or with a coding.
+  [[nodiscard]] std::optional<std::uint64_t> length() const;
   [[nodiscard]] bool whole() const;
   [[nodiscard]] const char* coding() const;
-  [[nodiscard]] bool lost() const { return connection_ == nullptr; }
+  [[nodiscard]] bool lost() const { return connection_ == nullptr || answered_; }
 
-  void receive_into(nanobind::handle memory);
+  void receive_into(nanobind::handle memory, std::uint64_t granted);
   void weigh(std::size_t nbytes);
   void respond(int status, nanobind::bytes fields, nanobind::bytes body, nanobind::object buffers,
                bool plain);
@@ -140,7 +140,11 @@ class Connection {
   void complete();
   // Has the owner word a fault, and refuse what is on its way.
   void refuse(Fault fault);
-  void receive_into(nanobind::handle memory);
+  void receive_into(nanobind::handle memory, std::uint64_t granted);
+  // Asks the owner how much of the body may come, of which so much is there, or has just come.
+  void grow(std::uint64_t arrived);
+  // Has what else comes of the body of an exchange dropped.
+  void drop_body(const Exchange& exchange);
   // Forgets the message that is on its way; returns it.
   Place drop_message();
   static void abort(Exchange& exchange);
@@ -160,6 +164,7 @@ class Connection {
   nanobind::object take_;
   nanobind::object complete_;
   nanobind::object collect_;
+  nanobind::object grow_;
   nanobind::object pack_;
   nanobind::object failure_;
   nanobind::object refuse_;
@@ -174,8 +179,11 @@ class Connection {
   // The message on its way: its body so far, and what of it came with the head.
   Place current_;
   std::uint64_t length_ = 0;
+  // How much of it may be received now.
+  std::uint64_t granted_ = 0;
   std::uint64_t copied_ = 0;
-  std::uint64_t framed_ = 0;
+  // Bytes of a body in chunks or with a coding.
+  std::optional<std::uint64_t> framed_;
   std::string_view at_hand_;
   nanobind::object memory_ = nanobind::none();
   nanobind::object collected_ = nanobind::none();

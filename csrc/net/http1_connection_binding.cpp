@@ -1,3 +1,5 @@
+#include <nanobind/stl/optional.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -11,7 +13,8 @@ namespace nb = nanobind;
 namespace gpubridge::http1 {
 namespace {
 
-// Bodies of less are not weighed: a connection has few of them.
+// Bodies of less are not weighed: a connection has few of them. Of a body whose length is not known
+// so much is taken before the owner is asked.
 constexpr std::size_t kHeavy = std::size_t{64} << 10U;
 
 enum Stage { kNothing, kHead, kBody };
@@ -59,6 +62,7 @@ Connection::Connection(nb::object owner, nb::object receive, nb::object idle,
       take_(owner_.attr("take")),
       complete_(owner_.attr("complete")),
       collect_(owner_.attr("collect")),
+      grow_(owner_.attr("grow")),
       pack_(owner_.attr("pack")),
       failure_(owner_.attr("failure")),
       refuse_(owner_.attr("refuse")),
@@ -80,7 +84,7 @@ void Connection::start(nb::object write, nb::object write_lines) {
 nb::object Connection::get_buffer(nb::handle) {
   direct_ = !memory_.is_none();
   if (!direct_) return receive_;
-  return memory_[nb::slice(nb::int_(length_ - reader_.missing()), nb::int_(length_), nb::none())];
+  return memory_[nb::slice(nb::int_(length_ - reader_.missing()), nb::int_(granted_), nb::none())];
 }
 
 void Connection::buffer_updated(std::size_t nbytes) {
@@ -91,9 +95,14 @@ void Connection::buffer_updated(std::size_t nbytes) {
     const char* const begin = static_cast<const char*>(received.data());
     feed(begin, begin + nbytes);
   } else if (!memory_.is_none()) {
-    if (nbytes > reader_.missing()) throw nb::value_error("expected bytes within the body");
+    const std::uint64_t arrived = length_ - reader_.missing() + nbytes;
+    if (arrived > granted_) throw nb::value_error("expected bytes within the buffer");
     reader_.skip(nbytes);
-    if (reader_.missing() == 0) feed(nullptr, nullptr);
+    if (reader_.missing() == 0) {
+      feed(nullptr, nullptr);
+    } else if (arrived == granted_) {
+      grow(arrived);
+    }
   }
   settle();
 }
@@ -140,8 +149,13 @@ void Connection::take_head(const char*& at, const char* end) {
   const bool expects = head->expects;
   const auto here = static_cast<std::size_t>(end - at);
   length_ = framed ? 0 : head->length;
-  copied_ = framed_ = 0;
-  if (framed) collected_ = new_array();
+  copied_ = 0;
+  framed_.reset();
+  if (framed) {
+    framed_ = 0;
+    granted_ = kHeavy;
+    collected_ = new_array();
+  }
   const bool too_long = head->length > body_limit_;
   delivered_ = !framed && !expects && !too_long && here >= length_;
   const Place message = current_ = place(std::move(head));
@@ -160,29 +174,44 @@ void Connection::take_head(const char*& at, const char* end) {
   }
 }
 
-void Connection::receive_into(nb::handle memory) {
+void Connection::receive_into(nb::handle memory, std::uint64_t granted) {
   const BufferView view(memory, PyBUF_WRITABLE);
   if (view.size() < length_) throw nb::value_error("expected memory for the whole body");
+  granted_ = std::min(granted, length_);
+  if (granted_ <= at_hand_.size() && granted_ < length_) {
+    throw nb::value_error("expected memory for more than is there");
+  }
   if (!at_hand_.empty()) std::memcpy(view.data(), at_hand_.data(), at_hand_.size());
   copied_ = at_hand_.size();
   at_hand_ = {};
   if (!delivered_) memory_ = nb::borrow(memory);
 }
 
+void Connection::grow(std::uint64_t arrived) {
+  const nb::object grow = grow_;
+  const auto granted = nb::cast<std::uint64_t>(grow(current_.object, arrived));
+  if (memory_.is_none() && collected_.is_none()) return;
+  const bool more = granted > arrived || (framed_ && granted == arrived);
+  if (!more) throw nb::value_error("expected memory for more of the body");
+  granted_ = framed_ ? granted : std::min(granted, length_);
+}
+
+void Connection::drop_body(const Exchange& exchange) {
+  if (current_.exchange != &exchange) return;
+  memory_ = nb::none();
+  collected_ = nb::none();
+}
+
 void Connection::take_body(std::string_view piece) {
-  if (!collected_.is_none()) {
-    framed_ += piece.size();
-    if (framed_ > body_limit_) {
-      refuse(Fault::kChunksTooLong);
-    } else if (!current_.exchange->handler.is_none()) {
-      append(collected_, piece);
-    }
-  } else if (!memory_.is_none()) {
-    const BufferView view(memory_, PyBUF_WRITABLE);
-    const std::uint64_t at = length_ - reader_.missing() - piece.size();
-    std::memcpy(static_cast<char*>(view.data()) + at, piece.data(), piece.size());
-    copied_ += piece.size();
+  // By its length a body is received where it belongs, or dropped.
+  if (!framed_) return;
+  *framed_ += piece.size();
+  if (*framed_ > body_limit_) {
+    refuse(Fault::kChunksTooLong);
+    return;
   }
+  if (!collected_.is_none() && *framed_ > granted_) grow(*framed_);
+  if (!collected_.is_none()) append(collected_, piece);
 }
 
 void Connection::complete() {
@@ -262,8 +291,8 @@ void Connection::lose() {
   const std::deque<Place> answers = std::move(answers_);
   answers_.clear();
   // From here on nothing of this connection's owner is held, which holds this connection.
-  for (nb::object* each : {&owner_, &take_, &complete_, &collect_, &pack_, &failure_, &refuse_,
-                           &changed_, &write_, &write_lines_}) {
+  for (nb::object* each : {&owner_, &take_, &complete_, &collect_, &grow_, &pack_, &failure_,
+                           &refuse_, &changed_, &write_, &write_lines_}) {
     *each = nb::none();
   }
   for (const Place& place : answers) place.exchange->connection_ = nullptr;
@@ -385,7 +414,7 @@ void Connection::leave_idle() {
 nb::tuple Connection::progress() const {
   if (deaf_ || !reading_) return nb::make_tuple(static_cast<int>(kNothing), 0, 0);
   if (headed()) {
-    const std::uint64_t nbytes = collected_.is_none() ? length_ - reader_.missing() : framed_;
+    const std::uint64_t nbytes = framed_.value_or(length_ - reader_.missing());
     return nb::make_tuple(static_cast<int>(kBody), placed_, nbytes);
   }
   const Stage stage = reader_.in_head() ? kHead : kNothing;

@@ -65,8 +65,10 @@ nb::object Exchange::field(nb::bytes name) const {
   return value ? nb::object(bytes_of(*value)) : nb::none();
 }
 
-std::uint64_t Exchange::length() const {
-  return head_ == nullptr || head_->chunked || head_->coded ? 0 : head_->length;
+std::optional<std::uint64_t> Exchange::length() const {
+  if (head_ == nullptr) return 0;
+  if (head_->chunked || head_->coded) return std::nullopt;
+  return head_->length;
 }
 
 bool Exchange::whole() const {
@@ -79,11 +81,11 @@ const char* Exchange::coding() const {
   return head_->accepts == Coding::kGzip ? "gzip" : "deflate";
 }
 
-void Exchange::receive_into(nb::handle memory) {
+void Exchange::receive_into(nb::handle memory, std::uint64_t granted) {
   if (connection_ == nullptr || connection_->current_.exchange != this) {
     throw nb::value_error("expected a request whose body is to come");
   }
-  connection_->receive_into(memory);
+  connection_->receive_into(memory, granted);
 }
 
 void Exchange::weigh(std::size_t nbytes) {
@@ -141,6 +143,7 @@ void Exchange::respond(int status, nb::bytes fields, nb::bytes body, nb::object 
 void Exchange::fail(nb::object error, nb::object status) {
   if (connection_ == nullptr || answered_) return;
   handler = nb::none();
+  connection_->drop_body(*this);
   const nb::object failure = connection_->failure_;
   const nb::object told = failure(error, status);
   const auto body = nb::cast<nb::bytes>(told[1]);

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.message import Exchange
+from gpubridge.frontend.small_body import PrivateBody
 from gpubridge.frontend.workers import HEAVY_BYTES, Workers
 from gpubridge.host_shm import RequestArena
 from gpubridge.protocol.body import pack_inputs
@@ -24,7 +25,7 @@ _COMMENT = b":\n\n"
 """A line that readers of server-sent events ignore."""
 
 
-class _Generation:
+class _Generation(PrivateBody):
     """A generate request; owns its body, and its slot until the model takes that over.
 
     Parameters
@@ -40,7 +41,6 @@ class _Generation:
     __slots__ = (
         "_aborted",
         "_arena_of",
-        "_body",
         "_exchange",
         "_find",
         "_form",
@@ -55,20 +55,15 @@ class _Generation:
         arena_of: Callable[[str], RequestArena],
         workers: Workers,
     ) -> None:
+        super().__init__()
         self._workers = workers
         self._aborted = False
         self._find = find
         self._model: Model
         self._arena_of = arena_of
-        self._body = bytearray()
         self._request: InferRequest | None = None
         self._exchange: Exchange
         self._form: RequestForm
-
-    def body_memory(self, nbytes: int) -> memoryview:
-        """Give the JSON a place."""
-        self._body = bytearray(nbytes)
-        return memoryview(self._body)
 
     def complete(self, exchange: Exchange, copied: int) -> None:
         """Read the body and give the request to the model.
@@ -80,12 +75,11 @@ class _Generation:
         """
         self._exchange = exchange
         self._model = self._find()
-        body, config = bytes(self._body), self._model.config
-        self._body = bytearray()
+        body, config = self.whole_body(), self._model.config
         if len(body) > HEAVY_BYTES:
-            self._workers.run(lambda: parse_generate(body, config), self._parsed)
+            self._workers.run(lambda: parse_generate(bytes(body), config), self._parsed)
         else:
-            self._submit(parse_generate(body, config))
+            self._submit(parse_generate(bytes(body), config))
 
     def _parsed(self, form: RequestForm | BridgeError) -> None:
         """Go on with a body that a worker has parsed."""
@@ -96,12 +90,14 @@ class _Generation:
                 raise form
             self._submit(form)
         except BridgeError as error:
+            self.release()
             self._exchange.fail(error)
 
     def _submit(self, form: RequestForm) -> None:
         """Give the request to the model."""
         self._form = form
         slot, places, packed = pack_inputs(form, memoryview(b""), self._arena_of(self._model.name))
+        self.release()
         request = self._request = InferRequest(
             form.signature,
             slot,
@@ -121,6 +117,7 @@ class _Generation:
     def abort(self) -> None:
         """Tell the model that nobody waits."""
         self._aborted = True
+        super().abort()
         if self._request is not None:
             self._request.cancel()
 

@@ -13,7 +13,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.frontend.http.message import Exchange, RequestHead
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.frontend.workers import HEAVY_BYTES, Workers
-from gpubridge.host_shm import Slot
+from gpubridge.host_shm import Body, Slot
 from gpubridge.protocol.body import (
     ALIGNMENT,
     align_inputs,
@@ -101,14 +101,22 @@ class _InferHandler:
         # Its own: by the time of the answer, the door may lead to another.
         self._model: Model | None = None
 
-    def body_memory(self, nbytes: int) -> memoryview:
+    def body_memory(self, nbytes: int, body: Body | None) -> memoryview:
         """Return memory of the arena, placed so that the first tensor's data will be aligned."""
         header = _header_size(self._header_length, nbytes)
         self._length = nbytes
-        slot = self._slot = self._door.arena.allocate(body_room(nbytes, self._door.inputs))
+        arena, room = self._door.arena, body_room(nbytes, self._door.inputs)
+        slot = self._slot = arena.allocate(room) if body is None else arena.reserve(room, body)
         # Never at the very beginning: a body that is a string gets its length before it.
         start = self._start = ALIGNMENT - header % ALIGNMENT
         return slot.memory[start : start + nbytes]
+
+    def grow(self, arrived: int) -> int:
+        """Return how much of a large body there is memory for."""
+        slot, door = self._slot, self._door
+        assert slot is not None
+        room = body_room(self._length, door.inputs)
+        return door.arena.grow(slot, self._start + arrived, room) - self._start
 
     def complete(self, exchange: Exchange, copied: int) -> None:
         """Read the header and give the request to the model.
@@ -119,6 +127,8 @@ class _InferHandler:
             When it is no valid request.
         """
         self._exchange = exchange
+        if self._slot is not None:
+            self._door.arena.complete(self._slot)
         header_size = _header_size(self._header_length, self._length)
         copied = max(0, copied - header_size)
         if header_size > HEAVY_BYTES:
@@ -248,7 +258,9 @@ class _InferHandler:
             door.arena.free(slot)
             raise
         if body is not None:
+            charged = body.body
             door.arena.free(body)
+            slot.charge(charged)
             self._slot = None
         return InferRequest(
             form.signature,

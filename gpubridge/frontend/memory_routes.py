@@ -99,7 +99,7 @@ class MemoryCall(SmallBody):
         kind = "cuda" if self._cuda else "system"
         if not self._name:
             raise invalid(f"'region name' is necessary to register {kind} shared memory region")
-        return parse_json(bytes(self._body))
+        return parse_json(bytes(self.body))
 
     def _device_memory(self) -> tuple[str, bytes, int, int]:
         """Return what a client registers: name, handle, device and bytes."""

@@ -12,6 +12,7 @@ from typing import Any
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, InternalError
 from gpubridge.frontend.http.message import Exchange
+from gpubridge.frontend.small_body import PrivateBody
 from gpubridge.protocol.repository_control import read_load, read_unload
 
 __all__ = ["CONTROL_PATH", "ControlHandler", "ControlTasks"]
@@ -49,7 +50,7 @@ class ControlTasks:
         then(error)
 
 
-class ControlHandler:
+class ControlHandler(PrivateBody):
     """Takes a request over HTTP to load or unload a model.
 
     Raises
@@ -58,43 +59,40 @@ class ControlHandler:
         When the server does not take such requests.
     """
 
-    __slots__ = ("_action", "_body", "_exchange", "_name", "_repository", "_tasks")
+    __slots__ = ("_action", "_exchange", "_name", "_repository", "_tasks")
 
     def __init__(
         self, repository: ModelRepository, tasks: ControlTasks, name: str, action: bytes
     ) -> None:
+        super().__init__()
         repository.check_control()
         self._repository = repository
         self._tasks = tasks
         self._name = name
         self._action = action
-        self._body = bytearray()
         self._exchange: Exchange | None = None
-
-    def body_memory(self, nbytes: int) -> memoryview:
-        """Give the body a place; models may be sent in it."""
-        self._body = bytearray(nbytes)
-        return memoryview(self._body)
 
     def complete(self, exchange: Exchange, copied: int) -> None:
         """Begin what is asked for."""
-        body, self._body = bytes(self._body), bytearray()
         self._exchange = exchange
-        self._tasks.start(self._work(body), self._answer)
+        self._tasks.start(self._work(self.whole_body()), self._answer)
 
     def abort(self) -> None:
         """Nobody waits for the answer; what was begun goes on."""
         self._exchange = None
+        super().abort()
 
-    async def _work(self, body: bytes) -> None:
+    async def _work(self, body: memoryview) -> None:
         if self._action == b"load":
             # Many bytes in base64, perhaps: not on the event loop.
-            config, files = await asyncio.to_thread(read_load, body)
+            config, files = await asyncio.to_thread(lambda: read_load(bytes(body)))
+            self.release()
             await self._repository.load(self._name, config, files)
         else:
-            await self._repository.unload(self._name, dependents=read_unload(body))
+            await self._repository.unload(self._name, dependents=read_unload(bytes(body)))
 
     def _answer(self, error: BridgeError | None) -> None:
+        self.release()
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return

@@ -70,7 +70,7 @@ class _Index(SmallBody):
     def complete(self, exchange: Exchange, copied: int) -> None:
         """Answer."""
         rows = self._repository.index()
-        if metadata.ready_models_only(bytes(self._body)):
+        if metadata.ready_models_only(bytes(self.body)):
             rows = [row for row in rows if row.state == "READY"]
         exchange.respond(200, _JSON, metadata.repository_index(rows), plain=True)
 

@@ -33,7 +33,7 @@ class _Handler(SmallBody):
 
     def complete(self, exchange: Exchange, copied: int) -> None:
         """Answer."""
-        document = self._change(bytes(self._body) if self._changes else None)
+        document = self._change(bytes(self.body) if self._changes else None)
         exchange.respond(200, _JSON, document, plain=True)
 
 

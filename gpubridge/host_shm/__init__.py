@@ -3,7 +3,7 @@
 from gpubridge.host_shm.arena import HostArena, Slot
 from gpubridge.host_shm.budget import LARGE_BYTES, Account, Body, Budget
 from gpubridge.host_shm.client_region import ClientMapping, ClientSegment
-from gpubridge.host_shm.private_memory import PrivateMemory
+from gpubridge.host_shm.private_memory import PrivateBytes, PrivateMemory
 from gpubridge.host_shm.request_arena import RequestArena, reserved_bytes
 from gpubridge.host_shm.segment import Segment
 
@@ -15,6 +15,7 @@ __all__ = [
     "ClientMapping",
     "ClientSegment",
     "HostArena",
+    "PrivateBytes",
     "PrivateMemory",
     "RequestArena",
     "Segment",

@@ -49,6 +49,12 @@ class Slot:
         self.body: Body | None = None
         self.touched = 0
 
+    def charge(self, body: Body | None) -> None:
+        """Charge it to the connection of a body that was packed into it, if that was a large one."""
+        if body is not None:
+            body.charge(self.size)
+            self.body = body
+
 
 class Bucket:
     """Slots of one size that lie one after another in a segment, and what is known of them."""

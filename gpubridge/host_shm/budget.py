@@ -55,6 +55,10 @@ class Account:
         """All of it."""
         return self.held + self._unread()
 
+    def close(self) -> None:
+        """The connection is gone, and what it had not read with it."""
+        self._unread = int
+
 
 class Body:
     """A large body that arrives, and later the request that it has become.

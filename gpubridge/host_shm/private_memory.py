@@ -1,4 +1,4 @@
-"""Memory for a body of which it is not known yet for which model it is."""
+"""Memory of this process alone that a large body takes before it is a request."""
 
 from __future__ import annotations
 
@@ -6,18 +6,54 @@ import mmap
 
 from gpubridge.host_shm.budget import Body, piece_bytes
 
-__all__ = ["PrivateMemory"]
+__all__ = ["PrivateBytes", "PrivateMemory"]
 
 
-class PrivateMemory:
-    """Memory of this process alone, which counts as it is handed out.
+class PrivateBytes:
+    """Bytes that somebody keeps for a body, and that count.
+
+    Parameters
+    ----------
+    body : Body
+        What they are charged to.
+    """
+
+    __slots__ = ("_body", "_counted")
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._counted = 0
+
+    def count(self, nbytes: int) -> None:
+        """Count so many bytes in all, which are about to be used.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE when there is no room for them.
+        """
+        self._body.charge(nbytes)
+        self._body.budget.take(nbytes - self._counted, large=True, body=self._body)
+        self._counted = nbytes
+
+    def complete(self) -> None:
+        """Note that the body has arrived: what it holds is not refused any more."""
+        self._body.complete()
+
+    def close(self) -> None:
+        """Count nothing any more; idempotent."""
+        counted, self._counted = self._counted, 0
+        self._body.budget.give_back(counted)
+        self._body.release()
+
+
+class PrivateMemory(PrivateBytes):
+    """Memory for a body, which counts as it is handed out.
 
     Parameters
     ----------
     nbytes : int
         Bytes that the body takes at the most.
-    body : Body
-        What it is charged to.
 
     Raises
     ------
@@ -30,31 +66,17 @@ class PrivateMemory:
         All of it.
     """
 
-    __slots__ = ("_body", "_counted", "memory")
+    __slots__ = ("memory",)
 
     def __init__(self, nbytes: int, body: Body) -> None:
+        super().__init__(body)
         body.budget.check(nbytes)
-        self._body = body
-        self._counted = 0
         # Not a bytearray: that would write zeros to all of it.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self.memory = memoryview(mmap.mmap(-1, nbytes, flags=flags))
 
-    def piece(self, at: int, end: int) -> memoryview:
-        """Return memory for what arrives next; as `RequestArena.piece`.
-
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when there is no room for it.
-        """
+    def grow(self, at: int, end: int) -> int:
+        """Return up to where there is memory for what arrives next; as `RequestArena.grow`."""
         upto = at + piece_bytes(at, end - at)
-        self._body.charge(upto)
-        self._body.budget.take(upto - self._counted, large=True, body=self._body)
-        self._counted = upto
-        return self.memory[at:upto]
-
-    def close(self) -> None:
-        """Count it no more; views of it that exist keep it."""
-        counted, self._counted = self._counted, 0
-        self._body.budget.give_back(counted)
+        self.count(upto)
+        return upto

@@ -132,7 +132,7 @@ class RequestArena(HostArena):
         return slot
 
     def reserve(self, nbytes: int, body: Body) -> Slot:
-        """Lend a slot for a body that arrives: its memory counts as it is handed out, by `piece`.
+        """Lend a slot for a body that arrives: its memory counts as it is handed out, by `grow`.
 
         Raises
         ------
@@ -149,13 +149,13 @@ class RequestArena(HostArena):
         self._arriving[slot] = None
         return slot
 
-    def piece(self, slot: Slot, at: int, end: int) -> memoryview:
-        """Return memory of a slot for what arrives next of its body; it is counted by now.
+    def grow(self, slot: Slot, at: int, end: int) -> int:
+        """Return up to where a slot has memory for what arrives next of its body; it is counted by now.
 
         Parameters
         ----------
         at, end : int
-            Where in the slot the next byte belongs, and where the body ends: after the piece, or with it.
+            Where in the slot the next byte belongs, and where the body ends.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class RequestArena(HostArena):
         slot.body.charge(upto)
         if upto > slot.touched:
             self._touch(slot, min(-(-upto // _PAGE) * _PAGE, slot.size))
-        return slot.memory[at:upto]
+        return upto
 
     def complete(self, slot: Slot) -> None:
         """Note that the body has arrived: what it holds is not refused any more."""

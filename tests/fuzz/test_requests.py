@@ -243,7 +243,7 @@ def _send(door, body, length):
     handler = door.request(_Head(length))
     try:
         if body:
-            handler.body_memory(len(body))[:] = body
+            handler.body_memory(len(body), None)[:] = body
         handler.complete(_Exchange(), len(body))
     except BridgeError:
         handler.abort()

@@ -70,9 +70,10 @@ def test_bombs_do_not_go_off(server, coding):
             sock.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
         for sock in socks:
             status, _, answer = read_answer(sock, more=True)
-            assert status == 400
-            assert "limit of 67108864 bytes" in json.loads(answer)["error"]
-    assert peak_memory(server.pid) - before < 6 * 64 * MIB
+            # Of those that are worked on at once, one holds more than its share of all memory.
+            words = {400: "limit of 67108864 bytes", 503: "arena is full"}[status]
+            assert words in json.loads(answer)["error"]
+    assert peak_memory(server.pid) - before < 4 * 64 * MIB
 
 
 def test_clients_that_leave_in_the_middle_of_a_body_leave_no_memory_behind(server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import socket
 import struct
@@ -57,6 +58,12 @@ def values(nbytes):
 def request(array):
     fields, body = binary_request([("IN", "FP32", [array.size], array.tobytes())])
     return inference("m", body, fields)
+
+
+def chunked_request(array):
+    fields, body = binary_request([("IN", "FP32", [array.size], array.tobytes())])
+    head = f"POST /v2/models/m/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n{fields}\r\n\r\n"
+    return b"%b%x\r\n%b\r\n0\r\n\r\n" % (head.encode(), len(body), body)
 
 
 @contextmanager
@@ -120,6 +127,35 @@ def test_an_honest_large_message_gets_through(server):
         for _ in range(2):
             answer = client.infer("m", [given]).as_numpy("OUT")
             assert answer.tolist() == [1, 42, 1, 1]
+
+
+@pytest.mark.parametrize("framed", [request, chunked_request])
+def test_many_who_promise_much_and_send_little_take_little(server, framed):
+    whole = framed(values(60 * MIB // SCALE))
+    with ExitStack() as stack, others(server):
+        socks = [stack.enter_context(connected(server.http_url)) for _ in range(24)]
+        for sock in socks:
+            sock.sendall(whole[:100_000])
+        # Of sizes that were not there before: no memory that is still lent for others fits them.
+        for more in range(1, 4):
+            with others(server, sizes=(16, 20_000, 600_000 * more, (4 + 2 * more) * MIB)):
+                for sock in socks:
+                    sock.sendall(whole[100_000:100_600])
+
+
+def test_what_bodies_with_a_coding_become_counts(server):
+    size = 60 * MIB // SCALE
+    fields, body = binary_request([("IN", "FP32", [size // 4], values(size).tobytes())])
+    packed = inference("m", gzip.compress(body, 1), fields, "Content-Encoding: gzip")
+    with ExitStack() as stack, others(server):
+        socks = [stack.enter_context(connected(server.http_url)) for _ in range(24)]
+        for sock in socks:
+            sock.sendall(packed)
+        with others(server):
+            pass
+        for sock in socks:
+            status, _, answer = read_answer(sock)
+            assert status == 200 or (status == 503 and b"arena is full" in answer), answer
 
 
 def test_at_the_limit_who_holds_most_is_refused_and_others_are_served(server):

@@ -9,6 +9,7 @@ from gpubridge.config import HttpConnections
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener, HttpSettings
 from gpubridge.frontend.workers import Workers
+from gpubridge.host_shm import Budget, PrivateMemory
 from gpubridge.protocol.status import error_body, http_status
 
 __all__ = ["BODY_LIMIT", "GET", "Door", "chunked", "error", "parse_answers", "post"]
@@ -92,17 +93,29 @@ class Handler:
         self.memory = None
         self.exchange = None
         self.copied = None
+        self.large = None
+        self.asked: list[int] = []
         self.ends: list[str] = []
 
-    def body_memory(self, nbytes):
+    def body_memory(self, nbytes, body):
         if self.target == b"/full":
             self.ends.append("refused")
             raise BridgeError("no memory", ErrorCode.UNAVAILABLE)
-        self.memory = memoryview(bytearray(nbytes))
+        if body is None:
+            self.memory = memoryview(bytearray(nbytes))
+        else:
+            self.large = PrivateMemory(nbytes, body)
+            self.memory = self.large.memory
         return self.memory
+
+    def grow(self, arrived):
+        self.asked.append(arrived)
+        return self.large.grow(arrived, len(self.memory))
 
     def complete(self, exchange, copied):
         self.copied = copied
+        if self.large is not None:
+            self.large.complete()
         if self.target == b"/wrong":
             raise BridgeError("wrong", ErrorCode.INVALID_ARG)
         self.ends.append("completed")
@@ -114,6 +127,7 @@ class Handler:
         body = self.body
         half = len(body) // 2
         self.exchange.respond(200, b"Content-Type: x\r\n", body[:half], [memoryview(body)[half:]])
+        self.release()
 
     @property
     def body(self) -> bytes:
@@ -121,6 +135,12 @@ class Handler:
 
     def abort(self):
         self.ends.append("aborted")
+        self.release()
+
+    def release(self):
+        large, self.large = self.large, None
+        if large is not None:
+            large.close()
 
 
 class Door:
@@ -133,18 +153,21 @@ class Door:
         connections: HttpConnections = LIMITS,
         beside: Door | None = None,
         body_limit: int = BODY_LIMIT,
+        arena_limit: int = 1 << 30,
     ) -> None:
         self.deferred = deferred
         self.handlers: list[Handler] = []
         self.connections: set[HttpConnection] = set() if beside is None else beside.connections
-        self.listener = HttpListener(self, HttpSettings(body_limit, connections), WORKERS)
+        settings = HttpSettings(body_limit, connections)
+        budget = Budget(arena_limit) if beside is None else beside.listener.budget
+        self.listener = HttpListener(self, settings, WORKERS, budget)
         if beside is not None:
             # What is idle is known to both; each has its own handlers.
             self.listener.idle = beside.listener.idle
         self.transport = Transport()
         self.connection = HttpConnection(self.listener, self.connections)
         self.connection.connection_made(self.transport)
-        self.undelivered: list[bytes] = []
+        self.undelivered: list[memoryview] = []
 
     def route(self, head):
         if head.target == b"/missing":
@@ -158,7 +181,7 @@ class Door:
 
     def receive(self, *pieces: bytes) -> None:
         """Let pieces arrive; what is not read (paused, closed) stays in ``undelivered``."""
-        self.undelivered += [piece for piece in pieces if piece]
+        self.undelivered += [memoryview(piece) for piece in pieces if piece]
         while self.undelivered and self.transport.reading and self.transport.state != "closed":
             piece = self.undelivered.pop(0)
             buffer = memoryview(self.connection.get_buffer(-1))

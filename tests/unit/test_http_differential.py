@@ -53,11 +53,14 @@ class Requests:
 
     def take(self, exchange):
         exchange.handler = self
-        self.memory = memoryview(bytearray(exchange.length))
+        self.memory = memoryview(bytearray(exchange.length or 0))
         if exchange.length:
-            exchange.receive_into(self.memory)
+            exchange.receive_into(self.memory, self.grow(exchange, 4096))
         if exchange.whole:
             self.complete(exchange, exchange.length)
+
+    def grow(self, exchange, arrived):
+        return arrived + 1000
 
     def complete(self, exchange, copied):
         self.note(exchange, bytes(self.memory))

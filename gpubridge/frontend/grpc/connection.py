@@ -125,6 +125,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._connections.discard(self)
         self.http2.lost()
         self._abort_calls()
+        self.account.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go."""

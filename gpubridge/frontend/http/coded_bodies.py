@@ -16,8 +16,9 @@ from gpubridge.errors import BridgeError
 from gpubridge.frontend.coding import Inflater, compress
 from gpubridge.frontend.http.message import RequestHandler
 from gpubridge.frontend.workers import Workers
+from gpubridge.host_shm import LARGE_BYTES, Body, PrivateBytes
 
-__all__ = ["CodedBodies"]
+__all__ = ["CodedBodies", "CollectedBody", "give_up"]
 
 _AT_ONCE = 256 * 1024
 """Bytes of a body that are unpacked on the event loop: about a millisecond."""
@@ -57,19 +58,22 @@ class CodedBodies:
         then : callable
             Told the bytes of the body.
         """
+        collected: CollectedBody = exchange.handler
         coding = exchange.field(b"content-encoding")
         try:
             inflater = Inflater(b"identity" if coding is None else coding, body, self._limit)
             first = inflater.read(_AT_ONCE)
-            if inflater.finished and first:
-                _memory(exchange, len(first))[:] = first
+            if inflater.finished:
+                if first:
+                    collected.memory(len(first))[:] = first
+                collected.hand_over(exchange)
         except BridgeError as error:
-            _fail(exchange, error)
+            give_up(exchange, error)
             return
         if inflater.finished:
             then(exchange, len(first))
         else:
-            self._start(exchange, self._unpack(exchange, inflater, first, then))
+            self._start(exchange, self._unpack(exchange, collected, inflater, first, then))
 
     def pack(
         self,
@@ -90,25 +94,28 @@ class CodedBodies:
     async def _unpack(
         self,
         exchange: HttpExchange,
+        collected: CollectedBody,
         inflater: Inflater,
         first: bytes,
         then: Callable[[HttpExchange, int], None],
     ) -> None:
         async with self._turns:
             pieces = [first]
-            exchange.weigh(len(first))
+            length = len(first)
+            exchange.weigh(length)
             while not exchange.lost and pieces[-1]:
+                collected.unpacked(length + _PIECE)
                 piece = await self._by_worker(partial(inflater.read, _PIECE))
                 if isinstance(piece, BridgeError):
                     # Not raised: its traceback would hold the pieces until the next collection.
-                    _fail(exchange, piece)
+                    give_up(exchange, piece)
                     return
                 pieces.append(piece)
+                length += len(piece)
                 exchange.weigh(len(piece))
             if exchange.lost:
                 return
-            length = sum(len(piece) for piece in pieces)
-            memory = _memory(exchange, length)
+            memory = collected.memory(length)
             at = 0
             # Here, and not by a worker: the handler may give its memory back between two pieces.
             for piece in pieces:
@@ -117,6 +124,7 @@ class CodedBodies:
                 await asyncio.sleep(0)
                 if exchange.lost:
                     return
+            collected.hand_over(exchange)
         then(exchange, length)
 
     async def _pack(
@@ -143,7 +151,7 @@ class CodedBodies:
             try:
                 await work
             except BridgeError as error:
-                _fail(exchange, error)
+                give_up(exchange, error)
 
         task = asyncio.get_running_loop().create_task(run())
         # The loop alone would not keep it alive.
@@ -151,12 +159,71 @@ class CodedBodies:
         task.add_done_callback(self._tasks.discard)
 
 
-def _memory(exchange: HttpExchange, nbytes: int) -> memoryview:
-    handler: RequestHandler = exchange.handler
-    return handler.body_memory(nbytes)
+class CollectedBody:
+    """Takes a body in chunks or with a coding in the place of its request's handler.
+
+    Parameters
+    ----------
+    handler : RequestHandler
+        Who gets it.
+    new_body : callable
+        Returns what large memory is charged to.
+    """
+
+    __slots__ = ("_bytes", "_collected", "_handler", "_new_body")
+
+    def __init__(self, handler: RequestHandler, new_body: Callable[[], Body]) -> None:
+        self._handler = handler
+        self._new_body = new_body
+        self._bytes: PrivateBytes | None = None
+        self._collected = 0
+
+    def grow(self, arrived: int) -> int:
+        """Return how much of the body may come."""
+        self._collected = arrived + _PIECE
+        self._count(self._collected)
+        return self._collected
+
+    def unpacked(self, nbytes: int) -> None:
+        """Count so many bytes of what the body becomes, too."""
+        self._count(self._collected + nbytes)
+
+    def memory(self, nbytes: int) -> memoryview:
+        """Return the handler's memory for the body as it has become."""
+        handler = self._handler
+        if nbytes <= LARGE_BYTES:
+            return handler.body_memory(nbytes, None)
+        body = self._new_body()
+        try:
+            memory = handler.body_memory(nbytes, body)
+        except BridgeError:
+            body.release()
+            raise
+        handler.grow(nbytes)
+        return memory
+
+    def hand_over(self, exchange: HttpExchange) -> None:
+        """Let the handler go on, which has the body."""
+        self._release()
+        exchange.handler = self._handler
+
+    def abort(self) -> None:
+        """The request will not be completed."""
+        self._release()
+        self._handler.abort()
+
+    def _count(self, nbytes: int) -> None:
+        if self._bytes is None:
+            self._bytes = PrivateBytes(self._new_body())
+        self._bytes.count(nbytes)
+
+    def _release(self) -> None:
+        counted, self._bytes = self._bytes, None
+        if counted is not None:
+            counted.close()
 
 
-def _fail(exchange: HttpExchange, error: BridgeError) -> None:
+def give_up(exchange: HttpExchange, error: BridgeError) -> None:
     """Answer a request that its handler will not see whole."""
     handler = exchange.handler
     if handler is not None:

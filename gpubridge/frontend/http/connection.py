@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from functools import partial
 
 from gpubridge.dataplane import HttpConnectionState, HttpExchange, IdleConnections
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.http.coded_bodies import CodedBodies
+from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody, give_up
 from gpubridge.frontend.http.faults import FAULTS, Fault
-from gpubridge.frontend.http.message import HttpSettings, Router
+from gpubridge.frontend.http.message import HttpSettings, RequestHandler, Router
 from gpubridge.frontend.http.watch import Late, Stage, Watch
+from gpubridge.frontend.lateness import bytes_per_second
 from gpubridge.frontend.workers import Workers
+from gpubridge.host_shm import LARGE_BYTES, Account, Body, Budget
 
 __all__ = ["HttpConnection", "HttpListener", "HttpSettings"]
 
@@ -42,6 +45,8 @@ class HttpListener:
         Finds handlers.
     workers : Workers
         Do what is heavy.
+    budget : Budget
+        Of the memory for requests.
 
     Attributes
     ----------
@@ -50,9 +55,12 @@ class HttpListener:
         lets go of the event loop.
     """
 
-    def __init__(self, router: Router, settings: HttpSettings, workers: Workers) -> None:
+    def __init__(
+        self, router: Router, settings: HttpSettings, workers: Workers, budget: Budget
+    ) -> None:
         self.router = router
         self.settings = settings
+        self.budget = budget
         self.receive = bytearray(_RECEIVE_BYTES)
         self.idle = IdleConnections()
         self.coded = CodedBodies(settings.body_limit, workers)
@@ -74,6 +82,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._route = listener.router.route
         self._watch = Watch(self._settings.connections)
+        self._account = Account(lambda: self.unsent)
         self._lingering = False
         self._closing = False
         state = self._state = HttpConnectionState(
@@ -113,6 +122,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._connections.discard(self)
         self._closing = True
         self._state.lose()
+        self._account.close()
 
     def eof_received(self) -> bool:
         """The client sends no more: answer what is asked, then close."""
@@ -159,16 +169,18 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.abort()
         elif not self._closing:
             idle = not state.open and not unsent
-            late = watch.late(now, state.progress(), state.placed, idle=idle)
+            progress = state.progress()
+            late = watch.late(now, progress, state.placed, idle=idle)
             limits = self._settings.connections
             if late is Late.HEAD:
                 seconds = limits.header_timeout
                 self._refuse(408, f"expected the whole head of a request within {seconds:g} s")
             elif late is Late.BODY:
                 seconds = limits.body_timeout
+                least = bytes_per_second(progress[2])
                 self._refuse(
                     408,
-                    f"expected 500 bytes a second of the request's body within {seconds:g} s, "
+                    f"expected {least} bytes a second of the request's body within {seconds:g} s, "
                     "or its end",
                 )
             elif late is Late.IDLE:
@@ -194,16 +206,45 @@ class HttpConnection(asyncio.BufferedProtocol):
     def take(self, exchange: HttpExchange) -> None:
         """Find who takes a request whose head is there, and where its body goes."""
         try:
-            handler = self._route(exchange)
+            handler = exchange.handler = self._route(exchange)
             length = exchange.length
-            if length:
-                exchange.receive_into(handler.body_memory(length))
+            if length is None:
+                exchange.handler = CollectedBody(handler, partial(self._new_body, exchange))
+            elif length > LARGE_BYTES:
+                self._receive_large(exchange, handler, length)
+            elif length:
+                exchange.receive_into(handler.body_memory(length, None), length)
         except BridgeError as error:
             exchange.fail(error)
             return
-        exchange.handler = handler
         if exchange.whole:
+            assert length is not None
             self.complete(exchange, length)
+
+    def _receive_large(self, exchange: HttpExchange, handler: RequestHandler, length: int) -> None:
+        """Have a body received whose memory counts as it comes."""
+        body = self._new_body(exchange)
+        try:
+            memory = handler.body_memory(length, body)
+        except BridgeError:
+            body.release()
+            raise
+        granted = self.grow(exchange, 0)
+        if granted:
+            exchange.receive_into(memory, granted)
+
+    def _new_body(self, exchange: HttpExchange) -> Body:
+        """Return what a large body is charged to, which is refused when others need its memory."""
+        return Body(self._listener.budget, self._account, partial(give_up, exchange))
+
+    def grow(self, exchange: HttpExchange, arrived: int) -> int:
+        """Return how much of a body may be received, of which so much has come; 0 to refuse it."""
+        handler: RequestHandler = exchange.handler
+        try:
+            return handler.grow(arrived)
+        except BridgeError as error:
+            give_up(exchange, error)
+            return 0
 
     def complete(self, exchange: HttpExchange, copied: int) -> None:
         """Give a request that is whole to its handler."""
@@ -212,8 +253,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             handler.complete(exchange, copied)
         except BridgeError as error:
-            handler.abort()
-            exchange.fail(error)
+            give_up(exchange, error)
 
     def collect(self, exchange: HttpExchange, body: bytearray) -> None:
         """Give a request to its handler whose body came in chunks, or has a coding."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gpubridge.config import HttpConnections
 from gpubridge.errors import BridgeError
+from gpubridge.host_shm import Body
 
 __all__ = ["Exchange", "HttpSettings", "RequestHandler", "RequestHead", "Router"]
 
@@ -52,13 +53,27 @@ class RequestHead(Protocol):
 class RequestHandler(Protocol):
     """Takes one request: its body, then the whole of it, or its end before that."""
 
-    def body_memory(self, nbytes: int) -> memoryview:
+    def body_memory(self, nbytes: int, body: Body | None) -> memoryview:
         """Return the memory that the body is received into.
+
+        Parameters
+        ----------
+        body : Body or None
+            What a large body is charged to, as `grow` hands its memory out; released by who has it.
 
         Raises
         ------
         BridgeError
             When there is none: the error is the answer.
+        """
+
+    def grow(self, arrived: int) -> int:
+        """Return how many bytes of a large body there is memory for, of which so many have come.
+
+        Raises
+        ------
+        BridgeError
+            UNAVAILABLE without room for more.
         """
 
     def complete(self, exchange: Exchange, copied: int) -> None:

@@ -74,7 +74,7 @@ class Watch:
         stage, message, nbytes = progress
         if self._head.too_long(now, message if stage == Stage.HEAD else None):
             return Late.HEAD
-        if self._body.too_slow(now, message if stage == Stage.BODY else None, nbytes):
+        if self._body.too_slow(now, message if stage == Stage.BODY else None, nbytes, nbytes):
             return Late.BODY
         waits = idle and stage == Stage.NOTHING
         return Late.IDLE if self._idle.too_long(now, served if waits else None) else None

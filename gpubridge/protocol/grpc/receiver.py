@@ -226,6 +226,7 @@ class RequestReceiver:
             slot = pack_inputs(form, head, self._received(), arena)
             self.copied += sum(nbytes for _, nbytes in form.places)
             self.close()
+            slot.charge(self._body)
             self._slot, self._arena = slot, arena
         else:
             assert self._slot is not None
@@ -269,11 +270,11 @@ class RequestReceiver:
         """Have the raw content go on at an offset: to memory that is there by now."""
         if self._slot is not None:
             assert self._arena is not None
-            self.target = self._arena.piece(self._slot, at, self._end)
+            self._piece_end = self._arena.grow(self._slot, at, self._end)
         else:
             assert self._private is not None
-            self.target = self._private.piece(at, self._end)
-        self._piece_end = at + len(self.target)
+            self._piece_end = self._private.grow(at, self._end)
+        self.target = self._received()[at : self._piece_end]
 
     def _reserve(self, nbytes: int) -> None:
         """Find memory for all raw contents: of the model that the message names, if it can be."""
