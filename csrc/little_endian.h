@@ -1,32 +1,26 @@
 // Numbers as they lie in messages: little-endian, at any address.
 #pragma once
 
+#include <bit>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <string_view>
-#include <type_traits>
 
 namespace gpubridge {
 
+static_assert(std::endian::native == std::endian::little, "numbers are copied as they lie");
+
 template <typename Number>
 Number get_number(const char* at) {
-  using Bits = std::make_unsigned_t<Number>;
-  Bits bits = 0;
-  for (std::size_t byte = 0; byte < sizeof(Bits); ++byte) {
-    bits |=
-        static_cast<Bits>(static_cast<Bits>(static_cast<unsigned char>(at[byte])) << (8U * byte));
-  }
-  return static_cast<Number>(bits);
+  Number number;
+  std::memcpy(&number, at, sizeof number);
+  return number;
 }
 
 template <typename Number>
 char* put_number(char* at, Number number) {
-  const auto bits = static_cast<std::make_unsigned_t<Number>>(number);
-  for (std::size_t byte = 0; byte < sizeof(bits); ++byte) {
-    *at++ = static_cast<char>((bits >> (8U * byte)) & 0xFFU);
-  }
-  return at;
+  std::memcpy(at, &number, sizeof number);
+  return at + sizeof number;
 }
 
 inline char* put_bytes(char* at, std::string_view bytes) {

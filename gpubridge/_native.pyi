@@ -556,7 +556,7 @@ class InferResponseFields:
 
     signature: Signature
     shapes: Shapes
-    buffers: list[memoryview]
+    buffers: Sequence[memoryview]
     parameters: dict[str, object] | None
     memory: BorrowedMemory | None
     refs: Sequence[tuple[int, int, int, int]]
@@ -566,7 +566,7 @@ class InferResponseFields:
         self,
         signature: Signature,
         shapes: Shapes,
-        buffers: list[memoryview],
+        buffers: Sequence[memoryview],
         parameters: dict[str, object] | None = None,
         memory: BorrowedMemory | None = None,
         refs: Sequence[tuple[int, int, int, int]] = (),

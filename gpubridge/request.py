@@ -94,7 +94,7 @@ class InferResponse(InferResponseFields):
         Names, datatypes and ranks of the outputs. The same object for the same form of answer.
     shapes : Shapes
         Their shapes.
-    buffers : list of memoryview
+    buffers : sequence of memoryview
         Their bytes, in the stub's output memory; that memory goes back when the last view is gone.
     parameters : dict
         Response parameters.

@@ -160,6 +160,18 @@ void RequestsAtStub::count(const ResultBatch& batch, Duration now, const std::ve
   counters.last_ended = batch.ended;
 }
 
+// The bytes of a record's tensors; none where one does not exist.
+nb::object RequestsAtStub::buffers(const RecordView& record) const {
+  auto& book = nb::cast<LeaseBook&>(hooks_->book);
+  std::vector<stub::Place> places;
+  places.reserve(record.tensors());
+  for (std::size_t index = 0; index < record.tensors(); ++index) {
+    places.push_back(stub::place_of(record.ref(index)));
+    if (!book.exists(places.back())) return {};
+  }
+  return LentBuffers::make(book.spans(places));
+}
+
 // A response without anything out of the ordinary is made here; Python sees to all others, and
 // words what is wrong with one.
 Decoded RequestsAtStub::decode(const RecordView& record, const Held& held) {
@@ -167,12 +179,13 @@ Decoded RequestsAtStub::decode(const RecordView& record, const Held& held) {
   if (is_plain(record, held)) {
     const RecordReader::Tensors tensors = reader.tensors(record);
     if (record.sizes_fit(tensors.kinds)) {
-      nb::object refs = RecordReader::refs(record);
-      nb::object response = make_infer_response(hooks_->response, tensors.signature, tensors.shapes,
-                                                hooks_->views(refs));
-      infer_response(response).set(InferResponse::kMemory, hooks_->memory);
-      infer_response(response).set(InferResponse::kRefs, refs);
-      return {std::move(response), nb::none()};
+      if (nb::object buffers = this->buffers(record); buffers.is_valid()) {
+        nb::object response = make_infer_response(hooks_->response, tensors.signature,
+                                                  tensors.shapes, std::move(buffers));
+        infer_response(response).set(InferResponse::kMemory, hooks_->memory);
+        infer_response(response).set(InferResponse::kRefs, RecordReader::refs(record));
+        return {std::move(response), nb::none()};
+      }
     }
   }
   const nb::object made = hooks_->decode(reader.record(record), held.request);

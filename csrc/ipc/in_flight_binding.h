@@ -17,6 +17,7 @@
 #include "ipc/messages.h"
 #include "ipc/model_counters.h"
 #include "ipc/records_binding.h"
+#include "memory/lease_book.h"
 #include "stub/heap_type.h"
 
 namespace gpubridge::at_stub {
@@ -120,12 +121,12 @@ struct Held {
 struct Hooks {
   explicit Hooks(nb::handle hooks)
       : free(hooks.attr("free")),
-        views(hooks.attr("views")),
         announced(hooks.attr("announced")),
         announce(hooks.attr("announce")),
         references(hooks.attr("references")),
         decode(hooks.attr("decode")),
         memory(hooks.attr("memory")),
+        book(memory.attr("book")),
         counters(hooks.attr("counters")),
         response(hooks.attr("response")),
         batch(hooks.attr("batch")),
@@ -133,12 +134,12 @@ struct Hooks {
         no_context(hooks.attr("no_context")) {}
 
   nb::object free;
-  nb::object views;
   nb::object announced;
   nb::object announce;
   nb::object references;
   nb::object decode;
   nb::object memory;
+  nb::object book;  // a LeaseBook, of that memory
   nb::object counters;
   nb::object response;
   nb::object batch;
@@ -247,6 +248,7 @@ class RequestsAtStub {
   nb::object end(const Ending& ending, Completed& completed);
   void count(const ResultBatch& batch, Duration now, const std::vector<Run>& runs);
   Decoded decode(const RecordView& record, const Held& held);
+  [[nodiscard]] nb::object buffers(const RecordView& record) const;
   [[nodiscard]] bool is_plain(const RecordView& record, const Held& held) const {
     return !held.of_client && on_kept_.is_none() && (record.word() & ~kResponseOpen) == 0 &&
            record.context().empty();

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kWord = sizeof(std::uint32_t);
 constexpr std::size_t kHead = 6 * kWord;
 constexpr std::size_t kDim = sizeof(std::int64_t);
-constexpr std::size_t kRef = 3 * sizeof(std::uint64_t) + kWord;
+constexpr std::size_t kRef = TensorRef::kSize;
 constexpr std::size_t kMaxTensors = 4096;
 constexpr auto kMostBytes = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
 
@@ -68,16 +68,6 @@ RecordView RecordView::read(std::string_view message, std::size_t& at, bool name
   return record;
 }
 
-std::int64_t RecordView::dim(std::size_t index) const {
-  return get_number<std::int64_t>(dims_.data() + kDim * index);
-}
-
-TensorRef RecordView::ref(std::size_t index) const {
-  const char* at = refs_.data() + kRef * index;
-  return {get_number<std::uint64_t>(at), get_number<std::uint64_t>(at + 8),
-          get_number<std::uint64_t>(at + 16), get_number<std::uint32_t>(at + 24)};
-}
-
 void RecordView::check(std::span<const TensorKind> kinds) const {
   if (kinds.size() != tensors_) {
     throw MalformedRecord("a record of " + std::to_string(tensors_) +
@@ -123,11 +113,6 @@ char* RecordParts::write(char* at) const {
   at = put_number(at, tensors);
   at = put_number(at, static_cast<std::uint32_t>(dims.size() / kDim));
   return put_bytes(put_bytes(put_bytes(put_bytes(at, signature), context), identifier), dims);
-}
-
-char* write_ref(char* at, const TensorRef& ref) {
-  at = put_number(put_number(put_number(at, ref.region), ref.offset), ref.nbytes);
-  return put_number(at, ref.lease);
 }
 
 }  // namespace gpubridge

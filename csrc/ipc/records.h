@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "little_endian.h"
+
 namespace gpubridge {
 
 // A record that no peer sends; the text says what is wrong with it.
@@ -18,6 +20,8 @@ class MalformedRecord : public std::invalid_argument {
 
 // Where a tensor's bytes lie, and under which lease they are lent.
 struct TensorRef {
+  static constexpr std::size_t kSize = 28;  // encoded
+
   std::uint64_t region = 0;
   std::uint64_t offset = 0;
   std::uint64_t nbytes = 0;
@@ -46,9 +50,15 @@ class RecordView {
   // The dims of all tensors, one after another, as bytes; two records with the same ones and the
   // same signature have the same shapes.
   [[nodiscard]] std::string_view dims() const { return dims_; }
-  [[nodiscard]] std::int64_t dim(std::size_t index) const;
+  [[nodiscard]] std::int64_t dim(std::size_t index) const {
+    return get_number<std::int64_t>(dims_.data() + sizeof(std::int64_t) * index);
+  }
   [[nodiscard]] std::size_t tensors() const { return tensors_; }
-  [[nodiscard]] TensorRef ref(std::size_t index) const;
+  [[nodiscard]] TensorRef ref(std::size_t index) const {
+    const char* at = refs_.data() + TensorRef::kSize * index;
+    return {get_number<std::uint64_t>(at), get_number<std::uint64_t>(at + 8),
+            get_number<std::uint64_t>(at + 16), get_number<std::uint32_t>(at + 24)};
+  }
 
   // Throws MalformedRecord unless the dims are those of such tensors: as many as the ranks say,
   // none of them negative, and no tensor of more bytes than 63 bits count.
@@ -85,6 +95,9 @@ struct RecordParts {
 };
 
 // Writes a reference; returns its end.
-char* write_ref(char* at, const TensorRef& ref);
+inline char* write_ref(char* at, const TensorRef& ref) {
+  at = put_number(put_number(put_number(at, ref.region), ref.offset), ref.nbytes);
+  return put_number(at, ref.lease);
+}
 
 }  // namespace gpubridge

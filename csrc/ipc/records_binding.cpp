@@ -111,15 +111,10 @@ nb::object RecordReader::shapes(const RecordView& view, KnownSignature& known) {
 }
 
 nb::object RecordReader::refs(const RecordView& view) {
-  nb::object refs = checked(PyList_New(static_cast<Py_ssize_t>(view.tensors())));
-  for (std::size_t index = 0; index < view.tensors(); ++index) {
-    const TensorRef ref = view.ref(index);
-    nb::tuple fields = nb::make_tuple(ref.region, ref.offset, ref.nbytes, ref.lease);
-    if (PyList_SetItem(refs.ptr(), static_cast<Py_ssize_t>(index), fields.release().ptr()) != 0) {
-      throw nb::python_error();
-    }
-  }
-  return refs;
+  std::vector<TensorRefItem> refs;
+  refs.reserve(view.tensors());
+  for (std::size_t index = 0; index < view.tensors(); ++index) refs.push_back({view.ref(index)});
+  return TensorRefs::make(std::move(refs));
 }
 
 namespace {

@@ -10,9 +10,21 @@
 #include <vector>
 
 #include "ipc/records.h"
+#include "lazy_sequence.h"
 #include "text_hash.h"
 
 namespace gpubridge {
+
+// A reference as Python sees it: (region, offset, nbytes, lease).
+struct TensorRefItem : TensorRef {
+  static constexpr const char* kTypeName = "gpubridge._native.TensorRefs";
+
+  [[nodiscard]] nanobind::object object() const {
+    return nanobind::make_tuple(region, offset, nbytes, lease);
+  }
+};
+
+using TensorRefs = LazySequence<TensorRefItem>;
 
 // Takes records apart; what signatures say is remembered, and the shapes that came with each last.
 class RecordReader {
@@ -36,7 +48,7 @@ class RecordReader {
   // The kinds are those of the reader, until it reads the next record. Throws MalformedRecord where
   // the dims are not those of the signature.
   Tensors tensors(const RecordView& view);
-  // A list of (region, offset, nbytes, lease).
+  // The TensorRefs of a record.
   static nanobind::object refs(const RecordView& view);
 
  private:

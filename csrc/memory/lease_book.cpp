@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "buffer_view.h"
+#include "ipc/records_binding.h"
 #include "stub/heap_type.h"
 
 namespace nb = nanobind;
@@ -30,12 +31,6 @@ struct LentRegion {
   BufferView bytes;
 };
 
-namespace {
-
-using stub::Place;
-
-constexpr std::uint64_t kNoLease = 0xFFFFFFFFU;
-
 // What all views of a record's tensors share: it ends the lease when the last of them is gone.
 class Loan {
  public:
@@ -60,7 +55,7 @@ class Loan {
   // Whether a write to the memory would end this process.
   [[nodiscard]] bool read_only() const { return region_->bytes.read_only(); }
 
-  char* take(const Place& place) {
+  char* take(const stub::Place& place) {
     nbytes_ += static_cast<std::size_t>(place.nbytes);
     table_->held_bytes += static_cast<std::size_t>(place.nbytes);
     return static_cast<char*>(region_->bytes.data()) + place.offset;
@@ -72,6 +67,12 @@ class Loan {
   std::size_t lease_;
   std::size_t nbytes_ = 0;
 };
+
+namespace {
+
+using stub::Place;
+
+constexpr std::uint64_t kNoLease = 0xFFFFFFFFU;
 
 // Exports the bytes of one tensor. NumPy, uvloop and memoryviews all refer to this object.
 struct LentBytes {
@@ -104,16 +105,17 @@ PyType_Spec lent_bytes_spec = {"gpubridge._native.LentBytes", sizeof(LentBytes),
                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
                                lent_bytes_slots};
 
-nb::object lent_bytes(const std::shared_ptr<Loan>& loan, const Place& place, bool read_only) {
+// What exports the bytes of a span.
+nb::object exporter(const LentSpan& span, bool read_only) {
+  if (span.loan == nullptr) return nb::bytes("");
   static auto* const type = reinterpret_cast<PyTypeObject*>(
       stub::checked(PyType_FromSpec(&lent_bytes_spec)).release().ptr());
-  char* data = loan->take(place);
   auto* lent = PyObject_New(LentBytes, type);
   if (lent == nullptr) throw nb::python_error();
-  new (&lent->loan) std::shared_ptr<Loan>(loan);
-  lent->data = data;
-  lent->size = static_cast<Py_ssize_t>(place.nbytes);
-  lent->read_only = read_only;
+  new (&lent->loan) std::shared_ptr<Loan>(span.loan);
+  lent->data = span.data;
+  lent->size = static_cast<Py_ssize_t>(span.size);
+  lent->read_only = read_only || span.loan->read_only();
   return nb::steal(reinterpret_cast<PyObject*>(lent));
 }
 
@@ -130,6 +132,10 @@ bool is_nowhere(const Place& place) { return place.lease == kNoLease && place.nb
 std::vector<Place> places_of(nb::handle refs) {
   std::vector<Place> places;
   places.reserve(nb::len(refs));
+  if (const auto* known = TensorRefs::of(refs)) {
+    for (const TensorRefItem& ref : *known) places.push_back(stub::place_of(ref));
+    return places;
+  }
   for (nb::handle ref : refs) {
     const auto fields = nb::cast<nb::tuple>(ref);
     places.push_back({nb::cast<std::uint64_t>(fields[0]), nb::cast<std::uint64_t>(fields[1]),
@@ -153,49 +159,54 @@ void LeaseBook::forget(nb::handle table) {
 std::size_t LeaseBook::held() const { return table_->held; }
 std::size_t LeaseBook::held_bytes() const { return table_->held_bytes; }
 
-std::shared_ptr<LentRegion> LeaseBook::region_of(const Place& place) const {
+const std::shared_ptr<LentRegion>* LeaseBook::region_of(const Place& place) const {
   const auto found = regions_.find(place.region);
   if (found == regions_.end()) return nullptr;
   const std::uint64_t size = found->second->bytes.size();
   const bool inside = place.nbytes <= size && place.offset <= size - place.nbytes;
-  return inside && place.lease < table_->loans.size() ? found->second : nullptr;
+  return inside && place.lease < table_->loans.size() ? &found->second : nullptr;
 }
 
-bool LeaseBook::exists(const Place& place) const { return is_nowhere(place) || region_of(place); }
+bool LeaseBook::exists(const Place& place) const {
+  return is_nowhere(place) || region_of(place) != nullptr;
+}
 
-std::vector<nb::object> LeaseBook::lend(std::span<const Place> places, bool read_only) {
-  std::vector<nb::object> exporters;
-  exporters.reserve(places.size());
+std::vector<LentSpan> LeaseBook::spans(std::span<const Place> places) {
+  std::vector<LentSpan> spans;
+  spans.reserve(places.size());
   std::shared_ptr<Loan> loan;
   std::uint64_t region = 0;
   std::uint64_t lease = kNoLease;
   for (const Place& place : places) {
-    nb::object exporter;
     if (is_nowhere(place)) {
-      exporter = nb::bytes("");
-    } else {
-      auto bytes = region_of(place);
-      if (bytes == nullptr) throw_unknown(place);
-      // The tensors of a record mostly share slot and lease.
-      if (loan == nullptr || region != place.region || lease != place.lease) {
-        loan = std::make_shared<Loan>(table_, std::move(bytes), place.lease);
-        region = place.region;
-        lease = place.lease;
-      }
-      exporter = lent_bytes(loan, place, read_only || loan->read_only());
+      spans.emplace_back();
+      continue;
     }
-    exporters.push_back(std::move(exporter));
+    const auto* bytes = region_of(place);
+    if (bytes == nullptr) throw_unknown(place);
+    // The tensors of a record mostly share slot and lease.
+    if (loan == nullptr || region != place.region || lease != place.lease) {
+      loan = std::make_shared<Loan>(table_, *bytes, place.lease);
+      region = place.region;
+      lease = place.lease;
+    }
+    spans.push_back({loan, loan->take(place), static_cast<std::size_t>(place.nbytes)});
   }
+  return spans;
+}
+
+nb::object LentSpan::object() const {
+  return stub::checked(PyMemoryView_FromObject(exporter(*this, false).ptr()));
+}
+
+std::vector<nb::object> LeaseBook::lend(std::span<const Place> places, bool read_only) {
+  std::vector<nb::object> exporters;
+  exporters.reserve(places.size());
+  for (const LentSpan& span : spans(places)) exporters.push_back(exporter(span, read_only));
   return exporters;
 }
 
-nb::object LeaseBook::views(nb::handle refs) {
-  nb::list views;
-  for (const nb::object& exporter : lend(places_of(refs), false)) {
-    views.append(stub::checked(PyMemoryView_FromObject(exporter.ptr())));
-  }
-  return views;
-}
+nb::object LeaseBook::views(nb::handle refs) { return LentBuffers::make(spans(places_of(refs))); }
 
 // The same as views, each in a `gpubridge.pb_utils.Tensor` or a class derived from it.
 nb::object LeaseBook::tensors(nb::handle refs, nb::handle specs, nb::handle shapes, nb::handle kind,

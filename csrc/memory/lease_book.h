@@ -9,12 +9,28 @@
 #include <unordered_map>
 #include <vector>
 
+#include "lazy_sequence.h"
 #include "stub/tensor.h"
 
 namespace gpubridge {
 
+class Loan;
 struct LeaseTable;
 struct LentRegion;
+
+// Lent bytes; none without a loan.
+struct LentSpan {
+  static constexpr const char* kTypeName = "gpubridge._native.LentBuffers";
+
+  std::shared_ptr<Loan> loan;
+  char* data = nullptr;
+  std::size_t size = 0;
+
+  // A memoryview of them.
+  [[nodiscard]] nanobind::object object() const;
+};
+
+using LentBuffers = LazySequence<LentSpan>;
 
 // The borrower's book of leases: which views exist under each, so that a lease ends with the last.
 class LeaseBook {
@@ -33,14 +49,16 @@ class LeaseBook {
   // Says whether a place is in a region that is known, under a lease that there is.
   [[nodiscard]] bool exists(const stub::Place& place) const;
 
-  // What exports the bytes at places; throws ValueError where one does not exist.
+  // The bytes at places; throws ValueError where one does not exist.
+  std::vector<LentSpan> spans(std::span<const stub::Place> places);
+  // What exports each of them.
   std::vector<nanobind::object> lend(std::span<const stub::Place> places, bool read_only);
   nanobind::object views(nanobind::handle refs);
   nanobind::object tensors(nanobind::handle refs, nanobind::handle specs, nanobind::handle shapes,
                            nanobind::handle kind, bool placed, bool read_only);
 
  private:
-  [[nodiscard]] std::shared_ptr<LentRegion> region_of(const stub::Place& place) const;
+  [[nodiscard]] const std::shared_ptr<LentRegion>* region_of(const stub::Place& place) const;
 
   std::shared_ptr<LeaseTable> table_;
   std::unordered_map<std::uint64_t, std::shared_ptr<LentRegion>> regions_;

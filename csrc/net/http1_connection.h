@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "memory/sent_buffers.h"
 #include "net/http1_reader.h"
 #include "net/http1_response.h"
 
@@ -74,7 +75,7 @@ class Exchange {
   [[nodiscard]] Persistence persistence() const;
   [[nodiscard]] nanobind::bytes chunk(std::string_view data) const;
   void put(int status, Framing framing, std::string_view fields, std::string_view body,
-           nanobind::object buffers);
+           const SentBuffers& buffers);
   void add(nanobind::bytes data);
   void ready();
 

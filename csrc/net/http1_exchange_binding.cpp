@@ -1,7 +1,7 @@
-#include <cstring>
+#include <string>
 #include <utility>
 
-#include "buffer_view.h"
+#include "memory/sent_buffers.h"
 #include "net/http1_connection.h"
 
 namespace nb = nanobind;
@@ -9,46 +9,14 @@ namespace nb = nanobind;
 namespace gpubridge::http1 {
 namespace {
 
-// Buffers of so many bytes together are joined with what comes before them: one write of one piece
-// costs less than naming each of them to the kernel.
-constexpr std::size_t kJoined = 2048;
+// Buffers of so many bytes together are copied to what comes before them, as are short ones: one
+// piece of a write more costs more.
+constexpr std::size_t kCopied = 2048;
+constexpr std::size_t kCopiedBuffer = 1024;
 
 nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
 std::string_view view_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
-
-// A bytes object of known size that is filled piece by piece.
-class Filling {
- public:
-  explicit Filling(std::size_t size)
-      : bytes_(nb::steal<nb::bytes>(
-            PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)))),
-        size_(size) {
-    if (!bytes_.is_valid()) throw nb::python_error();
-    at_ = PyBytes_AsString(bytes_.ptr());
-  }
-
-  void append(std::string_view text) {
-    if (text.size() > size_) throw nb::value_error("expected buffers that stay as they are");
-    if (text.empty()) return;
-    std::memcpy(at_, text.data(), text.size());
-    at_ += text.size();
-    size_ -= text.size();
-  }
-
-  nb::bytes take() { return std::move(bytes_); }
-
- private:
-  nb::bytes bytes_;
-  std::size_t size_;
-  char* at_ = nullptr;
-};
-
-std::size_t total_size(nb::handle buffers) {
-  std::size_t total = 0;
-  for (nb::handle buffer : buffers) total += BufferView(buffer, PyBUF_SIMPLE).size();
-  return total;
-}
 
 }  // namespace
 
@@ -101,29 +69,20 @@ Persistence Exchange::persistence() const {
 }
 
 void Exchange::put(int status, Framing framing, std::string_view fields, std::string_view body,
-                   nb::object buffers) {
+                   const SentBuffers& buffers) {
   const ResponseHead head(status, framing, persistence());
   if (head.begin().empty()) throw nb::value_error("expected a status that has a reason");
-  const std::size_t following = framing.length ? *framing.length - body.size() : 0;
-  const bool joined = following <= kJoined;
+  const bool joined = buffers.total() <= kCopied;
   if (bodiless()) body = {};
-  const std::size_t size = head.begin().size() + fields.size() + head.end().size() + body.size();
-  Filling whole(size + (joined && !bodiless() ? following : 0));
-  whole.append(head.begin());
-  whole.append(fields);
-  whole.append(head.end());
-  whole.append(body);
-  if (following != 0 && !bodiless()) {
-    for (nb::handle buffer : buffers) {
-      if (joined) {
-        const BufferView view(buffer, PyBUF_SIMPLE);
-        whole.append({static_cast<const char*>(view.data()), view.size()});
-      } else {
-        parts_.push_back(nb::borrow(buffer));
-      }
-    }
+  std::string opening;
+  opening.reserve(head.begin().size() + fields.size() + head.end().size() + body.size() +
+                  (joined ? buffers.total() : 0));
+  opening.append(head.begin()).append(fields).append(head.end()).append(body);
+  MessagePieces pieces(std::move(opening), joined ? kCopied : kCopiedBuffer);
+  for (std::size_t index = 0; index < buffers.count() && !bodiless(); ++index) {
+    pieces.append({}, buffers, index);
   }
-  parts_.insert(parts_.begin(), whole.take());
+  for (nb::object& piece : pieces.finish()) parts_.push_back(std::move(piece));
   ready();
 }
 
@@ -131,13 +90,14 @@ void Exchange::respond(int status, nb::bytes fields, nb::bytes body, nb::object 
                        bool plain) {
   if (connection_ == nullptr || answered_) return;
   handler = nb::none();
-  const std::size_t length = body.size() + total_size(buffers);
+  const SentBuffers sent(buffers);
+  const std::size_t length = body.size() + sent.total();
   if (!plain && length != 0 && head_ != nullptr && head_->accepts != Coding::kNone) {
     const nb::object pack = connection_->pack_;
     pack(nb::find(*this), status, fields, body, buffers);
     return;
   }
-  put(status, {length, false}, view_of(fields), view_of(body), std::move(buffers));
+  put(status, {length, false}, view_of(fields), view_of(body), sent);
 }
 
 void Exchange::fail(nb::object error, nb::object status) {
@@ -148,7 +108,7 @@ void Exchange::fail(nb::object error, nb::object status) {
   const nb::object told = failure(error, status);
   const auto body = nb::cast<nb::bytes>(told[1]);
   put(nb::cast<int>(told[0]), {body.size(), false}, "Content-Type: application/json\r\n",
-      view_of(body), nb::tuple());
+      view_of(body), SentBuffers(nb::tuple()));
 }
 
 void Exchange::begin(int status, nb::bytes fields, nb::object on_sent, nb::bytes filler) {
@@ -158,17 +118,12 @@ void Exchange::begin(int status, nb::bytes fields, nb::object on_sent, nb::bytes
   unfinished_ = true;
   on_sent_ = std::move(on_sent);
   filler_ = std::move(filler);
-  put(status, {std::nullopt, chunked_}, view_of(fields), {}, nb::tuple());
+  put(status, {std::nullopt, chunked_}, view_of(fields), {}, SentBuffers(nb::tuple()));
 }
 
 nb::bytes Exchange::chunk(std::string_view data) const {
   if (!chunked_) return bytes_of(data);
-  const std::string line = chunk_line(data.size());
-  Filling whole(line.size() + data.size() + 2);
-  whole.append(line);
-  whole.append(data);
-  whole.append("\r\n");
-  return whole.take();
+  return bytes_of(chunk_line(data.size()).append(data).append("\r\n"));
 }
 
 void Exchange::send(nb::bytes data) {

@@ -27,8 +27,6 @@ namespace nb = nanobind;
 namespace gpubridge {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "dims are handed out as they lie");
-
 nb::object checked(PyObject* made) {
   if (made == nullptr) throw nb::python_error();
   return nb::steal(made);

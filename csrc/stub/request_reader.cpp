@@ -25,8 +25,6 @@ bool says_only_shared(std::string_view context) {
          get_number<std::uint32_t>(context.data()) == context_bit(ContextField::kShared);
 }
 
-Place place_of(const TensorRef& ref) { return {ref.region, ref.offset, ref.nbytes, ref.lease}; }
-
 }  // namespace
 
 RequestReader::RequestReader(nb::object parse_signature, nb::object make_origin, ModelWords model,

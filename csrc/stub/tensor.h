@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdint>
 
+#include "ipc/records.h"
+
 namespace gpubridge::stub {
 
 // Where a tensor's bytes are in memory that can be handed on.
@@ -15,6 +17,10 @@ struct Place {
   std::uint64_t nbytes;
   std::uint64_t lease;
 };
+
+inline Place place_of(const TensorRef& ref) {
+  return {ref.region, ref.offset, ref.nbytes, ref.lease};
+}
 
 enum TensorField : std::size_t { kName, kDatatype, kShape, kSource, kArray, kLent, kTensorFields };
 

@@ -59,11 +59,6 @@ class InFlightHooks(NamedTuple):
     completed: type[Completed] = Completed
     no_context: object = NO_CONTEXT
 
-    @property
-    def views(self) -> Callable[[Sequence[tuple[int, int, int, int]]], list[memoryview]]:
-        """Gives the bytes at places in the stub's output memory."""
-        return self.memory.views
-
 
 def requests_at_stub(control: ControlPage, hooks: InFlightHooks) -> InFlightRequests:
     """Return the requests at a stub, of which there are none yet."""

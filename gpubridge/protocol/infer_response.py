@@ -32,14 +32,14 @@ class EncodedResponse:
     ----------
     header : bytes
         The JSON.
-    buffers : list of memoryview
+    buffers : sequence of memoryview
         The binary outputs that follow it, not copied.
     nbytes : int
         Bytes of all of them; -1 where nothing follows the JSON.
     """
 
     header: bytes
-    buffers: list[memoryview]
+    buffers: Sequence[memoryview]
     nbytes: int
 
     @property
@@ -130,6 +130,8 @@ def _answer(form: RequestForm, signature: Signature, config: ModelConfig, versio
 
 def formats_more_than(nbytes: int, form: RequestForm, response: InferResponse) -> bool:
     """Tell whether more than so many bytes of outputs have to be looked at to encode an answer."""
+    if form.answer_for is response.signature and form.answer.simple:
+        return False
     buffers = response.buffers
     if sum(map(len, buffers)) <= nbytes:
         return False

@@ -81,7 +81,7 @@ class NativeLeaseBook(Protocol):
     def forget(self, table: memoryview, /) -> None:
         """Write to another table from now on."""
 
-    def views(self, refs: Sequence[tuple[int, int, int, int]], /) -> list[memoryview]:
+    def views(self, refs: Sequence[tuple[int, int, int, int]], /) -> Sequence[memoryview]:
         """Return the bytes at places; ValueError where one does not exist."""
 
     def tensors(

@@ -75,7 +75,7 @@ class LeaseBook:
         """Write to ``table`` from now on."""
         self._table = table
 
-    def views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
+    def views(self, refs: Sequence[tuple[int, int, int, int]]) -> Sequence[memoryview]:
         """Return the bytes at places given as (region, offset, nbytes, lease).
 
         Raises

@@ -211,7 +211,7 @@ class BorrowedMemory:
         self.book.remove(region)
         self._segments.pop(region, None)
 
-    def views(self, refs: Sequence[tuple[int, int, int, int]]) -> list[memoryview]:
+    def views(self, refs: Sequence[tuple[int, int, int, int]]) -> Sequence[memoryview]:
         """Return the bytes at places; each lease lasts until the last view under it is gone.
 
         Raises

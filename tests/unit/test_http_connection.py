@@ -256,6 +256,16 @@ def test_accepted_codings_compress_answers_but_no_errors():
     assert b"Content-Encoding" not in second
 
 
+def test_short_buffers_are_sent_together():
+    door = Door(deferred=True)
+    door.receive(GET)
+    long = bytes(range(256)) * 16
+    buffers = [b"%03d" % i for i in range(600)] + [long] + [b"%03d" % i for i in range(600)]
+    door.handlers[0].exchange.respond(200, b"Content-Type: x\r\n", b"{}", buffers)
+    assert door.answers() == [(200, b"{}" + b"".join(buffers))]
+    assert door.transport.writes == 3
+
+
 def test_a_slow_reader_is_read_from_no_more_until_it_catches_up():
     door = Door()
     door.connection.pause_writing()

@@ -282,7 +282,7 @@ def test_a_fork_clears_only_its_own_table(wall):
 
 
 def test_no_bytes_need_no_region(wall):
-    assert wall.borrower.views([(99, 0, 0, NO_LEASE)]) == [b""]
+    assert list(wall.borrower.views([(99, 0, 0, NO_LEASE)])) == [b""]
 
 
 @pytest.mark.parametrize(

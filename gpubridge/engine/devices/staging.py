@@ -243,11 +243,12 @@ class _Delivery:
 
     async def _write(self, response: InferResponse) -> None:
         copies = []
+        buffers = list(response.buffers)
         for index, spec in enumerate(response.signature.tensors):
             if spec.name not in self._places:
                 continue
             region, offset, room = self._places[spec.name]
-            buffer = response.buffers[index]
+            buffer = buffers[index]
             if len(buffer) > room:
                 raise BridgeError(
                     f"shared memory size specified with the request for output '{spec.name}' "
@@ -255,7 +256,8 @@ class _Delivery:
                     ErrorCode.INTERNAL,
                 )
             copies.append((self._segments[region], offset, buffer))
-            response.buffers[index] = _NO_BYTES
+            buffers[index] = _NO_BYTES
+        response.buffers = buffers
         await self._devices.run(partial(self._copy, copies))
         for _, _, buffer in copies:
             self._work.copied("h2d", len(buffer))

@@ -1,0 +1,54 @@
+// The buffers of a response on their way to a client.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "memory/lease_book.h"
+
+namespace gpubridge {
+
+// A sequence of buffers: LentBuffers, whose bytes are there without a Python object for each, or
+// another sequence of bytes-like objects. It must outlive this.
+class SentBuffers {
+ public:
+  explicit SentBuffers(nanobind::handle sequence);
+
+  [[nodiscard]] std::size_t count() const { return sizes_.size(); }
+  [[nodiscard]] std::size_t size(std::size_t index) const { return sizes_[index]; }
+  [[nodiscard]] std::size_t total() const { return total_; }
+  [[nodiscard]] nanobind::object object(std::size_t index) const;
+  // Appends the bytes of a buffer; throws ValueError where they are not as many as they were.
+  void append_to(std::string& text, std::size_t index) const;
+
+ private:
+  const std::vector<LentSpan>* spans_;
+  std::vector<nanobind::object> objects_;  // where there are no spans
+  std::vector<std::size_t> sizes_;
+  std::size_t total_ = 0;
+};
+
+// A message for a client in pieces. Buffers of at most `copied` bytes are copied to what is before
+// them: one piece more costs more. Longer ones stay where they are.
+class MessagePieces {
+ public:
+  MessagePieces(std::string opening, std::size_t copied)
+      : pending_(std::move(opening)), copied_(copied) {}
+
+  // Appends text, then a buffer.
+  void append(const std::string& text, const SentBuffers& buffers, std::size_t index);
+  std::vector<nanobind::object> finish();
+
+ private:
+  void flush();
+
+  std::string pending_;
+  std::size_t copied_;
+  std::vector<nanobind::object> pieces_;
+};
+
+}  // namespace gpubridge
