@@ -33,7 +33,10 @@ class PrivateBytes:
             UNAVAILABLE when there is no room for them.
         """
         self._body.charge(nbytes)
-        self._body.budget.take(nbytes - self._counted, large=True, body=self._body)
+        if nbytes > self._counted:
+            self._body.budget.take(nbytes - self._counted, large=True, body=self._body)
+        else:
+            self._body.budget.give_back(self._counted - nbytes)
         self._counted = nbytes
 
     def complete(self) -> None:

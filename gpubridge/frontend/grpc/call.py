@@ -17,6 +17,7 @@ from gpubridge.frontend.grpc.status import (
     Status,
     failure,
 )
+from gpubridge.frontend.lateness import Rate, bytes_per_second
 from gpubridge.host_shm import Account
 from gpubridge.protocol.grpc.infer_response import encode_frame
 
@@ -71,6 +72,7 @@ class Call:
         "_headers",
         "_limit",
         "_packing",
+        "_rate",
         "_stream_id",
         "_timer",
         "_told",
@@ -84,6 +86,7 @@ class Call:
         self._headers = headers
         self._limit = limit
         self._packing: Packing | None = None
+        self._rate: Rate | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._told = False
         self._done = False
@@ -110,8 +113,8 @@ class Call:
         """The memory that was named for part of a large message is full."""
         raise NotImplementedError
 
-    def refuse(self, error: CallFailed) -> None:
-        """End the call: what comes on its stream is no request."""
+    def refuse(self, error: BridgeError | CallFailed) -> None:
+        """End the call: what comes on its stream is no request, or there is no memory for it."""
         self._give_up()
         self.fail(error)
 
@@ -189,6 +192,19 @@ class Call:
 
     def _give_up(self) -> None:
         """Let go of what the call holds or waits for."""
+
+    def _check_rate(
+        self, now: float, window: float, message: object, arrived: int, held: int
+    ) -> None:
+        """Fail if a message comes too slowly that holds so many bytes of memory."""
+        if self._rate is None:
+            self._rate = Rate(window)
+        if self._rate.too_slow(now, message, arrived, held):
+            text = f"expected {bytes_per_second(held)} bytes a second of the request's message "
+            self._give_up()
+            self.fail(
+                CallFailed(Status.DEADLINE_EXCEEDED, f"{text}within {window:g} s, or its end")
+            )
 
     def _plain(self, message: bytes) -> bytes:
         """Return a compressed message as it was; raises CallFailed."""

@@ -11,7 +11,6 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner
 from gpubridge.frontend.grpc.packing import Packing
 from gpubridge.frontend.grpc.status import CallFailed, Status
-from gpubridge.frontend.lateness import Rate, bytes_per_second
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import Body
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
@@ -37,7 +36,6 @@ class InferCall(Call):
         "_forms",
         "_known",
         "_memory",
-        "_rate",
         "_receiver",
         "_request",
     )
@@ -56,7 +54,6 @@ class InferCall(Call):
         self._memory = memory
         # Takes a large message, which comes in pieces.
         self._receiver: RequestReceiver | None = None
-        self._rate: Rate | None = None
         self._request: InferRequest | None = None
         self._known: KnownRequest[Model] | None = None
 
@@ -75,7 +72,7 @@ class InferCall(Call):
 
     def large(self, nbytes: int) -> None:
         """Begin to receive a large message."""
-        body = Body(self._memory.budget, self._connection.account, self._refused)
+        body = Body(self._memory.budget, self._connection.account, self.refuse)
         self._receiver = RequestReceiver(nbytes, self._memory.known_arena, body)
 
     def data(self, view: memoryview, end: bool) -> None:
@@ -109,21 +106,9 @@ class InferCall(Call):
     def check(self, now: float, window: float) -> None:
         """Fail if a message comes too slowly that holds memory already."""
         receiver = self._receiver
-        if receiver is None:
-            return
-        if self._rate is None:
-            self._rate = Rate(window)
-        arrived = receiver.arrived(self._connection.http2.missing(self._stream_id))
-        if self._rate.too_slow(now, receiver, arrived, arrived):
-            least = bytes_per_second(arrived)
-            self._give_up()
-            self.fail(
-                CallFailed(
-                    Status.DEADLINE_EXCEEDED,
-                    f"expected {least} bytes a second of the request's message within "
-                    f"{window:g} s, or its end",
-                )
-            )
+        if receiver is not None:
+            arrived = receiver.arrived(self._connection.http2.missing(self._stream_id))
+            self._check_rate(now, window, receiver, arrived, arrived)
 
     def pack(self, packing: Packing) -> None:
         """Compress the answer."""
@@ -167,11 +152,6 @@ class InferCall(Call):
     def _received(self) -> Received | None:
         """When the request came, should it be traced."""
         return None
-
-    def _refused(self, error: BridgeError) -> None:
-        """Fail, since the memory is needed elsewhere."""
-        self._give_up()
-        self.fail(error)
 
     def _give_up(self) -> None:
         receiver, self._receiver = self._receiver, None

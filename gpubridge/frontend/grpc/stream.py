@@ -12,9 +12,10 @@ from gpubridge.dataplane import RequestHeaders
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.grpc.call import Call, CallOwner
-from gpubridge.frontend.grpc.packing import Packing
+from gpubridge.frontend.grpc.packing import PREFIX, Packing
 from gpubridge.frontend.grpc.status import CallFailed
 from gpubridge.frontend.shared_memory import RequestMemory
+from gpubridge.host_shm import LARGE_BYTES, Body, PrivateBytes
 from gpubridge.protocol.grpc.fields import read_request
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
 from gpubridge.protocol.grpc.infer_response import FrameSegments, encode_stream_response
@@ -70,11 +71,14 @@ class StreamCall(Call):
 
     __slots__ = (
         "_advancing",
+        "_counted",
         "_ended",
         "_errors_end",
         "_flows",
         "_forms",
         "_memory",
+        "_partial",
+        "_received",
         "_turns",
         "_unread",
         "_waiting",
@@ -97,6 +101,10 @@ class StreamCall(Call):
         self._turns: deque[_Turn] = deque()
         self._flows: set[_Flow] = set()
         self._waiting: deque[bytes] = deque()
+        # Bytes of all messages, and of the one that is on its way; what that and the waiting ones are
+        # charged to.
+        self._received = self._partial = 0
+        self._counted: PrivateBytes | None = None
         self._unread = 0
         self._ended = self._advancing = False
         connection.http2.hold(stream_id)
@@ -110,15 +118,39 @@ class StreamCall(Call):
         # Sent early: clients wait for the headers of a stream before they report it as open.
         self._tell()
         self._unread += nbytes
-        if compressed:
-            try:
+        self._received += nbytes
+        self._partial += nbytes - sum(PREFIX + len(message) for message in messages)
+        try:
+            if compressed:
                 messages = [self._plain(message) for message in messages]
-            except CallFailed as error:
-                self.refuse(error)
-                return
-        self._waiting.extend(messages)
+            self._waiting.extend(messages)
+            self._count()
+        except (BridgeError, CallFailed) as error:
+            self.refuse(error)
+            return
         self._ended = self._ended or end
         self._advance()
+
+    def _count(self) -> None:
+        """Charge the connection for messages that are no requests yet, if they are large."""
+        held = self._partial + sum(map(len, self._waiting))
+        if held <= LARGE_BYTES:
+            self._release()
+            return
+        if self._counted is None:
+            body = Body(self._memory.budget, self._connection.account, self.refuse)
+            self._counted = PrivateBytes(body)
+        self._counted.count(held)
+
+    def _release(self) -> None:
+        counted, self._counted = self._counted, None
+        if counted is not None:
+            counted.close()
+
+    def check(self, now: float, window: float) -> None:
+        """Fail if a large message comes too slowly."""
+        large = self._counted if self._partial > LARGE_BYTES else None
+        self._check_rate(now, window, large, self._received, self._partial)
 
     def writable(self) -> None:
         """The client has caught up."""
@@ -139,6 +171,8 @@ class StreamCall(Call):
         self._advancing = False
         if self._done:
             return
+        if self._counted is not None:
+            self._count()
         if not self._waiting and self._unread and self._has_room():
             unread, self._unread = self._unread, 0
             self._connection.http2.consume(self._stream_id, unread)
@@ -190,6 +224,7 @@ class StreamCall(Call):
 
     def _give_up(self) -> None:
         self._waiting.clear()
+        self._release()
         turns, self._turns = self._turns, deque()
         flows, self._flows = self._flows, set()
         for turn in turns:
