@@ -29,7 +29,7 @@ from benchmarks.machine import commit, describe_machine
 from benchmarks.serve import Gpubridge
 from benchmarks.server_process import ServerProcess
 from gpubridge import __version__
-from gpubridge.bench.client_memory import ClientMemory
+from gpubridge.bench.device_requests import ClientMemory
 from gpubridge.cuda_ipc import DeviceInfo
 from gpubridge.errors import BridgeError
 

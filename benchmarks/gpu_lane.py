@@ -26,7 +26,7 @@ from benchmarks.peer import find_peer
 from benchmarks.serve import Gpubridge
 from benchmarks.server_process import Contender, Launch, Ports, ServerProcess
 from gpubridge import __version__
-from gpubridge.bench.client_memory import ClientMemory
+from gpubridge.bench.device_requests import ClientMemory
 from gpubridge.errors import BridgeError
 
 _PROJECT = Path(__file__).resolve().parent.parent

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.failure import BenchmarkError
-from gpubridge.bench.client_memory import ClientMemory
+from gpubridge.bench.device_requests import ClientMemory
 from gpubridge.cuda_ipc import DeviceInfo, PinnedMemory, driver_release, probe_devices
 
 __all__ = ["first_device", "measure_limits"]

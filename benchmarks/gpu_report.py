@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.gpu_rows import FLAT, FLAT_FROM, GpuRow
-from gpubridge.bench.paths import Way
+from gpubridge.bench.device_requests import Way
 
 __all__ = ["GpuReport", "GpuResult", "markdown_page"]
 

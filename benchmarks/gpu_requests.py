@@ -9,9 +9,7 @@ import numpy as np
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.gpu_rows import GpuRow
-from gpubridge.bench.client_memory import ClientMemory
-from gpubridge.bench.device_requests import DeviceRequests
-from gpubridge.bench.paths import Way
+from gpubridge.bench.device_requests import ClientMemory, DeviceRequests, Way
 
 __all__ = ["Requests"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpubridge.bench.paths import Way
+from gpubridge.bench.device_requests import Way
 
 __all__ = ["FLAT", "FLAT_FROM", "ROWS", "SMALL", "GpuRow"]
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["BridgeError", "ErrorCode", "InternalError", "StubDied"]
-
 
 class ErrorCode(enum.IntEnum):
     """Triton's error codes, with the numbers of ``TRITONSERVER_Error_Code``."""
@@ -43,6 +41,26 @@ class BridgeError(Exception):
         super().__init__(message)
         self.message = message
         self.code = code
+
+
+def invalid(message: str) -> BridgeError:
+    """Return an error with the code INVALID_ARG."""
+    return BridgeError(message, ErrorCode.INVALID_ARG)
+
+
+def not_found(message: str) -> BridgeError:
+    """Return an error with the code NOT_FOUND."""
+    return BridgeError(message, ErrorCode.NOT_FOUND)
+
+
+def unavailable(message: str) -> BridgeError:
+    """Return an error with the code UNAVAILABLE."""
+    return BridgeError(message, ErrorCode.UNAVAILABLE)
+
+
+def unsupported(message: str) -> BridgeError:
+    """Return an error with the code UNSUPPORTED."""
+    return BridgeError(message, ErrorCode.UNSUPPORTED)
 
 
 class InternalError(BridgeError):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, field, fields
 from typing import Any, TypeVar
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid
 
 _Settings = TypeVar("_Settings")
 
@@ -101,7 +101,7 @@ def check_flags(settings: Any) -> None:
 
 def invalid_flag(name: str, expected: str, got: str) -> BridgeError:
     """Return the error for a flag with a value that it cannot have."""
-    return BridgeError(f"{name} expects {expected}, got {got}", ErrorCode.INVALID_ARG)
+    return invalid(f"{name} expects {expected}, got {got}")
 
 
 def _flags(kind: type) -> Iterator[tuple[Field[Any], str]]:

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gpubridge.config import ModelConfig, TensorSpec
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.tensor.dtypes import element_count, item_size
-
-__all__ = ["GivenInput", "as_configured", "check_inputs", "model_shape"]
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
@@ -52,10 +50,7 @@ def check_inputs(
 ) -> None:
     """Check names, datatypes, shapes and sizes against the configuration.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG, naming the request, the input, what was expected and what came.
+    Raises BridgeError: INVALID_ARG, naming the request, the input, what was expected and what came.
     """
     check = _Check(identifier, config, raw)
     check.names([entry.name for entry in inputs])
@@ -86,7 +81,7 @@ class _Check:
         self._raw = raw
 
     def error(self, text: str) -> BridgeError:
-        return _invalid(self._prefix + text)
+        return invalid(self._prefix + text)
 
     def names(self, given: Sequence[str]) -> None:
         name = self._config.name
@@ -113,7 +108,7 @@ class _Check:
             )
         for entry in given:
             if entry not in specs:
-                raise _invalid(f"unexpected inference input '{entry}' for model '{name}'")
+                raise invalid(f"unexpected inference input '{entry}' for model '{name}'")
         if missing:
             raise self.error(
                 f"expected {len(required)} required inputs for model '{name}'. Got input(s) "
@@ -167,10 +162,6 @@ def _dims(shape: Sequence[int]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
-
-
-def _invalid(text: str) -> BridgeError:
-    return BridgeError(text, ErrorCode.INVALID_ARG)
 
 
 def model_shape(entry: GivenInput, config: ModelConfig) -> tuple[int, ...]:

@@ -24,19 +24,16 @@ from gpubridge.engine.model_loader import ModelLoader
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.repository import ModelRepository, RepositorySettings
 from gpubridge.engine.stub_process import StartStub, StubProcess
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import unavailable
 from gpubridge.frontend.calls.door import ModelCallServer
-from gpubridge.frontend.descriptors import allow_connections
+from gpubridge.frontend.connection_limits import Sweeper, allow_connections
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener, HttpSettings
 from gpubridge.frontend.routes import MetricsRouter, V2Router
-from gpubridge.frontend.sweep import Sweeper
 from gpubridge.frontend.workers import Workers
 from gpubridge.telemetry.logs import boxed
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
-
-__all__ = ["build_repository", "serve"]
 
 _logger = logging.getLogger(__name__)
 
@@ -60,10 +57,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
 
     On a signal the doors close, requests in flight are answered, models are finalized.
 
-    Raises
-    ------
-    BridgeError
-        When the server cannot start: a port is taken, a setting is wrong.
+    Raises BridgeError when the server cannot start: a port is taken, a setting is wrong.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -122,12 +116,8 @@ def build_repository(
 ) -> ModelRepository:
     """Build everything behind the doors; nothing is loaded yet.
 
-    Parameters
-    ----------
-    start_stub : StartStub
-        Starts the stubs.
-    make_loader : callable
-        Takes what :class:`ModelLoader` does.
+    - ``start_stub``: starts the stubs.
+    - ``make_loader``: takes what :class:`ModelLoader` does.
     """
     backend = PythonBackendSettings.from_backend_config(settings.backend_config.get("python", {}))
     for notice in backend.notices:
@@ -210,10 +200,9 @@ async def _open_door(name: str, address: str, port: int, protocol: _MakeProtocol
             family=socket.AF_UNSPEC,
         )
     except OSError as error:
-        raise BridgeError(
+        raise unavailable(
             f"cannot listen on {address}:{port} for {name}: {error.strerror or error}; choose "
-            "another port",
-            ErrorCode.UNAVAILABLE,
+            "another port"
         ) from error
     host, bound = server.sockets[0].getsockname()[:2]
     _logger.info("Started %s at %s:%d", name, host, bound)

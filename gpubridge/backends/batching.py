@@ -10,8 +10,6 @@ import triton_python_backend_utils as pb_utils
 from gpubridge.backends.model_setup import ModelSetup
 from gpubridge.tensor.dtypes import DATATYPES
 
-__all__ = ["BatchRunner", "Program", "UnusableInput"]
-
 
 class UnusableInput(Exception):
     """A request's inputs are none that the program can take; the message says why."""

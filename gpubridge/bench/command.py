@@ -10,16 +10,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
-from gpubridge.bench.measurement import MODELS, Measured, measure
+from gpubridge.bench.measurement import MODELS, Measured, measure, read_sizes
 from gpubridge.bench.pcie_meter import open_pcie_meter
-from gpubridge.bench.picture import draw
-from gpubridge.bench.report import document, table
-from gpubridge.bench.sizes import read_sizes
-from gpubridge.bench.verdict import judge
+from gpubridge.bench.report import document, draw, judge, table
 from gpubridge.cuda_ipc import DeviceInfo, check_device, probe_devices
 from gpubridge.errors import BridgeError
-
-__all__ = ["add_bench_commands"]
 
 _SIZES = "1MiB,4MiB,16MiB,64MiB,256MiB"
 _HOLDS, _FAILS, _UNABLE = 0, 1, 2
@@ -72,10 +67,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 def run(options: argparse.Namespace, models: Path = MODELS) -> int:
     """Measure, print, write; returns the exit code.
 
-    Parameters
-    ----------
-    models : Path
-        What is served: a repository like this package's.
+    ``models``: what is served: a repository like this package's.
     """
     device = _device()
     if isinstance(device, str):

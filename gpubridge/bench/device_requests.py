@@ -6,33 +6,119 @@ import base64
 import http.client
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
 
-from gpubridge.bench.client_memory import ClientMemory
-from gpubridge.bench.paths import Way
+import numpy as np
+
+from gpubridge.cuda_ipc import CopyStream, DeviceContext, DeviceInfo, DeviceSegment
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = ["DeviceRequests"]
-
+_POISON = 0xA5
 _NAMES = ("gpubridge_bench_in", "gpubridge_bench_out")
 _TIMEOUT = 60
+
+
+class Way(str, Enum):
+    """Where a request's tensors are when they are sent and when they are answered."""
+
+    REGIONS = "CUDA shared memory"
+    NETWORK = "HTTP"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPath:
+    """One way.
+
+    - ``model``: of this package's model_repository; it answers with what it is sent.
+    - ``copies``: how often the bridge may copy the tensor on the device.
+    """
+
+    name: str
+    title: str
+    model: str
+    way: Way
+    copies: int
+
+    @property
+    def stays(self) -> bool:
+        """Whether the tensor has no reason to leave the device."""
+        return self.way is Way.REGIONS
+
+
+PATHS = (
+    BenchPath("hand_on", "device: the model's own tensor", "hand_on", Way.REGIONS, 1),
+    BenchPath("place", "device: written by request.output", "place", Way.REGIONS, 0),
+    BenchPath("chain", "device: ensemble of two models", "chain", Way.REGIONS, 2),
+    BenchPath("host", "host: over HTTP, to the GPU and back", "upload", Way.NETWORK, 0),
+)
+
+
+class ClientMemory:
+    """Two regions of one size on a device; a context manager.
+
+    - ``device``: of this process; its primary context is retained.
+    - ``nbytes``: of each region.
+
+    Raises CudaError: UNAVAILABLE when the device has no memory left; INTERNAL when it cannot be
+    shared.
+
+    Its attributes:
+
+    - ``context``, ``stream``: what this class copies with; others may, too.
+    - ``source``, ``target``: for an input and an output; each with the handle that a server opens.
+    """
+
+    def __init__(self, device: DeviceInfo, nbytes: int) -> None:
+        self.nbytes = nbytes
+        with ExitStack() as stack:
+            self.context = DeviceContext(device)
+            stack.callback(self.context.close)
+            self.stream = CopyStream(self.context)
+            stack.callback(self.stream.close)
+            self.source = DeviceSegment.allocate(self.context, 0, nbytes)
+            stack.callback(self.source.close)
+            self.target = DeviceSegment.allocate(self.context, 0, nbytes)
+            stack.callback(self.target.close)
+            self._owned = stack.pop_all()
+
+    def __enter__(self) -> ClientMemory:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._owned.close()
+
+    def prepare(self, nbytes: int) -> bytes:
+        """Write random bytes into the source, poison into the target; return the former."""
+        sent = np.random.default_rng().bytes(nbytes)
+        self.stream.h2d(self.source.pointer, memoryview(sent), nbytes)
+        self.stream.h2d(self.target.pointer, memoryview(bytes([_POISON]) * nbytes), nbytes)
+        self.stream.wait()
+        return sent
+
+    def received(self, nbytes: int) -> bytes:
+        """Return what is in the target."""
+        data = bytearray(nbytes)
+        self.stream.d2h(memoryview(data), self.target.pointer, nbytes)
+        self.stream.wait()
+        return bytes(data)
 
 
 class DeviceRequests:
     """A connection to a server that has a client's regions registered.
 
-    Parameters
-    ----------
-    name : str
-        The server's, for messages.
-    port : int
-        Of its HTTP door on loopback.
-    memory : ClientMemory
-        The regions; outlives this object.
+    - ``name``: the server's, for messages.
+    - ``port``: of its HTTP door on loopback.
+    - ``memory``: the regions; outlives this object.
 
-    Raises
-    ------
-    BridgeError
-        The server does not take the regions.
+    Raises BridgeError: the server does not take the regions.
     """
 
     def __init__(self, name: str, port: int, memory: ClientMemory) -> None:
@@ -55,15 +141,9 @@ class DeviceRequests:
     def check(self, model: str, way: Way, nbytes: int, *, answered: bool = True) -> None:
         """Send new random data; what comes back has to be the same.
 
-        Parameters
-        ----------
-        answered : bool
-            Whether the model writes its output at all.
+        ``answered``: whether the model writes its output at all.
 
-        Raises
-        ------
-        BridgeError
-            The request failed, or the answer is not what was sent.
+        Raises BridgeError: the request failed, or the answer is not what was sent.
         """
         sent = self._memory.prepare(nbytes)
         if way is Way.NETWORK:
@@ -86,10 +166,7 @@ class DeviceRequests:
     def infer(self, model: str, nbytes: int, data: bytes = b"") -> bytes:
         """Send one request: with ``data`` in its body, or with both tensors in the regions.
 
-        Returns
-        -------
-        bytes
-            The whole body of the answer; an output that is not in a region is its end.
+        Returns: the whole body of the answer; an output that is not in a region is its end.
         """
         return self.post(*_request(model, nbytes, data))
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import http.client
 import os
+import re
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 
-from gpubridge.bench.client_memory import ClientMemory
-from gpubridge.bench.device_requests import DeviceRequests
-from gpubridge.bench.own_server import OwnServer
-from gpubridge.bench.paths import PATHS, BenchPath
+from gpubridge.bench.device_requests import PATHS, BenchPath, ClientMemory, DeviceRequests
 from gpubridge.bench.pcie_meter import PcieMeter, PcieRate, gpu_memory_of
-from gpubridge.bench.sizes import size_text
 from gpubridge.cuda_ipc import DeviceInfo
+from gpubridge.errors import unavailable
 
-__all__ = ["MODELS", "Measured", "Point", "measure"]
-
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_ELEMENT = 4
+_START_SECONDS = 120.0
+_STOP_SECONDS = 30.0
+_POLL_SECONDS = 0.05
+_LINES = 12
+_SAMPLE = re.compile(r'^(\w+)\{.*?kind="(\w+)".*\} (\S+)$', re.MULTILINE)
 MODELS = Path(__file__).parent / "model_repository"
-
 _MIB = 1 << 20
 _SAMPLES = 2
 _PATIENCE = 8.0
@@ -31,24 +38,123 @@ _ARENA = 32 * _MIB
 _LIMIT = 1024 * _MIB
 
 
+def read_sizes(text: str) -> tuple[int, ...]:
+    """Return the sizes of a list such as ``64KiB,1MiB``, in their order.
+
+    Raises ValueError with what was expected, for the command line.
+    """
+    sizes = []
+    for word in text.split(","):
+        found = re.fullmatch(r"(\d+)\s*([KMG]iB|)", word.strip())
+        nbytes = int(found[1]) * _UNITS[found[2]] if found else 0
+        if nbytes < _ELEMENT or nbytes % _ELEMENT:
+            raise ValueError(
+                f"expected sizes such as 64KiB,1MiB,1GiB, multiples of {_ELEMENT} bytes, got "
+                f"{word.strip()!r}"
+            )
+        sizes.append(nbytes)
+    return tuple(sizes)
+
+
+def size_text(nbytes: int) -> str:
+    """Return a size in the largest unit that it has one of."""
+    unit = next(name for name, width in reversed(_UNITS.items()) if nbytes >= width)
+    return f"{nbytes / _UNITS[unit]:g} {unit or 'B'}"
+
+
+class OwnServer:
+    """``gpubridge serve`` in a process of its own; a context manager.
+
+    - ``repository``: the models.
+    - ``flags``: beside those of the doors.
+    """
+
+    def __init__(self, repository: Path, flags: Sequence[str]) -> None:
+        self._command = [sys.executable, "-m", "gpubridge", "serve"]
+        self._command += ["--http-port=0", "--metrics-port=0", "--allow-grpc=false"]
+        self._command += [f"--model-repository={repository}", *flags]
+        self._folder = tempfile.TemporaryDirectory(prefix="gpubridge-bench-")
+        self._log = Path(self._folder.name) / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.http_port = self.metrics_port = 0
+
+    def __enter__(self) -> OwnServer:
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the server; its stubs are its children."""
+        return 0 if self._process is None else self._process.pid
+
+    def close(self) -> None:
+        """Stop the server and remove its log; idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                # Its stubs end with it.
+                process.kill()
+                process.wait()
+        self._folder.cleanup()
+
+    def copied(self) -> dict[str, int]:
+        """Return the bytes that the bridge has copied so far, by kind, for all models."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=30)
+        try:
+            connection.request("GET", "/metrics")
+            page = connection.getresponse().read().decode()
+        finally:
+            connection.close()
+        found = dict.fromkeys(("host", "h2d", "d2h", "d2d", "p2p"), 0)
+        for name, kind, value in _SAMPLE.findall(page):
+            if name == "gpubridge_copied_bytes_total":
+                found[kind] += int(float(value))
+        return found
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not (log := self._log.read_text(errors="replace")).rstrip().endswith("] ready"):
+            ended = self._process is None or self._process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                last = "\n".join(log.splitlines()[-_LINES:])
+                what = "ended" if ended else f"was not ready after {_START_SECONDS:.0f} s"
+                raise unavailable(f"the benchmark's server {what}; its log:\n{last}")
+            time.sleep(_POLL_SECONDS)
+        self.http_port, self.metrics_port = (
+            int(re.findall(rf"Started {door} at \S+:(\d+)", log)[0])
+            for door in ("HTTPService", "Metrics Service")
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """What was seen of one path at one size.
 
-    Attributes
-    ----------
-    nbytes : int
-        Of the input, and of the output.
-    seconds : float
-        That the requests took together.
-    p50, p99 : float
-        Microseconds of a request.
-    copied : dict
-        Bytes that the bridge says that it has copied, by kind.
-    pcie : PcieRate, optional
-        Over PCIe above idle; None where nobody tells.
-    gpu_mib : int, optional
-        What the server, its models and this client hold on the GPU.
+    - ``nbytes``: of the input, and of the output.
+    - ``seconds``: that the requests took together.
+    - ``p50``, ``p99``: microseconds of a request.
+    - ``copied``: bytes that the bridge says that it has copied, by kind.
+    - ``pcie``: over PCIe above idle; None where nobody tells.
+    - ``gpu_mib``: what the server, its models and this client hold on the GPU.
     """
 
     path: BenchPath
@@ -78,10 +184,8 @@ class Point:
 class Measured:
     """A whole run.
 
-    Attributes
-    ----------
-    no_pcie, no_memory : str
-        Why there is no figure of PCIe, or of processes' memory; empty where there is.
+    ``no_pcie``, ``no_memory``: why there is no figure of PCIe, or of processes' memory; empty where
+    there is.
     """
 
     device: DeviceInfo
@@ -102,25 +206,14 @@ def measure(
 ) -> Measured:
     """Start a server and measure every path at every size.
 
-    Parameters
-    ----------
-    device : DeviceInfo
-        The first of this process.
-    sizes : sequence of int
-        Bytes of a tensor, multiples of four.
-    seconds : float
-        Of load for each path and size; longer while the meter has too few samples.
-    meter : PcieMeter or str
-        Or why there is none.
-    models : Path
-        A repository like this package's.
-    tell : callable
-        Is told what happens.
+    - ``device``: the first of this process.
+    - ``sizes``: bytes of a tensor, multiples of four.
+    - ``seconds``: of load for each path and size; longer while the meter has too few samples.
+    - ``meter``: or why there is none.
+    - ``models``: a repository like this package's.
+    - ``tell``: is told what happens.
 
-    Raises
-    ------
-    BridgeError
-        The server does not start, a request fails, or an answer is wrong.
+    Raises BridgeError: the server does not start, a request fails, or an answer is wrong.
     """
     largest = max(sizes)
     no_pcie, watch = (meter, None) if isinstance(meter, str) else ("", meter)

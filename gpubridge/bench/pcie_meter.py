@@ -14,8 +14,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
-__all__ = ["PcieMeter", "PcieRate", "gpu_memory_of", "open_pcie_meter"]
-
 _PROGRAM = "nvidia-smi"
 _INTERVAL = 1  # second: dmon's shortest
 _SPAN = 1.25 * _INTERVAL
@@ -151,10 +149,7 @@ class PcieMeter:
 def open_pcie_meter(device: str) -> PcieMeter | str:
     """Start to look at a device's PCIe link; returns the reason where that is not possible.
 
-    Parameters
-    ----------
-    device : str
-        Its UUID: in a process with ``CUDA_VISIBLE_DEVICES`` its number is another one.
+    ``device``: its UUID: in a process with ``CUDA_VISIBLE_DEVICES`` its number is another one.
     """
     if shutil.which(_PROGRAM) is None:
         return f"{_PROGRAM} is not on PATH"

@@ -1,15 +1,20 @@
-"""The figures as a table, and as a document."""
+"""Results of a measurement: the verdict, the table, the document and the picture."""
 
 from __future__ import annotations
 
+import importlib.util
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import gpubridge
-from gpubridge.bench.measurement import Measured, Point
-from gpubridge.bench.sizes import size_text
-from gpubridge.bench.verdict import Verdict
+from gpubridge.bench.measurement import Measured, Point, size_text
 
-__all__ = ["document", "table"]
+_SHARE = 0.05
+_PER_REQUEST = 16 << 10  # commands and answers of a request, not data
+_NOISE = 5e6  # bytes per second: dmon counts whole megabytes
+_SEEN = 0.25
 
 _HEADINGS = (
     "path",
@@ -26,10 +31,97 @@ _HEADINGS = (
     "PCIe out",
     "GPU MiB",
 )
+
 _LEGEND = (
     "handed: bytes of input and output of one request; host, h2d, d2h, d2d: of these the bridge\n"
     "copied; PCIe in, out: what the GPU received and sent above idle, by nvidia-smi, for a request"
 )
+
+_MIB = 1 << 20
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was found.
+
+    - ``failures``: what crossed, or was copied, that should not.
+    - ``doubts``: what could not be seen, so that nothing follows from it.
+    """
+
+    failures: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing speaks against it."""
+        return not self.failures
+
+    def text(self) -> str:
+        """Word it, the outcome first."""
+        if self.failures:
+            head = "verdict: NOT zero-copy"
+        elif self.doubts:
+            head = "verdict: zero-copy by the bridge's own counters; not confirmed by PCIe's"
+        else:
+            head = "verdict: zero-copy: device paths put nothing on PCIe beyond commands"
+        lines = [head, *(f"  - {text}" for text in self.failures)]
+        return "\n".join([*lines, *(f"  ? {text}" for text in self.doubts)])
+
+
+def judge(measured: Measured) -> Verdict:
+    """Return what the figures say."""
+    verdict = Verdict()
+    for point in measured.points:
+        if point.path.stays:
+            _judge_copies(point, verdict)
+            _judge_pcie(point, verdict)
+    _judge_meter(measured, verdict)
+    return verdict
+
+
+def _judge_copies(point: Point, verdict: Verdict) -> None:
+    """No byte over the host, and on the device no more than the path needs."""
+    where = f"{point.path.title}, {size_text(point.nbytes)}"
+    for kind in ("host", "h2d", "d2h", "p2p"):
+        if point.copied[kind]:
+            verdict.failures.append(
+                f"{where}: the bridge copied {point.copied[kind]} bytes {kind}, expected none"
+            )
+    allowed = point.path.copies * point.nbytes * point.requests
+    if point.copied["d2d"] > allowed:
+        verdict.failures.append(
+            f"{where}: the bridge copied {point.copied['d2d']} bytes on the device, expected at "
+            f"most {allowed} ({point.path.copies} times the tensor)"
+        )
+
+
+def _judge_pcie(point: Point, verdict: Verdict) -> None:
+    if point.crossed is None:
+        return
+    allowed = max(_SHARE * point.handed, _PER_REQUEST * point.requests) + _NOISE * point.seconds
+    if point.crossed > allowed:
+        verdict.failures.append(
+            f"{point.path.title}, {size_text(point.nbytes)}: PCIe saw {point.crossed:.3g} bytes "
+            f"above idle, expected at most {allowed:.3g} of the {point.handed:.3g} handed over"
+        )
+
+
+def _judge_meter(measured: Measured, verdict: Verdict) -> None:
+    """The host path is the control: a meter that does not see that one sees nothing."""
+    if measured.no_pcie:
+        verdict.doubts.append(f"PCIe was not watched: {measured.no_pcie}")
+        return
+    unseen = [point for point in measured.points if point.crossed is None]
+    if unseen:
+        verdict.doubts.append(f"PCIe's meter gave no figure for {len(unseen)} of the rows")
+    control = [point for point in measured.points if not point.path.stays]
+    shares = [point.crossed / point.handed for point in control if point.crossed is not None]
+    if not shares or max(shares) < _SEEN:
+        best = f"{max(shares):.0%}" if shares else "nothing"
+        verdict.doubts.append(
+            f"PCIe's meter saw {best} of what the host path moved, expected at least "
+            f"{_SEEN:.0%}: from its silence nothing follows"
+        )
 
 
 def table(measured: Measured) -> str:
@@ -113,3 +205,42 @@ def _amount(nbytes: float) -> str:
         if nbytes >= width:
             return f"{nbytes / width:.3g} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def draw(measured: Measured, verdict: Verdict, target: Path) -> str:
+    """Write the picture to ``target``; returns why not, where that is not possible."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "no picture: matplotlib is not installed (pip install matplotlib)"
+    from matplotlib.figure import Figure  # noqa: PLC0415  (optional, and slow to import)
+
+    by_path: dict[str, list[Point]] = defaultdict(list)
+    for point in measured.points:
+        by_path[point.path.title].append(point)
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for title, points in by_path.items():
+        style = "o-" if points[0].path.stays else "s--"
+        sizes = [point.nbytes / _MIB for point in points]
+        right.plot(sizes, [point.p50 for point in points], style, label=title)
+        left.plot(sizes, [_share(point) for point in points], style, label=title)
+    seen = "by PCIe's counters" if not measured.no_pcie else "by the bridge's own counters"
+    left.set_title(f"share of the request's bytes that crossed to or from the host\n{seen}")
+    left.set_ylim(bottom=-0.05)
+    right.set_yscale("log")
+    right.set_title("latency of a request, median, µs")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("MiB of input and of output")
+        axes.grid(visible=True, alpha=0.3)
+    right.legend(fontsize=8)
+    headline = verdict.text().split("\n", 1)[0]
+    figure.suptitle(f"{measured.device.name}: {headline}", fontsize=10)
+    figure.savefig(target, dpi=130)
+    return ""
+
+
+def _share(point: Point) -> float:
+    crossed = point.crossed
+    if crossed is None:
+        crossed = sum(point.copied[kind] for kind in ("h2d", "d2h"))
+    return crossed / point.handed

@@ -7,13 +7,10 @@ from pathlib import Path
 
 from gpubridge.config.model_config import available_versions
 from gpubridge.config.schema import ProtoMessage
-from gpubridge.config.validate import refuse
-
-__all__ = ["BACKEND_FILENAME", "PYTHON_BACKEND", "Backends", "settle_backend"]
+from gpubridge.errors import invalid
 
 PYTHON_BACKEND = "python"
 BACKEND_FILENAME = "model.py"
-
 _SHIPPED = Path(__file__).parents[1] / "backends"
 
 _PLATFORMS = {
@@ -48,10 +45,7 @@ _DEFAULT_FILES = {
 class Backends:
     """The backends that are written in Python: directories ``NAME`` with a ``model.py``.
 
-    Parameters
-    ----------
-    directory : Path or None
-        The user's; a backend in it wins over the shipped one of the same name.
+    ``directory``: the user's; a backend in it wins over the shipped one of the same name.
     """
 
     directory: Path | None = None
@@ -83,15 +77,10 @@ class Backends:
 def settle_backend(config: ProtoMessage, model_dir: Path, backends: Backends) -> Path | None:
     """Fill in ``backend``, ``platform``, ``runtime`` and ``default_model_filename`` as Triton does.
 
-    Returns
-    -------
-    Path or None
-        The ``model.py`` of its backend; None where the model is its own program, or an ensemble.
+    Returns: the ``model.py`` of its backend; None where the model is its own program, or an
+    ensemble.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG when no backend is named, or none that is here.
+    Raises BridgeError: INVALID_ARG when no backend is named, or none that is here.
     """
     if config.platform == "ensemble" or config.HasField("ensemble_scheduling"):
         return None
@@ -101,7 +90,7 @@ def settle_backend(config: ProtoMessage, model_dir: Path, backends: Backends) ->
     if expected is not None:
         config.platform = config.platform or expected
         if config.platform != expected:
-            raise refuse(
+            raise invalid(
                 f"unexpected 'platform' and 'backend' pair, got:{config.platform}, {config.backend}"
             )
     if not config.default_model_filename:
@@ -110,7 +99,7 @@ def settle_backend(config: ProtoMessage, model_dir: Path, backends: Backends) ->
         return None
     path = backends.find(config.backend)
     if path is None:
-        raise refuse(
+        raise invalid(
             f"unable to find backend library for backend '{config.backend}' of model "
             f"'{config.name}': there is none of that name here, {_expected(model_dir, backends)} "
             f"(your own backend is a file {config.backend}/{BACKEND_FILENAME} in the directory "
@@ -125,7 +114,7 @@ def _implied_backend(config: ProtoMessage, model_dir: Path, backends: Backends) 
     if config.platform:
         backend = _PLATFORMS.get(config.platform)
         if backend is None:
-            raise refuse(
+            raise invalid(
                 f"unexpected platform type '{config.platform}' for {config.name}: "
                 f"{_expected(model_dir, backends)}"
             )
@@ -137,7 +126,7 @@ def _implied_backend(config: ProtoMessage, model_dir: Path, backends: Backends) 
             for version in available_versions(model_dir)
         ):
             return _BACKENDS_OF_FILES[filename]
-    raise refuse(
+    raise invalid(
         f"Could not determine backend for model '{config.name}' with no backend in model "
         f"configuration: {_expected(model_dir, backends)}"
     )

@@ -14,18 +14,16 @@ from gpubridge.config.backends import Backends, settle_backend
 from gpubridge.config.model_config import ModelConfig, model_config_from_message
 from gpubridge.config.normalise import GpuFallback, normalise_instance_groups, normalise_model
 from gpubridge.config.schema import ProtoMessage, model_config_schema
-from gpubridge.config.validate import refuse, validate_model
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.config.validate import validate_model
+from gpubridge.errors import invalid, not_found
 
 CONFIG_FILENAME = "config.pbtxt"
-
 _SHIPPED_BACKENDS = Backends()
 
 _LONGEST = 4 * 1024 * 1024
 """Characters that a model's configuration may have: reading it must not hold up the server."""
 
 _TENSORS = ("input", "output")
-
 _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
@@ -40,35 +38,23 @@ def load_model_config(
 ) -> ModelConfig:
     """Read, complete and validate the ``config.pbtxt`` of a model.
 
-    Parameters
-    ----------
-    model_dir : Path
-        The model's directory; its name is the model's name.
-    gpu_count : int or callable
-        GPUs that instances may use, 0 on a machine without; or what counts them, which is asked only
-        where the configuration depends on it.
-    gpu_fallback : {"none", "host"}
-        What becomes of a KIND_GPU instance group where `gpu_count` is 0: an error, or KIND_CPU.
-    override : str or None
-        The configuration as JSON, to be used instead of the file.
-    backends : Backends
-        Those beside Python's; the shipped ones if it is not said.
-    draft : bool
-        The model may complete it: there need not be a file, and inputs and outputs need not be whole.
+    - ``model_dir``: the model's directory; its name is the model's name.
+    - ``gpu_count``: GPUs that instances may use, 0 on a machine without; or what counts them, which
+      is asked only where the configuration depends on it.
+    - ``gpu_fallback``: what becomes of a KIND_GPU instance group where `gpu_count` is 0: an error,
+      or KIND_CPU.
+    - ``override``: the configuration as JSON, to be used instead of the file.
+    - ``backends``: those beside Python's; the shipped ones if it is not said.
+    - ``draft``: the model may complete it: there need not be a file, and inputs and outputs need
+      not be whole.
 
-    Returns
-    -------
-    ModelConfig
-        With every default of Triton's filled in; a draft unless it is an ensemble's.
+    Returns: with every default of Triton's filled in; a draft unless it is an ensemble's.
 
-    Raises
-    ------
-    BridgeError
-        ``NOT_FOUND`` without the directory; ``INVALID_ARG`` for a file that is missing, cannot be
-        parsed (with file, line and column), or asks for what cannot be.
+    Raises BridgeError: ``NOT_FOUND`` without the directory; ``INVALID_ARG`` for a file that is
+    missing, cannot be parsed (with file, line and column), or asks for what cannot be.
     """
     if not model_dir.is_dir():
-        raise BridgeError(f"the model directory {model_dir} does not exist", ErrorCode.NOT_FOUND)
+        raise not_found(f"the model directory {model_dir} does not exist")
     if override is None:
         path = model_dir / CONFIG_FILENAME
         message = parse_model_config(_read_text(path, required=not draft), str(path))
@@ -90,19 +76,19 @@ def _read_text(path: Path, *, required: bool) -> str:
     except FileNotFoundError as error:
         if not required:
             return ""
-        raise refuse(
+        raise invalid(
             f"failed to open text file for read {path}: No such file or directory; write there at "
             'least: backend: "python", max_batch_size, and every input and output with name, '
             "data_type and dims"
         ) from error
     except OSError as error:
-        raise refuse(f"failed to open text file for read {path}: {error.strerror}") from error
+        raise invalid(f"failed to open text file for read {path}: {error.strerror}") from error
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         column = error.start - content.rfind(b"\n", 0, error.start)
-        raise refuse(
+        raise invalid(
             f"failed to read text proto from {path}: {line}:{column}: expected UTF-8, got the byte "
             f"0x{content[error.start]:02x}"
         ) from error
@@ -113,16 +99,13 @@ def parse_model_config(text: str, source: str) -> ProtoMessage:
 
     Nothing is filled in or checked beyond the syntax and the schema.
 
-    Raises
-    ------
-    BridgeError
-        ``INVALID_ARG``: names `source`, line and column, and what was expected.
+    Raises BridgeError: ``INVALID_ARG``: names `source`, line and column, and what was expected.
     """
     message = model_config_schema().ModelConfig()
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
-        raise refuse(f"failed to read text proto from {source}: {error}") from error
+        raise invalid(f"failed to read text proto from {source}: {error}") from error
     return message
 
 
@@ -143,7 +126,7 @@ def complete_model_config(
     config.CopyFrom(message)
     config.name = config.name or model_dir.name
     if config.name != model_dir.name:
-        raise refuse(
+        raise invalid(
             f"unexpected directory name '{model_dir.name}' for model '{config.name}', "
             "directory name must equal model name"
         )
@@ -169,19 +152,16 @@ def parse_config_override(text: str) -> ProtoMessage:
     It is the JSON of ``GET /v2/models/{name}/config``. Nothing is filled in or checked beyond the
     syntax and the schema.
 
-    Raises
-    ------
-    BridgeError
-        ``INVALID_ARG``: what is wrong with it.
+    Raises BridgeError: ``INVALID_ARG``: what is wrong with it.
     """
     message = model_config_schema().ModelConfig()
     if text.lstrip()[:1] != "{":
         # An empty array, or a null, would pass for an empty configuration.
-        raise refuse(f"Invalid config override: expected a JSON object, got {text[:20]!r}")
+        raise invalid(f"Invalid config override: expected a JSON object, got {text[:20]!r}")
     try:
         json_format.Parse(text, message)
     except (json_format.ParseError, RecursionError) as error:
-        raise refuse(f"Invalid config override: {error}") from error
+        raise invalid(f"Invalid config override: {error}") from error
     return message
 
 
@@ -190,24 +170,22 @@ def read_labels(output: ProtoMessage, model_dir: Path) -> tuple[bytes, ...]:
 
     As in Triton, a line is everything up to its newline and an empty one names nothing.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for a file that cannot be read, or that is outside of `model_dir`.
+    Raises BridgeError: INVALID_ARG for a file that cannot be read, or that is outside of
+    `model_dir`.
     """
     if not output.label_filename:
         return ()
     path = model_dir / output.label_filename
     # Also of a link: a configuration is not to show files to clients that its model does not hold.
     if not path.resolve().is_relative_to(model_dir.resolve()):
-        raise refuse(
+        raise invalid(
             f"output '{output.name}': expected a label_filename in the model's directory "
             f"{model_dir}, got '{output.label_filename}'"
         )
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise refuse(f"failed to open text file for read {path}: {error.strerror}") from error
+        raise invalid(f"failed to open text file for read {path}: {error.strerror}") from error
     lines = content.split(b"\n")
     return tuple(lines[:-1] if not lines[-1] else lines)
 
@@ -225,19 +203,12 @@ def finish_model_config(
     As in Triton, the batch size, the inputs and outputs, the transaction policy, and a scheduler where
     the draft chooses none are the model's; everything else stays as the draft has it.
 
-    Parameters
-    ----------
-    draft : ModelConfig
-        Not changed.
-    returned : str or None
-        What the model made of it, as JSON; None if it completes nothing.
-    model_dir, gpu_count, backends
-        As for `load_model_config`.
+    - ``draft``: not changed.
+    - ``returned``: what the model made of it, as JSON; None if it completes nothing.
+    - ``model_dir``, ``gpu_count``, ``backends``: as for `load_model_config`.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG when the model returned no configuration, or the whole is none that can be.
+    Raises BridgeError: INVALID_ARG when the model returned no configuration, or the whole is none
+    that can be.
     """
     message = type(draft.message)()
     message.CopyFrom(draft.message)
@@ -251,20 +222,20 @@ def finish_model_config(
 def _parse(text: str, name: str) -> ProtoMessage:
     told = f"auto_complete_config of model '{name}' returned"
     if len(text) > _LONGEST:
-        raise refuse(
+        raise invalid(
             f"{told} a configuration of {len(text)} characters; expected at most {_LONGEST}"
         )
     try:
         # Not the standard library's: it takes halves of surrogate pairs, which are no text.
         values: Any = orjson.loads(text)
         if not isinstance(values, dict):
-            raise refuse(f"{told} {text[:40]!r}; expected a ModelConfig that holds a dict")
+            raise invalid(f"{told} {text[:40]!r}; expected a ModelConfig that holds a dict")
         for direction in _TENSORS:
             _spell_dims(values.get(direction))
         message = model_config_schema().ModelConfig()
         json_format.ParseDict(values, message)
     except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
-        raise refuse(f"{told} no valid configuration: {error}") from error
+        raise invalid(f"{told} no valid configuration: {error}") from error
     return message
 
 

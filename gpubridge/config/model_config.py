@@ -17,10 +17,9 @@ from gpubridge.config.schema import (
     message_to_triton_json,
     model_config_schema,
 )
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import invalid, not_found
 
 _VERSION_NAME = re.compile(r"[1-9][0-9]*")
-
 _MAX_VERSION = 2**63 - 1
 
 FIRST_RESPONSE_FAMILY = "nv_inference_first_response_histogram_ms"
@@ -53,13 +52,8 @@ KSERVE_DATATYPES = MappingProxyType(
 class VersionPolicy:
     """The version policy of a model.
 
-    Attributes
-    ----------
-    kind : {"latest", "all", "specific"}
-    latest : int
-        How many of the highest versions are served; only for ``"latest"``.
-    versions : tuple of int
-        The versions that are served where they exist; only for ``"specific"``.
+    - ``latest``: how many of the highest versions are served; only for ``"latest"``.
+    - ``versions``: the versions that are served where they exist; only for ``"specific"``.
     """
 
     kind: Literal["latest", "all", "specific"]
@@ -73,17 +67,12 @@ def available_versions(model_dir: Path) -> list[int]:
     A version is a directory whose name is a decimal number without sign or leading zero, from 1 to
     2**63 - 1. Everything else in the directory is ignored, as Triton documents it.
 
-    Raises
-    ------
-    BridgeError
-        ``NOT_FOUND`` when the directory cannot be listed.
+    Raises BridgeError: ``NOT_FOUND`` when the directory cannot be listed.
     """
     try:
         entries = list(model_dir.iterdir())
     except OSError as error:
-        raise BridgeError(
-            f"cannot list the model directory {model_dir}: {error.strerror}", ErrorCode.NOT_FOUND
-        ) from error
+        raise not_found(f"cannot list the model directory {model_dir}: {error.strerror}") from error
     return sorted(
         int(entry.name)
         for entry in entries
@@ -106,21 +95,17 @@ def select_versions(policy: VersionPolicy, available: Iterable[int]) -> list[int
 def served_versions(model_dir: Path, model_name: str, policy: VersionPolicy) -> list[int]:
     """Return the versions of the model in `model_dir` to load, ascending; at least one.
 
-    Raises
-    ------
-    BridgeError
-        ``NOT_FOUND`` when the directory cannot be listed, ``INVALID_ARG`` when no version of it
-        falls under the policy.
+    Raises BridgeError: ``NOT_FOUND`` when the directory cannot be listed, ``INVALID_ARG`` when no
+    version of it falls under the policy.
     """
     available = available_versions(model_dir)
     selected = select_versions(policy, available)
     if not selected:
         found = ", ".join(map(str, available)) if available else "none"
-        raise BridgeError(
+        raise invalid(
             "at least one version must be available under the version policy of model "
             f"'{model_name}': put the model's file into a directory such as {model_dir / '1'} "
-            f"(versions found: {found}; policy: {_policy_text(policy)})",
-            ErrorCode.INVALID_ARG,
+            f"(versions found: {found}; policy: {_policy_text(policy)})"
         )
     return selected
 
@@ -137,25 +122,15 @@ def _policy_text(policy: VersionPolicy) -> str:
 class TensorSpec:
     """One input or output of a model.
 
-    Attributes
-    ----------
-    name : str
-    datatype : str
-        The KServe v2 name: ``"FP32"``, ``"BYTES"``, ``"BF16"``, ...
-    dims : tuple of int
-        As clients see it, without the batch dimension; -1 is variable.
-    optional : bool
-        A request may leave the input out.
-    reshape : tuple of int or None
-        The shape the model sees instead of `dims`; None where it sees `dims`.
-    is_shape_tensor : bool
-        Always False: only TensorRT models have them.
-    allow_ragged_batch : bool
-        Requests of different shapes may share a batch.
-    label_filename : str
-        The file in the model's directory that names the classes of an output, or "".
-    labels : tuple of bytes
-        What it says, by class index.
+    - ``datatype``: the KServe v2 name: ``"FP32"``, ``"BYTES"``, ``"BF16"``, ...
+    - ``dims``: as clients see it, without the batch dimension; -1 is variable.
+    - ``optional``: a request may leave the input out.
+    - ``reshape``: the shape the model sees instead of `dims`; None where it sees `dims`.
+    - ``is_shape_tensor``: always False: only TensorRT models have them.
+    - ``allow_ragged_batch``: requests of different shapes may share a batch.
+    - ``label_filename``: the file in the model's directory that names the classes of an output, or
+      "".
+    - ``labels``: what it says, by class index.
     """
 
     name: str
@@ -188,35 +163,22 @@ class InstanceGroup:
 class ModelConfig:
     """The complete, validated configuration of one model, with all defaults filled in.
 
-    Attributes
-    ----------
-    backend : str
-        ``"python"``, the name of a backend that is written in Python, or ``""`` for an ensemble.
-    max_batch_size : int
-        0 when the model has no batch dimension.
-    parameters : dict of str to str
-        The ``string_value`` of each parameter.
-    decoupled : bool
-        The model sends any number of responses per request.
-    metric_tags : dict of str to str
-        Labels of all its metrics.
-    first_response_buckets : tuple of float
-        The bounds, in milliseconds, of the histogram of first responses; empty for the usual ones.
-    message : inference.ModelConfig
-        The protobuf all of this came from. Shared: nobody changes it.
-    notices : tuple of str
-        Sentences for the log: what the configuration asks for that has no effect here.
-    backend_file : Path or None
-        The ``model.py`` of its backend; None where the model brings its own.
-    draft : bool
-        The model itself may still complete it, when it is loaded. Until then `inputs` and `outputs`
-        are empty, whatever the message has, and nobody has checked that.
-    fallbacks : dict of str to int
-        How much of it is served in a slower way than it asks for, by reason: "no_gpu".
-    inputs_by_name, outputs_by_name : dict of str to TensorSpec
-        `inputs` and `outputs`, to look them up.
-    required_inputs : tuple of str
-        The names of the inputs that no request may leave out.
+    - ``backend``: ``"python"``, the name of a backend that is written in Python, or ``""`` for an
+      ensemble.
+    - ``max_batch_size``: 0 when the model has no batch dimension.
+    - ``parameters``: the ``string_value`` of each parameter.
+    - ``decoupled``: the model sends any number of responses per request.
+    - ``metric_tags``: labels of all its metrics.
+    - ``first_response_buckets``: the bounds, in milliseconds, of the histogram of first responses;
+      empty for the usual ones.
+    - ``message``: the protobuf all of this came from. Shared: nobody changes it.
+    - ``notices``: sentences for the log: what the configuration asks for that has no effect here.
+    - ``backend_file``: the ``model.py`` of its backend; None where the model brings its own.
+    - ``draft``: the model itself may still complete it, when it is loaded. Until then `inputs` and
+      `outputs` are empty, whatever the message has, and nobody has checked that.
+    - ``fallbacks``: how much of it is served in a slower way than it asks for, by reason: "no_gpu".
+    - ``inputs_by_name``, ``outputs_by_name``: `inputs` and `outputs`, to look them up.
+    - ``required_inputs``: the names of the inputs that no request may leave out.
     """
 
     name: str

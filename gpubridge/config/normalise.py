@@ -11,8 +11,6 @@ from typing import Literal
 
 from gpubridge.config.schema import ProtoMessage, model_config_schema
 
-__all__ = ["GpuFallback", "normalise_instance_groups", "normalise_model"]
-
 GpuFallback = Literal["none", "host"]
 
 _DEFAULT_SEQUENCE_IDLE_MICROSECONDS = 1_000_000

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["InputPlacement", "PythonBackendSettings"]
+from gpubridge.errors import BridgeError, invalid
 
 InputPlacement = Literal["source", "device", "host"]
 DeviceMemoryHandles = Literal["auto", "legacy", "fd"]
@@ -30,28 +28,21 @@ _RESTART_BACKOFF_SECONDS = 30.0
 class PythonBackendSettings:
     """What the command line says to all Python models.
 
-    Attributes
-    ----------
-    stub_timeout_seconds : float or None
-        How long a stub may work on one batch before it is taken for hung; None never ends it.
-    input_placement : {"source", "device", "host"} or None
-        Where models get their inputs if they do not say; None leaves it to the instance's kind.
-    busy_poll_us : int
-        Microseconds that server and stub stay awake for the next message where one request follows
-        the other; 0 for never.
-    device_arena_bytes : int
-        Device memory that each stub with a GPU gets for its outputs.
-    device_memory_handles : {"auto", "legacy", "fd"}
-        By what that crosses processes: legacy IPC handles, or file descriptors of it; "auto" takes
-        these where those are refused.
-    restart_backoff_limit_seconds : float
-        The longest wait before a stub that keeps dying is started again.
-    environment_cache : Path or None
-        Where unpacked environments of models are kept; None for the user's cache directory.
-    environment_limit_bytes : int
-        The most that may come out of one packed environment.
-    notices : tuple of str
-        Sentences for the log: Triton's keys that were given and have no effect here.
+    - ``stub_timeout_seconds``: how long a stub may work on one batch before it is taken for hung;
+      None never ends it.
+    - ``input_placement``: where models get their inputs if they do not say; None leaves it to the
+      instance's kind.
+    - ``busy_poll_us``: microseconds that server and stub stay awake for the next message where one
+      request follows the other; 0 for never.
+    - ``device_arena_bytes``: device memory that each stub with a GPU gets for its outputs.
+    - ``device_memory_handles``: by what that crosses processes: legacy IPC handles, or file
+      descriptors of it; "auto" takes these where those are refused.
+    - ``restart_backoff_limit_seconds``: the longest wait before a stub that keeps dying is started
+      again.
+    - ``environment_cache``: where unpacked environments of models are kept; None for the user's
+      cache directory.
+    - ``environment_limit_bytes``: the most that may come out of one packed environment.
+    - ``notices``: sentences for the log: Triton's keys that were given and have no effect here.
     """
 
     stub_timeout_seconds: float | None = None
@@ -68,11 +59,8 @@ class PythonBackendSettings:
     def from_backend_config(cls, pairs: Mapping[str, str]) -> PythonBackendSettings:
         """Return the settings that `pairs`, key to text, spell.
 
-        Raises
-        ------
-        BridgeError
-            ``INVALID_ARG`` for an unknown key (with the likeliest known one) or a value that
-            Triton, or gpubridge, does not take.
+        Raises BridgeError: ``INVALID_ARG`` for an unknown key (with the likeliest known one) or a
+        value that Triton, or gpubridge, does not take.
         """
         values: dict[str, Any] = {}
         notices = []
@@ -90,15 +78,11 @@ class PythonBackendSettings:
         return cls(**values, notices=tuple(notices))
 
 
-def _refuse(message: str) -> BridgeError:
-    return BridgeError(message, ErrorCode.INVALID_ARG)
-
-
 def _unknown(key: str) -> BridgeError:
     known = [*_OWN, *_WITHOUT_EFFECT]
     likely = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean '{likely[0]}'?" if likely else f"known keys are {', '.join(known)}"
-    return _refuse(f"unknown key '{key}' in --backend-config=python,{key}=...; {hint}")
+    return invalid(f"unknown key '{key}' in --backend-config=python,{key}=...; {hint}")
 
 
 def _timeout(key: str, value: str) -> float:
@@ -107,42 +91,42 @@ def _timeout(key: str, value: str) -> float:
     except ValueError:
         seconds = math.nan
     if not math.isfinite(seconds):
-        raise _refuse(f"{key} expects a number of seconds, got '{value}'")
+        raise invalid(f"{key} expects a number of seconds, got '{value}'")
     if seconds <= 0:
-        raise _refuse(f"{key} can't be smaller than or equal to zero.")
+        raise invalid(f"{key} can't be smaller than or equal to zero.")
     return seconds
 
 
 def _microseconds(key: str, value: str) -> int:
     count = _integer(key, value)
     if not 0 <= count <= _LONGEST_BUSY_POLL:
-        raise _refuse(f"{key} expects 0 to {_LONGEST_BUSY_POLL} microseconds, got '{value}'")
+        raise invalid(f"{key} expects 0 to {_LONGEST_BUSY_POLL} microseconds, got '{value}'")
     return count
 
 
 def _placement(key: str, value: str) -> InputPlacement:
     if value not in _INPUT_PLACEMENTS:
-        raise _refuse(f"{key} expects one of {', '.join(_INPUT_PLACEMENTS)}, got '{value}'")
+        raise invalid(f"{key} expects one of {', '.join(_INPUT_PLACEMENTS)}, got '{value}'")
     return cast("InputPlacement", value)
 
 
 def _handles(key: str, value: str) -> DeviceMemoryHandles:
     if value not in _DEVICE_MEMORY_HANDLES:
-        raise _refuse(f"{key} expects one of {', '.join(_DEVICE_MEMORY_HANDLES)}, got '{value}'")
+        raise invalid(f"{key} expects one of {', '.join(_DEVICE_MEMORY_HANDLES)}, got '{value}'")
     return cast("DeviceMemoryHandles", value)
 
 
 def _directory(key: str, value: str) -> Path:
     path = Path(value)
     if not path.is_absolute() or "\0" in value:
-        raise _refuse(f"{key} expects an absolute path, got '{value}'")
+        raise invalid(f"{key} expects an absolute path, got '{value}'")
     return path
 
 
 def _positive(key: str, value: str) -> int:
     count = _integer(key, value)
     if count < 1:
-        raise _refuse(f"{key} can't be less than 1.")
+        raise invalid(f"{key} can't be less than 1.")
     return count
 
 
@@ -150,23 +134,23 @@ def _integer(key: str, value: str) -> int:
     try:
         return int(value)
     except ValueError:
-        raise _refuse(f"{key} expects an integer, got '{value}'") from None
+        raise invalid(f"{key} expects an integer, got '{value}'") from None
 
 
 def _check_default_size(key: str, value: str) -> None:
     if _integer(key, value) < _LEAST_SHM_BYTES:
         # Triton enforces 1 MiB and says 4; clients know the text.
-        raise _refuse(f"{key} can't be smaller than 4 MiBs")
+        raise invalid(f"{key} can't be smaller than 4 MiBs")
 
 
 def _check_growth_size(key: str, value: str) -> None:
     if _integer(key, value) <= 0:
-        raise _refuse(f"{key} can't be smaller than or equal to zero.")
+        raise invalid(f"{key} can't be smaller than or equal to zero.")
 
 
 def _check_prefix(key: str, value: str) -> None:
     if not value:
-        raise _refuse(f"{key} must at least contain one character.")
+        raise invalid(f"{key} must at least contain one character.")
 
 
 def _check_count(key: str, value: str) -> None:

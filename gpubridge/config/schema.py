@@ -48,10 +48,8 @@ def model_config_schema() -> ModuleType:
     after, or never: both register the same bytes in protobuf's default descriptor pool, which
     keeps one descriptor, and one class per descriptor.
 
-    Raises
-    ------
-    BridgeError
-        ``INTERNAL`` when tritonclient is not installed, or was generated for a newer protobuf.
+    Raises BridgeError: ``INTERNAL`` when tritonclient is not installed, or was generated for a
+    newer protobuf.
     """
     path = _generated_file()
     spec = importlib.util.spec_from_file_location(_MODULE_NAME, path)
@@ -85,16 +83,10 @@ def _generated_file() -> Path:
 def message_to_triton_json(message: ProtoMessage) -> dict[str, JsonValue]:
     """Return `message` as the JSON object that Triton's config endpoint would print.
 
-    Parameters
-    ----------
-    message : protobuf message
-        Read only; nothing of it is shared with the result.
+    ``message``: read only; nothing of it is shared with the result.
 
-    Returns
-    -------
-    dict
-        Keys in the order of the schema. Fields with presence (messages, members of a oneof)
-        appear only when set; all others appear with their defaults. Enums are names.
+    Returns: keys in the order of the schema. Fields with presence (messages, members of a oneof)
+    appear only when set; all others appear with their defaults. Enums are names.
     """
     result: dict[str, JsonValue] = {}
     for field in message.DESCRIPTOR.fields:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from gpubridge.config.normalise import GpuFallback
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import invalid
 from gpubridge.flags import check_flags, flag, invalid_flag
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
@@ -27,10 +27,7 @@ _USUAL_DEBUG_PORT = 5678
 def read_debug_models(texts: Iterable[str]) -> dict[str, int]:
     """Return the port for each model that ``NAME[:PORT]`` names; 0 for any free one.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG: a text is not NAME or NAME:PORT, or two models have one port.
+    Raises BridgeError: INVALID_ARG: a text is not NAME or NAME:PORT, or two models have one port.
     """
     ports: dict[str, int] = {}
     for text in texts:
@@ -39,7 +36,7 @@ def read_debug_models(texts: Iterable[str]) -> dict[str, int]:
             raise invalid_flag("--debug-model", "NAME or NAME:PORT", repr(text))
         port = int(number) if colon else _USUAL_DEBUG_PORT
         if port and port in ports.values():
-            raise _refuse(f"--debug-model {text}: port {port} is another model's; give NAME:PORT")
+            raise invalid(f"--debug-model {text}: port {port} is another model's; give NAME:PORT")
         ports[name] = port
     return ports
 
@@ -47,10 +44,7 @@ def read_debug_models(texts: Iterable[str]) -> dict[str, int]:
 def read_backend_config(entries: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return the keys and values for each backend that ``[BACKEND,]KEY=VALUE`` names.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for another form, and for a backend other than python.
+    Raises BridgeError: INVALID_ARG for another form, and for a backend other than python.
     """
     config: dict[str, dict[str, str]] = {}
     for entry in entries:
@@ -62,7 +56,7 @@ def read_backend_config(entries: Iterable[str]) -> dict[str, dict[str, str]]:
         if not equals:
             raise invalid_flag("--backend-config", "BACKEND,KEY=VALUE", repr(entry))
         if backend != "python":
-            raise _refuse(
+            raise invalid(
                 f"--backend-config: expected the backend python, got {backend!r} in {entry!r}"
             )
         config.setdefault(backend, {})[key] = value
@@ -186,10 +180,7 @@ class ServerSettings:
 
     ``stub_python``, which no flag sets, runs the models that name no interpreter.
 
-    Raises
-    ------
-    BridgeError
-        ``INVALID_ARG``: names the flag, what it expects and what it got.
+    Raises BridgeError: ``INVALID_ARG``: names the flag, what it expects and what it got.
     """
 
     model_repositories: tuple[Path, ...] = flag(
@@ -285,12 +276,12 @@ class ServerSettings:
         if not self.model_repositories:
             raise invalid_flag("--model-repository", "at least one directory", "none")
         if self.load_models and self.model_control_mode != "explicit":
-            raise _refuse(
+            raise invalid(
                 "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' "
                 "as well."
             )
         if "*" in self.load_models and len(self.load_models) > 1:
-            raise _refuse(
+            raise invalid(
                 "Wildcard model name '*' must be the ONLY startup model if specified at all."
             )
 
@@ -305,7 +296,3 @@ class ServerSettings:
             other = taken.setdefault((getattr(self, f"{server}_address"), port), name)
             if other != name:
                 raise invalid_flag(name, f"a port that {other} does not use", str(port))
-
-
-def _refuse(message: str) -> BridgeError:
-    return BridgeError(message, ErrorCode.INVALID_ARG)

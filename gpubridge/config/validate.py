@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from gpubridge.config.model_config import FIRST_RESPONSE_FAMILY, KSERVE_DATATYPES, ModelConfig
 from gpubridge.config.schema import ProtoMessage, model_config_schema
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import invalid
 
 _PARAMETER_VALUES = {
     "INPUT_PLACEMENT": ("source", "device", "host"),
@@ -20,7 +20,6 @@ _PARAMETER_VALUES = {
 }
 
 _PYTHON_RUNTIMES = ("", "libtriton_python.so")
-
 _BACKEND_RUNTIMES = ("", "model.py")
 
 # Top-level fields that are served nowhere: a field counts when it is present and not empty.
@@ -32,11 +31,6 @@ _FIELDS = {
 }
 
 
-def refuse(message: str) -> BridgeError:
-    """Return the error for a configuration that cannot be served."""
-    return BridgeError(message, ErrorCode.INVALID_ARG)
-
-
 def validate_model(
     config: ProtoMessage, gpu_count: Callable[[], int], *, draft: bool = False
 ) -> None:
@@ -45,7 +39,7 @@ def validate_model(
     The inputs and outputs of a ``draft`` are left alone: its model may still complete them.
     """
     if config.max_batch_size < 0:
-        raise refuse(f"'max_batch_size' must be non-negative value for {config.name}")
+        raise invalid(f"'max_batch_size' must be non-negative value for {config.name}")
     if not draft:
         _validate_tensors(config, "input", config.input)
         _validate_tensors(config, "output", config.output)
@@ -62,7 +56,7 @@ def _validate_tensors(config: ProtoMessage, direction: str, tensors: ProtoMessag
     for tensor in tensors:
         _validate_tensor(config, direction, tensor)
         if tensor.name in names:
-            raise refuse(
+            raise invalid(
                 f"model {direction} '{tensor.name}' is declared more than once for {config.name}; "
                 f"every {direction} needs a name of its own"
             )
@@ -72,53 +66,53 @@ def _validate_tensors(config: ProtoMessage, direction: str, tensors: ProtoMessag
 def _validate_tensor(config: ProtoMessage, direction: str, tensor: ProtoMessage) -> None:
     what, model = f"model {direction} '{tensor.name}'", config.name
     if not tensor.name:
-        raise refuse(f"model {direction} must specify 'name' for {model}")
+        raise invalid(f"model {direction} must specify 'name' for {model}")
     datatype = model_config_schema().DataType
     if tensor.data_type == datatype.TYPE_INVALID:
-        raise refuse(f"{what} must specify 'data_type' for {model}")
+        raise invalid(f"{what} must specify 'data_type' for {model}")
     if tensor.data_type not in datatype.values() or (
         datatype.Name(tensor.data_type) not in KSERVE_DATATYPES
     ):
-        raise refuse(f"{what} has unknown 'data_type' {tensor.data_type} for {model}")
+        raise invalid(f"{what} has unknown 'data_type' {tensor.data_type} for {model}")
     if not tensor.dims:
-        raise refuse(f"{what} must specify 'dims' for {model}")
+        raise invalid(f"{what} must specify 'dims' for {model}")
     if not all(dim >= 1 or dim == -1 for dim in tensor.dims):
-        raise refuse(
+        raise invalid(
             f"{what} dimension must be integer >= 1, or -1 to indicate a variable-size dimension "
             f"for {model}"
         )
     if tensor.HasField("reshape"):
         _validate_reshape(config, what, tensor)
     if tensor.is_shape_tensor:
-        raise refuse(f"shape tensors are only supported for TensorRT platform for {model}")
+        raise invalid(f"shape tensors are only supported for TensorRT platform for {model}")
     if tensor.is_non_linear_format_io:
-        raise refuse(
+        raise invalid(
             f"Non-linear IO format is only supported for the TensorRT platform for {model}"
         )
     if direction == "input" and tensor.format != tensor.FORMAT_NONE and len(tensor.dims) != 3:
-        raise refuse(f"model input NHWC/NCHW require 3 dims for {model}")
+        raise invalid(f"model input NHWC/NCHW require 3 dims for {model}")
 
 
 def _validate_reshape(config: ProtoMessage, what: str, tensor: ProtoMessage) -> None:
     shape = tensor.reshape.shape
     if config.max_batch_size == 0 and not shape:
-        raise refuse(
+        raise invalid(
             f"{what} cannot have empty reshape for non-batching model as scalar tensors are not "
             f"supported for {config.name}"
         )
     if not all(dim >= 1 or dim == -1 for dim in shape):
-        raise refuse(
+        raise invalid(
             f"{what} reshape dimensions must be integer >= 1, or -1 to indicate a variable-size "
             f"dimension for {config.name}"
         )
     sizes, reshaped = _fixed_sizes(tensor.dims), _fixed_sizes(shape)
     if len(sizes) != len(reshaped) and min(len(sizes), len(reshaped)) > 1:
-        raise refuse(
+        raise invalid(
             f"{what} has different number of variable-size dimensions for dims and reshape for "
             f"{config.name}"
         )
     if sizes != reshaped:
-        raise refuse(f"{what} has different size for dims and reshape for {config.name}")
+        raise invalid(f"{what} has different size for dims and reshape for {config.name}")
 
 
 def _fixed_sizes(dims: ProtoMessage) -> list[int]:
@@ -139,13 +133,13 @@ def _validate_metrics(config: ProtoMessage) -> None:
     for control in config.model_metrics.metric_control:
         family, buckets = control.metric_identifier.family, list(control.histogram_options.buckets)
         if family != FIRST_RESPONSE_FAMILY:
-            raise refuse(
+            raise invalid(
                 f"model_metrics of model {config.name}: expected the family "
                 f"'{FIRST_RESPONSE_FAMILY}', whose buckets are the only ones to choose, got "
                 f"'{family}'"
             )
         if buckets != sorted(set(buckets)):
-            raise refuse(
+            raise invalid(
                 f"model_metrics of model {config.name}: expected buckets in ascending order, got "
                 f"{buckets}"
             )
@@ -156,7 +150,7 @@ def _validate_scheduling(config: ProtoMessage) -> None:
     if scheduling == "ensemble_scheduling":
         _validate_ensemble(config)
     elif config.platform == "ensemble":
-        raise refuse(
+        raise invalid(
             f"ensemble scheduling must be set for ensemble {config.name} whose platform is ensemble"
         )
     elif scheduling == "dynamic_batching":
@@ -165,7 +159,7 @@ def _validate_scheduling(config: ProtoMessage) -> None:
     elif scheduling == "sequence_batching" and config.sequence_batching.HasField("oldest"):
         _validate_preferred_sizes(config, "sequence", config.sequence_batching.oldest)
     if config.response_cache.enable and config.model_transaction_policy.decoupled:
-        raise refuse(
+        raise invalid(
             f"Response Cache does not currently support model {config.name} with 'decoupled' "
             "transaction policy. Please disable the response cache."
         )
@@ -174,31 +168,31 @@ def _validate_scheduling(config: ProtoMessage) -> None:
 def _validate_ensemble(config: ProtoMessage) -> None:
     name = config.name
     if config.platform != "ensemble":
-        raise refuse(
+        raise invalid(
             f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble"
         )
     if config.backend:
-        raise refuse(
+        raise invalid(
             f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type"
         )
     if config.instance_group:
-        raise refuse(f"instance group should not be specified for ensemble '{name}'")
+        raise invalid(f"instance group should not be specified for ensemble '{name}'")
     if config.HasField("optimization"):
-        raise refuse(f"optimization should not be specified for ensemble '{name}'")
+        raise invalid(f"optimization should not be specified for ensemble '{name}'")
     if not config.ensemble_scheduling.step:
-        raise refuse(f"must specify 'step' for ensemble '{name}'")
+        raise invalid(f"must specify 'step' for ensemble '{name}'")
     if config.model_warmup:
-        raise refuse(f"model_warmup can not be specified for ensemble '{name}'")
+        raise invalid(f"model_warmup can not be specified for ensemble '{name}'")
 
 
 def _validate_preferred_sizes(config: ProtoMessage, batcher: str, settings: ProtoMessage) -> None:
     for size in settings.preferred_batch_size:
         if size <= 0:
-            raise refuse(f"{batcher} batching preferred size must be positive for {config.name}")
+            raise invalid(f"{batcher} batching preferred size must be positive for {config.name}")
         if size > config.max_batch_size:
             # Triton says "preferred batch size" of a sequence batcher, but only here.
             subject = "preferred batch size" if batcher == "sequence" else "preferred size"
-            raise refuse(
+            raise invalid(
                 f"{batcher} batching {subject} must be <= max batch size for {config.name}"
             )
 
@@ -209,9 +203,9 @@ def _validate_priorities(config: ProtoMessage) -> None:
     if levels == 0:
         return
     if not 1 <= batching.default_priority_level <= levels:
-        raise refuse(f"default priority level must be in range [1, {levels}] for {config.name}")
+        raise invalid(f"default priority level must be in range [1, {levels}] for {config.name}")
     if not all(1 <= level <= levels for level in batching.priority_queue_policy):
-        raise refuse(
+        raise invalid(
             f"priority queue policy must have priority level in range [1, {levels}] "
             f"for {config.name}"
         )
@@ -220,23 +214,23 @@ def _validate_priorities(config: ProtoMessage) -> None:
 def _validate_execution(config: ProtoMessage) -> None:
     filename = PurePosixPath(config.default_model_filename)
     if filename.is_absolute() or ".." in filename.parts:
-        raise refuse(
+        raise invalid(
             f"default_model_filename '{filename}' of model '{config.name}' leads out of the "
             "version directory; give a path inside it, such as model.py"
         )
     own = _PYTHON_RUNTIMES if config.backend == "python" else _BACKEND_RUNTIMES
     if config.runtime not in own:
-        raise refuse(
+        raise invalid(
             f"unable to find backend library '{config.runtime}' for model '{config.name}': "
             "this server runs Python models itself; remove the field 'runtime'"
         )
     if "FORCE_CPU_ONLY_INPUT_TENSORS" in config.parameters:
         value = config.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value
         if value not in ("yes", "no"):
-            raise refuse(f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {value}'")
+            raise invalid(f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {value}'")
     for key, allowed in _PARAMETER_VALUES.items():
         if key in config.parameters and config.parameters[key].string_value not in allowed:
-            raise refuse(
+            raise invalid(
                 f"Incorrect value for {key}: '{config.parameters[key].string_value}' in model "
                 f"'{config.name}', expected one of {', '.join(allowed)}"
             )
@@ -248,27 +242,27 @@ def _validate_instance_group(
     kinds = model_config_schema().ModelInstanceGroup.Kind
     where = f"instance group {group.name} of model {config.name}"
     if group.kind not in kinds.values():
-        raise refuse(f"{where} has unexpected kind {group.kind}")
+        raise invalid(f"{where} has unexpected kind {group.kind}")
     if group.count < 1:
-        raise refuse(f"{where} has count {group.count}; expected at least 1")
+        raise invalid(f"{where} has count {group.count}; expected at least 1")
     if group.profile:
-        raise refuse(
+        raise invalid(
             f"{where} and platform specifies profile field which is only supported for TensorRT "
             "models"
         )
     if kinds.Name(group.kind) != "KIND_GPU":
         if group.gpus:
-            raise refuse(
+            raise invalid(
                 f"{where} has kind {kinds.Name(group.kind)} but specifies one or more GPUs"
             )
         return
     if not group.gpus:
-        raise refuse(f"{where} has kind KIND_GPU but no GPUs are available")
+        raise invalid(f"{where} has kind KIND_GPU but no GPUs are available")
     count = gpu_count()
     for gpu in group.gpus:
         if not 0 <= gpu < count:
             existing = ", ".join(map(str, range(count))) or "none"
-            raise refuse(
+            raise invalid(
                 f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs of this machine are: "
                 f"{existing}"
             )

@@ -4,23 +4,24 @@ Importing this loads nothing of CUDA; the driver is loaded by the first thing th
 """
 
 from gpubridge.cuda_ipc.arena import DeviceArena, DeviceSlot
-from gpubridge.cuda_ipc.client_region import ClientDeviceRegion
 from gpubridge.cuda_ipc.context import DeviceContext, enable_peer_access
-from gpubridge.cuda_ipc.copies import CopyMark, CopyStream
+from gpubridge.cuda_ipc.copies import CopyMark, CopyStream, PinnedMemory
 from gpubridge.cuda_ipc.devices import (
+    Ability,
+    DeviceCheck,
     DeviceInfo,
     DeviceProbe,
+    check_device,
     driver_release,
     find_device,
     is_exclusive,
     list_devices,
     probe_devices,
+    probe_peers,
 )
 from gpubridge.cuda_ipc.driver import CudaError, DriverAbsent
 from gpubridge.cuda_ipc.events import EventLease, EventRing, SharedEvents
-from gpubridge.cuda_ipc.pinned import PinnedMemory
-from gpubridge.cuda_ipc.probe import Ability, DeviceCheck, check_device, probe_peers
-from gpubridge.cuda_ipc.segment import DeviceSegment
+from gpubridge.cuda_ipc.segment import ClientDeviceRegion, DeviceSegment
 
 __all__ = [
     "Ability",

@@ -11,9 +11,7 @@ from bisect import bisect_left
 from collections import deque
 
 from gpubridge.cuda_ipc.segment import DeviceSegment
-from gpubridge.errors import BridgeError, ErrorCode, InternalError
-
-__all__ = ["DeviceArena", "DeviceSlot"]
+from gpubridge.errors import InternalError, unavailable
 
 # What DLPack asks of exporters, and what the driver's own allocations have.
 _ALIGNMENT = 256
@@ -22,14 +20,9 @@ _ALIGNMENT = 256
 class DeviceSlot:
     """A piece of an arena, lent to one user at a time; give back with `DeviceArena.free`.
 
-    Attributes
-    ----------
-    segment : DeviceSegment
-        Where it lies.
-    offset, size : int
-        Bytes from the segment's start; bytes.
-    pointer : int
-        Where it begins, in this process's device addresses.
+    - ``segment``: where it lies.
+    - ``offset``, ``size``: bytes from the segment's start; bytes.
+    - ``pointer``: where it begins, in this process's device addresses.
     """
 
     __slots__ = ("lent", "offset", "pointer", "segment", "size")
@@ -47,15 +40,9 @@ class DeviceArena:
 
     Any thread may allocate, and any thread or finalizer may free.
 
-    Parameters
-    ----------
-    segment : DeviceSegment
-        All of it is lent; it has to outlive the slots.
+    ``segment``: all of it is lent; it has to outlive the slots.
 
-    Attributes
-    ----------
-    segment : DeviceSegment
-        As given.
+    Attribute ``segment``: as given.
     """
 
     def __init__(self, segment: DeviceSegment) -> None:
@@ -72,10 +59,7 @@ class DeviceArena:
     def allocate(self, nbytes: int) -> DeviceSlot:
         """Lend a slot of at least ``nbytes`` bytes (contents undefined), aligned to 256 bytes.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when no free piece is large enough.
+        Raises BridgeError: UNAVAILABLE when no free piece is large enough.
         """
         size = max(-(-nbytes // _ALIGNMENT), 1) * _ALIGNMENT
         with self._lock:
@@ -85,26 +69,21 @@ class DeviceArena:
                     return self._cut(index, size)
             largest, lent = max(self._sizes, default=0), self._lent
         if size > self.segment.size:
-            raise BridgeError(
+            raise unavailable(
                 f"device memory arena of {self.segment.size} bytes is too small: {nbytes} bytes "
-                "asked for; raise --backend-config=python,device-arena-bytes=N",
-                ErrorCode.UNAVAILABLE,
+                "asked for; raise --backend-config=python,device-arena-bytes=N"
             )
-        raise BridgeError(
+        raise unavailable(
             f"device memory arena is full: {nbytes} bytes asked for, {lent} of "
             f"{self.segment.size} bytes are in use, the largest free piece has {largest}; send "
             "fewer or smaller requests at once, or raise "
-            "--backend-config=python,device-arena-bytes=N",
-            ErrorCode.UNAVAILABLE,
+            "--backend-config=python,device-arena-bytes=N"
         )
 
     def free(self, slot: DeviceSlot) -> None:
         """Take a slot back; its memory may be lent again at once, so no stream may use it any more.
 
-        Raises
-        ------
-        InternalError
-            It is not lent.
+        Raises InternalError: it is not lent.
         """
         if not slot.lent or slot.segment is not self.segment:
             raise InternalError(

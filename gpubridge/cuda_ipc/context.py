@@ -9,28 +9,17 @@ from gpubridge.cuda_ipc.devices import DeviceInfo
 from gpubridge.cuda_ipc.driver import call, status_of
 from gpubridge.errors import InternalError
 
-__all__ = ["DeviceContext", "enable_peer_access"]
-
 _ALREADY_ENABLED = 704
 
 
 class DeviceContext:
     """Retains the primary context of one device; `close` releases it.
 
-    Parameters
-    ----------
-    device : DeviceInfo
-        Of this process (`find_device`).
+    ``device``: of this process (`find_device`).
 
-    Raises
-    ------
-    CudaError
-        The context cannot be made; UNAVAILABLE for want of device memory.
+    Raises CudaError: the context cannot be made; UNAVAILABLE for want of device memory.
 
-    Attributes
-    ----------
-    device : DeviceInfo
-        Whose context it is.
+    Attribute ``device``: whose context it is.
     """
 
     def __init__(self, device: DeviceInfo) -> None:
@@ -73,10 +62,7 @@ class DeviceContext:
 def enable_peer_access(context: DeviceContext, peer: DeviceContext) -> None:
     """Let copies of one device reach another one's memory without the host; more than once is no harm.
 
-    Raises
-    ------
-    CudaError
-        The two do not reach each other.
+    Raises CudaError: the two do not reach each other.
     """
     with context.pushed():
         status_of("cuCtxEnablePeerAccess", peer.raw, 0, expected=(_ALREADY_ENABLED,))

@@ -6,18 +6,89 @@ counted.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import deque
 from typing import Any
 
 from gpubridge.cuda_ipc.context import DeviceContext
-from gpubridge.cuda_ipc.driver import NOT_READY, call, status_of
+from gpubridge.cuda_ipc.driver import NOT_READY, CudaError, call, status_of
 from gpubridge.errors import InternalError
 
-__all__ = ["CopyMark", "CopyStream"]
-
+# For the contexts of all devices.
+_PORTABLE = 1
 _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
+
+
+class PinnedMemory:
+    """Pins mapped segments of this process, and knows which ones are pinned.
+
+    Pinning takes about a second per GiB. Memory that cannot be pinned is copied all the same, slower
+    and with the caller waiting.
+
+    ``context``: of any device; pinned memory is pinned for all.
+
+    Its attributes:
+
+    - ``nbytes``: bytes pinned now.
+    - ``reason``: why the last memory that could not be pinned was not; empty if there was none.
+    """
+
+    def __init__(self, context: DeviceContext) -> None:
+        self.nbytes = 0
+        self.reason = ""
+        self._context = context
+        self._pinned: dict[int, int] = {}
+
+    def pin(self, memory: memoryview) -> bool:
+        """Pin a whole segment; return whether it is pinned now (else see ``reason``).
+
+        It has to be unpinned before it is unmapped.
+
+        Raises CudaError: only a sticky one: the context is lost.
+        """
+        address = _address(memory)
+        if address in self._pinned:
+            if self._pinned[address] != memory.nbytes:
+                raise InternalError(
+                    f"{self._pinned[address]} bytes are pinned where {memory.nbytes} are asked for"
+                )
+            return True
+        try:
+            with self._context.pushed():
+                call("cuMemHostRegister", address, memory.nbytes, _PORTABLE)
+        except CudaError as error:
+            if error.sticky:
+                raise
+            self.reason = error.message
+            return False
+        self._pinned[address] = memory.nbytes
+        self.nbytes += memory.nbytes
+        return True
+
+    def unpin(self, memory: memoryview) -> None:
+        """Unpin a segment, if it is pinned; no copy of it may be under way."""
+        self._unpin(_address(memory))
+
+    def close(self) -> None:
+        """Unpin everything; idempotent."""
+        for address in list(self._pinned):
+            self._unpin(address)
+
+    def _unpin(self, address: int) -> None:
+        nbytes = self._pinned.pop(address, 0)
+        if nbytes:
+            self.nbytes -= nbytes
+            with self._context.pushed():
+                call("cuMemHostUnregister", address)
+
+
+def _address(memory: memoryview) -> int:
+    if not memory.nbytes or memory.readonly:
+        raise InternalError("expected a segment of at least one byte, and a writable one, to pin")
+    # Nothing of it is kept: whoever owns the memory may release its view at any time.
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 class CopyStream:
@@ -25,19 +96,14 @@ class CopyStream:
 
     Any thread may use it, whichever device is current there.
 
-    Parameters
-    ----------
-    context : DeviceContext
-        Of the device whose stream it is; has to outlive it.
+    ``context``: of the device whose stream it is; has to outlive it.
 
-    Attributes
-    ----------
-    handle : int
-        The driver's ``CUstream``.
-    copied, copies : dict
-        Bytes and number of the copies so far, by kind: ``h2d``, ``d2h``, ``d2d``, ``p2p``.
-    waits : int
-        How often somebody has waited for its work.
+    Its attributes:
+
+    - ``handle``: the driver's ``CUstream``.
+    - ``copied``, ``copies``: bytes and number of the copies so far, by kind: ``h2d``, ``d2h``,
+      ``d2d``, ``p2p``.
+    - ``waits``: how often somebody has waited for its work.
     """
 
     def __init__(self, context: DeviceContext) -> None:
@@ -92,10 +158,8 @@ class CopyStream:
     def order_after(self, stream: int) -> None:
         """Let what follows here wait for all that another stream of this device has to do now.
 
-        Parameters
-        ----------
-        stream : int
-            A handle of this process; 0 or 1 the legacy default stream, 2 the per-thread one.
+        ``stream``: a handle of this process; 0 or 1 the legacy default stream, 2 the per-thread
+        one.
         """
         with self._context.pushed():
             self._hand_over(stream, self._open())
@@ -127,10 +191,7 @@ class CopyStream:
     def wait(self) -> None:
         """Wait until all that this stream has to do is done.
 
-        Raises
-        ------
-        CudaError
-            Something on the device has failed; sticky, if it was an illegal access.
+        Raises CudaError: Something on the device has failed; sticky, if it was an illegal access.
         """
         stream = self._open()
         self.count_wait()

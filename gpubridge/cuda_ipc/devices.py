@@ -6,40 +6,39 @@ another device in another process. Looking at devices creates no context.
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 
+import gpubridge
 from gpubridge.cuda_ipc.driver import call, load
-from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = [
-    "DeviceInfo",
-    "DeviceProbe",
-    "driver_release",
-    "find_device",
-    "is_exclusive",
-    "list_devices",
-    "probe_devices",
-]
+from gpubridge.errors import BridgeError, not_found
 
 # The compute mode in which any number of processes may use a device.
 _SHARED = 0
+
+# The directory that Python adds by itself is the user's, with modules of any name.
+_PROGRAM = (
+    "import sys; sys.path[0] or sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
+    "from gpubridge.cuda_ipc.device_check import main; main(sys.argv[1:])"
+)
+
+_SHORTEST_REASON = "the check ended without a word"
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
     """A GPU, or a part of one that the driver shows as a device (MIG).
 
-    Attributes
-    ----------
-    ordinal : int
-        Its number in this process.
-    uuid : str
-        ``GPU-xxxxxxxx-xxxx-…``, or ``MIG-…``: the same in every process.
-    name : str
-        As the driver calls it.
-    nbytes : int
-        Bytes of its memory.
+    - ``ordinal``: its number in this process.
+    - ``uuid``: ``GPU-xxxxxxxx-xxxx-…``, or ``MIG-…``: the same in every process.
+    - ``name``: as the driver calls it.
+    - ``nbytes``: bytes of its memory.
     """
 
     ordinal: int
@@ -52,14 +51,9 @@ class DeviceInfo:
 class DeviceProbe:
     """What was found.
 
-    Attributes
-    ----------
-    count : int
-        GPUs that can be used.
-    reason : str
-        Why there are none; empty when there are.
-    devices : tuple of DeviceInfo
-        By their ordinals.
+    - ``count``: GPUs that can be used.
+    - ``reason``: why there are none; empty when there are.
+    - ``devices``: by their ordinals.
     """
 
     count: int
@@ -79,10 +73,7 @@ def probe_devices() -> DeviceProbe:
 def list_devices() -> tuple[DeviceInfo, ...]:
     """Return the GPUs of this process.
 
-    Raises
-    ------
-    BridgeError
-        There is no driver, or it does not work.
+    Raises BridgeError: there is no driver, or it does not work.
     """
     return tuple(_look_at(ordinal) for ordinal in range(call("cuDeviceGetCount")))
 
@@ -90,20 +81,16 @@ def list_devices() -> tuple[DeviceInfo, ...]:
 def find_device(device_uuid: str) -> DeviceInfo:
     """Return the device of a UUID, whatever its ordinal is here.
 
-    Raises
-    ------
-    BridgeError
-        NOT_FOUND when this process does not see it; as `list_devices` otherwise.
+    Raises BridgeError: NOT_FOUND when this process does not see it; as `list_devices` otherwise.
     """
     devices = list_devices()
     for device in devices:
         if device.uuid == device_uuid:
             return device
     seen = ", ".join(device.uuid for device in devices) or "none"
-    raise BridgeError(
+    raise not_found(
         f"GPU {device_uuid} is not seen by this process, which sees {seen}; check "
-        "CUDA_VISIBLE_DEVICES",
-        ErrorCode.NOT_FOUND,
+        "CUDA_VISIBLE_DEVICES"
     )
 
 
@@ -137,3 +124,101 @@ def _uuid_text(name: str, raw: bytes) -> str:
     # The driver gives a MIG device's own UUID, and says only in the name that it is one.
     prefix = "MIG" if " MIG " in f"{name} " else "GPU"
     return f"{prefix}-{uuid.UUID(bytes=raw)}"
+
+
+@dataclass(frozen=True)
+class Ability:
+    """Whether something works.
+
+    - ``works``: whether it does.
+    - ``reason``: why it does not; empty when it does.
+    """
+
+    works: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class DeviceCheck:
+    """What two processes can do with a device.
+
+    - ``memory``: whether one reads and writes the other's allocation, opened by its legacy handle.
+    - ``memory_fds``: whether one reads and writes the other's memory, mapped by its file
+      descriptor.
+    - ``events``: whether one's streams wait for the other's.
+    - ``pinning``: whether shared host memory can be pinned.
+    """
+
+    memory: Ability
+    memory_fds: Ability
+    events: Ability
+    pinning: Ability
+
+
+def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck:
+    """Let two new processes share memory and events of a device, and pin memory for it.
+
+    Takes a second or more, and a context's memory on the device for each process meanwhile.
+
+    - ``device_uuid``: `DeviceInfo.uuid`.
+    - ``timeout_seconds``: after which they are ended, and the answer is no.
+    """
+    process = subprocess.Popen(
+        check_command("export", device_uuid),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_seconds)
+    except subprocess.TimeoutExpired:
+        _end_group(process)
+        return _nothing(f"the check did not end within {timeout_seconds:g} s")
+    except BaseException:
+        _end_group(process)
+        raise
+    try:
+        found = json.loads(out)
+        names = ("memory", "memory_fds", "events", "pinning")
+        return DeviceCheck(*(_ability(found[name]) for name in names))
+    except (ValueError, KeyError):
+        lines = err.strip().splitlines() or [_SHORTEST_REASON]
+        return _nothing(f"{lines[-1]} (exit code {process.returncode})")
+
+
+def probe_peers(device: DeviceInfo, peer: DeviceInfo) -> Ability:
+    """Whether a device reaches another one's memory; creates no context."""
+    try:
+        ordinals = call("cuDeviceGet", device.ordinal), call("cuDeviceGet", peer.ordinal)
+        if call("cuDeviceCanAccessPeer", *ordinals):
+            return Ability(works=True, reason="")
+    except BridgeError as error:
+        return Ability(works=False, reason=error.message)
+    return Ability(
+        works=False,
+        reason=f"GPU {device.ordinal} cannot reach the memory of GPU {peer.ordinal}: tensors cross "
+        "between them in host memory",
+    )
+
+
+def check_command(*arguments: str) -> list[str]:
+    """Return the command of one of the two processes, which reads nothing of the current folder."""
+    home = str(Path(gpubridge.__file__).parent.parent)
+    return [sys.executable, "-c", _PROGRAM, home, *arguments]
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    # Both processes are in it, and either may hang in the driver. The first has not been waited for
+    # yet, so that its id is nobody else's.
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def _ability(reason: str) -> Ability:
+    return Ability(works=not reason, reason=reason)
+
+
+def _nothing(reason: str) -> DeviceCheck:
+    return DeviceCheck(*(_ability(reason) for _ in range(4)))

@@ -9,9 +9,7 @@ import ctypes
 import re
 from typing import Any
 
-from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["CudaError", "DriverAbsent", "call", "handle_bytes", "handle_from", "load", "status_of"]
+from gpubridge.errors import BridgeError, ErrorCode, invalid
 
 SUCCESS = 0
 OUT_OF_MEMORY = 2
@@ -95,17 +93,12 @@ class CudaError(BridgeError):
 
     The code is UNAVAILABLE for want of device memory, INTERNAL otherwise.
 
-    Attributes
-    ----------
-    call : str
-        The driver's function.
-    status : int
-        Its answer, as in the driver's headers; -1 if there was none, as the driver has no such
-        function.
-    name : str
-        What the driver calls that.
-    sticky : bool
-        Whether every further call of this process fails too, so that it has to be started again.
+    - ``call``: the driver's function.
+    - ``status``: its answer, as in the driver's headers; -1 if there was none, as the driver has no
+      such function.
+    - ``name``: what the driver calls that.
+    - ``sticky``: whether every further call of this process fails too, so that it has to be started
+      again.
     """
 
     def __init__(self, call: str, status: int, name: str) -> None:
@@ -126,12 +119,8 @@ _loaded: Any = None
 def load() -> Any:
     """Return the module ``cuda.bindings.driver``, after ``cuInit``.
 
-    Raises
-    ------
-    DriverAbsent
-        There is no cuda-python, or no driver.
-    CudaError
-        The driver is there, and does not begin.
+    Raises DriverAbsent: there is no cuda-python, or no driver.
+    Raises CudaError: the driver is there, and does not begin.
     """
     global _loaded  # noqa: PLW0603  (once per process, as the driver itself)
     if _loaded is not None:
@@ -152,15 +141,9 @@ def load() -> Any:
 def call(name: str, *arguments: object) -> Any:
     """Call a function of the driver.
 
-    Returns
-    -------
-    object
-        None, the one value it gives, or a tuple of them.
+    Returns: None, the one value it gives, or a tuple of them.
 
-    Raises
-    ------
-    CudaError
-        It failed.
+    Raises CudaError: it failed.
     """
     answer = _answer(name, arguments)
     if answer[0]:
@@ -173,10 +156,7 @@ def call(name: str, *arguments: object) -> Any:
 def status_of(name: str, *arguments: object, expected: tuple[int, ...]) -> int:
     """Call a function whose answer is its status; return that.
 
-    Raises
-    ------
-    CudaError
-        The status is neither success nor one of ``expected``.
+    Raises CudaError: the status is neither success nor one of ``expected``.
     """
     status = _answer(name, arguments)[0]
     if status and int(status) not in expected:
@@ -192,16 +172,12 @@ def handle_bytes(handle: Any) -> bytes:
 def handle_from(kind: str, raw: bytes) -> Any:
     """Make a handle of 64 bytes; ``kind`` is the driver's type.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for another number of bytes.
+    Raises BridgeError: INVALID_ARG for another number of bytes.
     """
     if len(raw) != HANDLE_BYTES:
-        raise BridgeError(
+        raise invalid(
             f"expected a CUDA IPC handle of {HANDLE_BYTES} bytes, got {len(raw)}; send the raw "
-            "handle as the driver gives it",
-            ErrorCode.INVALID_ARG,
+            "handle as the driver gives it"
         )
     handle = getattr(load(), kind)()
     ctypes.memmove(handle.getPtr(), raw, HANDLE_BYTES)

@@ -15,8 +15,6 @@ from gpubridge.cuda_ipc.context import DeviceContext
 from gpubridge.cuda_ipc.driver import NOT_READY, call, handle_bytes, handle_from, status_of
 from gpubridge.errors import InternalError
 
-__all__ = ["EventLease", "EventRing", "SharedEvents"]
-
 _DISABLE_TIMING = 2
 _INTERPROCESS = 4
 
@@ -26,10 +24,8 @@ class SharedEvents:
 
     Any thread may use them.
 
-    Attributes
-    ----------
-    handles : tuple of bytes
-        64 bytes of each event, in the order of their numbers, for `open` in another process.
+    ``handles``: 64 bytes of each event, in the order of their numbers, for `open` in another
+    process.
     """
 
     def __init__(self, context: DeviceContext) -> None:
@@ -41,15 +37,9 @@ class SharedEvents:
     def create(cls, context: DeviceContext, count: int) -> SharedEvents:
         """Make events that others may open.
 
-        Parameters
-        ----------
-        context : DeviceContext
-            Of the device whose streams they are recorded on; has to outlive them.
+        ``context``: of the device whose streams they are recorded on; has to outlive them.
 
-        Raises
-        ------
-        CudaError
-            Events do not cross processes here; nothing is left behind.
+        Raises CudaError: Events do not cross processes here; nothing is left behind.
         """
         made = cls(context)
         handles = []
@@ -69,10 +59,8 @@ class SharedEvents:
     def open(cls, context: DeviceContext, handles: Sequence[bytes]) -> SharedEvents:
         """Open the events of another process, which must not close them before this one does.
 
-        Raises
-        ------
-        CudaError
-            They cannot be opened: this process's own, gone, or events do not cross processes here.
+        Raises CudaError: They cannot be opened: this process's own, gone, or events do not cross
+        processes here.
         """
         opened = cls(context)
         try:
@@ -89,15 +77,9 @@ class SharedEvents:
     def record(self, number: int, stream: int) -> None:
         """Let an event mean what a stream of this process has to do by now.
 
-        Parameters
-        ----------
-        stream : int
-            A handle; 0 or 1 the legacy default stream, 2 the per-thread one.
+        ``stream``: a handle; 0 or 1 the legacy default stream, 2 the per-thread one.
 
-        Raises
-        ------
-        CudaError
-            It cannot be recorded: there is no such stream.
+        Raises CudaError: it cannot be recorded: there is no such stream.
         """
         event = self._event(number)
         with self._context.pushed():
@@ -145,10 +127,7 @@ class EventRing:
 
     Any thread may record; leases may end anywhere.
 
-    Parameters
-    ----------
-    events : SharedEvents
-        Which nobody else records.
+    ``events``: which nobody else records.
     """
 
     def __init__(self, events: SharedEvents) -> None:
@@ -159,10 +138,7 @@ class EventRing:
     def record(self, stream: int) -> EventLease | None:
         """Record an event on a stream of this process; None when all are leased.
 
-        Raises
-        ------
-        CudaError
-            It cannot be recorded; it is not leased then.
+        Raises CudaError: it cannot be recorded; it is not leased then.
         """
         try:
             number = self._free.popleft()
@@ -180,10 +156,7 @@ class EventRing:
 class EventLease:
     """A recorded event, as long as somebody may still wait for it; it comes back with this object.
 
-    Attributes
-    ----------
-    number : int
-        Which of the ring's events it is.
+    ``number``: which of the ring's events it is.
     """
 
     __slots__ = ("__weakref__", "_free", "number")

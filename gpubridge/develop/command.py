@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import bdb
 import json
 import logging
+import pdb
 import sys
+import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import gpubridge
 from gpubridge.config import ServerSettings
-from gpubridge.develop.raised import enter_debugger, print_traceback
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import invalid
 from gpubridge.telemetry.logs import LogSettings, ServerLog
 from gpubridge.telemetry.machine_metrics import MachineMetrics
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
@@ -19,7 +23,35 @@ from gpubridge.telemetry.settings import MetricsSettings, TraceSettings
 from gpubridge.telemetry.traces import Traces
 from gpubridge.tensor.native import require_native
 
-__all__ = ["add_run_flags", "run"]
+_PACKAGE = str(Path(gpubridge.__file__).parent) + "/"
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print the traceback of an error from the model's first line on."""
+    own = _of_the_model(error.__traceback__)
+    if own is None:
+        # The bridge's own words for what the model did; there is no line to show.
+        return
+    sys.stdout.flush()
+    traceback.print_exception(type(error), error, own)
+
+
+def enter_debugger(error: BaseException) -> None:
+    """Print the traceback and open pdb where the error was raised; returns when that is left."""
+    print_traceback(error)
+    own = _of_the_model(error.__traceback__)
+    if own is not None and not isinstance(error, bdb.BdbQuit):
+        pdb.post_mortem(own)
+
+
+def _of_the_model(place: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames of the bridge that called the model."""
+    while place is not None:
+        name = place.tb_frame.f_code.co_filename
+        if not name.startswith((_PACKAGE, "<frozen importlib.")):
+            return place
+        place = place.tb_next
+    return None
 
 
 def add_run_flags(command: argparse.ArgumentParser) -> None:
@@ -82,10 +114,7 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the model; returns the exit code: 1 when it failed in any way.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for what the command line should not have asked for.
+    Raises BridgeError: INVALID_ARG for what the command line should not have asked for.
     """
     try:
         from gpubridge.develop.session import RunSettings, Session  # noqa: PLC0415
@@ -94,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
         raise
     directory = options.directory.resolve()
     if not directory.is_dir():
-        raise _refuse(f"expected the directory of a model, got {options.directory}")
+        raise invalid(f"expected the directory of a model, got {options.directory}")
     settings = RunSettings(
         directory=directory,
         version=options.version,
@@ -147,7 +176,7 @@ def _output_files(texts: list[str]) -> dict[str, Path]:
     for text in texts:
         name, _, value = text.partition("=")
         if not name or not value.startswith("@") or not value.endswith(".npy"):
-            raise _refuse(f"--output expects NAME=@FILE.npy, got {text!r}")
+            raise invalid(f"--output expects NAME=@FILE.npy, got {text!r}")
         places[name] = Path(value[1:])
     return places
 
@@ -155,7 +184,7 @@ def _output_files(texts: list[str]) -> dict[str, Path]:
 def _parameter(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise _refuse(f"--parameter expects NAME=VALUE, got {text!r}")
+        raise invalid(f"--parameter expects NAME=VALUE, got {text!r}")
     try:
         return name, json.loads(value)
     except json.JSONDecodeError:
@@ -166,7 +195,3 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
     return int(text)
-
-
-def _refuse(text: str) -> BridgeError:
-    return BridgeError(text, ErrorCode.INVALID_ARG)

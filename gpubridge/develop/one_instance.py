@@ -16,10 +16,8 @@ from gpubridge.config import ModelConfig
 from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.model_loader import ModelLoader, ModelSource, NotPrepared, PreparedModel
 from gpubridge.engine.stub_process import RunningStub, StubProcess
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import ErrorCode, unavailable
 from gpubridge.stub.in_process import run_here
-
-__all__ = ["Here", "OneInstanceLoader", "StubHere"]
 
 _logger = logging.getLogger(__name__)
 
@@ -27,10 +25,7 @@ _logger = logging.getLogger(__name__)
 class StubHere:
     """A stub that runs in this process, in the thread that takes it from the queue.
 
-    Attributes
-    ----------
-    exited : asyncio.Future of str
-        Resolves when that thread has left it.
+    ``exited``: resolves when that thread has left it.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -66,12 +61,9 @@ class StubHere:
 class Here:
     """Which stub runs here; the engine puts it into a queue, the main thread takes it.
 
-    Attributes
-    ----------
-    stubs : queue of StubHere or None
-        None when there will be no other.
-    instance : str
-        The name of the instance that runs here; empty until its model's configuration is known.
+    - ``stubs``: None when there will be no other.
+    - ``instance``: the name of the instance that runs here; empty until its model's configuration
+      is known.
     """
 
     def __init__(self) -> None:
@@ -84,16 +76,14 @@ class Here:
     ) -> RunningStub:
         """Start the stub of an instance: here, if it is the one, else in a process of its own.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE: a process has no second life, or no other process can be started.
+        Raises BridgeError: UNAVAILABLE: a process has no second life, or no other process can be
+        started.
         """
         if instance != self.instance:
             return StubProcess(environment, model, instance, sock)
         if self._started:
             sock.close()
-            raise BridgeError("the model has ended in this process", ErrorCode.UNAVAILABLE)
+            raise unavailable("the model has ended in this process")
         self._started = True
         if environment.python != sys.executable:
             _logger.warning(
@@ -109,12 +99,8 @@ class Here:
 class OneInstanceLoader(ModelLoader):
     """Loads one version and one instance of the model that runs here.
 
-    Parameters
-    ----------
-    directory : Path
-        The model's.
-    version : int or None
-        None for the highest that is served.
+    - ``directory``: the model's.
+    - ``version``: None for the highest that is served.
     """
 
     def __init__(

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 
 from gpubridge.config import ModelConfig
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import invalid, unavailable
 from gpubridge.model_io import as_configured
 from gpubridge.request import InferResponse
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import element_count, numpy_dtype
-
-__all__ = ["output_arrays", "print_response", "save_outputs"]
 
 _SHOWN = 100
 """Elements of which all are printed; of more, the first and last few."""
@@ -62,26 +60,20 @@ def save_outputs(
 ) -> None:
     """Write outputs to files of NumPy; strings as ``S`` of the longest.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG: there is no such output; UNAVAILABLE: a file cannot be written.
+    Raises BridgeError: INVALID_ARG: there is no such output; UNAVAILABLE: a file cannot be written.
     """
     for name, path in places.items():
         if name not in arrays:
-            raise BridgeError(
+            raise invalid(
                 f"--output {name}: expected an output of the response of '{config.name}', which "
-                f"are {', '.join(arrays) or 'none'}",
-                ErrorCode.INVALID_ARG,
+                f"are {', '.join(arrays) or 'none'}"
             )
         array = arrays[name]
         try:
             with path.open("wb") as file:
                 np.save(file, array.astype(np.bytes_) if array.dtype == object else array)
         except OSError as error:
-            raise BridgeError(
-                f"--output {name}: cannot write {path}: {error.strerror}", ErrorCode.UNAVAILABLE
-            ) from None
+            raise unavailable(f"--output {name}: cannot write {path}: {error.strerror}") from None
 
 
 def _notes(

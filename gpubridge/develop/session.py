@@ -14,20 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from gpubridge.config import ServerSettings
-from gpubridge.develop.given_inputs import read_input
 from gpubridge.develop.one_instance import Here, OneInstanceLoader
 from gpubridge.develop.printed import output_arrays, print_response, save_outputs
-from gpubridge.develop.requests import RequestMaker
+from gpubridge.develop.requests import RequestMaker, read_input
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.server import build_repository
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 from gpubridge.transport.channel import ChannelClosed
 from gpubridge.transport.control import TICKETS
-
-__all__ = ["RunSettings", "Session"]
 
 _PATIENCE_SECONDS = 365 * 86400.0
 """Nobody is hurried who looks at a model in a debugger."""
@@ -38,20 +35,13 @@ _INTERRUPTED = 130
 class RunSettings:
     """What is to be run.
 
-    Attributes
-    ----------
-    directory : Path
-        The model's.
-    version : int or None
-        None for the highest that is served.
-    inputs : tuple of str
-        ``NAME=VALUE``; see :func:`~gpubridge.develop.given_inputs.read_input`.
-    outputs : mapping of str to Path
-        Files that outputs are written to, by name.
-    parameters : mapping
-        Of the request.
-    repeat, batch : int
-        How many times the model is executed, and how many requests it gets each time.
+    - ``directory``: the model's.
+    - ``version``: None for the highest that is served.
+    - ``inputs``: ``NAME=VALUE``; see :func:`~gpubridge.develop.requests.read_input`.
+    - ``outputs``: files that outputs are written to, by name.
+    - ``parameters``: of the request.
+    - ``repeat``, ``batch``: how many times the model is executed, and how many requests it gets
+      each time.
     """
 
     directory: Path
@@ -66,12 +56,8 @@ class RunSettings:
 class Session:
     """Runs a model once; to be used in the main thread.
 
-    Parameters
-    ----------
-    server : ServerSettings
-        What a server would be started with; it loads the model, and those that it calls.
-    note : callable
-        Is told of what the model raises, in its thread.
+    - ``server``: what a server would be started with; it loads the model, and those that it calls.
+    - ``note``: is told of what the model raises, in its thread.
     """
 
     def __init__(
@@ -188,14 +174,14 @@ class Session:
             return
         config = model.config
         if not model.instances:
-            raise _refuse(f"--batch: '{config.name}' is an ensemble, which executes nothing itself")
+            raise invalid(f"--batch: '{config.name}' is an ensemble, which executes nothing itself")
         if config.message.WhichOneof("scheduling_choice") == "sequence_batching":
-            raise _refuse(
+            raise invalid(
                 f"--batch: '{config.name}' has sequence batching, whose batches are of different "
                 "sequences; send one request at a time"
             )
         if count * rows > min(config.max_batch_size, TICKETS):
-            raise _refuse(
+            raise invalid(
                 f"--batch {count}: expected at most max_batch_size {config.max_batch_size} of "
                 f"'{config.name}', got {count} requests of {rows}"
             )
@@ -264,7 +250,3 @@ def _advice(message: str) -> str:
     """Say what to do about a model that a call did not find."""
     missing = re.search(r"Model '([^']+)' is not ready", message)
     return f"\n(--load-model {missing[1]} loads it, for the model to call)" if missing else ""
-
-
-def _refuse(text: str) -> BridgeError:
-    return BridgeError(text, ErrorCode.INVALID_ARG)

@@ -1,4 +1,4 @@
-"""What works on this machine, what does not and why, and what to do about it."""
+"""Report on this machine: what works, what does not and why, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import sys
 from collections.abc import Iterable
 
 import gpubridge
-from gpubridge.doctor.devices import device_findings
-from gpubridge.doctor.finding import Finding
-from gpubridge.doctor.host import host_findings
-from gpubridge.doctor.packages import package_findings
+from gpubridge.doctor.findings import Finding, device_findings, host_findings, package_findings
 
 __all__ = ["Finding", "examine", "exit_code", "report"]
 

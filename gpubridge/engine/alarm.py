@@ -7,8 +7,6 @@ import ctypes
 import os
 from collections.abc import Callable
 
-__all__ = ["Alarm"]
-
 _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK = os.O_NONBLOCK
 _TFD_CLOEXEC = os.O_CLOEXEC
@@ -27,15 +25,9 @@ class _Itimerspec(ctypes.Structure):
 class Alarm:
     """Calls back once at a time of CLOCK_MONOTONIC; owns a timer of the kernel's (timerfd).
 
-    Parameters
-    ----------
-    on_due : callable
-        Called on the running event loop.
+    ``on_due``: called on the running event loop.
 
-    Raises
-    ------
-    OSError
-        When there is no descriptor left.
+    Raises OSError when there is no descriptor left.
     """
 
     def __init__(self, on_due: Callable[[], None]) -> None:

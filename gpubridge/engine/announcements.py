@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gpubridge.engine.devices.client_region import ClientDeviceSegment
-from gpubridge.engine.devices.region import DeviceRegion
+from gpubridge.engine.devices.region import ClientDeviceSegment, DeviceRegion
 from gpubridge.engine.regions import Regions, RegionUser
 from gpubridge.host_shm import ClientSegment, Segment
 from gpubridge.transport.calls import CallKind

@@ -11,8 +11,6 @@ from asyncio import AbstractEventLoop
 
 from gpubridge.transport.short_waits import ShortWaits
 
-__all__ = ["BusyPoll"]
-
 _GLANCE_NS = 50_000
 """The loop has a turn, for its timers, after so long without an event."""
 
@@ -20,12 +18,8 @@ _GLANCE_NS = 50_000
 class BusyPoll:
     """Watches how long one stub and its clients take.
 
-    Parameters
-    ----------
-    loop : asyncio.AbstractEventLoop
-        The loop that everything comes through.
-    awake_ns : int
-        For how long to stay awake at most; 0 for never.
+    - ``loop``: the loop that everything comes through.
+    - ``awake_ns``: for how long to stay awake at most; 0 for never.
     """
 
     __slots__ = (
@@ -54,10 +48,7 @@ class BusyPoll:
     def sent(self, alone: bool) -> bool:
         """A batch goes to the stub; ``alone``: that had nothing else to do.
 
-        Returns
-        -------
-        bool
-            Whether the next is likely to follow, alone too, soon after this is answered.
+        Returns: whether the next is likely to follow, alone too, soon after this is answered.
         """
         if not alone:
             self._requests.crowd()

@@ -8,13 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gpubridge.engine.devices.client_devices import ClientDevices
-from gpubridge.engine.devices.client_region import ClientDeviceSegment
 from gpubridge.engine.devices.memory import DeviceMemory
+from gpubridge.engine.devices.region import ClientDeviceSegment
 from gpubridge.engine.regions import Regions
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode, invalid, not_found, unavailable, unsupported
 from gpubridge.host_shm import ClientSegment
-
-__all__ = ["ClientPlace", "ClientRegion", "ClientRegions", "RegionUse"]
 
 _LOOKS = 15
 _PAUSE = 0.005
@@ -27,18 +25,12 @@ _SWITCHED_OFF = (
 class ClientRegion:
     """One registration.
 
-    Attributes
-    ----------
-    name, key : str
-        The client's name for it; that of the object in /dev/shm, empty for device memory.
-    offset, nbytes : int
-        Where in the object it begins; its bytes.
-    segment : ClientSegment or ClientDeviceSegment
-        The opened object.
-    device_id : int or None
-        The number of the GPU that it is on.
-    uses : int
-        Requests in flight that it is used by.
+    - ``name``, ``key``: the client's name for it; that of the object in /dev/shm, empty for device
+      memory.
+    - ``offset``, ``nbytes``: where in the object it begins; its bytes.
+    - ``segment``: the opened object.
+    - ``device_id``: the number of the GPU that it is on.
+    - ``uses``: requests in flight that it is used by.
     """
 
     __slots__ = ("device_id", "key", "name", "nbytes", "offset", "segment", "uses")
@@ -77,12 +69,8 @@ class ClientPlace(NamedTuple):
 class RegionUse:
     """The use of regions by one request: they cannot be unregistered while this object lives.
 
-    Parameters
-    ----------
-    places : iterable of ClientPlace
-        Inputs and outputs.
-    outputs : sequence of str
-        The outputs that the stub writes to such places.
+    - ``places``: inputs and outputs.
+    - ``outputs``: the outputs that the stub writes to such places.
     """
 
     __slots__ = ("_regions", "outputs")
@@ -109,16 +97,10 @@ class ClientRegions:
     The rules and texts are Triton's, except that one object may be registered under several names,
     and that an offset need not be that of a page.
 
-    Parameters
-    ----------
-    regions : Regions
-        Told when stubs have to unmap something.
-    devices : DeviceMemory
-        The GPUs.
-    allowed : bool
-        Whether clients may register memory at all.
-    most : int
-        How many regions there may be at once; each costs a descriptor here.
+    - ``regions``: told when stubs have to unmap something.
+    - ``devices``: the GPUs.
+    - ``allowed``: whether clients may register memory at all.
+    - ``most``: how many regions there may be at once; each costs a descriptor here.
     """
 
     def __init__(
@@ -140,11 +122,9 @@ class ClientRegions:
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
         """Open an object under a name.
 
-        Raises
-        ------
-        BridgeError
-            UNSUPPORTED when that is switched off, ALREADY_EXISTS for a name in use, UNAVAILABLE when
-            there are too many, INTERNAL when the object cannot be opened or is too small.
+        Raises BridgeError: UNSUPPORTED when that is switched off, ALREADY_EXISTS for a name in use,
+        UNAVAILABLE when there are too many, INTERNAL when the object cannot be opened or is too
+        small.
         """
         self._check_new(name)
         segment = ClientSegment.open(self._new_region(), key, offset, nbytes)
@@ -153,17 +133,11 @@ class ClientRegions:
     async def register_device(self, name: str, handle: bytes, device_id: int, nbytes: int) -> None:
         """Open CUDA memory under a name.
 
-        Parameters
-        ----------
-        handle : bytes
-            64 bytes, as the client's driver gave them.
-        device_id : int
-            The GPU's number.
+        - ``handle``: 64 bytes, as the client's driver gave them.
+        - ``device_id``: the GPU's number.
 
-        Raises
-        ------
-        BridgeError
-            As :meth:`register` does; INVALID_ARG when it is no such memory of that GPU.
+        Raises BridgeError as :meth:`register` does; INVALID_ARG when it is no such memory of that
+        GPU.
         """
         self._check_new(name)
         self._coming.add(name)
@@ -175,25 +149,21 @@ class ClientRegions:
 
     def _check_new(self, name: str) -> None:
         if not self._allowed:
-            raise BridgeError(f"cannot register '{name}': {_SWITCHED_OFF}", ErrorCode.UNSUPPORTED)
+            raise unsupported(f"cannot register '{name}': {_SWITCHED_OFF}")
         if name in self._registered or name in self._coming:
             raise BridgeError(
                 f"shared memory region '{name}' already in manager", ErrorCode.ALREADY_EXISTS
             )
         if len(self._registered) + len(self._coming) >= self._most:
-            raise BridgeError(
+            raise unavailable(
                 f"cannot register '{name}': expected at most {self._most} regions at once "
-                "(--client-shm-max-regions), got one more; unregister those that are not needed",
-                ErrorCode.UNAVAILABLE,
+                "(--client-shm-max-regions), got one more; unregister those that are not needed"
             )
 
     def unregister(self, name: str, *, on_device: bool = False) -> None:
         """Forget a region, and have stubs unmap it; nothing happens where there is none of the kind.
 
-        Raises
-        ------
-        BridgeError
-            INTERNAL while a request uses it.
+        Raises BridgeError: INTERNAL while a request uses it.
         """
         region = self._registered.get(name)
         if region is None or region.on_device != on_device:
@@ -214,10 +184,7 @@ class ClientRegions:
     def unregister_all(self, *, on_device: bool = False) -> None:
         """Forget every region that no request uses.
 
-        Raises
-        ------
-        BridgeError
-            INTERNAL, with the names of the others.
+        Raises BridgeError: INTERNAL, with the names of the others.
         """
         used = []
         for name in sorted(self._registered):
@@ -239,10 +206,7 @@ class ClientRegions:
         A stream of a model in the midst of an ensemble may be done with it a moment after the answer
         has left: a client need not know that.
 
-        Raises
-        ------
-        BridgeError
-            INTERNAL while a request uses it.
+        Raises BridgeError: INTERNAL while a request uses it.
         """
         for look in range(_LOOKS):
             try:
@@ -259,50 +223,35 @@ class ClientRegions:
     def status(self, name: str = "", *, on_device: bool = False) -> list[ClientRegion]:
         """Return the region of a name, or with an empty one all of the kind, by name.
 
-        Raises
-        ------
-        BridgeError
-            NOT_FOUND for an unknown name.
+        Raises BridgeError: NOT_FOUND for an unknown name.
         """
         if not name:
             known = (self._registered[each] for each in sorted(self._registered))
             return [region for region in known if region.on_device == on_device]
         region = self._registered.get(name)
         if region is None or region.on_device != on_device:
-            raise BridgeError(
-                f"Unable to find {_kind(on_device)} shared memory region: '{name}'",
-                ErrorCode.NOT_FOUND,
-            )
+            raise not_found(f"Unable to find {_kind(on_device)} shared memory region: '{name}'")
         return [region]
 
     def place(self, name: str, offset: int, nbytes: int) -> ClientPlace:
         """Return bytes of a region that a request names.
 
-        Raises
-        ------
-        BridgeError
-            NOT_FOUND for an unknown name, INVALID_ARG for bytes beyond the region, or where the
-            object has been shrunk.
+        Raises BridgeError: NOT_FOUND for an unknown name, INVALID_ARG for bytes beyond the region,
+        or where the object has been shrunk.
         """
         region = self._registered.get(name)
         if region is None:
-            raise BridgeError(f"Unable to find shared memory region: '{name}'", ErrorCode.NOT_FOUND)
+            raise not_found(f"Unable to find shared memory region: '{name}'")
         if not 0 <= offset < region.nbytes:
-            raise BridgeError(
-                f"Invalid offset for shared memory region: '{name}'", ErrorCode.INVALID_ARG
-            )
+            raise invalid(f"Invalid offset for shared memory region: '{name}'")
         if not 0 < nbytes <= region.nbytes - offset:
-            raise BridgeError(
-                f"Invalid offset + byte size for shared memory region: '{name}'",
-                ErrorCode.INVALID_ARG,
-            )
+            raise invalid(f"Invalid offset + byte size for shared memory region: '{name}'")
         begin = region.offset + offset
         # Nobody can hinder the client from shrinking it later; then the stub that touches it dies.
         if not region.segment.has(begin + nbytes):
-            raise BridgeError(
+            raise invalid(
                 f"shared memory region '{name}': the object '{region.key}' was shrunk after it had "
-                f"been registered with {region.nbytes} bytes; unregister it and register it again",
-                ErrorCode.INVALID_ARG,
+                f"been registered with {region.nbytes} bytes; unregister it and register it again"
             )
         return ClientPlace(region, begin, nbytes)
 

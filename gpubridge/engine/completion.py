@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable
 
 from gpubridge.errors import BridgeError
 
-__all__ = ["Completion"]
-
 
 class Completion:
     """One completion of one model's configuration, shared by its instances.
@@ -16,11 +14,8 @@ class Completion:
     The process of the first instance imports the model, completes the configuration, and waits until
     it is checked; then it initializes the same model. The other instances import it meanwhile.
 
-    Parameters
-    ----------
-    finish : callable
-        Checks what the model made of the configuration (None: nothing), and gives every instance the
-        settings that follow; raises BridgeError when it cannot be served.
+    ``finish``: checks what the model made of the configuration (None: nothing), and gives every
+    instance the settings that follow; raises BridgeError when it cannot be served.
     """
 
     def __init__(self, finish: Callable[[str | None], Awaitable[None]]) -> None:
@@ -38,17 +33,11 @@ class Completion:
     async def settled(self, first: bool, started: asyncio.Future[None]) -> None:
         """Wait, for one instance, until the configuration is complete and its settings are there.
 
-        Parameters
-        ----------
-        first : bool
-            Whether it is the instance whose process completes the configuration.
-        started : asyncio.Future
-            Fails when the instance's process does.
+        - ``first``: whether it is the instance whose process completes the configuration.
+        - ``started``: fails when the instance's process does.
 
-        Raises
-        ------
-        BridgeError
-            Why there is no configuration, or why this process failed before there was one.
+        Raises BridgeError: why there is no configuration, or why this process failed before there
+        was one.
         """
         work = asyncio.ensure_future(self._settle() if first else asyncio.shield(self._settled))
         _leave_unasked(work)

@@ -8,8 +8,6 @@ from typing import Any
 
 from gpubridge.request import Completed, InferRequest
 
-__all__ = ["ConnectionEvents"]
-
 
 @dataclass(slots=True)
 class ConnectionEvents:

@@ -16,27 +16,18 @@ from gpubridge.telemetry.server_telemetry import ServerTelemetry
 if TYPE_CHECKING:
     from gpubridge.engine.instance_owner import CallServer
 
-__all__ = ["EngineContext", "EngineLimits"]
-
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """Bounds that hold for every model.
 
-    Attributes
-    ----------
-    output_limit : int
-        Bytes of output memory of one stub.
-    stub_timeout : float or None
-        Seconds that one ``execute`` may take; None for ever.
-    busy_poll_us : int
-        Microseconds that server and stub stay awake for each other; 0 for never.
-    restart_backoff_limit : float
-        Seconds that an instance waits at the most before it starts another stub.
-    input_placement : {"source", "device", "host"} or None
-        Where models get their inputs, if they do not say.
-    debug_ports : mapping of str to int
-        Where models wait for a debugger, by name.
+    - ``output_limit``: bytes of output memory of one stub.
+    - ``stub_timeout``: seconds that one ``execute`` may take; None for ever.
+    - ``busy_poll_us``: microseconds that server and stub stay awake for each other; 0 for never.
+    - ``restart_backoff_limit``: seconds that an instance waits at the most before it starts another
+      stub.
+    - ``input_placement``: where models get their inputs, if they do not say.
+    - ``debug_ports``: where models wait for a debugger, by name.
     """
 
     output_limit: int
@@ -51,22 +42,13 @@ class EngineLimits:
 class EngineContext:
     """What every model and instance is given.
 
-    Attributes
-    ----------
-    regions : Regions
-        Memory that any stub can be handed.
-    environments : ModelEnvironments
-        What stubs run on.
-    telemetry : ServerTelemetry
-        Where they tell of themselves.
-    calls : CallServer
-        Serves the models' calls of each other.
-    metrics : CustomMetrics
-        What the models count.
-    devices : DeviceMemory
-        The GPUs and the server's memory on them.
-    start_stub : StartStub
-        Starts the stub of an instance.
+    - ``regions``: memory that any stub can be handed.
+    - ``environments``: what stubs run on.
+    - ``telemetry``: where they tell of themselves.
+    - ``calls``: serves the models' calls of each other.
+    - ``metrics``: what the models count.
+    - ``devices``: the GPUs and the server's memory on them.
+    - ``start_stub``: starts the stub of an instance.
     """
 
     regions: Regions

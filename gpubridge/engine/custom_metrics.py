@@ -2,24 +2,222 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from gpubridge.engine.metric_memory import MetricMemory
-from gpubridge.engine.metric_series import Heir, HistogramSeries, ScalarSeries, Series
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid, unavailable
 from gpubridge.host_shm import Segment
-from gpubridge.telemetry.exposition import Family
+from gpubridge.telemetry.exposition import Family, number_text
+from gpubridge.transport.metric_board import (
+    UNIT_BYTES,
+    CounterCell,
+    GaugeCell,
+    HistogramCell,
+    MetricBoard,
+    histogram_units,
+)
 
-__all__ = ["CustomMetrics", "MetricOwner", "OpenedCell"]
+_BOARD_BYTES = 16 << 20
+_REST_NS = 2_000_000_000
+"""So long a unit rests before somebody else has it: a thread may be about to write to it."""
 
 _NAME = re.compile(r"(?!__)[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _RESERVED = ("nv_", "gpubridge_")
 _UNITS_OF_ONE = 1 << 15
 """What one stub may have of the board, so that one without bounds leaves room for others."""
+
+
+class MetricMemory:
+    """Hands out units of a board; owns its segment, of which pages are taken when they are used."""
+
+    def __init__(self) -> None:
+        self.segment = Segment.create(0, _BOARD_BYTES)
+        self.board = MetricBoard(self.segment.view)
+        # The first one is nobody's: links that lead nowhere say 0.
+        self._next = 1
+        self._resting: dict[int, deque[tuple[int, int]]] = {}
+
+    def take(self, count: int) -> int:
+        """Give so many units in a row, all zero; returns the first.
+
+        Raises BridgeError: UNAVAILABLE when there are none left.
+        """
+        resting = self._resting.get(count)
+        full = self._next + count > self.board.units
+        if resting and (full or time.monotonic_ns() - resting[0][0] > _REST_NS):
+            unit = resting.popleft()[1]
+        elif full:
+            raise unavailable(
+                f"expected at most {_BOARD_BYTES // UNIT_BYTES} metrics in all, got one more; make "
+                "fewer, with fewer different labels"
+            )
+        else:
+            unit = self._next
+            self._next += count
+        self.board.clear(unit, count)
+        return unit
+
+    def give_back(self, unit: int, count: int) -> None:
+        """Take units back."""
+        self._resting.setdefault(count, deque()).append((time.monotonic_ns(), unit))
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.board.close()
+        self.segment.close()
+
+
+class Heir(Protocol):
+    """An instance: its next process may go on where the one before ended.
+
+    ``over``: whether there will be no other process.
+    """
+
+    @property
+    def over(self) -> bool:
+        """Whether there will be no other process."""
+
+
+class Series:
+    """What the kinds have in common; owns the cells' units.
+
+    - ``units``: how many units a cell takes.
+    - ``head``: the unit of the first cell, the server's own; 0 where there is none.
+    - ``bounds``: upper bounds of a histogram's buckets, without infinity.
+    """
+
+    def __init__(self, labels: Mapping[str, str], memory: MetricMemory, units: int) -> None:
+        self.labels = dict(labels)
+        self.units = units
+        self.head = 0
+        self.bounds: Sequence[float] = ()
+        self._memory = memory
+        self._cells: list[int] = []
+        self._heirs: weakref.WeakSet[Heir] = weakref.WeakSet()
+
+    @property
+    def shown(self) -> bool:
+        """Whether somebody has it."""
+        return bool(self._cells)
+
+    def wanted(self) -> bool:
+        """Whether somebody has it, or may have it again."""
+        return bool(self._cells) or any(not heir.over for heir in self._heirs)
+
+    def open(self) -> int:
+        """Add a cell; returns its first unit."""
+        unit = self._memory.take(self.units)
+        self._cells.append(unit)
+        return unit
+
+    def close(self, unit: int, heir: Heir | None) -> None:
+        """Remove a cell; what was counted in it stays, as long as somebody has the series.
+
+        With ``heir`` its process has died, and the next one goes on.
+        """
+        self._cells.remove(unit)
+        if heir is not None and self._inherited():
+            self._heirs.add(heir)
+        self._keep(unit)
+        self._memory.give_back(unit, self.units)
+
+    def drop(self) -> None:
+        """Give back what is left of it."""
+
+    def _inherited(self) -> bool:
+        return True
+
+    def _keep(self, unit: int) -> None:
+        raise NotImplementedError
+
+    def show(self, family: Family) -> None:
+        """Add its samples to the metrics page."""
+        raise NotImplementedError
+
+
+class ScalarSeries(Series):
+    """A counter or a gauge."""
+
+    def __init__(self, labels: Mapping[str, str], memory: MetricMemory, *, gauge: bool) -> None:
+        super().__init__(labels, memory, 1)
+        self._kind = GaugeCell if gauge else CounterCell
+        self.head = memory.take(1)
+        self._total = self._kind(memory.board, self.head, self.head)
+
+    def open(self) -> int:
+        """Add a cell; returns its unit."""
+        unit = super().open()
+        board = self._memory.board
+        board.change(self.head)
+        self._link()
+        board.change(self.head)
+        return unit
+
+    def drop(self) -> None:
+        """Give back the server's own cell."""
+        self._memory.give_back(self.head, 1)
+
+    def _inherited(self) -> bool:
+        # What a gauge says of a process is true no more when that is gone.
+        return self._kind is CounterCell
+
+    def _keep(self, unit: int) -> None:
+        board = self._memory.board
+        board.change(self.head)
+        self._link()
+        self._total.absorb(self._kind(board, self.head, unit))
+        board.change(self.head)
+
+    def _link(self) -> None:
+        units = [self.head, *self._cells, 0]
+        # From the last one on: whoever walks along meanwhile finds each of them.
+        for index in range(len(units) - 2, -1, -1):
+            self._memory.board.link(units[index], units[index + 1])
+
+    def show(self, family: Family) -> None:
+        """Add its value to the metrics page."""
+        family.add(self.labels, self._total.total())
+
+
+class HistogramSeries(Series):
+    """A histogram."""
+
+    def __init__(
+        self, labels: Mapping[str, str], memory: MetricMemory, bounds: Sequence[float]
+    ) -> None:
+        super().__init__(labels, memory, histogram_units(bounds))
+        self.bounds = list(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def _cell(self, unit: int) -> HistogramCell:
+        return HistogramCell(self._memory.board, unit, self.bounds)
+
+    def _keep(self, unit: int) -> None:
+        cell = self._cell(unit)
+        self._counts = [kept + more for kept, more in zip(self._counts, cell.counts(), strict=True)]
+        self._sum += cell.sum()
+
+    def show(self, family: Family) -> None:
+        """Add its count, its sum and its buckets to the metrics page."""
+        cells = [self._cell(unit) for unit in self._cells]
+        counts = [
+            sum(column)
+            for column in zip(self._counts, *(cell.counts() for cell in cells), strict=True)
+        ]
+        family.add(self.labels, sum(counts), "_count")
+        family.add(self.labels, self._sum + sum(cell.sum() for cell in cells), "_sum")
+        reached = 0
+        for bound, count in zip([*self.bounds, math.inf], counts, strict=True):
+            reached += count
+            family.add({**self.labels, "le": number_text(bound)}, reached, "_bucket")
 
 
 class OpenedCell(NamedTuple):
@@ -62,12 +260,8 @@ class _Membership:
 class MetricOwner:
     """What one stub has of the metrics.
 
-    Parameters
-    ----------
-    heir : Heir
-        Whose process the stub is.
-    catch_up : callable
-        Takes what the stub has said and is not heard yet.
+    - ``heir``: whose process the stub is.
+    - ``catch_up``: takes what the stub has said and is not heard yet.
     """
 
     __slots__ = ("catch_up", "heir", "memberships", "units")
@@ -96,15 +290,12 @@ class CustomMetrics:
     ) -> None:
         """Let a stub make a family, or join the one of that name.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG in Triton's words.
+        Raises BridgeError: INVALID_ARG in Triton's words.
         """
         if not _NAME.fullmatch(name):
-            raise _invalid("Invalid metric name")
+            raise invalid("Invalid metric name")
         if name.startswith(_RESERVED):
-            raise _invalid(
+            raise invalid(
                 f"Invalid metric name: '{name}' begins like the server's own, with nv_ or gpubridge_"
             )
         family = self._families.get(name)
@@ -113,7 +304,7 @@ class CustomMetrics:
         if family is None:
             family = self._families[name] = _Family(name, description, kind)
         elif family.kind != kind:
-            raise _invalid("Family name already exists with different type")
+            raise invalid("Family name already exists with different type")
         elif not family.members:
             family.description = description
         family.members += 1
@@ -129,10 +320,7 @@ class CustomMetrics:
     ) -> OpenedCell:
         """Let a stub make a metric of its family, or join the one with these labels.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG in Triton's words; UNAVAILABLE when there are too many.
+        Raises BridgeError: INVALID_ARG in Triton's words; UNAVAILABLE when there are too many.
         """
         membership = owner.memberships[number]
         family = membership.family
@@ -147,10 +335,9 @@ class CustomMetrics:
             series = self._new_series(family.kind, labels, buckets or ())
         try:
             if owner.units + series.units > _UNITS_OF_ONE:
-                raise BridgeError(
+                raise unavailable(
                     f"expected at most {_UNITS_OF_ONE} metrics of one model instance, got one more; "
-                    "make fewer, with fewer different labels",
-                    ErrorCode.UNAVAILABLE,
+                    "make fewer, with fewer different labels"
                 )
             unit = series.open()
         except BridgeError:
@@ -222,10 +409,6 @@ class CustomMetrics:
 
 def _check_form(kind: str, labels: Mapping[str, str], buckets: Sequence[float]) -> None:
     if not all(map(_LABEL.fullmatch, labels)) or (kind == "histogram" and "le" in labels):
-        raise _invalid("Invalid label name")
+        raise invalid("Invalid label name")
     if not all(low < high for low, high in pairwise(buckets)):
-        raise _invalid("Bucket Boundaries must be strictly sorted")
-
-
-def _invalid(message: str) -> BridgeError:
-    return BridgeError(message, ErrorCode.INVALID_ARG)
+        raise invalid("Bucket Boundaries must be strictly sorted")

@@ -8,9 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["PARAMETER", "StubEnvironment", "environment_at", "environment_path", "own_environment"]
+from gpubridge.config import ModelConfig
+from gpubridge.errors import invalid
 
 _logger = logging.getLogger(__name__)
 
@@ -18,6 +17,9 @@ PARAMETER = "EXECUTION_ENV_PATH"
 _TRITON_STUB = "triton_python_backend_stub"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _INTERPRETERS = ("bin/python3", "bin/python")
+
+_ENVIRONMENTS = ("pb_exec_env_model.py.tar.gz", "venv")
+"""Beside the backend's ``model.py``: Triton's name for a packed one, and ours for a directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,7 @@ class StubEnvironment:
 def environment_path(model_dir: Path, parameters: dict[str, str]) -> Path | None:
     """Return what a model's ``EXECUTION_ENV_PATH`` names, be it there or not; None without it.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for a relative path.
+    Raises BridgeError: INVALID_ARG for a relative path.
     """
     stub = model_dir / _TRITON_STUB
     if stub.exists():
@@ -49,10 +48,9 @@ def environment_path(model_dir: Path, parameters: dict[str, str]) -> Path | None
         return None
     path = Path(value.replace(_MODEL_DIRECTORY, str(model_dir.resolve())))
     if not path.is_absolute() or "\0" in value:
-        raise BridgeError(
+        raise invalid(
             f"Failed to get the canonical path for {value}. (parameter {PARAMETER} expects an "
-            f"absolute path, or one that begins with {_MODEL_DIRECTORY})",
-            ErrorCode.INVALID_ARG,
+            f"absolute path, or one that begins with {_MODEL_DIRECTORY})"
         )
     return path
 
@@ -65,21 +63,14 @@ def own_environment() -> StubEnvironment:
 def environment_at(root: Path, source: Path) -> StubEnvironment:
     """Return the interpreter in an unpacked environment.
 
-    Parameters
-    ----------
-    root : Path
-        The directory.
-    source : Path
-        What the user named: `root`, or the archive that it comes from.
+    - ``root``: the directory.
+    - ``source``: what the user named: `root`, or the archive that it comes from.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG when there is no interpreter in it, with what is there instead.
+    Raises BridgeError: INVALID_ARG when there is no interpreter in it, with what is there instead.
     """
     python = next((root / name for name in _INTERPRETERS if (root / name).exists()), None)
     if python is None:
-        raise BridgeError(f"{PARAMETER} {source} {_what_is_there(root)}", ErrorCode.INVALID_ARG)
+        raise invalid(f"{PARAMETER} {source} {_what_is_there(root)}")
     variables = _inherited()
     variables["VIRTUAL_ENV"] = str(root)
     variables["PATH"] = _prepend(root / "bin", variables.get("PATH"))
@@ -114,3 +105,15 @@ def _inherited() -> dict[str, str]:
 
 def _prepend(folder: Path, path: str | None) -> str:
     return f"{folder}:{path}" if path else str(folder)
+
+
+def environment_parameters(config: ModelConfig) -> dict[str, str]:
+    """Return a model's parameters, with its backend's environment unless it names one itself."""
+    parameters = config.parameters
+    if config.backend_file is None or parameters.get(PARAMETER):
+        return parameters
+    for name in _ENVIRONMENTS:
+        path = config.backend_file.parent / name
+        if path.exists():
+            return {**parameters, PARAMETER: str(path.absolute())}
+    return parameters

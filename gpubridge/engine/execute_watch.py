@@ -7,18 +7,12 @@ import time
 from gpubridge.dataplane import InFlightRequests
 from gpubridge.transport.control import ControlPage
 
-__all__ = ["ExecuteWatch"]
-
 
 class ExecuteWatch:
     """Looks at a stub's progress when asked.
 
-    Parameters
-    ----------
-    control : ControlPage
-        Says which batch has started, and when.
-    in_flight : InFlightRequests
-        Says which batches are at the stub.
+    - ``control``: says which batch has started, and when.
+    - ``in_flight``: says which batches are at the stub.
     """
 
     __slots__ = ("_control", "_in_flight", "_stalled_at")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FeedWindow"]
-
 _AHEAD_NS = 1_000_000
 """About this much work."""
 _LIMIT = 64

@@ -8,8 +8,6 @@ from typing import Any
 from gpubridge.request import InferRequest, InferResponse
 from gpubridge.telemetry.statistics import LatencyHistogram
 
-__all__ = ["FirstResponse"]
-
 _clock = time.monotonic_ns
 
 

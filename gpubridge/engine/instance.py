@@ -27,8 +27,7 @@ from gpubridge.engine.instance_owner import InstanceListener
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.ready_check import ReadyCheck
-from gpubridge.engine.restart_backoff import RestartBackoff
-from gpubridge.engine.stub_log import StubLog
+from gpubridge.engine.stub_process import RestartBackoff, StubLog
 from gpubridge.engine.stub_run import StubRun
 from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, StubDied

@@ -13,8 +13,6 @@ from gpubridge.request import Completed, InferRequest
 if TYPE_CHECKING:
     from gpubridge.engine.instance import Instance
 
-__all__ = ["CallDoor", "CallServer", "InstanceListener"]
-
 
 class CallDoor(Protocol):
     """The door that one stub's calls of other models come through."""

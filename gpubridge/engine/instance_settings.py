@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.warmup import WarmupSample
-
-__all__ = ["InstanceSettings"]
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceSettings:
     """What an instance needs to know to run its stub.
 
-    Attributes
-    ----------
-    name : str
-        Triton's form, ``{model}_{group}_{index}``.
-    stub : dict
-        The fields of the INITIALIZE message: model path, version, ``initialize`` arguments.
-    environment : StubEnvironment
-        The interpreter.
-    output_limit : int
-        Bytes of output memory that the stub may make.
-    timeout : float or None
-        Seconds that one ``execute`` may take.
-    device : int or None
-        The number of its GPU, if it has one.
-    warmup : sequence of WarmupSample
-        What it executes before it is ready.
-    least_window : int
-        Requests that its stub may have at once, however long they take.
+    - ``name``: Triton's form, ``{model}_{group}_{index}``.
+    - ``stub``: the fields of the INITIALIZE message: model path, version, ``initialize`` arguments.
+    - ``environment``: the interpreter.
+    - ``output_limit``: bytes of output memory that the stub may make.
+    - ``timeout``: seconds that one ``execute`` may take.
+    - ``device``: the number of its GPU, if it has one.
+    - ``warmup``: what it executes before it is ready.
+    - ``least_window``: requests that its stub may have at once, however long they take.
     """
 
     name: str
@@ -44,3 +32,14 @@ class InstanceSettings:
     device: int | None = None
     warmup: Sequence[WarmupSample] = ()
     least_window: int = 1
+
+
+def debugged(settings: Iterable[InstanceSettings], port: int) -> list[InstanceSettings]:
+    """Have each instance wait for a debugger before it imports its model, and hurry none of them.
+
+    ``port``: of the first instance; the next ones have the ports after it. 0 for any free ones.
+    """
+    return [
+        replace(entry, stub={**entry.stub, "debug_port": port + index if port else 0}, timeout=None)
+        for index, entry in enumerate(settings)
+    ]

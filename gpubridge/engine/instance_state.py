@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["InstanceState"]
-
 
 class InstanceState(enum.Enum):
     """Where an instance is in its life."""

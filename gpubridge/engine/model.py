@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Protocol
 
 from gpubridge.config import ModelConfig
-from gpubridge.engine.backend_environment import environment_parameters
 from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
-from gpubridge.engine.debugging import debugged
 from gpubridge.engine.devices.placing import InstancePlacing
 from gpubridge.engine.devices.staging import DeviceStaging
 from gpubridge.engine.dispatcher import Dispatcher
-from gpubridge.engine.environment import StubEnvironment
+from gpubridge.engine.environment import StubEnvironment, environment_parameters
 from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance
-from gpubridge.engine.instance_settings import InstanceSettings
+from gpubridge.engine.instance_settings import InstanceSettings, debugged
 from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.starting import start_all
@@ -38,8 +36,6 @@ from gpubridge.telemetry.statistics import (
 from gpubridge.telemetry.traces import Traces
 from gpubridge.transport.messages import Completes
 
-__all__ = ["Model", "StubModel", "new_statistics"]
-
 _logger = logging.getLogger(__name__)
 
 _FINALIZE_SECONDS = 1.0
@@ -52,14 +48,9 @@ _FINALIZE_LIMIT = 30.0
 class Model(Protocol):
     """A loaded (or loading) version of a model, whatever it is made of.
 
-    Attributes
-    ----------
-    config : ModelConfig
-        Complete, validated.
-    statistics : ModelStatistics
-        What it has done.
-    traces : Traces
-        Whether requests are traced.
+    - ``config``: complete, validated.
+    - ``statistics``: what it has done.
+    - ``traces``: whether requests are traced.
     """
 
     name: str
@@ -123,18 +114,13 @@ class Model(Protocol):
 class StubModel(Model):
     """A model version that stubs execute; owns its instances and its queued requests.
 
-    Parameters
-    ----------
-    config : ModelConfig
-        The validated configuration, or a draft that the model completes when it is loaded.
-    version : int
-        Its version.
-    directory : Path
-        The model's directory; the version's lies in it.
-    context : EngineContext
-        What all models share.
-    finish : callable
-        Makes a draft and what the model returned for it the whole configuration; raises BridgeError.
+    - ``config``: the validated configuration, or a draft that the model completes when it is
+      loaded.
+    - ``version``: its version.
+    - ``directory``: the model's directory; the version's lies in it.
+    - ``context``: what all models share.
+    - ``finish``: makes a draft and what the model returned for it the whole configuration; raises
+      BridgeError.
     """
 
     def __init__(
@@ -171,10 +157,7 @@ class StubModel(Model):
     async def load(self) -> None:
         """Start every instance; when one fails, none is left.
 
-        Raises
-        ------
-        BridgeError
-            With the first instance's reason.
+        Raises BridgeError with the first instance's reason.
         """
         try:
             environment = await self._context.environments.of_model(

@@ -21,39 +21,45 @@ from gpubridge.config import (
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.ensemble.ensemble_model import EnsembleModel, Members
 from gpubridge.engine.ensemble.graph import is_ensemble
-from gpubridge.engine.file_overrides import OverrideDirectory
-from gpubridge.engine.load_progress import report_progress
+from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.model import Model, StubModel
-from gpubridge.engine.model_files import ModelFiles, read_model_files
-from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = [
-    "LoadFailed",
-    "ModelLoader",
-    "ModelSource",
-    "NotPrepared",
-    "PreparedModel",
-    "not_found",
-    "required_models",
-]
+from gpubridge.engine.model_files import ModelFiles, OverrideDirectory, read_model_files
+from gpubridge.errors import BridgeError, ErrorCode, unsupported
 
 _logger = logging.getLogger(__name__)
+
+
+async def report_progress(model: Model, every: float = 5.0) -> None:
+    """Log a line every so many seconds, until cancelled."""
+    clock = asyncio.get_running_loop().time
+    begin = clock()
+    while True:
+        await asyncio.sleep(every)
+        waiting = [i.name for i in model.instances if i.state is InstanceState.STARTING]
+        if not waiting:
+            continue
+        word = "instance" if len(waiting) == 1 else "instances"
+        where = "auto_complete_config" if model.config.draft else "initialize"
+        _logger.info(
+            "model '%s' version %d is loading for %.0f s: %s %s in %s",
+            model.name,
+            model.version,
+            clock() - begin,
+            word,
+            ", ".join(waiting),
+            where,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """Where a model comes from.
 
-    Attributes
-    ----------
-    directory : Path
-        The model's directory.
-    config : str or None
-        JSON instead of the directory's config.pbtxt.
-    digest : str
-        Tells the files of one client from those of another; empty for a directory of the repository.
-    overrides : OverrideDirectory or None
-        The directory, if it was made of files that a client sent.
+    - ``directory``: the model's directory.
+    - ``config``: JSON instead of the directory's config.pbtxt.
+    - ``digest``: tells the files of one client from those of another; empty for a directory of the
+      repository.
+    - ``overrides``: the directory, if it was made of files that a client sent.
     """
 
     directory: Path
@@ -76,12 +82,8 @@ class ModelSource:
 class PreparedModel:
     """A model that is ready to be loaded.
 
-    Attributes
-    ----------
-    versions : tuple of int
-        Those that the version policy chooses, ascending.
-    files : ModelFiles
-        The state of its files before any of them was read.
+    - ``versions``: those that the version policy chooses, ascending.
+    - ``files``: the state of its files before any of them was read.
     """
 
     source: ModelSource
@@ -102,11 +104,7 @@ class PreparedModel:
 class NotPrepared(BridgeError):
     """A model is not there, or its configuration is none, or one that cannot be served.
 
-    Parameters
-    ----------
-    told : str
-        What comes before the reason in the message: Triton's words.
-    reason : str
+    ``told``: what comes before the reason in the message: Triton's words.
     """
 
     def __init__(self, told: str, reason: str, code: ErrorCode) -> None:
@@ -117,10 +115,7 @@ class NotPrepared(BridgeError):
 class LoadFailed(BridgeError):
     """Some version of a model did not load.
 
-    Parameters
-    ----------
-    reasons : dict of int to BridgeError
-        Why, by version.
+    ``reasons``: why, by version.
     """
 
     def __init__(self, name: str, reasons: dict[int, BridgeError]) -> None:
@@ -135,16 +130,10 @@ class LoadFailed(BridgeError):
 class ModelLoader:
     """Reads, checks and starts models; holds none of them.
 
-    Parameters
-    ----------
-    context : EngineContext
-        What all models share.
-    gpu_count : callable
-        Counts the GPUs.
-    backends : Backends
-        Those that run models which are no Python programs themselves.
-    auto_complete : bool
-        Whether models may complete their own configuration.
+    - ``context``: what all models share.
+    - ``gpu_count``: counts the GPUs.
+    - ``backends``: those that run models which are no Python programs themselves.
+    - ``auto_complete``: whether models may complete their own configuration.
     """
 
     def __init__(
@@ -165,10 +154,8 @@ class ModelLoader:
     async def prepare(self, name: str, source: ModelSource) -> PreparedModel:
         """Read a model's configuration and choose its versions.
 
-        Raises
-        ------
-        NotPrepared
-            INTERNAL when the configuration is none, INVALID_ARG when it cannot be served.
+        Raises NotPrepared: INTERNAL when the configuration is none, INVALID_ARG when it cannot be
+        served.
         """
         # Before anything is read: what changes from here on is another state of the files.
         files = await asyncio.to_thread(read_model_files, source.directory)
@@ -245,7 +232,7 @@ class ModelLoader:
 def _refuse_unsupported(config: ModelConfig) -> None:
     refused = unsupported_features(config)
     if refused:
-        raise BridgeError("; ".join(refused), ErrorCode.UNSUPPORTED)
+        raise unsupported("; ".join(refused))
 
 
 def not_found(name: str, reason: str) -> NotPrepared:

@@ -9,9 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 
-from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["ASKED_BY", "ModelLocks"]
+from gpubridge.errors import unavailable
 
 ASKED_BY: ContextVar[str | None] = ContextVar("ASKED_BY", default=None)
 """The model whose ``initialize`` waits for what the current task does: its lock is held that long."""
@@ -29,10 +27,8 @@ class ModelLocks:
     async def change(self, name: str) -> AsyncIterator[None]:
         """Hold a model's lock.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when it would never be given: whoever holds it waits for this task.
+        Raises BridgeError: UNAVAILABLE when it would never be given: whoever holds it waits for
+        this task.
         """
         asker = ASKED_BY.get()
         lock = self._locks.get(name)
@@ -43,10 +39,9 @@ class ModelLocks:
                 yield
             return
         if name == asker or self._waits_for(name, asker):
-            raise BridgeError(
+            raise unavailable(
                 f"this would never end: the initialize of model '{asker}' waits for a change of "
-                f"'{name}', which waits for that initialize; load it from execute, or by a client",
-                ErrorCode.UNAVAILABLE,
+                f"'{name}', which waits for that initialize; load it from execute, or by a client"
             )
         waits = self._waits.setdefault(asker, Counter())
         waits[name] += 1

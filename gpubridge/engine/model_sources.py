@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from gpubridge.engine.file_overrides import FileOverrides, files_digest
-from gpubridge.engine.model_files import model_directories
-from gpubridge.engine.model_loader import ModelSource, not_found
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.engine.model_files import (
+    FileOverrides,
+    ModelFiles,
+    files_digest,
+    model_directories,
+    read_model_files,
+)
+from gpubridge.engine.model_loader import LoadFailed, ModelSource, not_found
+from gpubridge.errors import BridgeError, invalid
 
-__all__ = ["ModelSources"]
+_logger = logging.getLogger(__name__)
+
+_Files = dict[str, list[ModelFiles]]
 
 
 class ModelSources:
     """Finds models by name; owns the files that clients sent.
 
-    Parameters
-    ----------
-    directories : sequence of Path
-        Each holds one directory per model.
+    ``directories``: each holds one directory per model.
     """
 
     def __init__(self, directories: Sequence[Path]) -> None:
@@ -29,29 +37,22 @@ class ModelSources:
     def names(self) -> list[str]:
         """Return the names of the models in the directories.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG when a directory cannot be listed.
+        Raises BridgeError: INVALID_ARG when a directory cannot be listed.
         """
         names: set[str] = set()
         for directory in self._directories:
             try:
                 names.update(path.name for path in model_directories(directory))
             except OSError as error:
-                raise BridgeError(
-                    f"failed to stat model repository {directory}: {error.strerror}",
-                    ErrorCode.INVALID_ARG,
+                raise invalid(
+                    f"failed to stat model repository {directory}: {error.strerror}"
                 ) from error
         return sorted(names)
 
     def locate(self, name: str) -> ModelSource:
         """Find a model's directory.
 
-        Raises
-        ------
-        NotPrepared
-            When there is none, or more than one.
+        Raises NotPrepared when there is none, or more than one.
         """
         found = []
         if _is_file_name(name):
@@ -69,17 +70,11 @@ class ModelSources:
     ) -> ModelSource:
         """Make a model's directory of files that a client sent; the caller releases the source.
 
-        Parameters
-        ----------
-        files : mapping of str to bytes
-            Contents by ``file:<version>/<path>``.
-        served : ModelSource or None
-            Where the model that is served comes from; its directory is taken if its files are these.
+        - ``files``: contents by ``file:<version>/<path>``.
+        - ``served``: where the model that is served comes from; its directory is taken if its files
+          are these.
 
-        Raises
-        ------
-        NotPrepared
-            When there is no configuration with them, or they cannot be written.
+        Raises NotPrepared when there is no configuration with them, or they cannot be written.
         """
         if config is None:
             reason = "Load parameter 'config' must be specified for model file override"
@@ -103,3 +98,95 @@ class ModelSources:
 
 def _is_file_name(name: str) -> bool:
     return bool(name) and "/" not in name and "\0" not in name and not name.startswith(".")
+
+
+class ModelHolder(Protocol):
+    """The repository, as far as it has to be known here."""
+
+    async def reload(self, name: str) -> None:
+        """Load a model from its directory."""
+
+    async def withdraw(self, name: str) -> None:
+        """Unload a model that there is no more."""
+
+
+class RepositoryPoller:
+    """Looks at the files of all models again and again, and says what has changed.
+
+    A model that does not load is tried again when its files have changed, not before.
+    """
+
+    def __init__(self, directories: Sequence[Path], holder: ModelHolder) -> None:
+        self._directories = directories
+        self._holder = holder
+        self._seen: _Files = {}
+        self._working: dict[str, asyncio.Task[None]] = {}
+        self._unreadable = ""
+
+    async def look(self) -> None:
+        """Take the files as they are for known: their models are loaded by somebody else."""
+        self._seen = await self._look() or {}
+
+    async def run(self, seconds: float) -> None:
+        """Poll every so many seconds, until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(seconds)
+                await self.poll()
+        finally:
+            for task in self._working.values():
+                task.cancel()
+            await asyncio.gather(*self._working.values(), return_exceptions=True)
+
+    async def poll(self) -> None:
+        """Look once, and begin to load and unload what has changed; a slow model holds up no other."""
+        found = await self._look()
+        if found is None:
+            return
+        for name in sorted(found.keys() | self._seen.keys()):
+            if name in self._working or found.get(name) == self._seen.get(name):
+                continue
+            if name in found:
+                self._seen[name] = found[name]
+            else:
+                del self._seen[name]
+            task = asyncio.get_running_loop().create_task(self._apply(name, name in found))
+            self._working[name] = task
+            task.add_done_callback(partial(self._done, name))
+
+    async def _apply(self, name: str, is_there: bool) -> None:
+        if not is_there:
+            _logger.info("model '%s' is gone from the repository: unloading it", name)
+            await self._holder.withdraw(name)
+            return
+        _logger.info("model '%s' is new or has changed: loading it", name)
+        try:
+            await self._holder.reload(name)
+        except LoadFailed:
+            # Each version's reason is in the log.
+            return
+        except BridgeError as error:
+            _logger.error("%s", error.message)  # noqa: TRY400  (where it was raised tells nothing)
+
+    def _done(self, name: str, _: asyncio.Task[None]) -> None:
+        del self._working[name]
+
+    async def _look(self) -> _Files | None:
+        """Return the files of every model; None while a repository cannot be listed."""
+        try:
+            found = await asyncio.to_thread(self._read)
+        except OSError as error:
+            # Not as if all of its models were deleted: it may be mounted again in a moment.
+            if self._unreadable != str(error):
+                self._unreadable = str(error)
+                _logger.error("failed to poll model repository: %s", error)  # noqa: TRY400
+            return None
+        self._unreadable = ""
+        return found
+
+    def _read(self) -> _Files:
+        found: _Files = {}
+        for directory in self._directories:
+            for path in model_directories(directory):
+                found.setdefault(path.name, []).append(read_model_files(path))
+        return found

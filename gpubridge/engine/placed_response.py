@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gpubridge.engine.devices.segments import OF_CLIENTS, ON_DEVICE
+from gpubridge.engine.devices.region import OF_CLIENTS, ON_DEVICE
 from gpubridge.request import InferResponse, MemoryRange
 from gpubridge.transport.signatures import Shapes, Signature
-
-__all__ = ["PlacedResponse", "held_bytes"]
 
 
 def held_bytes(place: MemoryRange) -> memoryview:
@@ -37,12 +35,8 @@ class _HeldArray(np.ndarray[Any, Any]):
 class PlacedResponse(InferResponse):
     """An answer whose outputs lie anywhere: in the memory of several stubs, or its request's own.
 
-    Attributes
-    ----------
-    parts : sequence of MemoryRange
-        Where each output lies.
-    shared : set of str
-        The outputs that others may still look at.
+    - ``parts``: where each output lies.
+    - ``shared``: the outputs that others may still look at.
     """
 
     __slots__ = ("parts", "shared")

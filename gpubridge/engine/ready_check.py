@@ -7,10 +7,8 @@ import json
 import os
 import socket
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import unavailable
 from gpubridge.transport.channel import MalformedMessage
-
-__all__ = ["ReadyCheck"]
 
 _LIMIT_SECONDS = 5.0
 _LONGEST_ANSWER = 64 * 1024
@@ -19,10 +17,7 @@ _LONGEST_ANSWER = 64 * 1024
 class ReadyCheck:
     """Asks an instance's stub; who asks while it thinks gets the same answer.
 
-    Parameters
-    ----------
-    instance : str
-        The instance's name, for texts.
+    ``instance``: the instance's name, for texts.
     """
 
     def __init__(self, instance: str) -> None:
@@ -40,10 +35,7 @@ class ReadyCheck:
     def connect(self, fd: int) -> None:
         """Ask by a socket that a stub listens to; owned from now on.
 
-        Raises
-        ------
-        MalformedMessage
-            When it is no socket; it is closed then.
+        Raises MalformedMessage when it is no socket; it is closed then.
         """
         self.close()
         try:
@@ -57,10 +49,8 @@ class ReadyCheck:
     async def ask(self) -> None:
         """Return when the model says that it is ready.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE, with the reason, when it does not, or says nothing for five seconds.
+        Raises BridgeError: UNAVAILABLE, with the reason, when it does not, or says nothing for five
+        seconds.
         """
         flight = self._flight
         whose = "in-flight"
@@ -74,7 +64,7 @@ class ReadyCheck:
         if flight.done():
             reason = flight.result()
         if reason:
-            raise BridgeError(reason, ErrorCode.UNAVAILABLE)
+            raise unavailable(reason)
 
     def _begin(self) -> asyncio.Future[str]:
         flight = self._flight = self._loop.create_future()

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpubridge.config import ModelControlMode
-from gpubridge.engine.dependents import Dependents
-from gpubridge.engine.ensemble.missing import explain_circle, explain_missing
-from gpubridge.engine.housekeeper import keep_house
+from gpubridge.engine.ensemble.graph import explain_circle, explain_missing
 from gpubridge.engine.model import Model
-from gpubridge.engine.model_index import VersionStatus
 from gpubridge.engine.model_loader import (
     LoadFailed,
     ModelLoader,
@@ -24,12 +21,13 @@ from gpubridge.engine.model_loader import (
     required_models,
 )
 from gpubridge.engine.model_locks import ModelLocks
-from gpubridge.engine.model_sources import ModelSources
-from gpubridge.engine.repository_poller import RepositoryPoller
-from gpubridge.engine.served_models import Served, ServedModels
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.engine.model_sources import ModelSources, RepositoryPoller
+from gpubridge.engine.regions import Regions
+from gpubridge.engine.served_models import Dependents, Served, ServedModels, VersionStatus
+from gpubridge.errors import BridgeError, ErrorCode, unavailable
 
-__all__ = ["ALL_MODELS", "ModelRepository", "RepositorySettings"]
+_TICK_SECONDS = 5.0
+_IDLE_SECONDS = 30.0
 
 _logger = logging.getLogger(__name__)
 
@@ -37,20 +35,39 @@ ALL_MODELS = "*"
 """Stands for every model of the directories."""
 
 
+async def keep_house(
+    running: Callable[[], Iterable[Model]], limit: float | None, regions: Regions
+) -> None:
+    """Enforce time limits and give idle memory back, until cancelled.
+
+    - ``running``: returns the models that may have requests.
+    - ``limit``: seconds that one ``execute`` may take.
+    """
+    tick = _TICK_SECONDS if limit is None else min(_TICK_SECONDS, max(limit / 8, 0.02))
+    clock = asyncio.get_running_loop().time
+    due = clock() + _TICK_SECONDS
+    while True:
+        await asyncio.sleep(tick)
+        models = list(running())
+        if limit is not None:
+            for model in models:
+                model.check_time_limit()
+        if clock() >= due:
+            due = clock() + _TICK_SECONDS
+            for model in models:
+                model.housekeep()
+            regions.trim(_IDLE_SECONDS)
+
+
 @dataclass(frozen=True, slots=True)
 class RepositorySettings:
     """What a repository is made of.
 
-    Attributes
-    ----------
-    directories : sequence of Path
-        Each holds one directory per model.
-    control_mode : {"none", "poll", "explicit"}
-        Whether models are loaded at the start only, when their files change, or when clients say so.
-    load_models : sequence of str
-        What is loaded at the start in explicit mode; "*" for all.
-    poll_seconds : float
-        How often files are looked at in poll mode.
+    - ``directories``: each holds one directory per model.
+    - ``control_mode``: whether models are loaded at the start only, when their files change, or
+      when clients say so.
+    - ``load_models``: what is loaded at the start in explicit mode; "*" for all.
+    - ``poll_seconds``: how often files are looked at in poll mode.
     """
 
     directories: Sequence[Path]
@@ -136,17 +153,10 @@ class ModelRepository(ServedModels):
 
         The load goes on when the caller is cancelled. One that fails leaves what is served.
 
-        Parameters
-        ----------
-        config : str or None
-            JSON instead of the model's config.pbtxt.
-        files : mapping of str to bytes, optional
-            Contents by ``file:<version>/<path>``, instead of the model's directory.
+        - ``config``: JSON instead of the model's config.pbtxt.
+        - ``files``: contents by ``file:<version>/<path>``, instead of the model's directory.
 
-        Raises
-        ------
-        BridgeError
-            In Triton's words; UNAVAILABLE when models are not loaded by clients.
+        Raises BridgeError: in Triton's words; UNAVAILABLE when models are not loaded by clients.
         """
         self.check_control()
 
@@ -166,15 +176,10 @@ class ModelRepository(ServedModels):
         It is no error when no such model is loaded. Models that require it are unloaded, too, until
         it is loaded again.
 
-        Parameters
-        ----------
-        dependents : bool
-            Unload also the models that it requires and that nobody has asked for themselves.
+        ``dependents``: unload also the models that it requires and that nobody has asked for
+        themselves.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when models are not unloaded by clients.
+        Raises BridgeError: UNAVAILABLE when models are not unloaded by clients.
         """
         self.check_control()
         self._dependents.forget(name)
@@ -183,16 +188,10 @@ class ModelRepository(ServedModels):
     def check_control(self) -> None:
         """Refuse, in Triton's words, what only explicit mode allows.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE.
+        Raises BridgeError: UNAVAILABLE.
         """
         if self._settings.control_mode != "explicit":
-            raise BridgeError(
-                "explicit model load / unload is not allowed if polling is enabled",
-                ErrorCode.UNAVAILABLE,
-            )
+            raise unavailable("explicit model load / unload is not allowed if polling is enabled")
         if self._closing:
             raise _stopping()
 
@@ -364,4 +363,4 @@ class ModelRepository(ServedModels):
 
 
 def _stopping() -> BridgeError:
-    return BridgeError("the server is stopping", ErrorCode.UNAVAILABLE)
+    return unavailable("the server is stopping")

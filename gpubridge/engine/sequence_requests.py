@@ -10,8 +10,6 @@ from gpubridge.engine.scheduling import SequenceBatching, SequenceItem, parse_se
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.transport.context import correlated
 
-__all__ = ["SequenceRequests", "sequence_stub_settings"]
-
 _START = 1
 _END = 2
 _STATE_FOLDER = "initial_state"
@@ -20,10 +18,7 @@ _STATE_FOLDER = "initial_state"
 def sequence_stub_settings(config: ModelConfig, directory: Path) -> dict[str, Any]:
     """Return the fields of the INITIALIZE message about sequences.
 
-    Parameters
-    ----------
-    directory : Path
-        The model's; files with initial values lie in its folder ``initial_state``.
+    ``directory``: the model's; files with initial values lie in its folder ``initial_state``.
     """
     settings = _settings(config) or SequenceBatching()
     return {
@@ -56,10 +51,7 @@ def _settings(config: ModelConfig) -> SequenceBatching | None:
 class SequenceRequests:
     """Makes requests of what a sequence batcher gives out.
 
-    Parameters
-    ----------
-    config : ModelConfig
-        Of a model with sequence batching.
+    ``config``: of a model with sequence batching.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -4,30 +4,113 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from gpubridge.engine.ensemble.graph import is_ensemble
 from gpubridge.engine.model import Model
-from gpubridge.engine.model_index import ModelIndex, VersionStatus
-from gpubridge.engine.model_loader import ModelSource, PreparedModel
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.engine.model_loader import ModelSource, PreparedModel, required_models
+from gpubridge.errors import invalid, not_found, unavailable
 
-__all__ = ["Served", "ServedModels"]
+ModelState = Literal["", "LOADING", "READY", "UNLOADING", "UNAVAILABLE"]
+
+_UNLOADED = "unloaded"
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class VersionStatus:
+    """A row of the repository index.
+
+    - ``version``: 0 when not even the versions could be determined.
+    - ``state``: empty for a model that was never loaded.
+    - ``reason``: why it is unavailable.
+    - ``wanted``: whether the server is not what it should be while this is unavailable.
+    """
+
+    name: str
+    version: int
+    state: ModelState
+    reason: str = ""
+    wanted: bool = True
+
+
+class ModelIndex:
+    """Keeps the rows; every method is a step in the life of a version."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[int, VersionStatus]] = {}
+
+    def loading(self, name: str, version: int) -> None:
+        """It is being loaded, and was not served before."""
+        self._set(VersionStatus(name, version, "LOADING"))
+
+    def ready(self, name: str, version: int) -> None:
+        """It is served."""
+        self._set(VersionStatus(name, version, "READY"))
+
+    def failed(self, name: str, version: int, reason: str, *, wanted: bool = True) -> None:
+        """It did not load."""
+        self._set(VersionStatus(name, version, "UNAVAILABLE", reason, wanted))
+
+    def unloading(self, name: str, version: int) -> VersionStatus:
+        """It answers its last requests; returns the row, for :meth:`unloaded`."""
+        row = VersionStatus(name, version, "UNLOADING")
+        self._set(row)
+        return row
+
+    def unloaded(self, row: VersionStatus) -> None:
+        """What that row tells of is gone; another that took its place is not."""
+        if self._rows.get(row.name, {}).get(row.version) is row:
+            self._set(VersionStatus(row.name, row.version, "UNAVAILABLE", _UNLOADED, wanted=False))
+
+    def released(self, name: str) -> None:
+        """Nobody wants the model any more: why it did not load is still told, but is no fault."""
+        for row in self._rows.get(name, {}).values():
+            row.wanted = False
+
+    def forget(self, name: str) -> None:
+        """There is no such model any more."""
+        self._rows.pop(name, None)
+
+    def versions(self, name: str) -> dict[int, VersionStatus]:
+        """Return the rows of a model, by version."""
+        return self._rows.get(name, {})
+
+    def rows(self, present: Iterable[str] | None = None) -> list[VersionStatus]:
+        """Return all rows, by name and version.
+
+        ``present``: the models that the directories have, where they may have others than were
+        loaded: each is listed, and no other but those that are served or on their way.
+        """
+        rows = [row for name in sorted(self._rows) for _, row in sorted(self._rows[name].items())]
+        if present is None:
+            return rows
+        names = set(present)
+        rows = [row for row in rows if row.name in names or row.state != "UNAVAILABLE"]
+        rows += [VersionStatus(name, 0, "") for name in names.difference(r.name for r in rows)]
+        return sorted(rows, key=lambda row: (row.name, row.version))
+
+    @property
+    def failures(self) -> list[VersionStatus]:
+        """What should be served and is not."""
+        return [row for row in self.rows() if row.state == "UNAVAILABLE" and row.wanted]
+
+    def _set(self, row: VersionStatus) -> None:
+        rows = self._rows.setdefault(row.name, {})
+        # Once its versions are known, that they were not is of no interest.
+        rows.pop(0, None)
+        rows[row.version] = row
 
 
 @dataclass(slots=True)
 class Served:
     """A model that is served.
 
-    Attributes
-    ----------
-    models : dict of int to Model
-        By version.
-    asked : bool
-        Whether somebody wants it for itself, not for a model that requires it.
+    - ``models``: by version.
+    - ``asked``: whether somebody wants it for itself, not for a model that requires it.
     """
 
     prepared: PreparedModel
@@ -53,10 +136,8 @@ class ServedModels:
     def find(self, name: str, version: int | None) -> Model:
         """Return a model that is served; its highest version when none is asked for.
 
-        Raises
-        ------
-        BridgeError
-            NOT_FOUND, or UNAVAILABLE for a version that is not ready, in Triton's words.
+        Raises BridgeError: NOT_FOUND, or UNAVAILABLE for a version that is not ready, in Triton's
+        words.
         """
         versions = self._versions(name)
         rows = self._index.versions(name)
@@ -67,14 +148,12 @@ class ServedModels:
             return model
         told = f"Request for unknown model: '{name}'"
         if version is not None and version in rows:
-            raise BridgeError(
-                f"{told} version {version} is not at ready state", ErrorCode.UNAVAILABLE
-            )
+            raise unavailable(f"{told} version {version} is not at ready state")
         if version is not None and rows:
             told += f" version {version}"
         elif any(rows):
-            raise BridgeError(f"{told} has no available versions", ErrorCode.NOT_FOUND)
-        raise BridgeError(f"{told} is not found", ErrorCode.NOT_FOUND)
+            raise not_found(f"{told} has no available versions")
+        raise not_found(f"{told} is not found")
 
     def versions(self, name: str) -> list[int]:
         """Return the versions of a model that are served, ascending."""
@@ -83,21 +162,16 @@ class ServedModels:
     def selected(self, name: str, version: int | None) -> list[Model]:
         """Return the loaded versions of a model, or the one asked for: whose statistics are wanted.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG in Triton's words, which are other than those of :meth:`find`.
+        Raises BridgeError: INVALID_ARG in Triton's words, which are other than those of
+        :meth:`find`.
         """
         versions = self._versions(name)
         if not versions:
-            raise BridgeError(f"requested model '{name}' is not available", ErrorCode.INVALID_ARG)
+            raise invalid(f"requested model '{name}' is not available")
         if version is None:
             return [versions[number] for number in sorted(versions)]
         if version not in versions:
-            raise BridgeError(
-                f"requested model version is not available for model '{name}'",
-                ErrorCode.INVALID_ARG,
-            )
+            raise invalid(f"requested model version is not available for model '{name}'")
         return [versions[version]]
 
     def loaded(self) -> Iterator[Model]:
@@ -183,3 +257,32 @@ class ServedModels:
         left = max(0.0, deadline - clock())
         await asyncio.gather(*(m.unload(left) for m in models if not is_ensemble(m.config)))
         await asyncio.gather(*self._drains, return_exceptions=True)
+
+
+class Dependents:
+    """Remembers which models are wanted although they cannot be served at present."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, tuple[frozenset[str], ModelSource]] = {}
+
+    def gone(self, name: str, served: Served) -> None:
+        """Somebody wants a model that goes with one that it requires.
+
+        One that is made of files that a client sent is not remembered: they go with it.
+        """
+        source = served.prepared.source
+        if served.asked and source.overrides is None:
+            required = frozenset(required_models(served.prepared.config))
+            self._waiting[name] = required, ModelSource(source.directory, source.config)
+
+    def forget(self, name: str) -> None:
+        """A model is there again, or nobody wants it any more."""
+        self._waiting.pop(name, None)
+
+    def possible(self, name: str, served: Container[str]) -> list[tuple[str, ModelSource]]:
+        """Return the models that require this one and lack no other, and where they come from."""
+        return [
+            (other, source)
+            for other, (required, source) in self._waiting.items()
+            if name in required and all(each in served for each in required)
+        ]

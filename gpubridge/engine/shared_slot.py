@@ -6,8 +6,6 @@ from typing import Any
 
 from gpubridge.transport.leases import SlotOwner
 
-__all__ = ["SharedSlot"]
-
 
 class SharedSlot:
     """A slot that goes back to its arena when nobody refers to this object any more."""

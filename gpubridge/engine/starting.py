@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from gpubridge.engine.completion import Completion
 from gpubridge.engine.instance import Instance
 
-__all__ = ["start_all"]
-
 _logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 0.5

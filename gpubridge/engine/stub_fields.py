@@ -7,8 +7,6 @@ from typing import Any
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.messages import FALLBACKS
 
-__all__ = ["completed_text", "log_fields", "number"]
-
 
 def number(fields: dict[str, Any], name: str) -> int:
     """Return a field that must be a number of at least 0; raises MalformedMessage."""

@@ -7,17 +7,20 @@ import os
 import signal
 import socket
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import gpubridge
 from gpubridge.engine.environment import StubEnvironment
-from gpubridge.engine.model_output import PrintedLines
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, unavailable
 from gpubridge.telemetry.logs import log_from_stub
 
-__all__ = ["RunningStub", "StartStub", "StubProcess", "cannot_start"]
+_PIPE_BYTES = 1 << 16
+_LONGEST_LINE = 1 << 13
+_FIRST = 0.1
+_HEALTHY_AFTER = 10.0
 
 _STREAMS = {"stdout": 0, "stderr": 1}
 """What models print is information, and what they complain of a warning: levels of ``Logger``."""
@@ -25,13 +28,117 @@ _STREAMS = {"stdout": 0, "stderr": 1}
 _BOOTSTRAP = Path(gpubridge.__file__).parent / "stub" / "bootstrap.py"
 
 
+class PrintedLines:
+    """Reads a stream that a process writes to, line by line, for as long as it likes.
+
+    ``tell``: gets each line, without its end. Bytes that are no UTF-8 are told as escapes; where a
+    line was overwritten (carriage returns), what a terminal shows in the end; longer lines than 8
+    KiB in pieces.
+
+    Attribute ``write_end``: the descriptor for the process; :meth:`started` closes this one.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._rest = b""
+        self._loop = asyncio.get_running_loop()
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._loop.add_reader(self._read_end, self._on_readable)
+
+    def started(self) -> None:
+        """The process has its own end, or will never have it."""
+        os.close(self.write_end)
+
+    def close(self) -> None:
+        """Tell what is left, and read no more, whoever else still has the other end; idempotent."""
+        if self._read_end < 0:
+            return
+        left = _PIPE_BYTES
+        while self._read_end >= 0 and (taken := self._on_readable()):
+            left -= taken
+            if left <= 0:
+                break
+        self._end()
+
+    def _on_readable(self) -> int:
+        """Take what there is; returns how many bytes."""
+        try:
+            data = os.read(self._read_end, _PIPE_BYTES)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self._end()
+            return 0
+        *lines, rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._say(line)
+        whole = len(rest) - len(rest) % _LONGEST_LINE
+        if whole:
+            self._say(rest[:whole])
+        self._rest = rest[whole:]
+        return len(data)
+
+    def _say(self, line: bytes) -> None:
+        shown = line.rstrip(b"\r").rpartition(b"\r")[2]
+        for start in range(0, len(shown) or 1, _LONGEST_LINE):
+            piece = shown[start : start + _LONGEST_LINE]
+            self._tell(piece.decode(errors="backslashreplace"))
+
+    def _end(self) -> None:
+        if self._read_end < 0:
+            return
+        self._loop.remove_reader(self._read_end)
+        os.close(self._read_end)
+        self._read_end = -1
+        if self._rest:
+            self._say(self._rest)
+            self._rest = b""
+
+
+class StubLog:
+    """Takes the lines of an instance's stubs.
+
+    ``fallbacks``: how often they fell back, by reason.
+    """
+
+    def __init__(self, model: str, instance: str) -> None:
+        self._model = model
+        self._instance = instance
+        self.fallbacks: Counter[str] = Counter()
+
+    def take(self, fields: dict[str, Any]) -> None:
+        """Write a line; count it, if it tells of a fallback. Its fields have been checked."""
+        fallback = fields.get("fallback")
+        if fallback is not None:
+            self.fallbacks[fallback] += 1
+        log_from_stub(self._model, self._instance, fields)
+
+
+class RestartBackoff:
+    """The rule, without a clock: none the first time, then a wait that doubles up to a limit.
+
+    ``limit``: seconds.
+    """
+
+    __slots__ = ("_limit",)
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+
+    def after(self, seconds: float) -> float:
+        """Return the wait that comes after one of ``seconds``."""
+        return min(max(2 * seconds, _FIRST), self._limit)
+
+    def was_healthy(self, seconds: float) -> bool:
+        """Whether a stub that ran for so long has not died of what the last ones died of."""
+        return seconds > _HEALTHY_AFTER
+
+
 class RunningStub(Protocol):
     """Where a stub runs: in a process of its own, unless somebody develops the model.
 
-    Attributes
-    ----------
-    exited : asyncio.Future of str
-        Resolves to how it ended ("exited with code 3", "was killed by signal 9 (SIGKILL)").
+    ``exited``: resolves to how it ended ("exited with code 3", "was killed by signal 9 (SIGKILL)").
     """
 
     exited: asyncio.Future[str]
@@ -54,17 +161,12 @@ class StubProcess:
 
     Start it on the main thread: the kernel kills a stub when the *thread* that started it ends.
 
-    Parameters
-    ----------
-    model, instance : str
-        Their names, for the lines that the model prints; the instance's is shown in process lists.
-    sock : socket.socket
-        The stub's end of its channel; closed here once the stub has it.
+    - ``model``, ``instance``: their names, for the lines that the model prints; the instance's is
+      shown in process lists.
+    - ``sock``: the stub's end of its channel; closed here once the stub has it.
 
-    Attributes
-    ----------
-    exited : asyncio.Future of str
-        Resolves to how it ended ("exited with code 3", "was killed by signal 9 (SIGKILL)").
+    Attribute ``exited``: resolves to how it ended ("exited with code 3", "was killed by signal 9
+    (SIGKILL)").
     """
 
     def __init__(
@@ -141,7 +243,7 @@ def _into_log(model: str, instance: str, file: str, level: int) -> Callable[[str
 
 def cannot_start(instance: str, error: OSError) -> BridgeError:
     """Say that the system lacks what a stub process needs."""
-    return BridgeError(f"cannot start the stub of '{instance}': {error}", ErrorCode.UNAVAILABLE)
+    return unavailable(f"cannot start the stub of '{instance}': {error}")
 
 
 def _describe(code: int) -> str:

@@ -21,34 +21,21 @@ from gpubridge.transport.messages import Kind
 if TYPE_CHECKING:
     from gpubridge.engine.instance import Instance
 
-__all__ = ["StubRun"]
-
 _LAST_WORDS_SECONDS = 0.5
 
 
 class StubRun:
     """A stub of an instance; owns its process, the link to it, and the door that its calls come through.
 
-    Parameters
-    ----------
-    instance : Instance
-        Whose stub it is; its settings may change while the model completes its configuration.
-    context : EngineContext
-        What all instances share.
-    completion : Completion or None
-        What completes the model's configuration, if that is not done yet.
-    on_batches, on_responses, on_log : callable
-        As those of `ConnectionEvents`.
+    - ``instance``: whose stub it is; its settings may change while the model completes its
+      configuration.
+    - ``context``: what all instances share.
+    - ``completion``: what completes the model's configuration, if that is not done yet.
+    - ``on_batches``, ``on_responses``, ``on_log``: as those of `ConnectionEvents`.
 
-    Raises
-    ------
-    BridgeError
-        UNAVAILABLE when there are no descriptors or no memory for it.
+    Raises BridgeError: UNAVAILABLE when there are no descriptors or no memory for it.
 
-    Attributes
-    ----------
-    link : StubConnection
-        Speaks with the stub.
+    Attribute ``link``: speaks with the stub.
     """
 
     def __init__(
@@ -109,10 +96,8 @@ class StubRun:
     async def start(self) -> None:
         """Start the process; returns when its model is initialized.
 
-        Raises
-        ------
-        BridgeError
-            Why it is not going to be. The run has to be ended and closed in any case.
+        Raises BridgeError: why it is not going to be. The run has to be ended and closed in any
+        case.
         """
         try:
             ours, calls = pair()

@@ -14,8 +14,6 @@ from gpubridge.telemetry.traces import Trace, Traces
 from gpubridge.tensor.spelling import spell_values
 from gpubridge.transport.signatures import SignatureCache, TensorSpec, decode_shapes
 
-__all__ = ["UNTRACED", "Caused", "Origin", "Received", "RequestTracing"]
-
 _WAITED = {"HTTP": "HTTP_RECV", "GRPC": "GRPC_WAITREAD"}
 """What Triton calls the time in which a door gets a request."""
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpubridge.config import KSERVE_DATATYPES, ModelConfig, model_config_schema
 from gpubridge.config.schema import ProtoMessage
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode, invalid
 from gpubridge.host_shm import HostArena
 from gpubridge.model_io import check_inputs, model_shape
 from gpubridge.request import InferRequest, Outcome
@@ -22,8 +22,6 @@ from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import byte_size, element_count
 from gpubridge.transport.control import TICKETS
 from gpubridge.transport.signatures import encode_tensors
-
-__all__ = ["WarmupSample", "warm_up", "warmup_samples"]
 
 _logger = logging.getLogger(__name__)
 
@@ -48,12 +46,8 @@ class _Input(NamedTuple):
 class WarmupSample:
     """A batch that is executed ``count`` times.
 
-    Attributes
-    ----------
-    batch_size : int
-        How many requests, each of batch size 1, are in it.
-    signature, dims : bytes
-        Of each of them.
+    - ``batch_size``: how many requests, each of batch size 1, are in it.
+    - ``signature``, ``dims``: of each of them.
     """
 
     name: str
@@ -68,10 +62,7 @@ class WarmupSample:
     ) -> list[InferRequest]:
         """Make the requests of one execution.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when the arena is full; nothing is lent then.
+        Raises BridgeError: UNAVAILABLE when the arena is full; nothing is lent then.
         """
         requests: list[InferRequest] = []
         try:
@@ -119,7 +110,7 @@ class _Round:
         if self._left or self._done.done():
             return
         if self._errors:
-            self._done.set_exception(BridgeError("; ".join(self._errors), ErrorCode.INVALID_ARG))
+            self._done.set_exception(invalid("; ".join(self._errors)))
         else:
             self._done.set_result(None)
 
@@ -136,17 +127,10 @@ async def warm_up(
 ) -> None:
     """Have an instance execute the samples, one after the other.
 
-    Parameters
-    ----------
-    execute : callable
-        Sends a batch to the instance.
-    expect : callable
-        Gives a future that fails when the instance's process ends.
+    - ``execute``: sends a batch to the instance.
+    - ``expect``: gives a future that fails when the instance's process ends.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG with what the first sample that fails said.
+    Raises BridgeError: INVALID_ARG with what the first sample that fails said.
     """
     for sample in samples:
         for _ in range(sample.count):
@@ -160,7 +144,7 @@ async def warm_up(
                 await done
             except BridgeError as error:
                 text = f"failed to run warmup sample '{sample.name}': {error.message}; "
-                raise BridgeError(text, ErrorCode.INVALID_ARG) from error
+                raise invalid(text) from error
 
 
 def _partial(answers: _Round, request: InferRequest) -> Callable[[Outcome], None]:
@@ -173,15 +157,10 @@ def _partial(answers: _Round, request: InferRequest) -> Callable[[Outcome], None
 def warmup_samples(config: ModelConfig, directory: Path) -> list[WarmupSample]:
     """Return the samples of a model's configuration, those with a batch size of 0 excepted.
 
-    Parameters
-    ----------
-    directory : Path
-        The model's; files of data lie in its folder ``warmup``.
+    ``directory``: the model's; files of data lie in its folder ``warmup``.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for samples that are no requests for the model, in Triton's words.
+    Raises BridgeError: INVALID_ARG for samples that are no requests for the model, in Triton's
+    words.
     """
     samples = []
     for setting in config.message.model_warmup:
@@ -199,12 +178,12 @@ def warmup_samples(config: ModelConfig, directory: Path) -> list[WarmupSample]:
 def _sample(setting: ProtoMessage, config: ModelConfig, folder: Path) -> WarmupSample:
     most = max(config.max_batch_size, 1)
     if setting.batch_size > most:
-        raise _refused(
+        raise invalid(
             f"failed to run warmup sample '{setting.name}': batch size {setting.batch_size} for "
             f"'{config.name}', max allowed is {config.max_batch_size}; "
         )
     if setting.batch_size > TICKETS:
-        raise _refused(
+        raise invalid(
             f"warmup sample '{setting.name}' of model '{config.name}' has batch_size "
             f"{setting.batch_size}: an instance takes at most {TICKETS} requests at once"
         )
@@ -225,19 +204,19 @@ def _input(
     name: str, setting: ProtoMessage, batch: tuple[int, ...], config: ModelConfig, folder: Path
 ) -> _Input:
     if any(dim < 0 for dim in setting.dims):
-        raise _refused(
+        raise invalid(
             f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
         )
     datatype = KSERVE_DATATYPES.get(model_config_schema().DataType.Name(setting.data_type), "")
     if not datatype:
-        raise _refused(
+        raise invalid(
             f"warmup setting of model '{config.name}' expects input '{name}' to have a data_type"
         )
     shape = (*batch, *setting.dims)
     kind: Literal["zero_data", "random_data", "input_data_file"] | None
     kind = setting.WhichOneof("input_data_type")
     if kind is None:
-        raise _refused(
+        raise invalid(
             f"[request id: <id_unknown>] warmup setting expects input '{name}' to have "
             "input_data_type set"
         )
@@ -249,7 +228,7 @@ def _input(
         content = _read(folder, setting.input_data_file, config.name)
         if datatype != "BYTES":
             if len(content) < nbytes:
-                raise _refused(
+                raise invalid(
                     f"[request id: <id_unknown>] warmup setting expects {nbytes} bytes, but the data "
                     f"provided from {setting.input_data_file} only has {len(content)} bytes"
                 )
@@ -258,7 +237,7 @@ def _input(
             try:
                 bytes_codec.validate(content, words)
             except BridgeError as error:
-                raise _refused(
+                raise invalid(
                     f"[request id: <id_unknown>] expected {words} string elements for inference "
                     f"input '{name}' for model '{config.name}' in the warmup data of "
                     f"{setting.input_data_file}: {error.message}"
@@ -273,7 +252,7 @@ def _read(folder: Path, name: str, model: str) -> bytes:
     """Read a file of warm-up data, which lies in its folder and nowhere else."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
-        raise _refused(
+        raise invalid(
             f"warmup data file '{name}' of model '{model}' leads out of {folder}: give a path "
             "inside that folder"
         )
@@ -302,7 +281,3 @@ def _random(entry: _Input) -> bytes:
     size = entry.nbytes // count if count else 1
     below = 2 if entry.datatype == "BOOL" else _SMALL_NUMBERS
     return generator.integers(0, below, count).astype(f"<u{size}").tobytes()
-
-
-def _refused(text: str) -> BridgeError:
-    return BridgeError(text, ErrorCode.INVALID_ARG)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["Inflater", "compress", "decompress"]
+from gpubridge.errors import invalid, unsupported
 
 _INPUT = 256 * 1024
 
@@ -15,21 +13,12 @@ _INPUT = 256 * 1024
 class Inflater:
     """Undoes the coding of one body; zlib works without the interpreter's lock.
 
-    Parameters
-    ----------
-    coding : bytes
-        The Content-Encoding, or its like.
-    body : bytes-like
-        What is coded; it must not change.
-    limit : int
-        Bytes that the body may have without its coding.
-    flag : str
-        Where that limit is set.
+    - ``coding``: the Content-Encoding, or its like.
+    - ``body``: what is coded; it must not change.
+    - ``limit``: bytes that the body may have without its coding.
+    - ``flag``: where that limit is set.
 
-    Raises
-    ------
-    BridgeError
-        UNSUPPORTED for a coding that is not known.
+    Raises BridgeError: UNSUPPORTED for a coding that is not known.
     """
 
     def __init__(
@@ -41,7 +30,7 @@ class Inflater:
     ) -> None:
         coding = coding.strip().lower()
         if coding not in (b"gzip", b"deflate", b"identity"):
-            raise BridgeError("Unsupported compression type", ErrorCode.UNSUPPORTED)
+            raise unsupported("Unsupported compression type")
         self._coding = coding.decode()
         self._body = memoryview(body)
         self._at = 0
@@ -62,10 +51,8 @@ class Inflater:
     def read(self, nbytes: int) -> bytes:
         """Return the next ``nbytes``, or what is left.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG for data that is not in its coding, or is longer than the limit.
+        Raises BridgeError: INVALID_ARG for data that is not in its coding, or is longer than the
+        limit.
         """
         pieces: list[bytes] = []
         missing = nbytes
@@ -74,15 +61,12 @@ class Inflater:
                 pieces.append(self._next(missing))
                 missing -= len(pieces[-1])
         except zlib.error as error:
-            raise BridgeError(
-                f"the request body is not {self._coding} data: {error}", ErrorCode.INVALID_ARG
-            ) from error
+            raise invalid(f"the request body is not {self._coding} data: {error}") from error
         self._read += nbytes - missing
         if self._read > self._limit:
-            raise BridgeError(
+            raise invalid(
                 f"the decompressed request body is longer than the limit of {self._limit} bytes "
-                f"({self._flag})",
-                ErrorCode.INVALID_ARG,
+                f"({self._flag})"
             )
         return b"".join(pieces)
 
@@ -94,10 +78,7 @@ class Inflater:
         # Without input, what the unpacker still holds comes.
         piece = unpacker.decompress(data, nbytes)
         if not data and not piece and not unpacker.eof:
-            raise BridgeError(
-                f"the request body ends in the middle of its {self._coding} data",
-                ErrorCode.INVALID_ARG,
-            )
+            raise invalid(f"the request body ends in the middle of its {self._coding} data")
         return piece
 
     def _input(self, nbytes: int) -> memoryview:
@@ -109,10 +90,7 @@ class Inflater:
 def decompress(coding: bytes, body: bytes | bytearray, limit: int) -> bytes:
     """Return a body as it was before its coding was applied.
 
-    Raises
-    ------
-    BridgeError
-        As `Inflater` says.
+    Raises BridgeError as `Inflater` says.
     """
     inflater = Inflater(coding, body, limit)
     return inflater.read(limit + 1)

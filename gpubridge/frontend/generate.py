@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpubridge.engine.model import Model
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode, invalid
 from gpubridge.frontend.http.message import Exchange
 from gpubridge.frontend.small_body import PrivateBody
 from gpubridge.frontend.workers import HEAVY_BYTES, Workers
 from gpubridge.host_shm import RequestArena
 from gpubridge.protocol.body import pack_inputs
-from gpubridge.protocol.fields import invalid
 from gpubridge.protocol.generate import encode_generated, parse_generate
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.request import InferRequest, InferResponse, Outcome
-
-__all__ = ["GenerateHandler", "GenerateStreamHandler"]
 
 _JSON = b"Content-Type: application/json\r\n"
 _EVENTS = b"Content-Type: text/event-stream; charset=utf-8\r\n"
@@ -28,14 +25,9 @@ _COMMENT = b":\n\n"
 class _Generation(PrivateBody):
     """A generate request; owns its body, and its slot until the model takes that over.
 
-    Parameters
-    ----------
-    find : callable
-        Returns the model that is served when the body is there: it may be another by then.
-    arena_of : callable
-        Returns the arena of a model, by its name.
-    workers : Workers
-        Parse bodies of more than `HEAVY_BYTES`.
+    - ``find``: returns the model that is served when the body is there: it may be another by then.
+    - ``arena_of``: returns the arena of a model, by its name.
+    - ``workers``: parse bodies of more than `HEAVY_BYTES`.
     """
 
     __slots__ = (
@@ -68,10 +60,7 @@ class _Generation(PrivateBody):
     def complete(self, exchange: Exchange, copied: int) -> None:
         """Read the body and give the request to the model.
 
-        Raises
-        ------
-        BridgeError
-            When it is no valid request.
+        Raises BridgeError when it is no valid request.
         """
         self._exchange = exchange
         self._model = self._find()
@@ -124,10 +113,7 @@ class _Generation(PrivateBody):
     def _encoded(self, outcome: Outcome) -> bytes:
         """Encode a response.
 
-        Raises
-        ------
-        BridgeError
-            When it is an error, or cannot be encoded.
+        Raises BridgeError when it is an error, or cannot be encoded.
         """
         if not isinstance(outcome, InferResponse):
             # A copy: the traceback of the error itself would hold frames that hold it.

@@ -9,7 +9,7 @@ from copy import copy
 
 from gpubridge.engine.model import Model
 from gpubridge.engine.tracing import Received
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.frontend.http.message import Exchange, RequestHead
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.frontend.workers import HEAVY_BYTES, Workers
@@ -22,7 +22,6 @@ from gpubridge.protocol.body import (
     pack_inputs,
     write_length,
 )
-from gpubridge.protocol.fields import invalid
 from gpubridge.protocol.infer_request import FormCache, raw_request
 from gpubridge.protocol.infer_response import (
     EncodedResponse,

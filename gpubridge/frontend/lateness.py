@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Rate", "Unsent", "Waiting", "bytes_per_second"]
-
 _BYTES_PER_SECOND = 500
 _LONGEST = 1024
 """Seconds: who holds much has to send so fast that it could have sent it in this time."""

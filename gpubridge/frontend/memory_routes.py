@@ -10,13 +10,11 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from gpubridge.engine.client_regions import ClientRegion, ClientRegions
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.frontend.http.message import Exchange
 from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.frontend.small_body import SmallBody
-from gpubridge.protocol.fields import JsonObject, internal, invalid, parse_json
-
-__all__ = ["MEMORY_PATH", "MemoryCall"]
+from gpubridge.protocol.fields import JsonObject, internal, parse_json
 
 MEMORY_PATH = re.compile(
     rb"/v2/(?P<kind>system|cuda)sharedmemory(?:/region/(?P<region>[^/]+))?"

@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 
 from gpubridge.engine.model import Model
 from gpubridge.engine.ready_check import ReadyCheck
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.frontend.http.message import Exchange
 from gpubridge.frontend.small_body import SmallBody
-
-__all__ = ["ModelReadyHandler", "tell_ready"]
 
 _logger = logging.getLogger(__name__)
 
@@ -52,10 +50,7 @@ def _tell_why(model: Model, reason: str) -> None:
 class ModelReadyHandler(SmallBody):
     """Takes a request over HTTP that asks whether a model is ready.
 
-    Parameters
-    ----------
-    find : callable
-        Returns the model; raises BridgeError where there is none.
+    ``find``: returns the model; raises BridgeError where there is none.
     """
 
     __slots__ = ("_exchange", "_find")
@@ -86,4 +81,4 @@ class ModelReadyHandler(SmallBody):
         if ready:
             exchange.respond(200, _PLAIN, b"")
         else:
-            exchange.fail(BridgeError("Model version not ready", ErrorCode.INVALID_ARG))
+            exchange.fail(invalid("Model version not ready"))

@@ -15,8 +15,6 @@ from gpubridge.frontend.http.message import Exchange
 from gpubridge.frontend.small_body import PrivateBody
 from gpubridge.protocol.repository_control import read_load, read_unload
 
-__all__ = ["CONTROL_PATH", "ControlHandler", "ControlTasks"]
-
 CONTROL_PATH = re.compile(rb"/v2/repository/models/(?P<model>[^/]+)/(?P<action>load|unload)")
 
 _logger = logging.getLogger(__name__)
@@ -53,10 +51,7 @@ class ControlTasks:
 class ControlHandler(PrivateBody):
     """Takes a request over HTTP to load or unload a model.
 
-    Raises
-    ------
-    BridgeError
-        When the server does not take such requests.
+    Raises BridgeError when the server does not take such requests.
     """
 
     __slots__ = ("_action", "_exchange", "_name", "_repository", "_tasks")

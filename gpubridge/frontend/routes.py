@@ -7,28 +7,28 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
+import orjson
+
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode, invalid, not_found, unsupported
 from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
 from gpubridge.frontend.http.message import Exchange, RequestHandler, RequestHead
 from gpubridge.frontend.infer import InferDoor
 from gpubridge.frontend.memory_routes import MEMORY_PATH, MemoryCall
 from gpubridge.frontend.model_readiness import ModelReadyHandler
 from gpubridge.frontend.repository_control import CONTROL_PATH, ControlHandler, ControlTasks
-from gpubridge.frontend.settings_routes import SettingsRoutes
-from gpubridge.frontend.settings_service import SettingsService
+from gpubridge.frontend.settings_routes import SettingsRoutes, SettingsService
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.frontend.small_body import SmallBody
 from gpubridge.frontend.workers import Workers
 from gpubridge.protocol import metadata
+from gpubridge.protocol.fields import JsonObject
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.telemetry.exposition import CONTENT_TYPE
 from gpubridge.telemetry.metrics import ModelState, metrics_page
 from gpubridge.telemetry.statistics import DeviceWork
-
-__all__ = ["MetricsRouter", "V2Router"]
 
 _JSON = b"Content-Type: application/json\r\n"
 _PLAIN = b"Content-Type: text/plain\r\n"
@@ -72,7 +72,7 @@ class _Index(SmallBody):
         rows = self._repository.index()
         if metadata.ready_models_only(bytes(self.body)):
             rows = [row for row in rows if row.state == "READY"]
-        exchange.respond(200, _JSON, metadata.repository_index(rows), plain=True)
+        exchange.respond(200, _JSON, orjson.dumps(metadata.repository_index(rows)), plain=True)
 
 
 class _Failures:
@@ -86,16 +86,10 @@ class _Failures:
 class V2Router(_Failures):
     """Routes of the inference door.
 
-    Parameters
-    ----------
-    repository : ModelRepository
-        The models.
-    regions : ClientRegions
-        The clients' own memory.
-    workers : Workers
-        For what takes long.
-    strict_readiness : bool
-        Whether the server is ready only when every model is.
+    - ``repository``: the models.
+    - ``regions``: the clients' own memory.
+    - ``workers``: for what takes long.
+    - ``strict_readiness``: whether the server is ready only when every model is.
     """
 
     def __init__(
@@ -148,10 +142,7 @@ class V2Router(_Failures):
     def route(self, head: RequestHead) -> RequestHandler:
         """Return who takes a request.
 
-        Raises
-        ------
-        BridgeError
-            For a path, method or model that is not there.
+        Raises BridgeError for a path, method or model that is not there.
         """
         target = head.target
         door = self._infer.get(target)
@@ -212,16 +203,16 @@ class V2Router(_Failures):
             self._infer[head.target] = door
             return door.request(head)
         if rest == b"/config":
-            body = metadata.model_config(model.config)
+            document = model.config.to_dict()
         else:
             versions = self._repository.versions(name) if version is None else [version]
-            body = metadata.model_metadata(model.config, versions)
-        return _Simple(_document(body))
+            document = metadata.model_metadata(model.config, versions)
+        return _Simple(_document(document))
 
     def _repository_route(self, head: RequestHead, path: bytes) -> RequestHandler:
         control = CONTROL_PATH.fullmatch(path)
         if path != b"/v2/repository/index" and control is None:
-            raise BridgeError("Not Found", ErrorCode.NOT_FOUND)
+            raise not_found("Not Found")
         if head.method != b"POST":
             raise _MethodNotAllowed
         if control is None:
@@ -243,13 +234,10 @@ class MetricsRouter(_Failures):
     def route(self, head: RequestHead) -> RequestHandler:
         """Return who takes a request.
 
-        Raises
-        ------
-        BridgeError
-            For anything but GET /metrics.
+        Raises BridgeError for anything but GET /metrics.
         """
         if head.target.partition(b"?")[0] != b"/metrics" or head.method != b"GET":
-            raise BridgeError("Not Found: the metrics are at /metrics", ErrorCode.NOT_FOUND)
+            raise not_found("Not Found: the metrics are at /metrics")
         return _Simple(self._page)
 
     def _page(self, exchange: Exchange) -> None:
@@ -295,8 +283,9 @@ class _MethodNotAllowed(BridgeError):
         super().__init__("Method Not Allowed", ErrorCode.INVALID_ARG)
 
 
-def _document(body: bytes) -> Answer:
+def _document(document: JsonObject) -> Answer:
     """Answer with a document; like Triton, only answers to infer are compressed."""
+    body = orjson.dumps(document)
 
     def answer(exchange: Exchange) -> None:
         exchange.respond(200, _JSON, body, plain=True)
@@ -306,10 +295,7 @@ def _document(body: bytes) -> Answer:
 
 def _check_coupled(model: Model) -> None:
     if model.config.decoupled:
-        raise BridgeError(
-            "HTTP end point doesn't support models with decoupled transaction policy",
-            ErrorCode.UNSUPPORTED,
-        )
+        raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
 
 
 def _statistics(models: Iterable[Model]) -> Answer:
@@ -328,9 +314,8 @@ def _version(text: bytes | None) -> int | None:
         return None
     version = int(text) if len(text) < 25 else 1 << 64
     if version >= 1 << 63:
-        raise BridgeError(
+        raise invalid(
             f"failed to get model version from specified version string '{text.decode()}' (details: "
-            "stol), version should be an integral value > 0",
-            ErrorCode.INVALID_ARG,
+            "stol), version should be an integral value > 0"
         )
     return version

@@ -10,18 +10,12 @@ from gpubridge.protocol.request_form import RequestRegions
 from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
 
-__all__ = ["RequestMemory"]
-
 
 class RequestMemory:
     """Where requests lie: in the arenas of their models, or in their clients' memory.
 
-    Parameters
-    ----------
-    arenas : Regions
-        For what comes with a request.
-    regions : ClientRegions
-        What clients have registered.
+    - ``arenas``: for what comes with a request.
+    - ``regions``: what clients have registered.
     """
 
     __slots__ = ("_arenas", "regions")
@@ -50,19 +44,12 @@ class RequestMemory:
     def share(self, request: InferRequest, given: RequestRegions, model: str) -> None:
         """Give a request the places of its inputs and outputs that are in the client's memory.
 
-        Parameters
-        ----------
-        request : InferRequest
-            Has the places of all other inputs; nobody has got it yet.
-        given : RequestRegions
-            Where they are.
-        model : str
-            The model that it is for.
+        - ``request``: has the places of all other inputs; nobody has got it yet.
+        - ``given``: where they are.
+        - ``model``: the model that it is for.
 
-        Raises
-        ------
-        BridgeError
-            When such memory is not there any more; the request's slot has been freed then.
+        Raises BridgeError when such memory is not there any more; the request's slot has been
+        freed then.
         """
         try:
             _share(request, given, self.regions)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from gpubridge.errors import invalid
 from gpubridge.frontend.http.message import Exchange
 from gpubridge.host_shm import LARGE_BYTES, Body, PrivateMemory
-from gpubridge.protocol.fields import invalid
-
-__all__ = ["PrivateBody", "SmallBody"]
 
 
 class PrivateBody:

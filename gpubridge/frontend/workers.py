@@ -13,8 +13,6 @@ from typing import TypeVar
 
 from gpubridge.errors import BridgeError
 
-__all__ = ["HEAVY_BYTES", "Workers"]
-
 HEAVY_BYTES = 1 << 20
 """Parsing, formatting or decompressing more than this is a worker's."""
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode, invalid
 from gpubridge.host_shm import HostArena, Slot
-from gpubridge.protocol.fields import invalid
 from gpubridge.protocol.request_form import LENGTH_BYTES, RequestForm
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import item_size
@@ -114,15 +113,9 @@ def pack_inputs(
 def check_strings(form: RequestForm, model: str, data: Sequence[memoryview]) -> None:
     """Check that the BYTES inputs are the strings that their shapes announce.
 
-    Parameters
-    ----------
-    data : sequence of memoryview
-        The bytes of every input.
+    ``data``: the bytes of every input.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG in Triton's words.
+    Raises BridgeError: INVALID_ARG in Triton's words.
     """
     for index, count in form.strings:
         buffer = data[index]

@@ -12,13 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gpubridge.config import ModelConfig
-from gpubridge.protocol.fields import invalid
+from gpubridge.errors import invalid
 from gpubridge.request import InferResponse
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import numpy_dtype
 from gpubridge.transport.signatures import Signature, TensorSpec
-
-__all__ = ["classified"]
 
 _UNSUPPORTED = ("BOOL", "BYTES", "FP16", "BF16")
 """Datatypes whose values Triton ranks neither (asked for a BYTES output, it dies)."""
@@ -29,15 +27,9 @@ def classified(
 ) -> InferResponse:
     """Return a response with the classes of some outputs in the place of their values.
 
-    Parameters
-    ----------
-    classes : mapping of str to int
-        How many are wanted of each of these outputs, in each element of a batch.
+    ``classes``: how many are wanted of each of these outputs, in each element of a batch.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG, in Triton's words, for an output whose values have no order.
+    Raises BridgeError: INVALID_ARG, in Triton's words, for an output whose values have no order.
     """
     specs: list[TensorSpec] = []
     shapes: list[tuple[int, ...]] = []

@@ -10,28 +10,10 @@ import orjson
 
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = [
-    "JsonObject",
-    "array",
-    "boolean",
-    "internal",
-    "invalid",
-    "json_parameters",
-    "parse_json",
-    "string",
-    "text_of_sequence",
-    "unsigned",
-]
-
 _SEQUENCE_TEXT_BYTES = 128
 """A string correlation id may be as long as this; longer ones have no room at Triton."""
 
 JsonObject = dict[str, Any]
-
-
-def invalid(message: str) -> BridgeError:
-    """Make an error of what the client sent."""
-    return BridgeError(message, ErrorCode.INVALID_ARG)
 
 
 def internal(message: str) -> BridgeError:
@@ -127,10 +109,7 @@ def json_parameters(parameters: JsonObject) -> str:
 def text_of_sequence(value: str) -> str:
     """Return a correlation id that is a string, if it is not too long.
 
-    Raises
-    ------
-    BridgeError
-        UNSUPPORTED, if it has more than 128 bytes.
+    Raises BridgeError: UNSUPPORTED, if it has more than 128 bytes.
     """
     if len(value.encode(errors="replace")) > _SEQUENCE_TEXT_BYTES:
         raise BridgeError(

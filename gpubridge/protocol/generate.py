@@ -9,15 +9,14 @@ from typing import Any
 import orjson
 
 from gpubridge.config import ModelConfig, TensorSpec
-from gpubridge.protocol.fields import JsonObject, internal, invalid, parse_json
+from gpubridge.errors import invalid
+from gpubridge.protocol.fields import JsonObject, internal, parse_json
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.json_tensor import data_from_json, data_to_json
 from gpubridge.protocol.request_form import InputForm, RequestForm
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, InferResponse
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.context import RequestContext
-
-__all__ = ["encode_generated", "parse_generate"]
 
 _NESTED = "parameters"
 _FEW_NAMES = 32
@@ -30,10 +29,7 @@ def parse_generate(body: bytes, config: ModelConfig) -> RequestForm:
     Members of ``parameters`` count like members of the object itself. An input is a value or a flat
     list; its shape is the configured one, whose last variable dim takes what there is.
 
-    Raises
-    ------
-    BridgeError
-        In Triton's words.
+    Raises BridgeError: in Triton's words.
     """
     document = parse_json(body)
     if type(document) is not dict:
@@ -145,10 +141,7 @@ def encode_generated(
 ) -> bytes:
     """Encode a response as one JSON object: outputs of one element as a value, others as flat lists.
 
-    Raises
-    ------
-    BridgeError
-        When an output cannot be told as JSON.
+    Raises BridgeError when an output cannot be told as JSON.
     """
     members: dict[str, bytes] = {
         "model_name": orjson.dumps(config.name),

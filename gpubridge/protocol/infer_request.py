@@ -15,14 +15,13 @@ import orjson
 
 from gpubridge.config import ModelConfig
 from gpubridge.dataplane import RequestTemplates
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.model_io import check_inputs, model_shape
 from gpubridge.protocol.fields import (
     JsonObject,
     array,
     boolean,
     internal,
-    invalid,
     parse_json,
     string,
     text_of_sequence,
@@ -53,10 +52,7 @@ _DIM_LIMIT = 1 << 63
 class FormCache:
     """Remembers templates of requests; one per model version, bounded.
 
-    Parameters
-    ----------
-    check_region : callable
-        Says which shared memory there is.
+    ``check_region``: says which shared memory there is.
     """
 
     __slots__ = ("_check_region", "_config", "_handles", "_known", "_templates")
@@ -73,16 +69,10 @@ class FormCache:
     ) -> tuple[MatchedRequest, int] | None:
         """Return a request that has a template, and how many bytes of its inputs were moved.
 
-        Parameters
-        ----------
-        memory : memoryview
-            Has the header from ``begin`` on and the inputs behind it, which are moved to where they
-            are aligned.
+        ``memory``: has the header from ``begin`` on and the inputs behind it, which are moved to
+        where they are aligned.
 
-        Returns
-        -------
-        (MatchedRequest, int) or None
-            None, and nothing was moved, for all requests that `parse` has to look at.
+        Returns: None, and nothing was moved, for all requests that `parse` has to look at.
         """
         values = self._templates.match_json(memory, begin, header, following)
         if values is None:
@@ -94,10 +84,7 @@ class FormCache:
     def parse(self, header: bytes, following: int) -> RequestForm:
         """Return what a header means that ``following`` bytes come after; it becomes a template.
 
-        Raises
-        ------
-        BridgeError
-            When it is no valid request for the model.
+        Raises BridgeError when it is no valid request for the model.
         """
         form = parse_request(header, self._config, following, self._check_region)
         rules = input_rules(form, self._config)
@@ -111,10 +98,7 @@ class FormCache:
     def parse_once(self, header: bytes, following: int) -> RequestForm:
         """Do the same for a header that is too long to be remembered; any thread may.
 
-        Raises
-        ------
-        BridgeError
-            When it is no valid request for the model.
+        Raises BridgeError when it is no valid request for the model.
         """
         return parse_request(header, self._config, following, self._check_region)
 
@@ -138,10 +122,7 @@ def parse_request(
 ) -> RequestForm:
     """Parse and check the JSON header of an inference request, and what it says of the bytes after it.
 
-    Raises
-    ------
-    BridgeError
-        In Triton's words.
+    Raises BridgeError: in Triton's words.
     """
     try:
         document = parse_without_values(header)
@@ -173,10 +154,7 @@ def make_form(  # noqa: PLR0913  (what a request says, as one thing)
 ) -> RequestForm:
     """Check what a request says against its model, and put it together.
 
-    Raises
-    ------
-    BridgeError
-        In Triton's words.
+    Raises BridgeError: in Triton's words.
     """
     sent = _sent(inputs)
     check_inputs(identifier, inputs, config)
@@ -247,10 +225,8 @@ def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
     A BYTES input is the one string that the body is: it begins with its length, for which there is
     room before the body.
 
-    Raises
-    ------
-    BridgeError
-        When the model has more than one input, or one whose shape the size cannot tell.
+    Raises BridgeError when the model has more than one input, or one whose shape the size cannot
+    tell.
     """
     if len(config.inputs) != 1:
         raise invalid(

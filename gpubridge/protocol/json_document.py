@@ -11,8 +11,6 @@ from typing import Any
 from gpubridge import dataplane
 from gpubridge.protocol.fields import parse_json
 
-__all__ = ["JsonValues", "NotPacked", "parse_without_values"]
-
 
 class NotPacked(Exception):
     """The values cannot be packed from their text: the whole document has to be parsed."""
@@ -21,12 +19,8 @@ class NotPacked(Exception):
 class JsonValues:
     """The text of an array in a document.
 
-    Parameters
-    ----------
-    document : bytes or memoryview
-        Has to stay as it is.
-    start, nbytes : int
-        Where in it the array is, brackets included.
+    - ``document``: has to stay as it is.
+    - ``start``, ``nbytes``: where in it the array is, brackets included.
     """
 
     __slots__ = ("_document", "_nbytes", "_start")
@@ -39,17 +33,10 @@ class JsonValues:
     def pack(self, datatype: str, count: int) -> bytes:
         """Return the values as the bytes of a tensor.
 
-        Parameters
-        ----------
-        datatype : str
-            Any that JSON can carry: not FP16 and BF16.
-        count : int
-            Elements that the shape asks for.
+        - ``datatype``: any that JSON can carry: not FP16 and BF16.
+        - ``count``: elements that the shape asks for.
 
-        Raises
-        ------
-        NotPacked
-            For values of another type or number, and for what is no JSON.
+        Raises NotPacked for values of another type or number, and for what is no JSON.
         """
         packed = dataplane.pack_json_values(
             self._document, self._start, self._nbytes, datatype, count
@@ -62,12 +49,8 @@ class JsonValues:
 def parse_without_values(document: bytes) -> Any:
     """Parse a request's JSON; each array ``inputs[i].data`` becomes a `JsonValues`.
 
-    Raises
-    ------
-    NotPacked
-        When there are none that can be taken out.
-    BridgeError
-        As `parse_json` does, of what is left.
+    Raises NotPacked when there are none that can be taken out.
+    Raises BridgeError as `parse_json` does, of what is left.
     """
     split = dataplane.split_json_data(document)
     if split is None or not split[1]:

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from gpubridge import dataplane
-from gpubridge.errors import BridgeError
-from gpubridge.protocol.fields import internal, invalid
+from gpubridge.errors import BridgeError, invalid
+from gpubridge.protocol.fields import internal
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype
-
-__all__ = ["JSON_DATATYPES", "data_from_json", "data_to_json"]
 
 _BINARY_ONLY = ("FP16", "BF16")
 JSON_DATATYPES = frozenset(DATATYPES) - {*_BINARY_ONLY}
@@ -25,15 +23,9 @@ _UINT64 = range(1 << 64)
 def data_from_json(name: str, datatype: str, count: int, data: list[Any]) -> bytes:
     """Return the bytes of a tensor whose values came as (possibly nested) JSON arrays.
 
-    Parameters
-    ----------
-    count : int
-        Elements that the shape asks for.
+    ``count``: elements that the shape asks for.
 
-    Raises
-    ------
-    BridgeError
-        In Triton's words, for values of a wrong type or number.
+    Raises BridgeError: in Triton's words, for values of a wrong type or number.
     """
     if datatype in _BINARY_ONLY:
         raise invalid(
@@ -100,10 +92,7 @@ def _check_values(datatype: str, values: list[Any]) -> None:
 def data_to_json(name: str, datatype: str, count: int, buffer: memoryview) -> bytes:
     """Return the JSON array of a tensor's values, flat.
 
-    Raises
-    ------
-    BridgeError
-        For a datatype that JSON cannot carry, or bytes that are no such tensor.
+    Raises BridgeError for a datatype that JSON cannot carry, or bytes that are no such tensor.
     """
     if datatype in _BINARY_ONLY:
         raise invalid(

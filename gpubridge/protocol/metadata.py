@@ -5,22 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import orjson
-
 import gpubridge
 from gpubridge.config import ModelConfig, TensorSpec
-from gpubridge.protocol.fields import internal, parse_json
+from gpubridge.protocol.fields import JsonObject, internal, parse_json
 from gpubridge.telemetry.statistics import ModelStatistics
-
-__all__ = [
-    "SERVER_NAME",
-    "model_config",
-    "model_metadata",
-    "model_statistics",
-    "ready_models_only",
-    "repository_index",
-    "server_metadata",
-]
 
 SERVER_NAME = "gpubridge"
 
@@ -41,57 +29,39 @@ _EXTENSIONS = (
 )
 
 
-def server_metadata() -> bytes:
+def server_metadata() -> JsonObject:
     """Return the server's name, version and the extensions that it serves."""
-    return orjson.dumps(
-        {
-            "name": SERVER_NAME,
-            "version": gpubridge.__version__,
-            "extensions": _EXTENSIONS,
-        }
-    )
+    return {"name": SERVER_NAME, "version": gpubridge.__version__, "extensions": _EXTENSIONS}
 
 
-def model_metadata(config: ModelConfig, versions: Sequence[int]) -> bytes:
+def model_metadata(config: ModelConfig, versions: Sequence[int]) -> JsonObject:
     """Return a model's versions and tensors; with batching the first dim of each shape is -1."""
     batched = config.max_batch_size > 0
-    return orjson.dumps(
-        {
-            "name": config.name,
-            "versions": [str(version) for version in versions],
-            "platform": config.message.platform or config.backend,
-            "inputs": [_tensor(spec, batched) for spec in config.inputs],
-            "outputs": [_tensor(spec, batched) for spec in config.outputs],
-        }
-    )
+    return {
+        "name": config.name,
+        "versions": [str(version) for version in versions],
+        "platform": config.message.platform or config.backend,
+        "inputs": [_tensor(spec, batched) for spec in config.inputs],
+        "outputs": [_tensor(spec, batched) for spec in config.outputs],
+    }
 
 
-def model_config(config: ModelConfig) -> bytes:
-    """Return a model's configuration with all defaults, as Triton spells it."""
-    return orjson.dumps(config.to_dict())
-
-
-def repository_index(rows: Iterable[Any]) -> bytes:
+def repository_index(rows: Iterable[Any]) -> list[dict[str, str]]:
     """Return the repository index; ``rows`` have name, version, state and reason."""
     index = []
     for row in rows:
-        entry = {"name": row.name}
-        if row.version:
-            entry["version"] = str(row.version)
-        if row.state:
-            entry["state"] = row.state
-        if row.reason:
-            entry["reason"] = row.reason
-        index.append(entry)
-    return orjson.dumps(index)
+        version = str(row.version) if row.version else ""
+        entry = {"name": row.name, "version": version, "state": row.state, "reason": row.reason}
+        index.append({name: value for name, value in entry.items() if value or name == "name"})
+    return index
 
 
-def model_statistics(models: Iterable[ModelStatistics]) -> bytes:
+def model_statistics(models: Iterable[ModelStatistics]) -> JsonObject:
     """Return the statistics of models, as the statistics extension spells them."""
-    return orjson.dumps({"model_stats": [_statistics(model) for model in models]})
+    return {"model_stats": [_statistics(model) for model in models]}
 
 
-def _statistics(model: ModelStatistics) -> dict[str, Any]:
+def _statistics(model: ModelStatistics) -> JsonObject:
     done = model.success_count
     return {
         "name": model.model,
@@ -130,10 +100,7 @@ def _duration(count: int, nanoseconds: int) -> dict[str, int]:
 def ready_models_only(body: bytes) -> bool:
     """Read the body of a request for the index: whether it asks for the models that are ready only.
 
-    Raises
-    ------
-    BridgeError
-        INTERNAL, in Triton's words, for what cannot be read.
+    Raises BridgeError: INTERNAL, in Triton's words, for what cannot be read.
     """
     document = parse_json(body) if body else {}
     if type(document) is not dict or "ready" not in document:
@@ -143,6 +110,6 @@ def ready_models_only(body: bytes) -> bool:
     return document["ready"]
 
 
-def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:
+def _tensor(spec: TensorSpec, batched: bool) -> JsonObject:
     shape = [-1, *spec.dims] if batched else list(spec.dims)
     return {"name": spec.name, "datatype": spec.datatype, "shape": shape}

@@ -7,20 +7,15 @@ import binascii
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gpubridge.protocol.fields import internal, invalid, parse_json
-
-__all__ = ["LoadParameters", "read_load", "read_unload"]
+from gpubridge.errors import invalid
+from gpubridge.protocol.fields import internal, parse_json
 
 
 class LoadParameters(NamedTuple):
     """What a model is loaded with instead of what the repository has.
 
-    Attributes
-    ----------
-    config : str or None
-        The configuration as JSON.
-    files : mapping of str to bytes
-        Contents by ``file:<version>/<path>``.
+    - ``config``: the configuration as JSON.
+    - ``files``: contents by ``file:<version>/<path>``.
     """
 
     config: str | None
@@ -30,11 +25,8 @@ class LoadParameters(NamedTuple):
 def read_load(body: bytes) -> LoadParameters:
     """Read the body of a request to load a model; an empty one asks for nothing special.
 
-    Raises
-    ------
-    BridgeError
-        INTERNAL, in Triton's words, for what cannot be read; INVALID_ARG for a file that is not in
-        base64.
+    Raises BridgeError: INTERNAL, in Triton's words, for what cannot be read; INVALID_ARG for a file
+    that is not in base64.
     """
     config: str | None = None
     files: dict[str, bytes] = {}
@@ -61,10 +53,7 @@ def read_load(body: bytes) -> LoadParameters:
 def read_unload(body: bytes) -> bool:
     """Read the body of a request to unload a model: whether its dependents go, too.
 
-    Raises
-    ------
-    BridgeError
-        INTERNAL, in Triton's words, for what cannot be read.
+    Raises BridgeError: INTERNAL, in Triton's words, for what cannot be read.
     """
     value = _parameters(body).get("unload_dependents", False)
     if type(value) is not bool:

@@ -20,14 +20,9 @@ LENGTH_BYTES = 4
 class InputForm:
     """One input: its declared tensor, and where its bytes come from.
 
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of the tensor, as sent.
-    data : bytes or None
-        The bytes when they came as JSON; None when they follow the header.
-    region : SharedRegion or None
-        Where they are when they do neither: in the client's memory.
+    - ``nbytes``: bytes of the tensor, as sent.
+    - ``data``: the bytes when they came as JSON; None when they follow the header.
+    - ``region``: where they are when they do neither: in the client's memory.
     """
 
     name: str
@@ -42,12 +37,8 @@ class InputForm:
 class OutputForm:
     """How one output is wanted: as binary data after the header, or as JSON values in it.
 
-    Attributes
-    ----------
-    classes : int
-        How many of its classes are wanted instead of its values; 0 for the values.
-    region : SharedRegion or None
-        The client's memory, if it is wanted there and in the response not at all.
+    - ``classes``: how many of its classes are wanted instead of its values; 0 for the values.
+    - ``region``: the client's memory, if it is wanted there and in the response not at all.
     """
 
     binary: bool
@@ -63,12 +54,8 @@ def classes_of(outputs: dict[str, OutputForm] | None) -> dict[str, int]:
 class RequestRegions(NamedTuple):
     """Where a request's inputs and outputs lie in the client's memory.
 
-    Attributes
-    ----------
-    inputs : sequence of SharedRegion or None
-        One for each input; None for those that come with the request.
-    outputs : mapping
-        By name, of those that are wanted there.
+    - ``inputs``: one for each input; None for those that come with the request.
+    - ``outputs``: by name, of those that are wanted there.
     """
 
     inputs: Sequence[SharedRegion | None]
@@ -79,38 +66,23 @@ class RequestRegions(NamedTuple):
 class RequestForm:
     """Everything that a request's header says.
 
-    Attributes
-    ----------
-    sent : list of InputForm
-        The inputs that come with the request: all those that are not in the client's memory.
-    binary_bytes : int
-        Bytes that must follow the header.
-    signature, dims : bytes
-        As they go to the stub; the dims are those that the model sees.
-    context : RequestContext
-        What else goes to the stub.
-    outputs : dict or None
-        The outputs asked for, by name; None for all of them.
-    binary_default : bool
-        Whether outputs that were not named go out as binary data.
-    places : tuple of (int, int)
-        Offset from the first byte after the header, and size, of each input that is sent. A
-        negative one is that of a string whose length is written before it, see `write_length`.
-    strings : tuple of (int, int)
-        Index in ``sent`` and element count of the BYTES inputs that follow the header, whose layout
-        only the data can prove.
-    aligned : bool
-        Whether all of those are aligned when the first is.
-    packed : bool
-        Whether some input came as JSON values, so that the inputs must be put together.
-    shared : bool
-        Whether an input or output is in the client's memory.
-    batch_size : int
-        The first dim where the model batches, else 1.
-    options : RequestOptions
-        For the model's scheduler.
-    answer_for, answer
-        The signature of the last response, and its template.
+    - ``sent``: the inputs that come with the request: all those that are not in the client's
+      memory.
+    - ``binary_bytes``: bytes that must follow the header.
+    - ``signature``, ``dims``: as they go to the stub; the dims are those that the model sees.
+    - ``context``: what else goes to the stub.
+    - ``outputs``: the outputs asked for, by name; None for all of them.
+    - ``binary_default``: whether outputs that were not named go out as binary data.
+    - ``places``: offset from the first byte after the header, and size, of each input that is sent.
+      A negative one is that of a string whose length is written before it, see `write_length`.
+    - ``strings``: index in ``sent`` and element count of the BYTES inputs that follow the header,
+      whose layout only the data can prove.
+    - ``aligned``: whether all of those are aligned when the first is.
+    - ``packed``: whether some input came as JSON values, so that the inputs must be put together.
+    - ``shared``: whether an input or output is in the client's memory.
+    - ``batch_size``: the first dim where the model batches, else 1.
+    - ``options``: for the model's scheduler.
+    - ``answer_for``, ``answer``: the signature of the last response, and its template.
     """
 
     identifier: str

@@ -57,14 +57,9 @@ InputRule = tuple[Sequence[int], Sequence[int] | None, int, int]
 class VaryingValue(NamedTuple):
     """A value of a template that differs between its requests, other than ids, dims and sizes.
 
-    Attributes
-    ----------
-    role : int
-        As the compiled module numbers it.
-    owner : int
-        Index of its input or output.
-    name : str
-        That of a custom parameter.
+    - ``role``: as the compiled module numbers it.
+    - ``owner``: index of its input or output.
+    - ``name``: that of a custom parameter.
     """
 
     role: int
@@ -75,20 +70,12 @@ class VaryingValue(NamedTuple):
 class MatchedRequest(NamedTuple):
     """One request that has a template.
 
-    Attributes
-    ----------
-    form : RequestForm
-        That of the first request; its own values are not those of this one.
-    identifier : str
-        The client's id.
-    dims : bytes
-        As they go to the stub.
-    places : sequence of (int, int)
-        Of the inputs that came with it.
-    context : RequestContext
-        What else goes to the stub.
-    regions : RequestRegions or None
-        Where its inputs and outputs lie in the client's memory, if any do.
+    - ``form``: that of the first request; its own values are not those of this one.
+    - ``identifier``: the client's id.
+    - ``dims``: as they go to the stub.
+    - ``places``: of the inputs that came with it.
+    - ``context``: what else goes to the stub.
+    - ``regions``: where its inputs and outputs lie in the client's memory, if any do.
     """
 
     form: RequestForm
@@ -140,12 +127,8 @@ class _Shapes:
 class RequestTemplate:
     """What requests with one skeleton have in common.
 
-    Parameters
-    ----------
-    form : RequestForm
-        The first request.
-    varying : sequence of VaryingValue
-        Which other values than ids, dims and sizes differ.
+    - ``form``: the first request.
+    - ``varying``: which other values than ids, dims and sizes differ.
     """
 
     __slots__ = ("_dims", "_options", "_parameters", "_varying", "form")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import orjson
-
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, unavailable, unsupported
 from gpubridge.protocol.fields import JsonObject, internal, parse_json
 from gpubridge.telemetry.logs import LOG_FORMATS, LogSettings
 from gpubridge.telemetry.settings import (
@@ -16,33 +15,21 @@ from gpubridge.telemetry.settings import (
     parse_unsigned,
 )
 
-__all__ = [
-    "TRACE_MODE",
-    "fixed_location",
-    "log_changes",
-    "log_document",
-    "refuse_mode",
-    "trace_changes",
-    "trace_document",
-]
-
-TRACE_MODE = "triton"
-_SEVERITIES = ("info", "warning", "error")
+_TRACE_MODE = "triton"
+SEVERITIES = ("info", "warning", "error")
 _UINT32 = (1 << 32) - 1
 
 
-def log_document(settings: LogSettings) -> bytes:
+def log_document(settings: LogSettings) -> JsonObject:
     """Return the log settings, in Triton's order."""
-    return orjson.dumps(
-        {
-            "log_file": settings.file,
-            "log_info": settings.info,
-            "log_warning": settings.warning,
-            "log_error": settings.error,
-            "log_verbose_level": settings.verbose_level,
-            "log_format": settings.format,
-        }
-    )
+    return {
+        "log_file": settings.file,
+        "log_info": settings.info,
+        "log_warning": settings.warning,
+        "log_error": settings.error,
+        "log_verbose_level": settings.verbose_level,
+        "log_format": settings.format,
+    }
 
 
 def log_changes(body: bytes) -> dict[str, Any]:
@@ -50,16 +37,13 @@ def log_changes(body: bytes) -> dict[str, Any]:
 
     Members that Triton does not know mean nothing, and so do null ones.
 
-    Raises
-    ------
-    BridgeError
-        In Triton's words.
+    Raises BridgeError: in Triton's words.
     """
     given = _members(body)
     if "log_file" in given:
         raise fixed_location("log")
     changes: dict[str, Any] = {}
-    for severity in _SEVERITIES:
+    for severity in SEVERITIES:
         value = given.get(f"log_{severity}")
         if value is None:
             continue
@@ -76,66 +60,68 @@ def log_changes(body: bytes) -> dict[str, Any]:
         if type(form) is not str:
             raise internal("attempt to access JSON non-string as string")
         if form not in LOG_FORMATS:
-            raise BridgeError(
-                f"invalid argument for --log_format, got: {form}", ErrorCode.UNAVAILABLE
-            )
+            raise unavailable(f"invalid argument for --log_format, got: {form}")
         changes["format"] = form
     return changes
 
 
-def trace_document(settings: TraceSettings) -> bytes:
+def trace_document(settings: TraceSettings) -> JsonObject:
     """Return trace settings, in Triton's order; all numbers are strings there."""
-    return orjson.dumps(
-        {
-            "trace_level": settings.level or ("OFF",),
-            "trace_rate": str(settings.rate),
-            "trace_count": str(settings.count),
-            "log_frequency": str(settings.log_frequency),
-            "trace_file": settings.file,
-            "trace_mode": TRACE_MODE,
-        }
-    )
+    return {
+        "trace_level": settings.level or ("OFF",),
+        "trace_rate": str(settings.rate),
+        "trace_count": str(settings.count),
+        "log_frequency": str(settings.log_frequency),
+        "trace_file": settings.file,
+        "trace_mode": _TRACE_MODE,
+    }
 
 
 def trace_changes(body: bytes) -> dict[str, Any]:
     """Read a change of trace settings: fields of `TraceSettings`; None for one to be cleared.
 
-    Raises
-    ------
-    BridgeError
-        In Triton's words.
+    Raises BridgeError: in Triton's words.
     """
-    given = _members(body)
+    return read_trace_changes(_members(body), _text, _names)
+
+
+def read_trace_changes(
+    given: Mapping[str, Any],
+    text: Callable[[str, Any], str],
+    names: Callable[[Any], Sequence[str]],
+) -> dict[str, Any]:
+    """Return the changes that settings by their names mean; those of None are to be cleared.
+
+    ``text`` returns the text of the setting of a name and value, ``names`` the names of a value.
+
+    Raises BridgeError: in Triton's words.
+    """
     if "trace_file" in given:
         raise fixed_location("trace")
-    if given.get("trace_mode") not in (None, TRACE_MODE):
-        raise refuse_mode(given["trace_mode"])
-    changes: dict[str, Any] = {}
-    if "trace_level" in given:
-        changes["level"] = _levels(given["trace_level"])
-    for member, field in (("trace_rate", "rate"), ("log_frequency", "log_frequency")):
-        if member in given:
-            text = _text(given[member])
-            changes[field] = None if text is None else parse_unsigned(member, text)
-    if "trace_count" in given:
-        text = _text(given["trace_count"])
-        changes["count"] = None if text is None else parse_count(text)
-    return changes
+    mode = given.get("trace_mode")
+    if mode not in (None, _TRACE_MODE):
+        raise unsupported(
+            f"trace_mode: expected '{_TRACE_MODE}', the only mode that is served, got '{mode}'"
+        )
+    readers: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "trace_level": ("level", lambda value: parse_levels(names(value))),
+        "trace_rate": ("rate", lambda v: parse_unsigned("trace_rate", text("trace_rate", v))),
+        "log_frequency": (
+            "log_frequency",
+            lambda v: parse_unsigned("log_frequency", text("log_frequency", v)),
+        ),
+        "trace_count": ("count", lambda value: parse_count(text("trace_count", value))),
+    }
+    return {
+        field: None if given[name] is None else read(given[name])
+        for name, (field, read) in readers.items()
+        if name in given
+    }
 
 
 def fixed_location(kind: str) -> BridgeError:
     """Make the error of a change of the file that logs or traces go to."""
-    return BridgeError(
-        f"{kind} file location can not be updated through network protocol", ErrorCode.UNSUPPORTED
-    )
-
-
-def refuse_mode(mode: object) -> BridgeError:
-    """Make the error of a mode of tracing that there is not."""
-    return BridgeError(
-        f"trace_mode: expected '{TRACE_MODE}', the only mode that is served, got '{mode}'",
-        ErrorCode.UNSUPPORTED,
-    )
+    return unsupported(f"{kind} file location can not be updated through network protocol")
 
 
 def _members(body: bytes) -> JsonObject:
@@ -144,17 +130,15 @@ def _members(body: bytes) -> JsonObject:
     return document if type(document) is dict else {}
 
 
-def _levels(value: Any) -> tuple[str, ...] | None:
-    if value is None:
-        return None
+def _names(value: Any) -> Sequence[str]:
     if type(value) is not list:
         raise internal("attempt to access JSON non-array as array")
     if any(type(name) is not str for name in value):
         raise internal("attempt to access JSON non-string as string")
-    return parse_levels(value)
+    return value
 
 
-def _text(value: Any) -> str | None:
-    if value is not None and type(value) is not str:
+def _text(_: str, value: Any) -> str:
+    if type(value) is not str:
         raise internal("attempt to access JSON non-string as string")
     return value

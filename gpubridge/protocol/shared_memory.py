@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import not_found
 from gpubridge.protocol.fields import string, unsigned
-
-__all__ = ["CheckRegion", "SharedRegion", "nothing_registered", "region_of"]
 
 _REGION = "shared_memory_region"
 _SIZE = "shared_memory_byte_size"
@@ -29,16 +27,13 @@ CheckRegion = Callable[[SharedRegion], None]
 
 def nothing_registered(region: SharedRegion) -> None:
     """Refuse every region, as if nobody had registered any."""
-    raise BridgeError(f"Unable to find shared memory region: '{region.name}'", ErrorCode.NOT_FOUND)
+    raise not_found(f"Unable to find shared memory region: '{region.name}'")
 
 
 def region_of(parameters: Mapping[str, Any]) -> SharedRegion | None:
     """Return the region that the parameters of an input or output name in JSON, if any.
 
-    Raises
-    ------
-    BridgeError
-        INTERNAL, in Triton's words, for members of another type.
+    Raises BridgeError: INTERNAL, in Triton's words, for members of another type.
     """
     if parameters.get(_REGION) is None:
         return None

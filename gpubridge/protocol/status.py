@@ -6,8 +6,6 @@ import orjson
 
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = ["error_body", "http_status"]
-
 _HTTP_STATUS = {
     ErrorCode.INTERNAL: 500,
     ErrorCode.NOT_FOUND: 404,

@@ -11,19 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-__all__ = ["CONTENT_TYPE", "Family", "number_text", "render"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Family:
     """A metric and its samples.
 
-    Parameters
-    ----------
-    name, text : str
-    kind : str
-        "counter", "gauge", "histogram" or "summary".
+    ``kind``: "counter", "gauge", "histogram" or "summary".
     """
 
     def __init__(self, name: str, text: str, kind: str) -> None:

@@ -19,15 +19,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import invalid
 from gpubridge.flags import flag
 
 VERBOSE = logging.DEBUG
-
 LOG_FORMATS = ("default", "ISO8601", "json")
-
 _LETTERS = {logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", VERBOSE: "V"}
-
 _NAMES = {logging.INFO: "info", logging.WARNING: "warning", VERBOSE: "verbose"}
 
 # The numbers of pb_utils.Logger's levels.
@@ -65,10 +62,7 @@ class LogSettings:
 class ServerLog:
     """Owns the handler that writes the package's log lines; settings can be changed at any time.
 
-    Raises
-    ------
-    BridgeError
-        When the log file cannot be opened.
+    Raises BridgeError when the log file cannot be opened.
     """
 
     def __init__(self, settings: LogSettings) -> None:
@@ -81,9 +75,8 @@ class ServerLog:
                 else logging.StreamHandler(sys.stderr)
             )
         except OSError as error:
-            raise BridgeError(
-                f"--log-file: cannot write to {settings.file}: {error.strerror}",
-                ErrorCode.INVALID_ARG,
+            raise invalid(
+                f"--log-file: cannot write to {settings.file}: {error.strerror}"
             ) from error
         self._handler.addFilter(lambda record: self._settings.shows(record.levelno))
         logger = logging.getLogger("gpubridge")

@@ -64,10 +64,7 @@ _logger = logging.getLogger(__name__)
 class GpuMetrics:
     """The GPUs of this machine; owns the NVML session.
 
-    Parameters
-    ----------
-    nvml : module
-        ``pynvml``, initialized.
+    ``nvml``: ``pynvml``, initialized.
     """
 
     def __init__(self, nvml: Any) -> None:

@@ -11,8 +11,6 @@ from gpubridge.telemetry.machine_metrics import MachineMetrics
 from gpubridge.telemetry.settings import MetricsSettings
 from gpubridge.telemetry.statistics import STEPS, DeviceWork, ModelStatistics
 
-__all__ = ["ModelState", "metrics_page"]
-
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     (
         "nv_inference_request_success",

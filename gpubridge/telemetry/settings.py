@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import invalid, unsupported
 from gpubridge.flags import flag
 
 _SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
-
 TRACE_LEVELS = ("TIMESTAMPS", "TENSORS")
 
 _UINT32 = (1 << 32) - 1
@@ -47,28 +46,25 @@ class MetricsSettings:
 def read_metrics_config(settings: MetricsSettings, entries: Sequence[str]) -> MetricsSettings:
     """Return settings with the changes of ``--metrics-config``, ``SETTING=VALUE`` each.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for what is no setting.
+    Raises BridgeError: INVALID_ARG for what is no setting.
     """
     if not settings.interval_ms > 0:
         got = f"{settings.interval_ms:g}"
-        raise _invalid(f"--metrics-interval-ms expects a number above 0, got {got}")
+        raise invalid(f"--metrics-interval-ms expects a number above 0, got {got}")
     for entry in entries:
         name, equals, value = entry.partition("=")
         if not equals:
-            raise _invalid(f"--metrics-config expects SETTING=VALUE, got {entry!r}")
+            raise invalid(f"--metrics-config expects SETTING=VALUE, got {entry!r}")
         if name in _SWITCHES:
             if value.lower() not in ("true", "false"):
-                raise _invalid(f"--metrics-config {name} expects true or false, got {value!r}")
+                raise invalid(f"--metrics-config {name} expects true or false, got {value!r}")
             # A name of a variable: mypy cannot know its field.
             changes: dict[str, bool] = {name: value.lower() == "true"}
             settings = replace(settings, **changes)  # type: ignore[arg-type]
         elif name == "summary_quantiles":
             settings = replace(settings, summary_quantiles=_quantiles(value))
         else:
-            raise _invalid(
+            raise invalid(
                 f"--metrics-config expects one of {', '.join(_SWITCHES)}, summary_quantiles, got "
                 f"{name!r}"
             )
@@ -85,7 +81,7 @@ def _quantiles(text: str) -> tuple[tuple[float, float], ...]:
         except ValueError:
             read = -1.0, -1.0
         if not (0 <= read[0] <= 1 and 0 <= read[1] <= 1):
-            raise _invalid(
+            raise invalid(
                 "--metrics-config summary_quantiles expects QUANTILE:ERROR pairs of numbers from 0 "
                 f"to 1 with commas between, got {text!r}"
             )
@@ -93,27 +89,16 @@ def _quantiles(text: str) -> tuple[tuple[float, float], ...]:
     return tuple(pairs)
 
 
-def _invalid(message: str) -> BridgeError:
-    return BridgeError(message, ErrorCode.INVALID_ARG)
-
-
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
     """How requests are traced; defaults are Triton's.
 
-    Attributes
-    ----------
-    level : tuple of str
-        Of ``TRACE_LEVELS``, in that order; empty for no traces.
-    rate : int
-        One request of so many is traced.
-    count : int
-        Traces still to be made; -1 for no limit.
-    log_frequency : int
-        So many traces are put into each of the files ``file.0``, ``file.1``, …; 0 for all into
-        ``file``.
-    file : str
-        Where traces go. Fixed when the server starts.
+    - ``level``: of ``TRACE_LEVELS``, in that order; empty for no traces.
+    - ``rate``: one request of so many is traced.
+    - ``count``: traces still to be made; -1 for no limit.
+    - ``log_frequency``: so many traces are put into each of the files ``file.0``, ``file.1``, …; 0
+      for all into ``file``.
+    - ``file``: where traces go. Fixed when the server starts.
     """
 
     level: tuple[str, ...] = ()
@@ -125,24 +110,18 @@ class TraceSettings:
     def check(self) -> None:
         """Refuse settings that make no sense together.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG in Triton's words.
+        Raises BridgeError: INVALID_ARG in Triton's words.
         """
         if not self.rate:
-            raise _invalid("Attempting to set invalid trace setting :sample rate must be non-zero")
+            raise invalid("Attempting to set invalid trace setting :sample rate must be non-zero")
         if self.level and not self.file:
-            raise _invalid("Attempting to set invalid trace setting :trace file name is not given")
+            raise invalid("Attempting to set invalid trace setting :trace file name is not given")
 
 
 def parse_unsigned(name: str, text: str) -> int:
     """Read the number of a setting.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG in Triton's words.
+    Raises BridgeError: INVALID_ARG in Triton's words.
     """
     return _number(name, text, 0, _UINT32)
 
@@ -150,14 +129,12 @@ def parse_unsigned(name: str, text: str) -> int:
 def parse_count(text: str) -> int:
     """Read ``trace_count``.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG in Triton's words; also for 0, of which Triton says the same without a reason.
+    Raises BridgeError: INVALID_ARG in Triton's words; also for 0, of which Triton says the same
+    without a reason.
     """
     count = _number("trace_count", text, -1, _INT32)
     if not count:
-        raise _invalid(
+        raise invalid(
             "Attempting to set invalid trace setting :trace count must be positive, or -1 for no limit"
         )
     return count
@@ -166,16 +143,13 @@ def parse_count(text: str) -> int:
 def parse_levels(names: Sequence[str]) -> tuple[str, ...]:
     """Read ``trace_level``.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for a level that there is not, and for OFF beside others.
+    Raises BridgeError: INVALID_ARG for a level that there is not, and for OFF beside others.
     """
     if "OFF" in names and len(names) > 1:
-        raise _invalid("Expect only one trace level 'OFF' is specified")
+        raise invalid("Expect only one trace level 'OFF' is specified")
     for name in names:
         if name != "OFF" and name not in TRACE_LEVELS:
-            raise _invalid(
+            raise invalid(
                 f"Unable to parse 'trace_level', got: {name}; expected OFF, or some of "
                 f"{', '.join(TRACE_LEVELS)}"
             )
@@ -185,10 +159,7 @@ def parse_levels(names: Sequence[str]) -> tuple[str, ...]:
 def trace_settings_from_flags(entries: Sequence[str]) -> TraceSettings:
     """Read the values of ``--trace-config``: ``[triton,]SETTING=VALUE`` each.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for what is no setting; UNSUPPORTED for OpenTelemetry.
+    Raises BridgeError: INVALID_ARG for what is no setting; UNSUPPORTED for OpenTelemetry.
     """
     settings = TraceSettings()
     levels: list[str] = []
@@ -196,12 +167,11 @@ def trace_settings_from_flags(entries: Sequence[str]) -> TraceSettings:
         path, equals, value = entry.partition("=")
         mode, comma, name = path.rpartition(",")
         if not equals or (comma and mode not in ("triton", "opentelemetry")):
-            raise _invalid(f"--trace-config expects [triton,]SETTING=VALUE, got {entry!r}")
+            raise invalid(f"--trace-config expects [triton,]SETTING=VALUE, got {entry!r}")
         if mode == "opentelemetry" or (name == "mode" and value == "opentelemetry"):
-            raise BridgeError(
+            raise unsupported(
                 f"--trace-config: OpenTelemetry is not served, got {entry!r}; use the mode triton, "
-                "whose traces go to a file",
-                ErrorCode.UNSUPPORTED,
+                "whose traces go to a file"
             )
         if name == "level":
             levels.append(value)
@@ -214,7 +184,7 @@ def trace_settings_from_flags(entries: Sequence[str]) -> TraceSettings:
         elif name == "file":
             settings = replace(settings, file=value)
         elif name != "mode" or value != "triton":
-            raise _invalid(
+            raise invalid(
                 "--trace-config expects one of level, rate, count, mode=triton, triton,file and "
                 f"triton,log-frequency, got {entry!r}"
             )
@@ -227,11 +197,11 @@ def _number(name: str, text: str, least: int, most: int) -> int:
     try:
         number = int(text)
     except ValueError:
-        raise _invalid(f"Unable to parse '{name}', got: {text}") from None
+        raise invalid(f"Unable to parse '{name}', got: {text}") from None
     if number < -1 and least == -1:
-        raise _invalid(f"Unable to parse '{name}'. Expecting value >= -1, got: {text}")
+        raise invalid(f"Unable to parse '{name}'. Expecting value >= -1, got: {text}")
     if not least <= number <= most:
-        raise _invalid(
+        raise invalid(
             f"Unable to parse '{name}', value is out of range [ {least}, {most} ], got: {text}"
         )
     return number

@@ -21,7 +21,6 @@ FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
 """Triton's upper bounds."""
 
 _WINDOW_NS = 60_000_000_000
-
 _MOST_OBSERVATIONS = 8192
 
 _clock = time.monotonic_ns
@@ -35,10 +34,7 @@ _NO_TAGS: Mapping[str, str] = MappingProxyType({})
 class DeviceWork:
     """Bytes and number of copies by kind, and completion waits.
 
-    Parameters
-    ----------
-    words : sequence of int
-        The bytes of ``h2d``, ``d2h``, ``d2d``, ``p2p``, the copies of each, and the waits.
+    ``words``: the bytes of ``h2d``, ``d2h``, ``d2d``, ``p2p``, the copies of each, and the waits.
     """
 
     __slots__ = ("_words",)
@@ -117,11 +113,7 @@ class LatencyWindow:
 class LatencyHistogram:
     """Counts durations by upper bounds in milliseconds.
 
-    Attributes
-    ----------
-    sum_ms : float
-    count : int
-        Of all observations.
+    ``count``: of all observations.
     """
 
     __slots__ = ("_bounds", "_counts", "count", "sum_ms")
@@ -166,16 +158,10 @@ class ModelStatistics(ModelCounters):
     What stubs answer is counted by the compiled module (`gpubridge.dataplane.ModelCounters`, which
     says what there is); here is what else the metrics tell of a model.
 
-    Attributes
-    ----------
-    device_work : DeviceWork
-        What the server did on GPUs for it.
-    fallbacks : Counter of str
-        How often the server took a slower way for it, by reason.
-    labels : dict
-        What tells its metrics from other models'.
-    first_response : LatencyHistogram or None
-        How long its first responses take, where that is wanted.
+    - ``device_work``: what the server did on GPUs for it.
+    - ``fallbacks``: how often the server took a slower way for it, by reason.
+    - ``labels``: what tells its metrics from other models'.
+    - ``first_response``: how long its first responses take, where that is wanted.
     """
 
     def __init__(

@@ -27,7 +27,6 @@ _MOST_BYTES = 256 << 20
 """Bytes of tensors that may wait to be written; beyond that traces are dropped."""
 
 _MOST_JOBS = 10_000
-
 _CLOSE_SECONDS = 10.0
 
 _SERVER = ""
@@ -185,14 +184,9 @@ def _bytes_of(records: Records) -> int:
 class Trace:
     """One request's trace, in the making.
 
-    Attributes
-    ----------
-    identifier : int
-        Tells it from all others.
-    sampler : Sampler
-        Takes it when it is complete.
-    stamps, tensors : bool
-        What is wanted of it.
+    - ``identifier``: tells it from all others.
+    - ``sampler``: takes it when it is complete.
+    - ``stamps``, ``tensors``: what is wanted of it.
     """
 
     __slots__ = ("__weakref__", "_open", "_records", "identifier", "sampler", "stamps", "tensors")
@@ -288,12 +282,8 @@ class Traces:
     A model's setting that was not given is the server's; a server's that was not given is the
     command line's.
 
-    Attributes
-    ----------
-    active : bool
-        Whether any request may be traced.
-    used : bool
-        Whether that ever was so.
+    - ``active``: whether any request may be traced.
+    - ``used``: whether that ever was so.
     """
 
     def __init__(self, flags: TraceSettings) -> None:
@@ -313,10 +303,7 @@ class Traces:
     def update(self, changes: Mapping[str, Any], model: str = _SERVER) -> None:
         """Change settings of a model or of the server; a value of None clears it.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG for what makes no sense; then nothing has changed.
+        Raises BridgeError: INVALID_ARG for what makes no sense; then nothing has changed.
         """
         given = {name: dict(values) for name, values in self._given.items()}
         own = {**given.get(model, {}), **changes}

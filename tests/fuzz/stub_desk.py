@@ -12,8 +12,7 @@ from gpubridge.engine.lent_memory import LentMemory
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import HostArena, Segment
 from gpubridge.protocol.generate import encode_generated
-from gpubridge.protocol.grpc.infer_response import encode_response as encode_grpc
-from gpubridge.protocol.grpc.stream import error_frame
+from gpubridge.protocol.grpc.infer_response import encode_response as encode_grpc, error_frame
 from gpubridge.protocol.infer_request import parse_request
 from gpubridge.protocol.infer_response import encode_response as encode_http
 from gpubridge.protocol.status import error_body

@@ -15,7 +15,8 @@ from gpubridge.config import (
     unsupported_features,
 )
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.protocol.grpc.metadata import model_config, model_metadata
+from gpubridge.protocol.grpc.messages import encode_message
+from gpubridge.protocol.metadata import model_metadata
 from tests.fuzz.budget import fuzzed, mutations
 
 _PARTS = [
@@ -76,8 +77,8 @@ def test_a_text_is_a_configuration_or_refused(tmp_path: Path) -> None:
             refused = error
         else:
             unsupported_features(config)
-            model_config(config)
-            model_metadata(config, [1])
+            encode_message("ModelConfigResponse", config=config.message)
+            encode_message("ModelMetadataResponse", **model_metadata(config, [1]))
             return
         assert refused.code == ErrorCode.INVALID_ARG
         refused.message.encode(errors="strict")
@@ -162,8 +163,8 @@ def test_what_a_model_returns_is_a_configuration_or_refused(tmp_path: Path) -> N
         except BridgeError as error:
             refused = error
         else:
-            model_config(config)
-            model_metadata(config, [1])
+            encode_message("ModelConfigResponse", config=config.message)
+            encode_message("ModelMetadataResponse", **model_metadata(config, [1]))
             return
         assert refused.code == ErrorCode.INVALID_ARG
         refused.message.encode(errors="strict")

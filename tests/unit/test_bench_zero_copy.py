@@ -8,13 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpubridge.bench.measurement import Measured, Point
-from gpubridge.bench.paths import PATHS
+from gpubridge.bench.device_requests import PATHS
+from gpubridge.bench.measurement import Measured, Point, read_sizes, size_text
 from gpubridge.bench.pcie_meter import PcieMeter, PcieRate, gpu_memory_of, open_pcie_meter
-from gpubridge.bench.picture import draw
-from gpubridge.bench.report import table
-from gpubridge.bench.sizes import read_sizes, size_text
-from gpubridge.bench.verdict import judge
+from gpubridge.bench.report import draw, judge, table
 from gpubridge.cuda_ipc import DeviceInfo
 
 MIB = 1 << 20

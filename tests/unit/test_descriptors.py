@@ -10,7 +10,7 @@ import pytest
 CODE = """
 import logging, resource, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
-from gpubridge.frontend.descriptors import allow_connections
+from gpubridge.frontend.connection_limits import allow_connections
 soft, hard, *limits = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 allow_connections(limits)

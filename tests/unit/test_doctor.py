@@ -79,9 +79,9 @@ def test_a_platform_without_pidfd_is_no_crash(monkeypatch):
 
 
 def test_a_missing_package_of_the_server_is_named_with_its_command(monkeypatch):
-    real = doctor.packages.importlib.util.find_spec
+    real = doctor.findings.importlib.util.find_spec
     monkeypatch.setattr(
-        doctor.packages.importlib.util,
+        doctor.findings.importlib.util,
         "find_spec",
         lambda name: None if name == "orjson" else real(name),
     )
@@ -91,9 +91,9 @@ def test_a_missing_package_of_the_server_is_named_with_its_command(monkeypatch):
 
 
 def test_a_missing_framework_is_no_failure(monkeypatch):
-    real = doctor.packages.importlib.util.find_spec
+    real = doctor.findings.importlib.util.find_spec
     monkeypatch.setattr(
-        doctor.packages.importlib.util,
+        doctor.findings.importlib.util,
         "find_spec",
         lambda name: None if name in ("torch", "cupy") else real(name),
     )
@@ -104,7 +104,7 @@ def test_a_missing_framework_is_no_failure(monkeypatch):
 
 def test_without_gpus_the_probes_reason_is_told(monkeypatch):
     probe = DeviceProbe(0, "no CUDA driver: it is gone")
-    monkeypatch.setattr(doctor.devices, "probe_devices", lambda: probe)
+    monkeypatch.setattr(doctor.findings, "probe_devices", lambda: probe)
     finding = found("GPUs")
     assert (finding.works, finding.detail) == (False, "no CUDA driver: it is gone")
     assert "--gpu-fallback=host" in finding.advice
@@ -121,23 +121,23 @@ def test_without_gpus_the_probes_reason_is_told(monkeypatch):
 )
 def test_the_jpeg_library_is_known_by_its_distributions(monkeypatch, installed, works, detail):
     present = [SimpleNamespace(name=name, version="13.3") for name in installed]
-    monkeypatch.setattr(doctor.packages.importlib.metadata, "distributions", lambda: present)
-    monkeypatch.setattr(doctor.packages, "_installed", lambda *_: None)
+    monkeypatch.setattr(doctor.findings.importlib.metadata, "distributions", lambda: present)
+    monkeypatch.setattr(doctor.findings, "_installed", lambda *_: None)
     finding = found("nvidia-nvjpeg")
     assert (finding.works, finding.detail) == (works, detail)
 
 
 def test_missing_bindings_come_with_a_command(monkeypatch):
     def absent(name):
-        raise doctor.devices.importlib.metadata.PackageNotFoundError(name)
+        raise doctor.findings.importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(doctor.devices.importlib.metadata, "version", absent)
-    monkeypatch.setattr(doctor.packages, "_installed", lambda *_: None)
+    monkeypatch.setattr(doctor.findings.importlib.metadata, "version", absent)
+    monkeypatch.setattr(doctor.findings, "_installed", lambda *_: None)
     assert found("cuda-python").advice == "for a GPU: pip install 'gpubridge[gpu]'"
 
 
 def test_low_limits_come_with_a_command(monkeypatch):
-    monkeypatch.setattr(doctor.host.resource, "getrlimit", lambda which: (64, 64))
+    monkeypatch.setattr(doctor.findings.resource, "getrlimit", lambda which: (64, 64))
     assert found("descriptors").works is False
     assert "ulimit -n" in found("descriptors").advice
     assert "ulimit -l" in found("locked memory").advice

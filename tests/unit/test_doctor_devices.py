@@ -12,7 +12,7 @@ pytest.importorskip("cuda.bindings")
 
 EXAMINE = """
 import dataclasses, json
-from gpubridge.doctor.devices import device_findings
+from gpubridge.doctor import device_findings
 print(json.dumps([dataclasses.asdict(finding) for finding in device_findings()]))
 """
 GPU_0 = [

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.engine.devices.edge_events import EdgeEvent, StubEvents, awaited_by
-from gpubridge.engine.devices.late_leases import LateLeases
+from gpubridge.engine.devices.edge_events import EdgeEvent, LateLeases, StubEvents, awaited_by
 from gpubridge.errors import ErrorCode, StubDied
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, PendingMemory
 from gpubridge.transport.channel import MalformedMessage

@@ -258,14 +258,14 @@ class TestLimits:
         assert "member 'd3' is refused: expected at most 3" in refusal(data, place, limits).message
 
     def test_a_bomb_is_refused_while_it_unpacks(self, place, monkeypatch):
-        monkeypatch.setattr("gpubridge.engine.environments.compression._UNSUSPICIOUS", MIB)
+        monkeypatch.setattr("gpubridge.engine.environments.archive._UNSUSPICIOUS", MIB)
         data = gzip.compress(tar(member("a", bytes(8 * MIB))))
         message = refusal(data, place).message
         assert "expected at most 100 bytes for each packed one, got" in message
         assert (place / "a").stat().st_size < 4 * MIB
 
     def test_a_bomb_of_headers_is_refused(self, place, monkeypatch):
-        monkeypatch.setattr("gpubridge.engine.environments.compression._UNSUSPICIOUS", MIB)
+        monkeypatch.setattr("gpubridge.engine.environments.archive._UNSUSPICIOUS", MIB)
         head = member("x", size=8 * MIB, type=tarfile.XHDTYPE)[0].tobuf(tarfile.USTAR_FORMAT)
         assert (
             "bytes for each packed one"

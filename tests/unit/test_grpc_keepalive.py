@@ -6,7 +6,7 @@ import pytest
 
 from gpubridge.config import GrpcConnections
 from gpubridge.errors import BridgeError
-from gpubridge.frontend.grpc.keepalive import Keepalive, Pulse
+from gpubridge.frontend.grpc.watch import Keepalive, Pulse
 
 
 def keepalive(**limits):

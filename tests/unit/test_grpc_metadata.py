@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.protocol import metadata as documents
 from gpubridge.protocol.grpc import metadata
-from gpubridge.protocol.grpc.messages import message_class
+from gpubridge.protocol.grpc.messages import encode_message, message_class
 from gpubridge.protocol.grpc.status import MESSAGE_LIMIT, grpc_message, grpc_status
 from gpubridge.telemetry.statistics import ModelStatistics
 from tests.unit.model_configs import model_config
@@ -20,15 +21,16 @@ from tests.unit.model_configs import model_config
 CONFIG = model_config("A FP32 [4]", "X FP32 [-1]", "max_batch_size: 8")
 
 
-def parsed(name, data):
-    return message_class(name).FromString(data)
+def encoded(name, /, **fields):
+    """The message that clients read."""
+    return message_class(name).FromString(encode_message(name, **fields))
 
 
 def test_the_schema_needs_no_grpc():
     program = (
         "import sys\n"
-        "from gpubridge.protocol.grpc import metadata\n"
-        "metadata.server_metadata()\n"
+        "from gpubridge.protocol.grpc.messages import encode_message\n"
+        "encode_message('ServerMetadataResponse', name='gpubridge')\n"
         "assert not {'grpc', 'tritonclient.grpc'} & set(sys.modules)\n"
         "from tritonclient.grpc import service_pb2\n"
         "from gpubridge.protocol.grpc.messages import message_class\n"
@@ -38,15 +40,15 @@ def test_the_schema_needs_no_grpc():
 
 
 def test_server():
-    message = parsed("ServerMetadataResponse", metadata.server_metadata())
+    message = encoded("ServerMetadataResponse", **documents.server_metadata())
     assert message.name == "gpubridge"
     assert "statistics" in message.extensions
-    assert metadata.server_live(True) == metadata.server_ready(True) == b"\x08\x01"
-    assert metadata.model_ready(False) == b""
+    assert encode_message("ServerReadyResponse", ready=True) == b"\x08\x01"
+    assert encode_message("ModelReadyResponse", ready=False) == b""
 
 
 def test_model_metadata():
-    message = parsed("ModelMetadataResponse", metadata.model_metadata(CONFIG, [1, 3]))
+    message = encoded("ModelMetadataResponse", **documents.model_metadata(CONFIG, [1, 3]))
     assert (message.name, list(message.versions), message.platform) == ("m", ["1", "3"], "python")
     assert [(t.name, t.datatype, list(t.shape)) for t in message.inputs] == [("A", "FP32", [-1, 4])]
     assert [(t.name, t.datatype, list(t.shape)) for t in message.outputs] == [
@@ -54,17 +56,12 @@ def test_model_metadata():
     ]
 
 
-def test_model_config():
-    message = parsed("ModelConfigResponse", metadata.model_config(CONFIG))
-    assert message.config == CONFIG.message
-
-
 def test_model_statistics():
     statistics = ModelStatistics("m", 2)
     statistics.executed(2, 4, (2, 100, 10), (1, 2, 3))
     statistics.failed("OTHER", 5)
-    (message,) = parsed(
-        "ModelStatisticsResponse", metadata.model_statistics([statistics])
+    (message,) = encoded(
+        "ModelStatisticsResponse", **documents.model_statistics([statistics])
     ).model_stats
     assert (message.name, message.version) == ("m", "2")
     assert (message.inference_count, message.execution_count) == (8, 2)
@@ -87,7 +84,7 @@ class Row:
 
 def test_repository_index():
     rows = [Row("a", 1, "READY", ""), Row("b", None, "", ""), Row("c", 2, "UNAVAILABLE", "why")]
-    found = parsed("RepositoryIndexResponse", metadata.repository_index(rows)).models
+    found = encoded("RepositoryIndexResponse", models=documents.repository_index(rows)).models
     assert [(m.name, m.version, m.state, m.reason) for m in found] == [
         ("a", "1", "READY", ""),
         ("b", "", "", ""),

@@ -6,15 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from gpubridge.config.schema import model_config_schema
-from gpubridge.engine import load_progress
+from gpubridge.engine import model_loader
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.environments.provider import ModelEnvironments
-from gpubridge.engine.file_overrides import FileOverrides
 from gpubridge.engine.instance_state import InstanceState
-from gpubridge.engine.model_files import ModelFiles
+from gpubridge.engine.model_files import FileOverrides, ModelFiles
 from gpubridge.engine.model_loader import NotPrepared, PreparedModel
+from gpubridge.engine.model_sources import RepositoryPoller
 from gpubridge.engine.repository import ModelRepository, RepositorySettings
-from gpubridge.engine.repository_poller import RepositoryPoller
 from gpubridge.errors import BridgeError
 
 
@@ -237,7 +236,7 @@ def test_progress_names_what_is_waited_for(caplog, draft):
     model.config = SimpleNamespace(draft=draft)
 
     async def work():
-        task = asyncio.create_task(load_progress.report_progress(model, 0.01))
+        task = asyncio.create_task(model_loader.report_progress(model, 0.01))
         await asyncio.wait([task], timeout=0.2)
         task.cancel()
 

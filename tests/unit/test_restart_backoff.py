@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate, repeat
 
-from gpubridge.engine.restart_backoff import RestartBackoff
+from gpubridge.engine.stub_process import RestartBackoff
 
 
 def test_waits_double_up_to_the_limit() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gpubridge.frontend.sweep import Sweeper
+from gpubridge.frontend.connection_limits import Sweeper
 
 
 class Connection:

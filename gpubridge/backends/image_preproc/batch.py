@@ -10,8 +10,6 @@ import triton_python_backend_utils as pb_utils
 from gpubridge.backends.image_preproc.image_files import ImageError
 from gpubridge.backends.image_preproc.settings import Settings
 
-__all__ = ["ImageRequest"]
-
 
 class ImageRequest:
     """One request: whatever is wrong with an image of it fails this one and no other.

@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = [
-    "FORMATS",
-    "ImageError",
-    "damaged",
-    "jpeg_is_whole",
-    "require_few_scans",
-    "require_format",
-    "require_pixels",
-    "webp_size",
-]
-
 FORMATS = ("JPEG", "PNG", "WebP", "TIFF")
 
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")

@@ -23,15 +23,10 @@ from gpubridge.tensor.device_bytes import DeviceBytes
 
 # Weights come from sums in double precision, which Pillow's compiler rounds one by one.
 _OPTIONS = ("--std=c++17", "--fmad=false")
-
 _MARK = b"gpubridge kernel 1\n"
-
 _DIGEST = 32
-
 KERNEL = "resize_normalize"
-
 SOURCE = Path(__file__).with_name("resize_normalize.cu")
-
 THREADS = 256
 
 _TILE_WIDTH, _TILE_HEIGHT = 32, 16

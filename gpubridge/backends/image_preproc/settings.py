@@ -7,18 +7,14 @@ from dataclasses import dataclass
 from gpubridge.backends.image_preproc.image_files import FORMATS
 from gpubridge.backends.model_setup import ModelSetup, Parameters, TensorSetup
 
-__all__ = ["INPUT", "OUTPUT", "Settings"]
-
 INPUT = "IMAGE"
 OUTPUT = "PIXELS"
-
 DECODERS = ("auto", "nvimagecodec", "pillow")
 DECODE_ENGINES = ("hardware", "gpu", "hybrid")
 DTYPES = ("FP32", "FP16", "BF16", "UINT8")
 INTERPOLATIONS = ("bilinear", "nearest", "bicubic", "lanczos")
 LAYOUTS = ("NCHW", "NHWC")
 RESIZE_MODES = ("crop", "stretch", "pad")
-
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 _MARGIN = 8 / 7  # 256 for 224

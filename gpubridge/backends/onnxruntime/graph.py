@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from gpubridge.backends.model_setup import ModelSetup, TensorSetup
 
-__all__ = ["Graph", "GraphTensor"]
-
 _TYPES = {
     "bool": "TYPE_BOOL",
     "uint8": "TYPE_UINT8",

@@ -11,8 +11,6 @@ from gpubridge.cuda_ipc import CopyStream, CudaError, DeviceContext, SharedEvent
 from gpubridge.errors import BridgeError
 from gpubridge.transport.control import EVENTS
 
-__all__ = ["ArenaEvents", "Releases"]
-
 _logger = logging.getLogger(__name__)
 
 
@@ -29,21 +27,14 @@ class DriverThread(Protocol):
 class ArenaEvents:
     """The events by which a stub says when what it has handed on is complete.
 
-    Parameters
-    ----------
-    shared : SharedEvents
-        Owned from now on.
-    uuid : str
-        The device.
-    instance : str
-        Whose stub records them.
+    - ``shared``: owned from now on.
+    - ``uuid``: the device.
+    - ``instance``: whose stub records them.
 
-    Attributes
-    ----------
-    handles : bytes
-        Those of all events, one after another.
-    count : int
-        How many there are.
+    Its attributes:
+
+    - ``handles``: those of all events, one after another.
+    - ``count``: how many there are.
     """
 
     __slots__ = ("_instance", "_shared", "_uuid", "count", "handles")

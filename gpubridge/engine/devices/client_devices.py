@@ -7,22 +7,16 @@ from collections.abc import Callable
 from functools import partial
 
 from gpubridge.cuda_ipc import ClientDeviceRegion, CudaError, DeviceInfo
-from gpubridge.engine.devices.client_region import ClientDeviceSegment
 from gpubridge.engine.devices.memory import DeviceMemory
+from gpubridge.engine.devices.region import ClientDeviceSegment
 from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["ClientDevices"]
 
 
 class ClientDevices:
     """The clients' device memory that the server has open.
 
-    Parameters
-    ----------
-    devices : DeviceMemory
-        The GPUs.
-    new_region : callable
-        Gives a region id.
+    - ``devices``: the GPUs.
+    - ``new_region``: gives a region id.
     """
 
     def __init__(self, devices: DeviceMemory, new_region: Callable[[], int]) -> None:
@@ -37,10 +31,7 @@ class ClientDevices:
     ) -> ClientDeviceSegment:
         """Open what a client registers; checked to be on that device, and to have so many bytes.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG when that is not so, UNAVAILABLE when there is no GPU.
+        Raises BridgeError: INVALID_ARG when that is not so, UNAVAILABLE when there is no GPU.
         """
         try:
             # It may be the first time that somebody asks for a GPU.

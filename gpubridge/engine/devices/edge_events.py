@@ -7,14 +7,13 @@ nothing of it: the server knows who was handed what.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from gpubridge.engine.announcements import Announcements
-from gpubridge.engine.devices.late_leases import LateLeases
-from gpubridge.engine.devices.region import DeviceRegion
-from gpubridge.engine.devices.segments import ON_DEVICE
+from gpubridge.engine.devices.region import ON_DEVICE, DeviceRegion
 from gpubridge.errors import StubDied
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome, PendingMemory
 from gpubridge.transport.context import RequestContext, ResponseContext
@@ -22,26 +21,62 @@ from gpubridge.transport.device_events import event_of, with_waits
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
 
-__all__ = ["EdgeEvent", "ReleaseWaiters", "StubEvents", "awaited_by", "tell_waits"]
+_FIRST_LOOK = 0.001
+_LONGEST_LOOK = 0.064
+_LOOKS = 40
+"""About two seconds; whoever keeps memory longer than that keeps it on purpose."""
 
 S = TypeVar("S", RequestContext, ResponseContext)
 ReleaseWaiters = Callable[[DeviceRegion, list[int]], None]
 """`DeviceMemory.release_waiters`."""
 
 
+class LateLeases:
+    """Looks whether they are over, at first often: others wait for that memory.
+
+    ``look``: takes back what is; returns whether some is left.
+    """
+
+    __slots__ = ("_handle", "_left", "_look", "_pause")
+
+    def __init__(self, look: Callable[[], bool]) -> None:
+        self._look = look
+        self._pause = 0.0
+        self._left = 0
+        self._handle: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """There is one more."""
+        self._left = _LOOKS
+        self._pause = _FIRST_LOOK
+        if self._handle is None:
+            self._again()
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        self._left = 0
+
+    def _again(self) -> None:
+        self._handle = asyncio.get_running_loop().call_later(self._pause, self._take)
+
+    def _take(self) -> None:
+        self._handle = None
+        self._left -= 1
+        self._pause = min(2 * self._pause, _LONGEST_LOOK)
+        if self._look() and self._left > 0:
+            self._again()
+
+
 class EdgeEvent:
     """One recording of an event: it lives as long as somebody may wait for it.
 
-    Attributes
-    ----------
-    arena : DeviceRegion
-        Whose event it is.
-    number : int
-        Which of them.
-    lease : object
-        Keeps it from being recorded again.
-    lost : str
-        Why it never came to pass; empty if it has, or may.
+    - ``arena``: whose event it is.
+    - ``number``: which of them.
+    - ``lease``: keeps it from being recorded again.
+    - ``lost``: why it never came to pass; empty if it has, or may.
     """
 
     __slots__ = ("__weakref__", "_dependents", "arena", "lease", "lost", "number")
@@ -93,17 +128,11 @@ def tell_waits(context: S, ranges: Sequence[MemoryRange], announcements: Announc
 class StubEvents:
     """The events of one stub's arena, and those that it was handed.
 
-    Parameters
-    ----------
-    arena : DeviceRegion
-    borrowed : BorrowedMemory
-        The stub's memory, which the arena is part of.
-    pending : memoryview
-        Where the stub says which of its events are not seen to be done.
-    release_waiters : callable
-        Lets streams go that wait for the stub, when it is dead.
-    settle : callable
-        Takes back memory that the stub is done with after its request; returns whether some is left.
+    - ``borrowed``: the stub's memory, which the arena is part of.
+    - ``pending``: where the stub says which of its events are not seen to be done.
+    - ``release_waiters``: lets streams go that wait for the stub, when it is dead.
+    - ``settle``: takes back memory that the stub is done with after its request; returns whether
+      some is left.
     """
 
     __slots__ = (
@@ -151,12 +180,9 @@ class StubEvents:
     ) -> None:
         """The stub looks at memory no more; if that was lost, what it executes now may come of it.
 
-        Parameters
-        ----------
-        at_stub : callable
-            Gives the requests at the stub, each behind the number of its batch and its ticket.
-        started : int
-            The batch that has started last.
+        - ``at_stub``: gives the requests at the stub, each behind the number of its batch and its
+          ticket.
+        - ``started``: the batch that has started last.
         """
         for event in awaited_by(ranges):
             if event.lost:
@@ -167,10 +193,7 @@ class StubEvents:
     def answered(self, outcome: Outcome, record: Record, request: InferRequest) -> Outcome:
         """Return what a stub's response comes to: an error, if what it was made of is lost.
 
-        Raises
-        ------
-        MalformedMessage
-            When it names an event that is none.
+        Raises MalformedMessage when it names an event that is none.
         """
         if not isinstance(outcome, InferResponse):
             return outcome
@@ -188,10 +211,7 @@ class StubEvents:
     ) -> list[MemoryRange]:
         """Return the inputs of a call, with the event that they wait for.
 
-        Parameters
-        ----------
-        lent : iterable
-            Whatever the stub was lent: its calls may come of that.
+        ``lent``: whatever the stub was lent: its calls may come of that.
         """
         awaited = {event for each in lent for event in awaited_by(each)}
         made = self._record(record, awaited)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -30,16 +31,72 @@ from gpubridge.cuda_ipc import (
 from gpubridge.engine.devices.arena_events import ArenaEvents, Releases
 from gpubridge.engine.devices.peer_memory import PeerMemory
 from gpubridge.engine.devices.region import Closable, DeviceRegion
-from gpubridge.engine.devices.sharing import MemorySharing
 from gpubridge.engine.instance_settings import InstanceSettings
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode, invalid, unsupported
 from gpubridge.telemetry.exposition import Family
 from gpubridge.transport.device_regions import arena_region
 
-__all__ = ["DeviceMemory"]
-
 _logger = logging.getLogger(__name__)
+
+_NAMES = {False: "legacy IPC handles", True: "VMM file descriptors"}
 _Result = TypeVar("_Result")
+
+
+class MemorySharing:
+    """Allocates device memory that stubs can open.
+
+    ``handles``: what may be tried.
+    """
+
+    def __init__(self, handles: DeviceMemoryHandles) -> None:
+        self._ways = {"auto": (False, True), "legacy": (False,), "fd": (True,)}[handles]
+        # GPUs, and whether by descriptors: what a stub could not open, so that it is tried last.
+        self._doubted: set[tuple[str, bool]] = set()
+        self._said: set[tuple[str, bool]] = set()
+
+    def allocate(
+        self,
+        context: DeviceContext,
+        region: int,
+        size: int,
+        refusals: Mapping[bool, str] = MappingProxyType({}),
+    ) -> DeviceSegment:
+        """Allocate at least ``size`` bytes by the first way that works.
+
+        ``refusals``: the ways that whoever is to open it could not open already, and why: False for
+        handles, True for descriptors.
+
+        Raises CudaError: UNAVAILABLE when the device has no memory left, INTERNAL when its context
+        is lost.
+        Raises BridgeError: UNSUPPORTED when it cannot be shared; says why.
+        """
+        uuid = context.device.uuid
+        reasons = dict(refusals)
+        for by_fd in sorted(self._ways, key=lambda way: (uuid, way) in self._doubted):
+            if by_fd in refusals:
+                continue
+            try:
+                segment = DeviceSegment.allocate(context, region, size, by_fd=by_fd)
+            except CudaError as error:
+                if error.sticky or error.code is ErrorCode.UNAVAILABLE:
+                    raise
+                reasons[by_fd] = error.message
+            else:
+                self._say(uuid, by_fd, reasons.get(not by_fd))
+                return segment
+        told = "; ".join(f"no {_NAMES[by_fd]}: {reasons[by_fd]}" for by_fd in self._ways)
+        raise unsupported(f"memory of GPU {uuid} does not cross processes: {told}")
+
+    def doubt(self, uuid: str, by_fd: bool) -> None:
+        """A stub could not open memory of a GPU that was shared in this way."""
+        self._doubted.add((uuid, by_fd))
+
+    def _say(self, uuid: str, by_fd: bool, refusal: str | None) -> None:
+        if (uuid, by_fd) in self._said:
+            return
+        self._said.add((uuid, by_fd))
+        why = "" if refusal is None else f", since {_NAMES[not by_fd]} are refused: {refusal}"
+        _logger.info("memory of GPU %s crosses processes by %s%s", uuid, _NAMES[by_fd], why)
 
 
 class ArenaHolder(Protocol):
@@ -65,21 +122,14 @@ class DeviceUser(Protocol):
 class DeviceMemory:
     """The GPUs of this machine, and the server's memory on them.
 
-    Parameters
-    ----------
-    arena_bytes : int
-        The size of the arena of a stub.
-    handles : {"auto", "legacy", "fd"}
-        By what it may cross to the stub.
+    - ``arena_bytes``: the size of the arena of a stub.
+    - ``handles``: by what it may cross to the stub.
 
-    Attributes
-    ----------
-    sharing : MemorySharing
-        Allocates what stubs open.
-    used : bool
-        Whether any tensor may be on a GPU.
-    peers : PeerMemory
-        Brings tensors from one GPU to another.
+    Its attributes:
+
+    - ``sharing``: allocates what stubs open.
+    - ``used``: whether any tensor may be on a GPU.
+    - ``peers``: brings tensors from one GPU to another.
     """
 
     def __init__(self, arena_bytes: int, handles: DeviceMemoryHandles = "auto") -> None:
@@ -117,19 +167,13 @@ class DeviceMemory:
     def device(self, ordinal: int) -> DeviceInfo:
         """Return the GPU of a number.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG when there is none.
+        Raises BridgeError: INVALID_ARG when there is none.
         """
         devices = self.probe().devices
         if not 0 <= ordinal < len(devices):
             known = ", ".join(str(device.ordinal) for device in devices)
             known = known or f"none: {self.probe().reason}"
-            raise BridgeError(
-                f"expected the number of a GPU of this machine ({known}), got {ordinal}",
-                ErrorCode.INVALID_ARG,
-            )
+            raise invalid(f"expected the number of a GPU of this machine ({known}), got {ordinal}")
         return devices[ordinal]
 
     # -- arenas --------------------------------------------------------------------------------

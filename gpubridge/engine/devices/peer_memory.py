@@ -28,8 +28,6 @@ from gpubridge.transport.device_regions import arena_region
 if TYPE_CHECKING:
     from gpubridge.engine.devices.memory import DeviceMemory
 
-__all__ = ["NotByPeerCopy", "PeerMemory"]
-
 _logger = logging.getLogger(__name__)
 _SERVER = 0
 
@@ -45,10 +43,7 @@ class NotByPeerCopy(BridgeError):
 class PeerMemory:
     """Brings tensors from one GPU to another.
 
-    Parameters
-    ----------
-    devices : DeviceMemory
-        The GPUs; all that calls the driver here is run on its thread.
+    ``devices``: the GPUs; all that calls the driver here is run on its thread.
     """
 
     def __init__(self, devices: DeviceMemory) -> None:
@@ -74,17 +69,10 @@ class PeerMemory:
     def bring(self, parts: Sequence[MemoryRange], target: str) -> list[MemoryRange]:
         """Copy tensors to a GPU; they are there on return.
 
-        Parameters
-        ----------
-        parts : sequence of MemoryRange
-            Complete, at least one byte each, on other GPUs.
-        target : str
-            The UUID of one that has instances.
+        - ``parts``: complete, at least one byte each, on other GPUs.
+        - ``target``: the UUID of one that has instances.
 
-        Raises
-        ------
-        NotByPeerCopy
-            The driver does not do that between these, or there is no room.
+        Raises NotByPeerCopy: the driver does not do that between these, or there is no room.
         """
         for source in {part.segment.uuid for part in parts}:
             self._enable(source, target)

@@ -13,8 +13,6 @@ from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.sequence_requests import sequence_stub_settings
 from gpubridge.engine.warmup import WarmupSample
 
-__all__ = ["InstancePlacing"]
-
 _UPLOADING_WINDOW = 3
 """Requests at a stub that uploads: one that runs, the next, whose inputs are copied meanwhile, and one
 that is there when that begins, for the same."""
@@ -23,13 +21,8 @@ that is there when that begins, for the same."""
 class InstancePlacing:
     """Places the instances of one version of a model.
 
-    Parameters
-    ----------
-    version : int
-    directory : Path
-        The model's directory.
-    limits : EngineLimits
-        Bounds that hold for every model.
+    - ``directory``: the model's directory.
+    - ``limits``: bounds that hold for every model.
     """
 
     __slots__ = ("_directory", "_limits", "_version")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gpubridge.cuda_ipc import DeviceSegment
+from gpubridge.cuda_ipc import ClientDeviceRegion, DeviceSegment
 from gpubridge.engine.devices.arena_events import ArenaEvents
+from gpubridge.host_shm import ClientSegment
 from gpubridge.transport.device_regions import reserve_addresses
-
-__all__ = ["Closable", "DeviceRegion"]
 
 
 class Closable(Protocol):
@@ -25,20 +24,13 @@ class DeviceRegion:
     The memory is freed when nobody refers to this object any more: each link whose stub has it open
     does until the stub says that it has closed it, or is gone.
 
-    Attributes
-    ----------
-    region, size : int
-        The id by which every process knows this memory; bytes.
-    view : memoryview
-        Addresses that stand for it in lease books.
-    uuid : str
-        The device.
-    handle : bytes
-        By which other processes open it; empty where they do that by ``fds``.
-    pointer : int
-        In the server's own addresses.
-    events : ArenaEvents or None
-        By which the stub says when what lies here is complete; None where it waits itself.
+    - ``region``, ``size``: the id by which every process knows this memory; bytes.
+    - ``view``: addresses that stand for it in lease books.
+    - ``uuid``: the device.
+    - ``handle``: by which other processes open it; empty where they do that by ``fds``.
+    - ``pointer``: in the server's own addresses.
+    - ``events``: by which the stub says when what lies here is complete; None where it waits
+      itself.
     """
 
     __slots__ = (
@@ -79,3 +71,60 @@ class DeviceRegion:
         if self.events is not None:
             self._free(self.events)
         self._free(self._segment)
+
+
+class ClientDeviceSegment:
+    """A client's device memory, which the server has open, so that it is what it was checked to be.
+
+    Closed when nobody refers to this object any more.
+
+    - ``opened``: owned from now on.
+    - ``region``: the id by which every process knows this memory.
+    - ``handle``: as the client gave it.
+    - ``close``: closes it, in time, on the thread that calls the driver.
+
+    Its attributes:
+
+    - ``size``: bytes that may be used.
+    - ``uuid``: the device.
+    - ``pointer``: in the server's own addresses.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_close",
+        "_opened",
+        "handle",
+        "pointer",
+        "region",
+        "size",
+        "uuid",
+    )
+
+    def __init__(
+        self,
+        opened: ClientDeviceRegion,
+        region: int,
+        handle: bytes,
+        close: Callable[[ClientDeviceRegion], None],
+    ) -> None:
+        self._opened = opened
+        self._close = close
+        self.region = region
+        self.size = opened.size
+        self.uuid = opened.uuid
+        self.handle = handle
+        self.pointer = opened.pointer
+
+    def has(self, end: int) -> bool:
+        """Whether there are so many bytes: device memory is never resized."""
+        return end <= self.size
+
+    def __del__(self) -> None:
+        self._close(self._opened)
+
+
+OF_CLIENTS = (ClientSegment, ClientDeviceSegment)
+
+
+ON_DEVICE = (DeviceRegion, ClientDeviceSegment)

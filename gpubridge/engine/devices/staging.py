@@ -14,18 +14,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from gpubridge.engine.devices.client_region import ClientDeviceSegment
 from gpubridge.engine.devices.edge_events import EdgeEvent, awaited_by
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.devices.peer_memory import NotByPeerCopy
-from gpubridge.engine.devices.segments import ON_DEVICE
+from gpubridge.engine.devices.region import ON_DEVICE, ClientDeviceSegment
 from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
 from gpubridge.telemetry.statistics import DeviceWork, ModelStatistics
-
-__all__ = ["DeviceStaging"]
 
 _logger = logging.getLogger(__name__)
 _ALIGNMENT = 64
@@ -37,14 +34,9 @@ _LONGEST_LOOK = 0.01
 class DeviceStaging:
     """Brings the tensors of a model's requests to its GPU or the host, and its outputs to clients' GPUs.
 
-    Parameters
-    ----------
-    devices : DeviceMemory
-    arena : HostArena
-        Where the inputs are brought to that go to the host.
-    statistics : ModelStatistics
-        The model's: counts the copies, and what has to go by way of the host although it is from one
-        GPU to another.
+    - ``arena``: where the inputs are brought to that go to the host.
+    - ``statistics``: the model's: counts the copies, and what has to go by way of the host although
+      it is from one GPU to another.
     """
 
     def __init__(

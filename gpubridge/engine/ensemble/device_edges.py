@@ -9,18 +9,12 @@ from gpubridge.engine.ensemble.run import Course
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError
 
-__all__ = ["DeviceEdges"]
-
 
 class DeviceEdges:
     """Finds them for one course of an ensemble.
 
-    Parameters
-    ----------
-    member : callable
-        Gives the model of a step; raises BridgeError.
-    reaches : callable
-        Tells whether tensors can be copied from one GPU to another.
+    - ``member``: gives the model of a step; raises BridgeError.
+    - ``reaches``: tells whether tensors can be copied from one GPU to another.
     """
 
     __slots__ = ("_member", "_reaches")
@@ -34,10 +28,7 @@ class DeviceEdges:
     def of_step(self, step: Step, course: Course, wanted: str | None) -> dict[str, str]:
         """Return the device by the output, for those that all who need them can take there.
 
-        Parameters
-        ----------
-        wanted : str or None
-            Where who has sent the ensemble's request can take outputs.
+        ``wanted``: where who has sent the ensemble's request can take outputs.
         """
         found = {}
         own = self._device(step)

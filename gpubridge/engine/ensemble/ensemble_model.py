@@ -11,15 +11,14 @@ from typing import Protocol
 
 from gpubridge.config import ModelConfig
 from gpubridge.engine.context import EngineContext
-from gpubridge.engine.devices.segments import OF_CLIENTS
-from gpubridge.engine.ensemble.client_outputs import ClientOutputs
+from gpubridge.engine.devices.region import OF_CLIENTS
 from gpubridge.engine.ensemble.device_edges import DeviceEdges
 from gpubridge.engine.ensemble.execution import Execution
-from gpubridge.engine.ensemble.graph import Step, draw_graph, refused
+from gpubridge.engine.ensemble.graph import ModelRow, Step, draw_graph, explain_missing
 from gpubridge.engine.ensemble.member_requests import MemberRequests
-from gpubridge.engine.ensemble.missing import ModelRow, explain_missing
 from gpubridge.engine.ensemble.run import Call, Course, plan_course
 from gpubridge.engine.ensemble.tensors import (
+    ClientOutputs,
     FlowTensor,
     request_tensors,
 )
@@ -30,12 +29,10 @@ from gpubridge.engine.model import Model, new_statistics
 from gpubridge.engine.placed_response import PlacedResponse
 from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.tracing import Origin, RequestTracing
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid, unavailable, unsupported
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.tensor.dtypes import item_size
 from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
-
-__all__ = ["EnsembleModel", "Members"]
 
 _logger = logging.getLogger(__name__)
 _clock = time.monotonic_ns
@@ -56,21 +53,12 @@ class Members(Protocol):
 class EnsembleModel(Model):
     """A version of an ensemble; has no process of its own, only requests under way.
 
-    Parameters
-    ----------
-    config : ModelConfig
-        The validated configuration.
-    version : int
-        Its version.
-    members : Members
-        The models that it is made of.
-    context : EngineContext
-        What all models share.
+    - ``config``: the validated configuration.
+    - ``version``: its version.
+    - ``members``: the models that it is made of.
+    - ``context``: what all models share.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG when the configuration draws no graph.
+    Raises BridgeError: INVALID_ARG when the configuration draws no graph.
     """
 
     def __init__(
@@ -103,10 +91,7 @@ class EnsembleModel(Model):
     async def load(self) -> None:
         """Check that the members are there and fit together.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG, in Triton's words.
+        Raises BridgeError: INVALID_ARG, in Triton's words.
         """
         configs = [self._member_config(step) for step in self._graph.steps]
         self._wiring = wire(self._graph, self.config, configs)
@@ -118,7 +103,7 @@ class EnsembleModel(Model):
             return self._members.find(step.model, step.version).config
         except BridgeError as error:
             text = explain_missing(self.name, step.model, step.version, self._members.index())
-            raise refused(text) from error
+            raise invalid(text) from error
 
     async def unload(self, seconds: float | None) -> None:
         """Answer what is under way, within ``seconds`` if that is said; the rest fails then.
@@ -141,9 +126,8 @@ class EnsembleModel(Model):
         asyncio.get_running_loop().call_later(seconds, self._idle.set)
 
     def _unloaded(self) -> BridgeError:
-        return BridgeError(
-            f"Request for model '{self.name}' cannot be served: it is being unloaded",
-            ErrorCode.UNAVAILABLE,
+        return unavailable(
+            f"Request for model '{self.name}' cannot be served: it is being unloaded"
         )
 
     @property
@@ -241,9 +225,8 @@ class EnsembleModel(Model):
         execution.begin(inputs)
 
     def _refused_output(self, name: str, why: str) -> BridgeError:
-        return BridgeError(
-            f"output '{name}' of ensemble '{self.name}' is an input {why}, do not ask for it",
-            ErrorCode.UNSUPPORTED,
+        return unsupported(
+            f"output '{name}' of ensemble '{self.name}' is an input {why}, do not ask for it"
         )
 
     def _course(self, requested: tuple[str, ...]) -> Course:

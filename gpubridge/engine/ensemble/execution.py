@@ -8,17 +8,14 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
-from gpubridge.engine.ensemble.client_outputs import ClientOutputs
 from gpubridge.engine.ensemble.graph import Step
 from gpubridge.engine.ensemble.run import Call, Course, EnsembleRun, Progress
-from gpubridge.engine.ensemble.tensors import FlowTensor, response_tensors
+from gpubridge.engine.ensemble.tensors import ClientOutputs, FlowTensor, response_tensors
 from gpubridge.engine.model import Model
 from gpubridge.engine.tracing import UNTRACED, Caused
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, InferResponse, Outcome
-
-__all__ = ["Ensemble", "Execution"]
 
 _clock = time.monotonic_ns
 
@@ -52,16 +49,10 @@ class Execution:
 
     The first error ends it, and whatever is still under way is cancelled.
 
-    Attributes
-    ----------
-    request : InferRequest
-        The client's.
-    course : Course
-        What is run for it.
-    targets : ClientOutputs or None
-        The outputs that the client wants in its own memory.
-    member_ns : int
-        What its requests to members took, one by one, in nanoseconds.
+    - ``request``: the client's.
+    - ``course``: what is run for it.
+    - ``targets``: the outputs that the client wants in its own memory.
+    - ``member_ns``: what its requests to members took, one by one, in nanoseconds.
     """
 
     __slots__ = (

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from gpubridge.config import ModelConfig
-from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["EnsembleGraph", "Step", "draw_graph", "is_ensemble", "refused"]
+from gpubridge.errors import invalid
 
 _ANY_VERSION = -1
 
@@ -17,16 +16,10 @@ _ANY_VERSION = -1
 class Step:
     """One use of a model in an ensemble.
 
-    Attributes
-    ----------
-    index : int
-        Which step it is.
-    model : str
-        The member's name.
-    version : int or None
-        None for the member's highest version.
-    inputs, outputs : dict of str to str
-        The ensemble's tensor by the member's input, output.
+    - ``index``: which step it is.
+    - ``model``: the member's name.
+    - ``version``: None for the member's highest version.
+    - ``inputs``, ``outputs``: the ensemble's tensor by the member's input, output.
     """
 
     index: int
@@ -40,15 +33,10 @@ class Step:
 class EnsembleGraph:
     """What tensors flow through which steps; no circles, nothing without use.
 
-    Attributes
-    ----------
-    producers : dict of str to int
-        The step that writes a tensor; the ensemble's inputs have none.
-    consumers : dict of str to tuple of int
-        The steps that read a tensor.
-    max_inflight : int
-        Requests of one step that one request of the ensemble may have at a member at once; 0 for
-        any number.
+    - ``producers``: the step that writes a tensor; the ensemble's inputs have none.
+    - ``consumers``: the steps that read a tensor.
+    - ``max_inflight``: requests of one step that one request of the ensemble may have at a member
+      at once; 0 for any number.
     """
 
     name: str
@@ -79,18 +67,11 @@ def is_ensemble(config: ModelConfig) -> bool:
     return bool(config.message.platform == "ensemble")
 
 
-def refused(text: str) -> BridgeError:
-    """Make the error for an ensemble that cannot be."""
-    return BridgeError(text, ErrorCode.INVALID_ARG)
-
-
 def draw_graph(config: ModelConfig) -> EnsembleGraph:
     """Return the graph that a configuration draws, its members not looked at.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG when something is missing, written twice, never written or never used.
+    Raises BridgeError: INVALID_ARG when something is missing, written twice, never written or never
+    used.
     """
     name = config.name
     scheduling = config.message.ensemble_scheduling
@@ -128,15 +109,15 @@ def _producers(name: str, steps: Sequence[Step], inputs: Sequence[str]) -> dict[
             ("output_map", step.outputs),
         ):
             if not there:
-                raise refused(f"must specify '{field}' in step {step.index} of ensemble '{name}'")
+                raise invalid(f"must specify '{field}' in step {step.index} of ensemble '{name}'")
         for tensor in step.outputs.values():
             if tensor in producers:
-                raise refused(
+                raise invalid(
                     f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble "
                     f"'{name}' step {step.index}"
                 )
             if tensor in inputs:
-                raise refused(
+                raise invalid(
                     f"ensemble tensor '{tensor}' is an input of ensemble '{name}', so step "
                     f"{step.index} cannot write it: give the output of '{step.model}' another name"
                 )
@@ -150,7 +131,7 @@ def _check_ends(graph: EnsembleGraph) -> None:
     for end, tensors in (("input", graph.inputs), ("output", graph.outputs)):
         for tensor in tensors:
             if tensor not in known:
-                raise refused(f"ensemble {end} '{tensor}' for ensemble {graph.name}' is not used")
+                raise invalid(f"ensemble {end} '{tensor}' for ensemble {graph.name}' is not used")
 
 
 def _check_flow(graph: EnsembleGraph) -> None:
@@ -166,14 +147,14 @@ def _check_flow(graph: EnsembleGraph) -> None:
             written.update(graph.steps[index].outputs.values())
     for output in graph.outputs:
         if output not in written:
-            raise refused(
+            raise invalid(
                 f"output '{output}' for ensemble '{graph.name}' is not written: at least one of its "
                 f"depending tensors, '{_unwritten(graph, output, written)}', is not connected"
             )
     _, used = graph.leading_to(graph.outputs)
     for tensor in sorted(graph.consumers.keys() | graph.producers.keys()):
         if tensor not in used:
-            raise refused(f"ensemble tensor '{tensor}' is unused in ensemble '{graph.name}'")
+            raise invalid(f"ensemble tensor '{tensor}' is unused in ensemble '{graph.name}'")
 
 
 def _unwritten(graph: EnsembleGraph, tensor: str, written: set[str]) -> str:
@@ -187,3 +168,49 @@ def _unwritten(graph: EnsembleGraph, tensor: str, written: set[str]) -> str:
             break
         tensor = before
     return tensor
+
+
+class ModelRow(Protocol):
+    """What the repository says of a model's version."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+
+    @property
+    def version(self) -> int:
+        """0 where not even the versions are known."""
+
+    @property
+    def state(self) -> str:
+        """READY and so on; empty where it was never loaded."""
+
+    @property
+    def reason(self) -> str:
+        """Why it is in no better state."""
+
+
+def explain_circle(name: str, needed: str) -> str:
+    """Say that an ensemble needs a model that needs the ensemble."""
+    return f"circular dependency between ensembles: {needed} -> ... -> {name} -> {needed}"
+
+
+def explain_missing(name: str, model: str, version: int | None, index: Iterable[ModelRow]) -> str:
+    """Say why an ensemble does not find a version of a member, or any, by the repository's index."""
+    rows = [row for row in index if row.name == model and row.state]
+    if not rows:
+        return f"ensemble {name} contains models that are not available or ambiguous: {model}"
+    if any(row.state == "READY" for row in rows):
+        return f"ensemble '{name}' depends on '{model}' whose required version {version} is not loaded."
+    if not rows[0].version:
+        return (
+            f"ensemble '{name}' depends on '{model}' which is not valid. Model '{model}' failed "
+            f"with error: {rows[0].reason}"
+        )
+    reasons = "".join(
+        f"version {row.version} is at {row.state} state: {row.reason};" for row in rows
+    )
+    return (
+        f"ensemble '{name}' depends on '{model}' which has no loaded version. Model '{model}' "
+        f"loading failed with error: {reasons}"
+    )

@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubridge.config import ModelConfig
-from gpubridge.engine.devices.segments import OF_CLIENTS
-from gpubridge.engine.ensemble.client_outputs import ClientOutputs, StepOutputs
+from gpubridge.engine.devices.region import OF_CLIENTS
 from gpubridge.engine.ensemble.device_edges import DeviceEdges
 from gpubridge.engine.ensemble.graph import Step
-from gpubridge.engine.ensemble.tensors import FlowTensor
+from gpubridge.engine.ensemble.tensors import ClientOutputs, FlowTensor, StepOutputs
 from gpubridge.engine.ensemble.wiring import fit_shape
 from gpubridge.engine.hand_over import for_others
 from gpubridge.model_io import check_inputs, model_shape
@@ -21,8 +20,6 @@ from gpubridge.transport.signatures import encode_tensors
 
 if TYPE_CHECKING:
     from gpubridge.engine.ensemble.execution import Execution
-
-__all__ = ["MemberRequests"]
 
 _FORMS_KEPT = 512
 
@@ -93,21 +90,12 @@ class MemberRequests:
     ) -> InferRequest:
         """Return the request of a step.
 
-        Parameters
-        ----------
-        tensors : mapping of str to FlowTensor
-            By the member's names.
-        config : ModelConfig
-            The member's.
-        execution : Execution
-            Of the client's request; what that says besides its inputs is passed on.
-        devices : bool
-            Whether tensors may be on GPUs.
+        - ``tensors``: by the member's names.
+        - ``config``: the member's.
+        - ``execution``: of the client's request; what that says besides its inputs is passed on.
+        - ``devices``: whether tensors may be on GPUs.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG when these are not the inputs that the member wants.
+        Raises BridgeError: INVALID_ARG when these are not the inputs that the member wants.
         """
         client, course = execution.request, execution.course
         form = self._form(step, tensors, config, client.identifier)

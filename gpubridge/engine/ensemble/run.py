@@ -18,8 +18,6 @@ from typing import Generic, TypeVar
 from gpubridge.engine.ensemble.graph import EnsembleGraph, Step
 from gpubridge.engine.ensemble.wiring import ROOT, Wiring
 
-__all__ = ["Call", "Course", "EnsembleRun", "Progress", "plan_course"]
-
 T = TypeVar("T")
 
 
@@ -27,16 +25,10 @@ T = TypeVar("T")
 class Course:
     """What of a graph is run for a choice of outputs.
 
-    Attributes
-    ----------
-    steps : frozenset of int
-        Those that have to run.
-    uses : dict of str to int
-        By tensor, how often it is needed: by steps, and once as an output.
-    outputs : tuple of str
-        In the order of the answer.
-    shared : frozenset of str
-        Tensors that are needed more than once.
+    - ``steps``: those that have to run.
+    - ``uses``: by tensor, how often it is needed: by steps, and once as an output.
+    - ``outputs``: in the order of the answer.
+    - ``shared``: tensors that are needed more than once.
     """
 
     graph: EnsembleGraph
@@ -63,12 +55,9 @@ def plan_course(graph: EnsembleGraph, wiring: Wiring, requested: Sequence[str]) 
 class _Wave(Generic[T]):
     """Tensors that belong together.
 
-    Attributes
-    ----------
-    call : Call or None
-        What it is an answer of.
-    open : int
-        What keeps it from being over: calls made from it, waves that came of those, its response.
+    - ``call``: what it is an answer of.
+    - ``open``: what keeps it from being over: calls made from it, waves that came of those, its
+      response.
     """
 
     __slots__ = ("begun", "call", "open", "origin", "response", "seen", "uses", "values")
@@ -99,10 +88,7 @@ class _Wave(Generic[T]):
 class Call(Generic[T]):
     """One request to a member.
 
-    Attributes
-    ----------
-    inputs : dict of str to T
-        By the member's name of the input; those that are there. Its own from the start on.
+    ``inputs``: by the member's name of the input; those that are there. Its own from the start on.
     """
 
     step: Step
@@ -114,17 +100,11 @@ class Call(Generic[T]):
 class Progress(Generic[T]):
     """What has come of an event.
 
-    Attributes
-    ----------
-    calls : list of Call
-        To be made now.
-    responses : list of dict
-        Of the ensemble, in order: tensors by name, those that are there.
-    passed_on : list of Call
-        Calls of which one answer has been dealt with to the end, so that another may come; a call
-        is named once for each.
-    over : bool
-        Whether nothing comes any more.
+    - ``calls``: to be made now.
+    - ``responses``: of the ensemble, in order: tensors by name, those that are there.
+    - ``passed_on``: calls of which one answer has been dealt with to the end, so that another may
+      come; a call is named once for each.
+    - ``over``: whether nothing comes any more.
     """
 
     calls: list[Call[T]] = field(default_factory=list)
@@ -136,10 +116,7 @@ class Progress(Generic[T]):
 class EnsembleRun(Generic[T]):
     """The state of one request; every event returns what is to be done.
 
-    Parameters
-    ----------
-    course : Course
-        What has to be run.
+    ``course``: what has to be run.
     """
 
     __slots__ = ("_coming", "_course", "_inflight", "_out", "_queued", "_unread")

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from gpubridge.config import ModelConfig
-from gpubridge.engine.devices.segments import OF_CLIENTS
+from gpubridge.engine.devices.region import OF_CLIENTS
+from gpubridge.engine.ensemble.graph import Step
 from gpubridge.engine.placed_response import PlacedResponse, held_bytes
 from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.host_shm import HostArena
 from gpubridge.model_io import as_configured
-from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
+from gpubridge.request import NO_BYTES, ClientUse, InferRequest, InferResponse, MemoryRange
 from gpubridge.transport.signatures import Signature, decode_shapes
 
-__all__ = ["FlowTensor", "request_tensors", "response_tensors"]
-
-
 _NO_VIEW = memoryview(b"")
+
+_Places = dict[str, list[int]]
 
 
 class FlowTensor(NamedTuple):
     """A tensor between two models; nobody copies it.
 
-    Attributes
-    ----------
-    shape : tuple of int
-        As clients see it, with the batch dimension where who made it has one.
-    place : MemoryRange
-        Where it lies, for the next stub.
-    buffer : memoryview or None
-        Its bytes, where a response has them anyway.
-    parameters : dict or None
-        Of the response that it came with.
-    shared : bool
-        Whether others may still look at it, so that nobody may write to it.
+    - ``shape``: as clients see it, with the batch dimension where who made it has one.
+    - ``place``: where it lies, for the next stub.
+    - ``buffer``: its bytes, where a response has them anyway.
+    - ``parameters``: of the response that it came with.
+    - ``shared``: whether others may still look at it, so that nobody may write to it.
     """
 
     datatype: str
@@ -110,3 +104,62 @@ def response_tensors(response: InferResponse, config: ModelConfig) -> dict[str, 
             spec.name in shared,
         )
     return tensors
+
+
+class StepOutputs(NamedTuple):
+    """What of it one step has to do with, by the member's names of the outputs.
+
+    - ``out``: those that are written to the client's memory, and nowhere else.
+    - ``also``: those that are copied there, since somebody else needs them, too.
+    """
+
+    out: _Places
+    also: _Places
+
+
+class ClientOutputs:
+    """Where a request wants outputs.
+
+    - ``out``, ``also``: by the ensemble's output: region, offset and bytes. Those of the second
+      kind are wanted in the response as well.
+    - ``segments``: the regions; none of them can go while this object lives.
+    """
+
+    __slots__ = ("_use", "also", "out")
+
+    def __init__(self, use: ClientUse, out: _Places, also: _Places) -> None:
+        self._use = use
+        self.out = out
+        self.also = also
+
+    @classmethod
+    def of(cls, request: InferRequest) -> ClientOutputs | None:
+        """Return those of a request whose memory nobody has taken over yet; None without any."""
+        use = request.client
+        client = request.context.client
+        if use is None or client is None:
+            return None
+        out, also = client.get("out", {}), client.get("also", {})
+        return cls(use, out, also) if out or also else None
+
+    @property
+    def segments(self) -> list[Any]:
+        """The regions."""
+        return self._use.segments
+
+    @property
+    def names(self) -> set[str]:
+        """The outputs."""
+        return {*self.out, *self.also}
+
+    def of_step(self, step: Step, uses: Mapping[str, int]) -> StepOutputs:
+        """Return what a step writes; ``uses`` says how often each tensor is needed."""
+        out: _Places = {}
+        also: _Places = {}
+        for name, tensor in step.outputs.items():
+            if tensor in self.also:
+                also[name] = self.also[tensor]
+            elif tensor in self.out:
+                places = out if uses[tensor] == 1 else also
+                places[name] = self.out[tensor]
+        return StepOutputs(out, also)

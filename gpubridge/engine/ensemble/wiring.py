@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpubridge.config import ModelConfig, TensorSpec
-from gpubridge.engine.ensemble.graph import EnsembleGraph, refused
+from gpubridge.engine.ensemble.graph import EnsembleGraph
+from gpubridge.errors import invalid
 from gpubridge.tensor.dtypes import config_name
-
-__all__ = ["ROOT", "Wiring", "fit_shape", "wire"]
 
 ROOT = -1
 """The origin of what comes once per request."""
@@ -22,14 +21,9 @@ class Wiring:
     A step whose model is decoupled answers any number of times; what follows it runs once for each
     answer. That step is the *origin* of all tensors up to the next such step.
 
-    Attributes
-    ----------
-    fans_out : frozenset of int
-        The steps whose model is decoupled.
-    origins : tuple of int
-        By step, the origin of its inputs.
-    output_origin : int
-        The origin of the ensemble's outputs.
+    - ``fans_out``: the steps whose model is decoupled.
+    - ``origins``: by step, the origin of its inputs.
+    - ``output_origin``: the origin of the ensemble's outputs.
     """
 
     fans_out: frozenset[int]
@@ -55,15 +49,9 @@ class _Known:
 def wire(graph: EnsembleGraph, config: ModelConfig, members: Sequence[ModelConfig]) -> Wiring:
     """Check that the members' tensors fit together.
 
-    Parameters
-    ----------
-    members : sequence of ModelConfig
-        The configuration of each step's model.
+    ``members``: the configuration of each step's model.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG, in Triton's words.
+    Raises BridgeError: INVALID_ARG, in Triton's words.
     """
     known: dict[str, _Known] = {}
     batched = config.max_batch_size > 0
@@ -72,7 +60,7 @@ def wire(graph: EnsembleGraph, config: ModelConfig, members: Sequence[ModelConfi
         known.setdefault(spec.name, _Known(spec.datatype, dims, batched, config.name))
     for step, member in zip(graph.steps, members, strict=True):
         if 0 < member.max_batch_size < config.max_batch_size:
-            raise refused(
+            raise invalid(
                 f"ensemble {graph.name} allows maximum batch size {config.max_batch_size}, but it "
                 f"contains model {member.name} which only allows maximum batch size to be "
                 f"{member.max_batch_size}"
@@ -86,14 +74,14 @@ def wire(graph: EnsembleGraph, config: ModelConfig, members: Sequence[ModelConfi
             for name, tensor in mapped.items():
                 if name not in specs:
                     word = "mapping" if way == "to" else "mapped"
-                    raise refused(
+                    raise invalid(
                         f"in ensemble {graph.name}, ensemble tensor {tensor} is {word} {way} "
                         f"non-existing {end} {name} in model {member.name}"
                     )
                 _agree(graph.name, tensor, specs[name], member, known)
         for name, spec in inputs.items():
             if name not in step.inputs and not spec.optional:
-                raise refused(
+                raise invalid(
                     f"in ensemble {graph.name}, input {name} in model {member.name} is not mapped to "
                     "any ensemble tensors"
                 )
@@ -112,7 +100,7 @@ def _agree(
     before = known.setdefault(tensor, here)
     where = f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent"
     if before.datatype != here.datatype:
-        raise refused(
+        raise invalid(
             f"{where} data type: {config_name(before.datatype)} is inferred from model "
             f"{before.model} while {config_name(here.datatype)} is inferred from model {here.model}"
         )
@@ -121,7 +109,7 @@ def _agree(
         # One may name the batch dimension that the other only has.
         fits = fits or _compatible(_full(before), _full(here))
     if not fits:
-        raise refused(
+        raise invalid(
             f"{where} shape: {_text(before.dims)} is inferred from model {before.model} while "
             f"{_text(here.dims)} is inferred from model {here.model}"
         )
@@ -162,7 +150,7 @@ def _common_origin(
 ) -> int:
     found = {origins[tensor] for tensor in tensors}
     if len(found) > 1:
-        raise refused(
+        raise invalid(
             f"in ensemble {ensemble}, step of model '{model}' receives inputs originated from "
             "different decoupled models"
         )

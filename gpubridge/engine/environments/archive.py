@@ -7,20 +7,38 @@ taken over; the times of files are, since compiled modules are checked against t
 
 from __future__ import annotations
 
+import gzip
+import importlib
 import os
+import re
 import stat
 import tarfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from gpubridge.engine.environments.compression import unpacked_bytes
-from gpubridge.engine.environments.links import Escape, check_link
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid, unavailable, unsupported
 
-__all__ = ["UnpackLimits", "Unpacked", "unpack"]
+_MIB = 1024 * 1024
+_UNSUSPICIOUS = 256 * _MIB
+"""Less than this is no bomb, however well it was packed."""
 
+_EXPECTED = "expected a tar archive, packed with gzip (.tar.gz), bzip2 or xz, or not at all"
+_HEAD = 512
+_TAR_MAGIC = 257
+_FOREIGN = {
+    b"\x28\xb5\x2f\xfd": "packed with zstd",
+    b"PK\x03\x04": "a zip archive",
+    b"PK\x05\x06": "a zip archive",
+    b"7z\xbc\xaf": "a 7z archive",
+}
+
+_HOPS = 40
+"""As many links in a row as the kernel follows."""
+
+_INTERPRETER = re.compile(r"python[0-9.]*t?")
 _CHUNK = 1024 * 1024
 _SPARE_BYTES = 512 * 1024 * 1024
 """What unpacking leaves free on the disk, for whoever else writes there."""
@@ -29,18 +47,155 @@ _LOOK_EVERY = 64 * 1024 * 1024
 """Bytes that are written between two looks at what is free."""
 
 
+class MeteredReader:
+    """Reads what a packed file holds, for as long as it is no bomb.
+
+    - ``packed``: the file; its position tells how much of it has been used.
+    - ``inner``: unpacks `packed`.
+    - ``ratio``: how many times as long as the packed bytes the unpacked ones may be.
+    - ``damage``: what `inner` raises, besides OSError, for bytes that are not what they should be.
+    """
+
+    def __init__(
+        self,
+        packed: BinaryIO,
+        inner: BinaryIO,
+        path: Path,
+        ratio: int,
+        damage: type[Exception],
+    ) -> None:
+        self._packed = packed
+        self._inner = inner
+        self._path = path
+        self._ratio = ratio
+        self._damage = damage
+        self._read = 0
+
+    def read(self, size: int) -> bytes:
+        """Return up to `size` bytes; none at the end.
+
+        Raises BridgeError: INVALID_ARG when the file is damaged, cut short, or a bomb.
+        """
+        try:
+            data = self._inner.read(size)
+        except EOFError as error:
+            raise invalid(f"environment {self._path} is cut short: {error}") from error
+        except (OSError, self._damage) as error:
+            raise invalid(f"environment {self._path} is damaged: {error}") from error
+        self._read += len(data)
+        if self._read > _UNSUSPICIOUS and self._read > self._ratio * self._packed.tell():
+            raise invalid(
+                f"environment {self._path} is refused: expected at most {self._ratio} bytes for each "
+                f"packed one, got {self._read} bytes out of {self._packed.tell()}; pack it without "
+                "what is not needed"
+            )
+        return data
+
+    def drain(self) -> None:
+        """Read what is left: the check sums come last."""
+        while self.read(_MIB):
+            pass
+
+
+def unpacked_bytes(packed: BinaryIO, path: Path, ratio: int) -> MeteredReader:
+    """Return a reader of what a file holds, by what its first bytes say that it is.
+
+    Raises BridgeError: INVALID_ARG when it is no archive; UNSUPPORTED when it is one of another
+    kind.
+    """
+    head = packed.read(_HEAD)
+    packed.seek(0)
+    inner, damage = _open(packed, head, path)
+    return MeteredReader(packed, inner, path, ratio, damage)
+
+
+def _open(packed: BinaryIO, head: bytes, path: Path) -> tuple[BinaryIO, type[Exception]]:
+    """Return what unpacks a file, and what it raises, besides OSError, when it finds damage."""
+    if head.startswith(b"\x1f\x8b"):
+        return cast("BinaryIO", gzip.GzipFile(fileobj=packed, mode="rb")), zlib.error
+    try:
+        # Not every Python was built with these.
+        if head.startswith(b"BZh"):
+            bz2 = importlib.import_module("bz2")
+            return bz2.BZ2File(packed), ValueError
+        if head.startswith(b"\xfd7zXZ\x00"):
+            lzma = importlib.import_module("lzma")
+            return lzma.LZMAFile(packed), lzma.LZMAError
+    except ImportError as error:
+        raise unsupported(
+            f"environment {path} cannot be unpacked by the server's Python: {error}; pack it with gzip"
+        ) from error
+    if head[_TAR_MAGIC : _TAR_MAGIC + 5] == b"ustar":
+        return packed, OSError
+    for magic, kind in _FOREIGN.items():
+        if head.startswith(magic):
+            raise unsupported(f"environment {path} is {kind}: {_EXPECTED}")
+    got = f"a file that begins with {head[:8]!r}" if head else "an empty file"
+    raise invalid(f"environment {path} is no archive: {_EXPECTED}, got {got}")
+
+
+class Escape(Exception):
+    """A link leads out of the tree; the text says how."""
+
+
+def borrows_interpreter(path: str, target: str) -> bool:
+    """Whether a link is that of a virtual environment to the interpreter that it was made with.
+
+    The one link that may lead outside, as it is what a virtual environment is: ``bin/python3`` to
+    an absolute path that ends in the name of an interpreter.
+    """
+    folder, _, name = path.rpartition("/")
+    return (
+        folder == "bin"
+        and target.startswith("/")
+        and _INTERPRETER.fullmatch(name) is not None
+        and _INTERPRETER.fullmatch(target.rpartition("/")[2]) is not None
+    )
+
+
+def check_link(path: str, links: Mapping[str, str]) -> None:
+    """Follow a link as the kernel would, with all the others in place.
+
+    - ``path``: the link's path below the root of the tree, without ``.`` and ``..``.
+    - ``links``: the target of every link of the tree, by such a path; `path` among them.
+
+    Raises Escape when it leads out of the tree at any step, or in a circle.
+    """
+    here: list[str] = []
+    ahead = path.split("/")[::-1]
+    hops = 0
+    while ahead:
+        part = ahead.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            if not here:
+                raise Escape("leads out of the environment")
+            here.pop()
+            continue
+        here.append(part)
+        place = "/".join(here)
+        target = links.get(place)
+        if target is None:
+            continue
+        if target.startswith("/"):
+            if borrows_interpreter(place, target) and not ahead:
+                return
+            raise Escape("leads to an absolute path")
+        hops += 1
+        if hops > _HOPS:
+            raise Escape("leads in a circle")
+        here.pop()
+        ahead += target.split("/")[::-1]
+
+
 @dataclass(frozen=True, slots=True)
 class UnpackLimits:
     """What an archive may hold.
 
-    Attributes
-    ----------
-    nbytes : int
-        All files together.
-    members : int
-        Files, directories and links.
-    ratio : int
-        Bytes for each packed one; only where there are many.
+    - ``nbytes``: all files together.
+    - ``members``: files, directories and links.
+    - ``ratio``: bytes for each packed one; only where there are many.
     """
 
     nbytes: int
@@ -65,22 +220,14 @@ def unpack(
 ) -> Unpacked:
     """Unpack an archive.
 
-    Parameters
-    ----------
-    packed : BinaryIO
-        The archive, at its beginning.
-    path : Path
-        Its name, for errors.
-    root : Path
-        An empty directory that nobody else writes to.
-    tell : callable
-        Called again and again with what there is so far.
+    - ``packed``: the archive, at its beginning.
+    - ``path``: its name, for errors.
+    - ``root``: an empty directory that nobody else writes to.
+    - ``tell``: called again and again with what there is so far.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG with the member that is not allowed, or what is wrong with the archive;
-        UNAVAILABLE when the disk is full or cannot be written to. `root` then holds some of it.
+    Raises BridgeError: INVALID_ARG with the member that is not allowed, or what is wrong with the
+    archive; UNAVAILABLE when the disk is full or cannot be written to. `root` then holds some of
+    it.
     """
     reader = unpacked_bytes(packed, path, limits.ratio)
     tree = _Tree(path, root, limits, tell)
@@ -277,11 +424,10 @@ class _Tree:
         room = os.statvfs(self._root)
         free = room.f_bavail * room.f_frsize - _SPARE_BYTES
         if ahead > free:
-            raise BridgeError(
+            raise unavailable(
                 f"environment {self._path} does not fit on the disk: expected {ahead} bytes at {self._root} "
                 f"besides {_SPARE_BYTES} that stay free, got {max(free, 0)}; name a directory on another "
-                "disk with --backend-config=python,environment-cache=DIR",
-                ErrorCode.UNAVAILABLE,
+                "disk with --backend-config=python,environment-cache=DIR"
             )
 
     def _refuse(self, member: tarfile.TarInfo, why: str) -> BridgeError:
@@ -297,11 +443,10 @@ def _kind(member: tarfile.TarInfo) -> str:
 
 
 def _invalid(path: Path, why: str) -> BridgeError:
-    return BridgeError(f"environment {path} cannot be unpacked: {why}", ErrorCode.INVALID_ARG)
+    return invalid(f"environment {path} cannot be unpacked: {why}")
 
 
 def _not_written(path: Path, place: Path, error: OSError) -> BridgeError:
-    return BridgeError(
-        f"environment {path} cannot be unpacked: {place} cannot be written: {error.strerror or error}",
-        ErrorCode.UNAVAILABLE,
+    return unavailable(
+        f"environment {path} cannot be unpacked: {place} cannot be written: {error.strerror or error}"
     )

@@ -15,26 +15,93 @@ from gpubridge.engine.environment import (
     environment_path,
     own_environment,
 )
-from gpubridge.engine.environments.probe import check_interpreter
 from gpubridge.engine.environments.store import open_store
 from gpubridge.engine.environments.unpacker import Unpacker
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid
 
-__all__ = ["ModelEnvironments"]
+_SECONDS = 60.0
+"""An interpreter on a network's disk may take long the first time."""
+
+_OLDEST = (3, 9)
+_ERROR_LENGTH = 500
+# Any Python from 2.6 on takes these flags and runs this. NumPy is looked for in the stub, which
+# imports it anyway.
+_ASK = ("-E", "-s", "-S", "-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])")
 
 _logger = logging.getLogger(__name__)
+
+
+async def check_interpreter(environment: StubEnvironment, source: Path) -> str:
+    """Return the version of an environment's interpreter.
+
+    ``source``: what the user named, for errors.
+
+    Raises BridgeError: INVALID_ARG when it does not run, or is older than a stub needs.
+    """
+    version = await _ask(environment, source)
+    try:
+        numbers = tuple(int(number) for number in version.split("."))
+    except ValueError:
+        raise _unusable(
+            environment, source, f"it is no Python: asked for its version it says {version!r}"
+        ) from None
+    if numbers < _OLDEST:
+        raise _unusable(
+            environment,
+            source,
+            f"it is Python {version}; a stub needs Python 3.9 or newer: make the environment with a "
+            "newer one",
+        )
+    return version
+
+
+async def _ask(environment: StubEnvironment, source: Path) -> str:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            environment.python,
+            *_ASK,
+            env=environment.variables,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise _unusable(
+            environment, source, f"it cannot be started: {error.strerror or error}"
+        ) from error
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), _SECONDS)
+    except asyncio.TimeoutError:
+        raise _unusable(
+            environment, source, f"it did not say its version within {_SECONDS:g} s"
+        ) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        said = err.decode(errors="replace").strip()[-_ERROR_LENGTH:]
+        raise _unusable(
+            environment,
+            source,
+            f"it does not run on this machine: it ended with code {process.returncode}: {said}",
+        )
+    return out.decode(errors="replace").strip()
+
+
+def _unusable(environment: StubEnvironment, source: Path, why: str) -> BridgeError:
+    return invalid(
+        f"{PARAMETER} {source}: its interpreter {environment.python} cannot be used: {why}"
+    )
 
 
 class ModelEnvironments:
     """Finds the environments of models, and has them unpacked where need be.
 
-    Parameters
-    ----------
-    cache : Path or None
-        Where unpacked environments are kept; None for the user's cache directory. Nothing is made
-        there before the first archive.
-    limit : int
-        The most bytes that may come out of one archive.
+    - ``cache``: where unpacked environments are kept; None for the user's cache directory. Nothing
+      is made there before the first archive.
+    - ``limit``: the most bytes that may come out of one archive.
     """
 
     def __init__(self, cache: Path | None, limit: int) -> None:
@@ -48,10 +115,7 @@ class ModelEnvironments:
     ) -> StubEnvironment:
         """Return what a model's parameters ask for; without, the server's own interpreter.
 
-        Raises
-        ------
-        BridgeError
-            With what is wrong with the environment, and what to do.
+        Raises BridgeError with what is wrong with the environment, and what to do.
         """
         path = environment_path(directory, parameters)
         if path is None:
@@ -93,13 +157,10 @@ def _is_directory(path: Path) -> bool:
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError as error:
-        raise BridgeError(
+        raise invalid(
             f"Path {path} does not exist. The Python environment should contain an 'activate' "
             "script. (expected an environment with bin/python3 there, or an archive of one: "
-            f"parameter {PARAMETER})",
-            ErrorCode.INVALID_ARG,
+            f"parameter {PARAMETER})"
         ) from error
     except OSError as error:
-        raise BridgeError(
-            f"{PARAMETER} {path} cannot be read: {error.strerror or error}", ErrorCode.INVALID_ARG
-        ) from error
+        raise invalid(f"{PARAMETER} {path} cannot be read: {error.strerror or error}") from error

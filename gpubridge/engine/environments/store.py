@@ -24,9 +24,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["Entry", "EnvironmentStore", "Facts", "open_store"]
+from gpubridge.errors import BridgeError, unavailable
 
 _MARK = "complete"
 _LOCK_SUFFIX = ".lock"
@@ -39,14 +37,9 @@ _SETTLED_NS = 2_000_000_000
 class Facts:
     """What the mark of an entry says.
 
-    Attributes
-    ----------
-    location : str
-        Where it was unpacked.
-    source : str
-        The archive.
-    nbytes, members : int
-        How much came out of it.
+    - ``location``: where it was unpacked.
+    - ``source``: the archive.
+    - ``nbytes``, ``members``: how much came out of it.
     """
 
     location: str
@@ -58,10 +51,7 @@ class Facts:
 class Entry:
     """The place of one content in the store.
 
-    Attributes
-    ----------
-    environment : Path
-        The root of the tree.
+    ``environment``: the root of the tree.
     """
 
     def __init__(self, cache: Path, digest: str) -> None:
@@ -179,10 +169,7 @@ def open_store(configured: Path | None) -> EnvironmentStore:
     Where the user has no such directory, or it cannot be written to, it is a private one in the
     system's directory for temporary files.
 
-    Raises
-    ------
-    BridgeError
-        UNAVAILABLE when there is no place that only this user can write to.
+    Raises BridgeError: UNAVAILABLE when there is no place that only this user can write to.
     """
     if configured is not None:
         return EnvironmentStore(_own_directory(configured.absolute()))
@@ -214,10 +201,9 @@ def _own_directory(path: Path) -> Path:
 
 
 def _no_place(path: Path, why: str) -> BridgeError:
-    return BridgeError(
+    return unavailable(
         f"environments cannot be unpacked to {path}: {why}; name a directory that only the server's user "
-        "can write to with --backend-config=python,environment-cache=DIR",
-        ErrorCode.UNAVAILABLE,
+        "can write to with --backend-config=python,environment-cache=DIR"
     )
 
 

@@ -13,9 +13,7 @@ from typing import Any
 
 import gpubridge
 from gpubridge.engine.environments.store import EnvironmentStore
-from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["Unpacker"]
+from gpubridge.errors import BridgeError, ErrorCode, unavailable
 
 _logger = logging.getLogger(__name__)
 
@@ -32,10 +30,7 @@ _STOP_SECONDS = 5.0
 class Unpacker:
     """Unpacks archives into a store; owns the processes that do.
 
-    Parameters
-    ----------
-    limit : int
-        The most bytes that may come out of one archive.
+    ``limit``: the most bytes that may come out of one archive.
     """
 
     def __init__(self, store: EnvironmentStore, limit: int) -> None:
@@ -50,10 +45,7 @@ class Unpacker:
 
         Goes on when the caller is cancelled, as others may wait for the same.
 
-        Raises
-        ------
-        BridgeError
-            With what is wrong with the archive, or with the disk.
+        Raises BridgeError with what is wrong with the archive, or with the disk.
         """
         task = self._running.get(archive)
         if task is None:
@@ -64,7 +56,7 @@ class Unpacker:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise BridgeError("the server is stopping", ErrorCode.UNAVAILABLE) from None
+                raise unavailable("the server is stopping") from None
             raise
 
     async def close(self) -> None:
@@ -95,9 +87,8 @@ class Unpacker:
             return Path(answer["environment"])
         if "error" in answer:
             raise BridgeError(answer["error"], ErrorCode(answer["code"]))
-        raise BridgeError(
-            f"environment {archive} was not unpacked: the process that did it ended with code {code}",
-            ErrorCode.UNAVAILABLE,
+        raise unavailable(
+            f"environment {archive} was not unpacked: the process that did it ended with code {code}"
         )
 
     async def _start(self, archive: Path) -> asyncio.subprocess.Process:
@@ -111,9 +102,8 @@ class Unpacker:
                 start_new_session=True,
             )
         except OSError as error:
-            raise BridgeError(
-                f"environment {archive} cannot be unpacked: no process can be started: {error}",
-                ErrorCode.UNAVAILABLE,
+            raise unavailable(
+                f"environment {archive} cannot be unpacked: no process can be started: {error}"
             ) from error
 
 

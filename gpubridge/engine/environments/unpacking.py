@@ -22,9 +22,7 @@ from typing import BinaryIO, NoReturn
 
 from gpubridge.engine.environments.archive import Unpacked, UnpackLimits, unpack
 from gpubridge.engine.environments.store import Entry, EnvironmentStore, Facts
-from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["main"]
+from gpubridge.errors import BridgeError, ErrorCode, invalid, unavailable
 
 _PR_SET_PDEATHSIG = 1
 _CHUNK = 1024 * 1024
@@ -43,10 +41,8 @@ class _Stopped(BaseException):
 def main(arguments: list[str]) -> int:
     """Unpack an archive into the store; returns the exit code.
 
-    Parameters
-    ----------
-    arguments : list of str
-        The archive, the store's directory, the most bytes that may come out, the server's process.
+    ``arguments``: the archive, the store's directory, the most bytes that may come out, the
+    server's process.
     """
     archive, cache, limit, server = arguments
     _die_with(int(server))
@@ -105,9 +101,8 @@ def _bring(
             if _state(os.fstat(packed.fileno())) != _state(status):
                 if fresh:
                     entry.remove()
-                raise BridgeError(
-                    f"environment {archive} has changed while it was unpacked; load the model again",
-                    ErrorCode.UNAVAILABLE,
+                raise unavailable(
+                    f"environment {archive} has changed while it was unpacked; load the model again"
                 )
             store.remember(archive, status, digest)
         finally:
@@ -148,15 +143,10 @@ def _open(archive: Path) -> BinaryIO:
         # A pipe without a writer would hold us here.
         fd = os.open(archive, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise BridgeError(
-            f"environment {archive} cannot be read: {error.strerror or error}",
-            ErrorCode.INVALID_ARG,
-        ) from error
+        raise invalid(f"environment {archive} cannot be read: {error.strerror or error}") from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise BridgeError(
-            f"environment {archive} is neither a directory nor a file", ErrorCode.INVALID_ARG
-        )
+        raise invalid(f"environment {archive} is neither a directory nor a file")
     return os.fdopen(fd, "rb")
 
 
@@ -203,10 +193,9 @@ def _conda_unpack(environment: Path, archive: Path, lock: int) -> None:
 
 
 def _not_prepared(archive: Path, why: str) -> BridgeError:
-    return BridgeError(
+    return invalid(
         f"environment {archive} was unpacked, but its bin/conda-unpack failed: {why}; pack it anew with "
-        "conda-pack on a machine of this kind",
-        ErrorCode.INVALID_ARG,
+        "conda-pack on a machine of this kind"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpubridge.config import GrpcConnections
 from gpubridge.dataplane import Http2Connection, Http2Limits, RequestHeaders
+from gpubridge.frontend.connection_limits import longest_idle
 from gpubridge.frontend.grpc.call import Call, read_timeout
 from gpubridge.frontend.grpc.events import (
     BEGIN,
@@ -29,7 +30,6 @@ from gpubridge.frontend.grpc.packing import accepted_packing
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.grpc.status import CallFailed, Status, failure
 from gpubridge.frontend.grpc.watch import Finding, Watch
-from gpubridge.frontend.longest_idle import longest_idle
 from gpubridge.host_shm import Account
 
 __all__ = ["GrpcConnection", "GrpcSettings"]

@@ -18,11 +18,13 @@ from gpubridge.frontend.grpc.memory import Deferred, cuda_calls, memory_calls
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.model_readiness import tell_ready
 from gpubridge.frontend.repository_control import ControlTasks
-from gpubridge.frontend.settings_service import SettingsService
+from gpubridge.frontend.settings_routes import SettingsService
 from gpubridge.frontend.shared_memory import RequestMemory
+from gpubridge.protocol import metadata as documents
+from gpubridge.protocol.fields import JsonObject
 from gpubridge.protocol.grpc import metadata, repository_control, settings
 from gpubridge.protocol.grpc.infer_request import FormCache
-from gpubridge.protocol.grpc.messages import parse_message
+from gpubridge.protocol.grpc.messages import encode_message, parse_message
 
 __all__ = ["GrpcService"]
 
@@ -84,10 +86,12 @@ class GrpcService:
         self._memory = RequestMemory(repository.regions, regions)
         self._forms: FormCache[Model] = FormCache(self._find, self._memory.check)
         unary: dict[bytes, Callable[[bytes], bytes]] = {
-            _SERVICE + b"ServerLive": partial(_constant, "ServerLiveRequest", _live),
-            _SERVICE + b"ServerReady": partial(_constant, "ServerReadyRequest", self._server_ready),
+            _SERVICE + b"ServerLive": partial(_state, "ServerLive", lambda: {"live": True}),
+            _SERVICE + b"ServerReady": partial(
+                _state, "ServerReady", lambda: {"ready": self._ready()}
+            ),
             _SERVICE + b"ServerMetadata": partial(
-                _constant, "ServerMetadataRequest", metadata.server_metadata
+                _state, "ServerMetadata", documents.server_metadata
             ),
             _SERVICE + b"ModelMetadata": self._model_metadata,
             _SERVICE + b"ModelConfig": self._model_config,
@@ -166,9 +170,6 @@ class GrpcService:
     def _find(self, name: str, version: str) -> Model:
         return self._repository.find(name, metadata.model_version(version))
 
-    def _server_ready(self) -> bytes:
-        return metadata.server_ready(self._ready())
-
     def _model_ready(self, message: bytes, answer: _Answer) -> None:
         name, version = metadata.model_name("ModelReadyRequest", message)
         try:
@@ -176,19 +177,23 @@ class GrpcService:
         except BridgeError as error:
             if error.code != ErrorCode.NOT_FOUND:
                 raise
-            answer(metadata.model_ready(False))
+            answer(_model_ready(False))
         else:
-            tell_ready(model, lambda ready: answer(metadata.model_ready(ready)))
+            tell_ready(model, lambda ready: answer(_model_ready(ready)))
 
     def _model_metadata(self, message: bytes) -> bytes:
         name, version = metadata.model_name("ModelMetadataRequest", message)
         model = self._find(name, version)
         versions = [model.version] if version else self._repository.versions(name)
-        return metadata.model_metadata(model.config, versions)
+        return encode_message(
+            "ModelMetadataResponse", **documents.model_metadata(model.config, versions)
+        )
 
     def _model_config(self, message: bytes) -> bytes:
         name, version = metadata.model_name("ModelConfigRequest", message)
-        return metadata.model_config(self._find(name, version).config)
+        return encode_message(
+            "ModelConfigResponse", config=self._find(name, version).config.message
+        )
 
     def _model_statistics(self, message: bytes) -> bytes:
         name, version = metadata.model_name("ModelStatisticsRequest", message)
@@ -196,13 +201,14 @@ class GrpcService:
             models = self._repository.selected(name, metadata.model_version(version))
         else:
             models = list(self._repository.loaded())
-        return metadata.model_statistics(model.statistics for model in models)
+        statistics = documents.model_statistics(model.statistics for model in models)
+        return encode_message("ModelStatisticsResponse", **statistics)
 
     def _index(self, message: bytes) -> bytes:
         rows = self._repository.index()
         if metadata.ready_models_only(message):
             rows = [row for row in rows if row.state == "READY"]
-        return metadata.repository_index(rows)
+        return encode_message("RepositoryIndexResponse", models=documents.repository_index(rows))
 
     def _log_settings(self, message: bytes) -> bytes:
         return settings.log_answer(self._settings.log(settings.log_changes(message)))
@@ -213,20 +219,26 @@ class GrpcService:
     def _load(self, message: bytes, answer: _Answer) -> None:
         self._repository.check_control()
         name, (config, files) = repository_control.read_load(message)
+        loaded = encode_message("RepositoryModelLoadResponse")
         work = self._repository.load(name, config, files)
-        self._control.start(work, lambda error: answer(error or repository_control.load_answer()))
+        self._control.start(work, lambda error: answer(error or loaded))
 
     def _unload(self, message: bytes, answer: _Answer) -> None:
         self._repository.check_control()
         name, dependents = repository_control.read_unload(message)
+        unloaded = encode_message("RepositoryModelUnloadResponse")
         work = self._repository.unload(name, dependents=dependents)
-        self._control.start(work, lambda error: answer(error or repository_control.unload_answer()))
+        self._control.start(work, lambda error: answer(error or unloaded))
 
 
-def _constant(request: str, answer: Callable[[], bytes], message: bytes) -> bytes:
-    """Answer a request that says nothing."""
-    parse_message(request, message)
-    return answer()
+def _state(method: str, fields: Callable[[], JsonObject], message: bytes) -> bytes:
+    """Answer a request that says nothing with the fields of its response."""
+    parse_message(f"{method}Request", message)
+    return encode_message(f"{method}Response", **fields())
+
+
+def _model_ready(ready: bool) -> bytes:
+    return encode_message("ModelReadyResponse", ready=ready)
 
 
 def _open_unary(
@@ -243,7 +255,3 @@ def _open_deferred(
     begin: Deferred, connection: CallOwner, stream_id: int, headers: RequestHeaders, limit: int
 ) -> Call:
     return DeferredCall(connection, stream_id, headers, limit, begin)
-
-
-def _live() -> bytes:
-    return metadata.server_live(True)

@@ -18,9 +18,14 @@ from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import LARGE_BYTES, Body, PrivateBytes
 from gpubridge.protocol.grpc.fields import read_request
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
-from gpubridge.protocol.grpc.infer_response import FrameSegments, encode_stream_response
+from gpubridge.protocol.grpc.infer_response import (
+    FrameSegments,
+    encode_stream_response,
+    error_frame,
+    failure_frame,
+    final_frame,
+)
 from gpubridge.protocol.grpc.receiver import whole_request
-from gpubridge.protocol.grpc.stream import error_frame, failure_frame, final_frame
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
 __all__ = ["StreamCall"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from gpubridge import dataplane
 from gpubridge.config.schema import ProtoMessage
-from gpubridge.protocol.fields import invalid
+from gpubridge.errors import invalid
 from gpubridge.tensor.dtypes import item_size
-
-__all__ = ["data_from_contents"]
 
 # Field, its number and how its values lie on the wire, the name Triton has for it, and the datatypes
 # whose elements it may hold.
@@ -26,17 +24,11 @@ _FIELDS = (
 def data_from_contents(entry: ProtoMessage, datatype: str, model: str) -> bytes:
     """Return the bytes of an input whose values came in typed fields.
 
-    Parameters
-    ----------
-    entry : InferInputTensor
-        The input.
-    datatype : str
-        What the input is said to be; FP16 and BF16 have no typed field.
+    - ``entry``: the input.
+    - ``datatype``: what the input is said to be; FP16 and BF16 have no typed field.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG, in Triton's words, for values in another field than the datatype's.
+    Raises BridgeError: INVALID_ARG, in Triton's words, for values in another field than the
+    datatype's.
     """
     data: bytes | None = None
     for field, number, form, name, datatypes in _FIELDS:

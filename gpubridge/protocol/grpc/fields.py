@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode, invalid
 from gpubridge.protocol.grpc.messages import MALFORMED
 from gpubridge.tensor.native import native
 
@@ -41,16 +41,10 @@ def malformed(reason: str) -> BridgeError:
 class RequestHead:
     """What the top level of a message says.
 
-    Attributes
-    ----------
-    form : bytes
-        The message without its id and raw contents; a message itself.
-    identifier : str
-        The id.
-    sizes : tuple of int
-        Bytes of each raw content.
-    offsets : sequence of int
-        Where each begins: in the message, or in the slot that it was received into.
+    - ``form``: the message without its id and raw contents; a message itself.
+    - ``identifier``: the id.
+    - ``sizes``: bytes of each raw content.
+    - ``offsets``: where each begins: in the message, or in the slot that it was received into.
     """
 
     form: bytes
@@ -62,10 +56,7 @@ class RequestHead:
 def read_request(message: bytes) -> RequestHead:
     """Read the top level of a whole message.
 
-    Raises
-    ------
-    BridgeError
-        ``INTERNAL`` for bytes that are no message.
+    Raises BridgeError: ``INTERNAL`` for bytes that are no message.
     """
     end = len(message)
     at = id_at = id_end = 0
@@ -144,19 +135,13 @@ def _read_any(message: bytes) -> RequestHead:
 class FieldScanner:
     """Splits a message that comes in pieces into its form, its id and its raw contents.
 
-    Parameters
-    ----------
-    nbytes : int
-        Bytes of the whole message.
+    ``nbytes``: bytes of the whole message.
 
-    Attributes
-    ----------
-    raw : int or None
-        Bytes of the raw content that comes next, which the caller takes: then `pass_raw`.
-    left : int
-        Bytes of the message that are still to come, that raw content included.
-    inputs : int
-        Inputs seen so far.
+    Its attributes:
+
+    - ``raw``: bytes of the raw content that comes next, which the caller takes: then `pass_raw`.
+    - ``left``: bytes of the message that are still to come, that raw content included.
+    - ``inputs``: inputs seen so far.
     """
 
     __slots__ = (
@@ -189,10 +174,7 @@ class FieldScanner:
     def feed(self, data: memoryview) -> int:
         """Take bytes up to the next raw content; returns how many were taken.
 
-        Raises
-        ------
-        BridgeError
-            ``INTERNAL`` as soon as the bytes can be no message of that length.
+        Raises BridgeError: ``INTERNAL`` as soon as the bytes can be no message of that length.
         """
         if len(data) > self.left:
             raise malformed("there is more than its length says")
@@ -244,10 +226,7 @@ class FieldScanner:
     def form(self) -> bytes:
         """Return the form of the complete message.
 
-        Raises
-        ------
-        BridgeError
-            ``INTERNAL`` where the message ends within a field.
+        Raises BridgeError: ``INTERNAL`` where the message ends within a field.
         """
         if self.left or self._want or self._pending or self._depth:
             raise malformed("it ends within a field")
@@ -256,10 +235,7 @@ class FieldScanner:
     def identifier(self) -> str:
         """Return the id.
 
-        Raises
-        ------
-        BridgeError
-            ``INTERNAL`` where it is no UTF-8.
+        Raises BridgeError: ``INTERNAL`` where it is no UTF-8.
         """
         try:
             return self._identifier.decode()
@@ -298,10 +274,9 @@ class FieldScanner:
         self._fields += 1
         if self._fields > _MOST_FIELDS:
             # Each takes time, and two bytes are enough for one.
-            raise BridgeError(
+            raise invalid(
                 f"expected a request of at most {_MOST_FIELDS} fields, got more; send large data as "
-                "raw_input_contents",
-                ErrorCode.INVALID_ARG,
+                "raw_input_contents"
             )
         if number == _RAW:
             self.raw = length

@@ -14,10 +14,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.dataplane import RequestTemplates
+from gpubridge.errors import invalid
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.model_io import check_inputs, model_shape
 from gpubridge.protocol.body import ALIGNMENT, check_strings
-from gpubridge.protocol.fields import invalid
 from gpubridge.protocol.grpc.contents import data_from_contents
 from gpubridge.protocol.grpc.fields import RequestHead
 from gpubridge.protocol.grpc.messages import parse_message
@@ -67,16 +67,10 @@ T = TypeVar("T", bound=HasConfig)
 class KnownRequest(Generic[T]):
     """The model that a request is for, and what it says.
 
-    Attributes
-    ----------
-    model : T
-        As found by name and version.
-    form : RequestForm
-        Its own, or that of another request with the same template.
-    empty_final_response : bool
-        See `RequestParameters`.
-    regions : RequestRegions or None
-        Where its inputs and outputs lie in the client's memory, if any do.
+    - ``model``: as found by name and version.
+    - ``form``: its own, or that of another request with the same template.
+    - ``empty_final_response``: see `RequestParameters`.
+    - ``regions``: where its inputs and outputs lie in the client's memory, if any do.
     """
 
     __slots__ = ("empty_final_response", "form", "model", "regions")
@@ -103,12 +97,8 @@ class KnownRequest(Generic[T]):
 class FormCache(Generic[T]):
     """Remembers templates of requests, to all models; bounded.
 
-    Parameters
-    ----------
-    find : callable
-        Gets a model's name and version, as the request spells them, and returns the model.
-    check_region : callable
-        Says which shared memory there is.
+    - ``find``: gets a model's name and version, as the request spells them, and returns the model.
+    - ``check_region``: says which shared memory there is.
     """
 
     __slots__ = ("_check_region", "_find", "_handles", "_known", "_templates")
@@ -154,10 +144,7 @@ class FormCache(Generic[T]):
     def read(self, head: RequestHead) -> KnownRequest[T]:
         """Return what a request says; it becomes a template.
 
-        Raises
-        ------
-        BridgeError
-            When it is no valid request for a model that is there.
+        Raises BridgeError when it is no valid request for a model that is there.
         """
         message = parse_message("ModelInferRequest", head.form)
         model = self._find(message.model_name, message.model_version)
@@ -189,14 +176,9 @@ class FormCache(Generic[T]):
 class WholeInputs(NamedTuple):
     """The inputs in a whole message.
 
-    Attributes
-    ----------
-    pieces : bytes
-        For `gpubridge.dataplane.copy_pieces`.
-    nbytes : int
-        Their bytes.
-    end : int
-        Bytes of the memory that they need in their places.
+    - ``pieces``: for `gpubridge.dataplane.copy_pieces`.
+    - ``nbytes``: their bytes.
+    - ``end``: bytes of the memory that they need in their places.
     """
 
     pieces: bytes
@@ -365,20 +347,11 @@ def pack_inputs(
 ) -> Slot:
     """Copy a request's inputs into a new slot, each to its place in the form.
 
-    Parameters
-    ----------
-    memory : bytes or memoryview
-        What ``head.offsets`` are offsets of.
+    ``memory``: what ``head.offsets`` are offsets of.
 
-    Returns
-    -------
-    Slot
-        The caller's to free, or to give away with the request.
+    Returns: the caller's to free, or to give away with the request.
 
-    Raises
-    ------
-    BridgeError
-        UNAVAILABLE when the arena is at its limit.
+    Raises BridgeError: UNAVAILABLE when the arena is at its limit.
     """
     places = form.places
     slot = arena.allocate(sum(places[-1]) or 1 if places else 1)
@@ -403,16 +376,10 @@ def infer_request(
 ) -> InferRequest:
     """Make the request of inputs that lie in a slot, each at its place in the form.
 
-    Parameters
-    ----------
-    copied : int
-        Bytes of them that were copied on the way there.
+    ``copied``: bytes of them that were copied on the way there.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for BYTES inputs that are not what their shapes say; the slot is the caller's
-        still.
+    Raises BridgeError: INVALID_ARG for BYTES inputs that are not what their shapes say; the slot is
+    the caller's still.
     """
     form = known.form
     if form.strings:

@@ -16,14 +16,6 @@ from gpubridge.protocol.request_form import RequestForm, classes_of
 from gpubridge.request import InferResponse
 from gpubridge.transport.signatures import Shapes, Signature
 
-__all__ = [
-    "FRAME_PREFIX",
-    "FrameSegments",
-    "encode_frame",
-    "encode_response",
-    "encode_stream_response",
-]
-
 FrameSegments = list[bytes | memoryview]
 
 FRAME_PREFIX = 5
@@ -31,7 +23,6 @@ FRAME_PREFIX = 5
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
-
 
 # How an output is told; the numbers are those of csrc/request/response_templates.h.
 _ELSEWHERE, _BINARY = 0, 1
@@ -43,12 +34,8 @@ _FINAL = "triton_final_response"
 class _Answer:
     """What all answers of a signature to requests of a form have in common.
 
-    Attributes
-    ----------
-    template : MessageResponseTemplate
-        Makes the frame.
-    reshaped : bool
-        Whether clients may see other shapes than the model gives.
+    - ``template``: makes the frame.
+    - ``reshaped``: whether clients may see other shapes than the model gives.
     """
 
     template: MessageResponseTemplate
@@ -65,23 +52,13 @@ def encode_response(
 ) -> FrameSegments:
     """Encode an answer as one gRPC frame, prefix included.
 
-    Parameters
-    ----------
-    form : RequestForm
-        That of the request; it remembers what the answer has in common with the next.
-    identifier : str
-        The request's id.
+    - ``form``: that of the request; it remembers what the answer has in common with the next.
+    - ``identifier``: the request's id.
 
-    Returns
-    -------
-    list of bytes or memoryview
-        In order. One bytes object where the frame is small; else long outputs are the response's
-        own buffers, not copied.
+    Returns: in order. One bytes object where the frame is small; else long outputs are the
+    response's own buffers, not copied.
 
-    Raises
-    ------
-    BridgeError
-        When a parameter or the size has no place in protobuf.
+    Raises BridgeError when a parameter or the size has no place in protobuf.
     """
     parameters = _parameters(response.parameters) if response.parameters else b""
     answer, response, shapes = _prepare(form, response, config, version)
@@ -99,10 +76,7 @@ def encode_stream_response(
 ) -> FrameSegments:
     """Encode an answer as the frame of a ModelStreamInferResponse, as `encode_response`.
 
-    Parameters
-    ----------
-    final : bool
-        Whether it is its request's last.
+    ``final``: whether it is its request's last.
     """
     if response.parameters:
         parameters = _parameters({**response.parameters, _FINAL: final})
@@ -198,3 +172,34 @@ def _set(there: ProtoMessage, name: str, value: object) -> None:
 def _text(text: str) -> str:
     """Replace lone surrogates, which are no Unicode text and which models may return."""
     return text.encode(errors="replace").decode()
+
+
+def error_frame(text: str, identifier: str) -> FrameSegments:
+    """Return the frame that tells why the request with this id was not taken."""
+    message = message_class("ModelStreamInferResponse")(
+        error_message=_text(text), infer_response={"id": identifier}
+    )
+    return [encode_frame(message.SerializeToString())]
+
+
+def failure_frame(text: str, model: str, identifier: str, *, final: bool) -> FrameSegments:
+    """Return the frame of a response that is an error; ``final`` when no other one follows it.
+
+    Clients that have several requests on a stream count by that flag which of them are over.
+    """
+    message = message_class("ModelStreamInferResponse")(error_message=_text(text))
+    _tell_final(message.infer_response, model, identifier, final)
+    return [encode_frame(message.SerializeToString())]
+
+
+def final_frame(model: str, identifier: str) -> FrameSegments:
+    """Return the frame that says only that a request gets no further responses."""
+    message = message_class("ModelStreamInferResponse")()
+    _tell_final(message.infer_response, model, identifier, True)
+    return [encode_frame(message.SerializeToString())]
+
+
+def _tell_final(response: ProtoMessage, model: str, identifier: str, final: bool) -> None:
+    response.model_name = model
+    response.id = identifier
+    response.parameters["triton_final_response"].bool_param = final

@@ -11,6 +11,7 @@ import ast
 import functools
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 from google.protobuf import (  # type: ignore[import-untyped]
     descriptor_pool,
@@ -20,8 +21,6 @@ from google.protobuf import (  # type: ignore[import-untyped]
 
 from gpubridge.config.schema import ProtoMessage, model_config_schema
 from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["MALFORMED", "message_class", "parse_message"]
 
 MALFORMED = "Unable to parse request"
 """What Triton answers to bytes that are no message."""
@@ -34,10 +33,8 @@ def message_class(name: str) -> ProtoMessage:
     The classes are those of ``tritonclient.grpc`` itself, whether that package is imported before,
     after, or never.
 
-    Raises
-    ------
-    BridgeError
-        ``INTERNAL`` when tritonclient is not installed, or was generated for another protobuf.
+    Raises BridgeError: ``INTERNAL`` when tritonclient is not installed, or was generated for
+    another protobuf.
     """
     _add_schema()
     pool = descriptor_pool.Default()
@@ -47,15 +44,18 @@ def message_class(name: str) -> ProtoMessage:
 def parse_message(name: str, data: bytes) -> ProtoMessage:
     """Parse a request's message.
 
-    Raises
-    ------
-    BridgeError
-        ``INTERNAL``, in Triton's words, for bytes that are no such message.
+    Raises BridgeError: ``INTERNAL``, in Triton's words, for bytes that are no such message.
     """
     try:
         return message_class(name).FromString(data)
     except message.DecodeError as error:
         raise BridgeError(MALFORMED, ErrorCode.INTERNAL) from error
+
+
+def encode_message(name: str, /, **fields: Any) -> bytes:
+    """Return the bytes of a message with these fields."""
+    encoded: bytes = message_class(name)(**fields).SerializeToString(deterministic=True)
+    return encoded
 
 
 @functools.cache

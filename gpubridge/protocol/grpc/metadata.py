@@ -3,34 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import orjson
-
-from gpubridge.config import ModelConfig
-from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.protocol import metadata as documents
-from gpubridge.protocol.fields import invalid
-from gpubridge.protocol.grpc.messages import message_class, parse_message
-from gpubridge.telemetry.statistics import ModelStatistics
-
-__all__ = [
-    "ModelName",
-    "health_answer",
-    "health_service",
-    "model_config",
-    "model_metadata",
-    "model_name",
-    "model_ready",
-    "model_statistics",
-    "model_version",
-    "ready_models_only",
-    "repository_index",
-    "server_live",
-    "server_metadata",
-    "server_ready",
-]
+from gpubridge.errors import invalid, unsupported
+from gpubridge.protocol.grpc.messages import parse_message
 
 # Of a HealthCheckResponse of grpc.health.v1: field 1, an enum.
 _SERVING = b"\x08\x01"
@@ -51,10 +27,7 @@ class ModelName(NamedTuple):
 def model_name(request: str, data: bytes) -> ModelName:
     """Read a request that only names a model: ``ModelReadyRequest`` and its like.
 
-    Raises
-    ------
-    BridgeError
-        INTERNAL for bytes that are no such message.
+    Raises BridgeError: INTERNAL for bytes that are no such message.
     """
     message = parse_message(request, data)
     return ModelName(message.name, message.version)
@@ -63,10 +36,7 @@ def model_name(request: str, data: bytes) -> ModelName:
 def model_version(text: str) -> int | None:
     """Return the version that a request spells; None for any.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG in Triton's words, which reads as far as there are digits.
+    Raises BridgeError: INVALID_ARG in Triton's words, which reads as far as there are digits.
     """
     if not text:
         return None
@@ -85,60 +55,15 @@ def model_version(text: str) -> int | None:
     return version
 
 
-def server_live(live: bool) -> bytes:
-    """Return a ServerLiveResponse."""
-    return _message("ServerLiveResponse", {"live": live})
-
-
-def server_ready(ready: bool) -> bytes:
-    """Return a ServerReadyResponse."""
-    return _message("ServerReadyResponse", {"ready": ready})
-
-
-def model_ready(ready: bool) -> bytes:
-    """Return a ModelReadyResponse."""
-    return _message("ModelReadyResponse", {"ready": ready})
-
-
-def server_metadata() -> bytes:
-    """Return a ServerMetadataResponse: name, version and extensions."""
-    return _message("ServerMetadataResponse", orjson.loads(documents.server_metadata()))
-
-
-def model_metadata(config: ModelConfig, versions: Sequence[int]) -> bytes:
-    """Return a ModelMetadataResponse: a model's versions and tensors."""
-    document = orjson.loads(documents.model_metadata(config, versions))
-    return _message("ModelMetadataResponse", document)
-
-
-def model_config(config: ModelConfig) -> bytes:
-    """Return a ModelConfigResponse: a model's configuration with all defaults."""
-    return _message("ModelConfigResponse", {"config": config.message})
-
-
-def model_statistics(models: Iterable[ModelStatistics]) -> bytes:
-    """Return a ModelStatisticsResponse."""
-    document = orjson.loads(documents.model_statistics(models))
-    return _message("ModelStatisticsResponse", document)
-
-
-def repository_index(rows: Iterable[Any]) -> bytes:
-    """Return a RepositoryIndexResponse; ``rows`` have name, version, state and reason."""
-    models = orjson.loads(documents.repository_index(rows))
-    return _message("RepositoryIndexResponse", {"models": models})
-
-
 def ready_models_only(data: bytes) -> bool:
     """Read a RepositoryIndexRequest: whether it asks for the models that are ready only.
 
-    Raises
-    ------
-    BridgeError
-        UNSUPPORTED, in Triton's words, where it names a repository; INTERNAL for other bytes.
+    Raises BridgeError: UNSUPPORTED, in Triton's words, where it names a repository; INTERNAL for
+    other bytes.
     """
     message = parse_message("RepositoryIndexRequest", data)
     if message.repository_name:
-        raise BridgeError("'repository_name' specification is not supported", ErrorCode.UNSUPPORTED)
+        raise unsupported("'repository_name' specification is not supported")
     ready: bool = message.ready
     return ready
 
@@ -146,10 +71,7 @@ def ready_models_only(data: bytes) -> bool:
 def health_service(data: bytes) -> str:
     """Return the service that a HealthCheckRequest of grpc.health.v1 names.
 
-    Raises
-    ------
-    BridgeError
-        INTERNAL for bytes that are no message.
+    Raises BridgeError: INTERNAL for bytes that are no message.
     """
     # Its one field is like the first of this one, which we have a class for.
     return model_name("ModelReadyRequest", data).name
@@ -160,8 +82,3 @@ def health_answer(serving: bool | None) -> bytes:
     if serving is None:
         return _SERVICE_UNKNOWN
     return _SERVING if serving else _NOT_SERVING
-
-
-def _message(name: str, fields: dict[str, Any]) -> bytes:
-    encoded: bytes = message_class(name)(**fields).SerializeToString()
-    return encoded

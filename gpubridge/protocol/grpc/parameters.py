@@ -5,17 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gpubridge.config.schema import ProtoMessage
-from gpubridge.protocol.fields import invalid, json_parameters, text_of_sequence
+from gpubridge.errors import invalid
+from gpubridge.protocol.fields import json_parameters, text_of_sequence
 from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, RequestOptions
 from gpubridge.transport.context import RequestContext, correlated
-
-__all__ = [
-    "NO_PARAMETERS",
-    "RequestParameters",
-    "classes_wanted",
-    "shared_region",
-]
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _UNSIGNED = (1 << 64) - 1
@@ -28,14 +22,10 @@ _OFFSET = "shared_memory_offset"
 class RequestParameters(NamedTuple):
     """What a request's parameters say.
 
-    Attributes
-    ----------
-    context : RequestContext
-        What of them goes to the stub.
-    options : RequestOptions
-        For the scheduler; the shapes are not in it yet.
-    empty_final_response : bool
-        Whether a stream's client wants a response that only says that it was the last.
+    - ``context``: what of them goes to the stub.
+    - ``options``: for the scheduler; the shapes are not in it yet.
+    - ``empty_final_response``: whether a stream's client wants a response that only says that it
+      was the last.
     """
 
     context: RequestContext
@@ -46,10 +36,7 @@ class RequestParameters(NamedTuple):
     def read(cls, given: ProtoMessage) -> RequestParameters:
         """Read a map of parameters.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG in Triton's words.
+        Raises BridgeError: INVALID_ARG in Triton's words.
         """
         if not given:
             return NO_PARAMETERS
@@ -89,10 +76,7 @@ NO_PARAMETERS = RequestParameters(NO_CONTEXT, NO_OPTIONS, False)
 def shared_region(tensor: ProtoMessage) -> SharedRegion | None:
     """Return the shared memory that an input's or output's parameters name, if any.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG in Triton's words.
+    Raises BridgeError: INVALID_ARG in Triton's words.
     """
     found: dict[str, Any] = {}
     for name, field in (
@@ -126,10 +110,7 @@ def shared_region(tensor: ProtoMessage) -> SharedRegion | None:
 def classes_wanted(tensor: ProtoMessage) -> int:
     """Return how many classes an output's parameters ask for; 0 for the output itself.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG in Triton's words.
+    Raises BridgeError: INVALID_ARG in Triton's words.
     """
     if "classification" not in tensor.parameters:
         return 0

@@ -78,21 +78,16 @@ class RequestReceiver:
     Feed it whatever comes. When `target` is some memory, the next bytes of the message may be
     received there instead, then `filled` says so; they may be fed as well.
 
-    Parameters
-    ----------
-    nbytes : int
-        Bytes of the message. No more than that, and some alignment, is ever allocated.
-    arena_of : callable
-        Returns the arena of a model, by its name; None where there is no such model.
-    body : Body
-        What the memory is charged to.
+    - ``nbytes``: bytes of the message. No more than that, and some alignment, is ever allocated.
+    - ``arena_of``: returns the arena of a model, by its name; None where there is no such model.
+    - ``body``: what the memory is charged to.
 
-    Attributes
-    ----------
-    target : memoryview or None
-        Where the rest of the raw content that has begun belongs; None between raw contents.
-    copied : int
-        Bytes of raw contents that were copied: those that were fed, and what the owner adds.
+    Its attributes:
+
+    - ``target``: where the rest of the raw content that has begun belongs; None between raw
+      contents.
+    - ``copied``: bytes of raw contents that were copied: those that were fed, and what the owner
+      adds.
     """
 
     __slots__ = (
@@ -141,10 +136,7 @@ class RequestReceiver:
     def left(self, missing: int) -> int:
         """Return how many bytes of the message are not there.
 
-        Parameters
-        ----------
-        missing : int
-            How many of the target; only who received there knows.
+        ``missing``: how many of the target; only who received there knows.
         """
         left = self._scanner.left
         if self.target is None:
@@ -158,10 +150,8 @@ class RequestReceiver:
     def feed(self, data: memoryview) -> None:
         """Take the next bytes of the message.
 
-        Raises
-        ------
-        BridgeError
-            ``INTERNAL`` as soon as it can be no message, ``UNAVAILABLE`` without room for it.
+        Raises BridgeError: ``INTERNAL`` as soon as it can be no message, ``UNAVAILABLE`` without
+        room for it.
         """
         while True:
             if self.target is not None:
@@ -183,10 +173,7 @@ class RequestReceiver:
     def filled(self) -> None:
         """The target has been filled: the next one is more of the same raw content, if there is more.
 
-        Raises
-        ------
-        BridgeError
-            ``UNAVAILABLE`` without room for it.
+        Raises BridgeError: ``UNAVAILABLE`` without room for it.
         """
         if self._piece_end < self._end:
             self._aim(self._piece_end)
@@ -199,10 +186,7 @@ class RequestReceiver:
     ) -> tuple[KnownRequest[T], InferRequest]:
         """Make the request of the complete message; the slot goes with it.
 
-        Raises
-        ------
-        BridgeError
-            When it is no valid request; the slot is freed by `close`.
+        Raises BridgeError when it is no valid request; the slot is freed by `close`.
         """
         scanner = self._scanner
         head = RequestHead(scanner.form(), scanner.identifier(), tuple(self._sizes), self._offsets)

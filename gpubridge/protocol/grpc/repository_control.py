@@ -5,19 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gpubridge.config.schema import ProtoMessage
-from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.protocol.fields import invalid
-from gpubridge.protocol.grpc.messages import message_class, parse_message
+from gpubridge.errors import invalid, unsupported
+from gpubridge.protocol.grpc.messages import parse_message
 from gpubridge.protocol.repository_control import LoadParameters
-
-__all__ = [
-    "LoadRequest",
-    "UnloadRequest",
-    "load_answer",
-    "read_load",
-    "read_unload",
-    "unload_answer",
-]
 
 
 class LoadRequest(NamedTuple):
@@ -37,11 +27,8 @@ class UnloadRequest(NamedTuple):
 def read_load(data: bytes) -> LoadRequest:
     """Read a RepositoryModelLoadRequest.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for a parameter that is wrong, UNSUPPORTED where it names a repository, both in
-        Triton's words; INTERNAL for other bytes.
+    Raises BridgeError: INVALID_ARG for a parameter that is wrong, UNSUPPORTED where it names a
+    repository, both in Triton's words; INTERNAL for other bytes.
     """
     message = _message("RepositoryModelLoadRequest", data)
     config: str | None = None
@@ -59,10 +46,7 @@ def read_load(data: bytes) -> LoadRequest:
 def read_unload(data: bytes) -> UnloadRequest:
     """Read a RepositoryModelUnloadRequest.
 
-    Raises
-    ------
-    BridgeError
-        As :func:`read_load`.
+    Raises BridgeError as :func:`read_load`.
     """
     message = _message("RepositoryModelUnloadRequest", data)
     dependents = False
@@ -72,22 +56,10 @@ def read_unload(data: bytes) -> UnloadRequest:
     return UnloadRequest(message.model_name, dependents)
 
 
-def load_answer() -> bytes:
-    """Return a RepositoryModelLoadResponse."""
-    encoded: bytes = message_class("RepositoryModelLoadResponse")().SerializeToString()
-    return encoded
-
-
-def unload_answer() -> bytes:
-    """Return a RepositoryModelUnloadResponse."""
-    encoded: bytes = message_class("RepositoryModelUnloadResponse")().SerializeToString()
-    return encoded
-
-
 def _message(name: str, data: bytes) -> ProtoMessage:
     message = parse_message(name, data)
     if message.repository_name:
-        raise BridgeError("'repository_name' specification is not supported", ErrorCode.UNSUPPORTED)
+        raise unsupported("'repository_name' specification is not supported")
     return message
 
 

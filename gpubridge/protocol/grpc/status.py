@@ -6,8 +6,6 @@ import re
 
 from gpubridge.errors import ErrorCode
 
-__all__ = ["GRPC_OK", "MESSAGE_LIMIT", "grpc_message", "grpc_status"]
-
 GRPC_OK = 0
 
 MESSAGE_LIMIT = 6144

@@ -1,0 +1,103 @@
+"""Limits of connections: how many there may be, and which ones are looked at for being late."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections.abc import Collection, Iterable, Iterator
+from typing import Protocol, TypeVar
+
+_LONGEST_PERIOD = 1.0
+_SHORTEST_PERIOD = 0.02
+_AT_ONCE = 64
+"""Connections looked at in one turn of the loop: requests do not wait for the rest."""
+
+_logger = logging.getLogger(__name__)
+
+_FOR_ALL_ELSE = 1024
+"""Descriptors for models' processes, segments and files."""
+
+
+class Idling(Protocol):
+    """A connection, as far as the choice has to know it."""
+
+    @property
+    def idle_since(self) -> float | None:
+        """When its client was heard last, if nothing is asked, answered or unsent; else None."""
+
+
+T = TypeVar("T", bound=Idling)
+
+
+def longest_idle(connections: Iterable[T]) -> T | None:
+    """Return the connection that has been idle for the longest time; None if none is idle."""
+    idle = [(since, each) for each in connections if (since := each.idle_since) is not None]
+    return min(idle, key=lambda found: found[0])[1] if idle else None
+
+
+class Swept(Protocol):
+    """What is looked at."""
+
+    def check(self, now: float) -> None:
+        """See what has come to pass by ``now`` (seconds), and whether something is late."""
+
+
+class Sweeper:
+    """Looks at all connections again and again.
+
+    ``times``: the time-outs that are kept, in seconds; 0 is none. They decide how often it looks:
+    once a second, or so that none is kept much later than it says.
+    """
+
+    def __init__(self, times: Collection[float]) -> None:
+        shortest = min((time for time in times if time > 0), default=_LONGEST_PERIOD)
+        self._period = max(_SHORTEST_PERIOD, min(_LONGEST_PERIOD, shortest / 4))
+        self._groups: list[Collection[Swept]] = []
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.Handle = self._loop.call_later(self._period, self._sweep)
+
+    def add(self, group: Collection[Swept]) -> None:
+        """Look at what is in a collection from now on; it may change."""
+        self._groups.append(group)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _sweep(self) -> None:
+        self._look(iter([each for group in self._groups for each in group]))
+
+    def _look(self, rest: Iterator[Swept]) -> None:
+        now = self._loop.time()
+        # Whatever goes wrong with one, the others are looked at.
+        self._timer = self._loop.call_soon(self._look, rest)
+        for _ in range(_AT_ONCE):
+            each = next(rest, None)
+            if each is None:
+                self._timer.cancel()
+                self._timer = self._loop.call_later(self._period, self._sweep)
+                return
+            each.check(now)
+
+
+def allow_connections(limits: list[int], regions: int = 0) -> None:
+    """Raise the process's limit of descriptors to what its doors may need; warn where that fails.
+
+    - ``limits``: how many connections each door may have; 0 is any number.
+    - ``regions``: how many regions of shared memory clients may register.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = hard if hard != resource.RLIM_INFINITY else 1 << 20
+    wanted = most if 0 in limits else sum(limits) + regions + _FOR_ALL_ELSE
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, most), hard))
+    if most < wanted:
+        _logger.warning(
+            "this process may open %d descriptors, fewer than the %d that its connections may need: "
+            "raise the limit (ulimit -n), or lower --http-max-connections and "
+            "--grpc-max-connections",
+            most,
+            wanted,
+        )
