@@ -4,6 +4,8 @@
 #include <nanobind/nanobind.h>
 
 #include <cstddef>
+#include <span>
+#include <utility>
 
 namespace gpubridge {
 
@@ -15,12 +17,17 @@ class BufferView {
     }
   }
   ~BufferView() { PyBuffer_Release(&view_); }
+  BufferView(BufferView&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
   BufferView(const BufferView&) = delete;
   BufferView& operator=(const BufferView&) = delete;
 
   [[nodiscard]] void* data() const { return view_.buf; }
   [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(view_.len); }
   [[nodiscard]] const char* format() const { return view_.format; }
+  // Where it was asked for.
+  [[nodiscard]] std::span<const Py_ssize_t> shape() const {
+    return {view_.shape, static_cast<std::size_t>(view_.ndim)};
+  }
   [[nodiscard]] bool read_only() const { return view_.readonly != 0; }
 
  private:

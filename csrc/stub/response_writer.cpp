@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <utility>
 
@@ -52,7 +51,7 @@ PyObject* exporter(const Tensor* tensor) {
 // A tensor that is sent, and its bytes for as long as they are looked at.
 struct ResponseWriter::Output {
   Tensor* tensor;
-  std::unique_ptr<BufferView> bytes;
+  BufferView bytes;
 };
 
 ResponseWriter::ResponseWriter(nb::object encode_signature, nb::type_object tensor,
@@ -66,8 +65,8 @@ bool ResponseWriter::write(std::uint32_t ticket, PyObject* response, nb::handle 
   std::size_t total = 0;
   std::size_t sent = 0;
   for (const Output& output : outputs) {
-    sent += output.bytes->size();
-    total += aligned(output.bytes->size());
+    sent += output.bytes.size();
+    total += aligned(output.bytes.size());
   }
   if (total > OutputPool::kMostBytes) return false;
   // First what may fail: a slot that was lent must be sent.
@@ -89,6 +88,7 @@ bool ResponseWriter::gather(PyObject* response, nb::handle wanted, std::vector<O
     return false;
   }
   const Py_ssize_t count = PyList_Size(fields[kTensors]);
+  outputs.reserve(static_cast<std::size_t>(count));
   for (Py_ssize_t index = 0; index < count; ++index) {
     PyObject* item = PyList_GetItem(fields[kTensors], index);
     // Tensors of derived classes have places of their own.
@@ -100,7 +100,7 @@ bool ResponseWriter::gather(PyObject* response, nb::handle wanted, std::vector<O
     PyObject* from = exporter(tensor);
     if (from == nullptr) return false;
     try {
-      outputs.push_back({tensor, std::make_unique<BufferView>(from, PyBUF_SIMPLE)});
+      outputs.push_back({tensor, BufferView(from, PyBUF_SIMPLE)});
     } catch (nb::python_error&) {
       // As of ml_dtypes' bfloat16, which has no buffer format.
       return false;
@@ -151,10 +151,10 @@ void ResponseWriter::append(std::uint32_t ticket, const std::vector<Output>& out
   char* to = parts.write(out.data() + begin);
   std::size_t at = 0;
   for (const Output& output : outputs) {
-    const std::size_t size = output.bytes->size();
+    const std::size_t size = output.bytes.size();
     TensorRef ref{0, 0, 0, kNoLease};
     if (slot != nullptr) {
-      if (size != 0) std::memcpy(slot->data + at, output.bytes->data(), size);
+      if (size != 0) std::memcpy(slot->data + at, output.bytes.data(), size);
       ref = {slot->place.region, slot->place.offset + at, size, slot->place.lease};
     }
     to = write_ref(to, ref);

@@ -319,6 +319,7 @@ void make_loop(StubLoop* place, nb::object channel, nb::object executor, nb::obj
                nb::object control, nb::object waits, LeaseBook& book, const nb::tuple& classes,
                const nb::tuple& transport, std::int64_t awake_ns) {
   const auto tensor = nb::borrow<nb::type_object>(classes[0]);
+  use_tensor_class(tensor);
   const nb::object identity = executor.attr("identity");
   auto pool = std::make_unique<OutputPool>(outputs, control.attr("outputs"));
   RequestReader reader(transport[1], executor.attr("arrived"),

@@ -1,7 +1,11 @@
 #include "stub/tensor.h"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
+#include "buffer_view.h"
 #include "stub/heap_type.h"
 
 namespace nb = nanobind;
@@ -12,11 +16,15 @@ namespace {
 // What the type needs of Python; lives as long as the process.
 struct Known {
   PyObject* init = nullptr;       // the reference's __init__
+  PyObject* kind = nullptr;       // see use_tensor_class
   PyObject* ndarray = nullptr;    // NumPy's class
   PyObject* datatypes = nullptr;  // dict: dtype -> datatype
   PyObject* dtypes = nullptr;     // dict: datatype -> dtype
   PyObject* dtype_name = PyUnicode_InternFromString("dtype");
+  PyObject* strings = PyUnicode_InternFromString("BYTES");
   PyObject* view_name = PyUnicode_InternFromString("_view");
+  std::vector<Py_ssize_t> dims;  // of the last array that a tensor was made of
+  PyObject* shape = PyTuple_New(0);
 };
 
 Known& known() {
@@ -24,18 +32,42 @@ Known& known() {
   return *instance;
 }
 
-bool is_strings(PyObject* datatype) {
-  return PyUnicode_CompareWithASCIIString(datatype, "BYTES") == 0;
+bool is_strings(PyObject* datatype) { return PyUnicode_Compare(datatype, known().strings) == 0; }
+
+// The shape of an array; of arrays with the same one after another, the same tuple.
+nb::object shape_of(const BufferView& view) {
+  Known& python = known();
+  if (!std::equal(view.shape().begin(), view.shape().end(), python.dims.begin(),
+                  python.dims.end())) {
+    const auto rank = static_cast<Py_ssize_t>(view.shape().size());
+    nb::object shape = checked(PyTuple_New(rank));
+    for (Py_ssize_t axis = 0; axis < rank; ++axis) {
+      PyObject* dim = PyLong_FromSsize_t(view.shape()[static_cast<std::size_t>(axis)]);
+      // Takes the reference over, even when it fails.
+      if (dim == nullptr || PyTuple_SetItem(shape.ptr(), axis, dim) != 0) throw nb::python_error();
+    }
+    python.dims.assign(view.shape().begin(), view.shape().end());
+    give(python.shape, std::move(shape));
+  }
+  return nb::borrow(python.shape);
 }
 
-nb::object shape_of(const Py_buffer& view) {
-  nb::object shape = checked(PyTuple_New(view.ndim));
-  for (int axis = 0; axis < view.ndim; ++axis) {
-    PyObject* dim = PyLong_FromSsize_t(view.shape[axis]);
-    // Takes the reference over, even when it fails.
-    if (dim == nullptr || PyTuple_SetItem(shape.ptr(), axis, dim) != 0) throw nb::python_error();
+// What exports the buffer of an array; none unless that is C-contiguous.
+std::optional<BufferView> contiguous(PyObject* array) {
+  try {
+    // Without strides: given only of C-contiguous arrays.
+    return BufferView(array, PyBUF_ND);
+  } catch (nb::python_error&) {
+    return std::nullopt;
   }
-  return shape;
+}
+
+void leave_to_counting(PyObject* tensor) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == known().kind) PyObject_GC_UnTrack(tensor);
+}
+
+void tell_collector(PyObject* tensor) {
+  if (PyObject_GC_IsTracked(tensor) == 0) PyObject_GC_Track(tensor);
 }
 
 // Takes the usual: a name, and a C-contiguous array of numbers. False where the reference has to
@@ -52,20 +84,9 @@ bool take_usual(Tensor* tensor, PyObject* name, PyObject* array) {
     PyErr_Clear();
     return false;
   }
-  Py_buffer view;
-  // Without strides: given only of C-contiguous arrays.
-  if (PyObject_GetBuffer(array, &view, PyBUF_ND) != 0) {
-    PyErr_Clear();
-    return false;
-  }
-  nb::object shape;
-  try {
-    shape = shape_of(view);
-  } catch (...) {
-    PyBuffer_Release(&view);
-    throw;
-  }
-  PyBuffer_Release(&view);
+  const std::optional<BufferView> view = contiguous(array);
+  if (!view) return false;
+  nb::object shape = shape_of(*view);
   assign(tensor->fields[kName], name);
   assign(tensor->fields[kDatatype], datatype);
   give(tensor->fields[kShape], std::move(shape));
@@ -73,6 +94,7 @@ bool take_usual(Tensor* tensor, PyObject* name, PyObject* array) {
   Py_CLEAR(tensor->fields[kSource]);
   Py_CLEAR(tensor->fields[kLent]);
   tensor->placed = false;
+  leave_to_counting(reinterpret_cast<PyObject*>(tensor));
   return true;
 }
 
@@ -101,6 +123,7 @@ int set_source(PyObject* self, PyObject* value, void* /*unused*/) {
   auto& fields = as<Tensor>(self)->fields;
   assign(fields[kSource], value == Py_None ? nullptr : value);
   Py_CLEAR(fields[kLent]);
+  tell_collector(self);
   return 0;
 }
 
@@ -111,6 +134,7 @@ PyObject* get_array(PyObject* self, void* /*unused*/) {
 
 int set_array(PyObject* self, PyObject* value, void* /*unused*/) {
   assign(as<Tensor>(self)->fields[kArray], value == Py_None ? nullptr : value);
+  tell_collector(self);
   return 0;
 }
 
@@ -217,6 +241,8 @@ void use_tensor_reference(nb::handle reference) {
   known().dtypes = kept_attribute(dtypes, "DTYPE_OF_DATATYPE");
 }
 
+void use_tensor_class(nb::handle kind) { known().kind = kind.inc_ref().ptr(); }
+
 nb::object received_tensor(PyTypeObject* kind, nb::handle name, nb::handle datatype,
                            nb::handle shape, nb::object lent, const Place* place) {
   nb::object made = allocate<Tensor>(kind);
@@ -227,6 +253,7 @@ nb::object received_tensor(PyTypeObject* kind, nb::handle name, nb::handle datat
   give(tensor->fields[kLent], std::move(lent));
   if (place != nullptr) tensor->place = *place;
   tensor->placed = place != nullptr;
+  leave_to_counting(made.ptr());
   return made;
 }
 

@@ -37,6 +37,10 @@ struct Tensor {
 // Makes the type, and remembers the Python class that does what it leaves to others.
 PyTypeObject* tensor_type();
 void use_tensor_reference(nanobind::handle reference);
+// Says which class derived from the type adds no attributes. The collector need not know its
+// instances that consist of an array or of bytes that arrived: they are part of no cycle that it
+// could find.
+void use_tensor_class(nanobind::handle kind);
 
 inline bool is_tensor(PyObject* object) { return PyObject_TypeCheck(object, tensor_type()) != 0; }
 
