@@ -256,6 +256,8 @@ nb::object received_request(PyTypeObject* kind, const Received& received) {
   return made;
 }
 
+bool is_no_trace(PyObject* trace) { return trace == known().no_trace; }
+
 void use_request_reference(nb::handle reference) {
   const nb::module_ fields = nb::module_::import_("gpubridge.pb_utils.request_fields");
   known().init = kept_attribute(reference, "__init__");

@@ -46,6 +46,9 @@ struct Received {
 // A request that arrived, of a class derived from the type.
 nanobind::object received_request(PyTypeObject* kind, const Received& received);
 
+// Says whether a trace is that of requests which belong to none.
+bool is_no_trace(PyObject* trace);
+
 // Makes the type, and remembers the Python class that does what it leaves to others.
 PyTypeObject* request_type();
 void use_request_reference(nanobind::handle reference);

@@ -27,21 +27,19 @@ bool says_only_shared(std::string_view context) {
 
 }  // namespace
 
-RequestReader::RequestReader(nb::object parse_signature, nb::object make_origin, ModelWords model,
-                             nb::type_object request, nb::type_object tensor, LeaseBook& book)
+TensorReader::TensorReader(nb::object parse_signature, nb::object outputs, nb::type_object tensor,
+                           LeaseBook& book)
     : parse_signature_(std::move(parse_signature)),
-      make_origin_(std::move(make_origin)),
-      model_(std::move(model)),
-      request_(std::move(request)),
+      outputs_(std::move(outputs)),
       tensor_(std::move(tensor)),
       book_(book) {}
 
-RequestForm& RequestReader::form(const RecordView& record) {
+RecordForm& TensorReader::form(const RecordView& record) {
   auto found = known_.find(record.signature());
   if (found == known_.end()) {
     const std::string_view raw = record.signature();
     const nb::object signature = parse_signature_(nb::bytes(raw.data(), raw.size()));
-    RequestForm made;
+    RecordForm made;
     for (nb::handle spec : nb::cast<nb::tuple>(signature[0])) {
       const nb::object itemsize = spec[3];
       made.names.push_back(spec[0]);
@@ -50,8 +48,7 @@ RequestForm& RequestReader::form(const RecordView& record) {
                             itemsize.is_none() ? 0 : nb::cast<std::uint32_t>(itemsize)});
     }
     const nb::object requested = signature[1];
-    made.wanted =
-        nb::len(requested) == 0 ? model_.outputs : checked(PyFrozenSet_New(requested.ptr()));
+    made.wanted = nb::len(requested) == 0 ? outputs_ : checked(PyFrozenSet_New(requested.ptr()));
     if (known_.size() >= kFormsKept) known_.clear();
     found = known_.emplace(std::string(raw), std::move(made)).first;
   }
@@ -59,7 +56,7 @@ RequestForm& RequestReader::form(const RecordView& record) {
   return found->second;
 }
 
-void RequestReader::take_shapes(const RecordView& record, RequestForm& form) const {
+void TensorReader::take_shapes(const RecordView& record, RecordForm& form) const {
   if (form.dims == record.dims() && form.shapes.size() == record.tensors()) return;
   record.check(form.kinds);
   form.shapes.clear();
@@ -76,33 +73,50 @@ void RequestReader::take_shapes(const RecordView& record, RequestForm& form) con
   form.dims = record.dims();
 }
 
-bool RequestReader::is_plain(const RecordView& record) const {
-  if (!record.context().empty() && !says_only_shared(record.context())) return false;
+bool TensorReader::exists(const RecordView& record) const {
   for (std::size_t index = 0; index < record.tensors(); ++index) {
     if (!book_.exists(place_of(record.ref(index)))) return false;
   }
   return true;
 }
 
-nb::object RequestReader::arrival(nb::handle message, std::size_t at) const {
-  return make_arrival(message, at, make_origin_);
-}
-
-nb::object RequestReader::request(const RecordView& record, RequestForm& form, nb::handle arrival) {
+nb::object TensorReader::tensors(const RecordView& record, const RecordForm& form, bool read_only) {
   places_.clear();
   for (std::size_t index = 0; index < record.tensors(); ++index) {
     places_.push_back(place_of(record.ref(index)));
   }
-  std::vector<nb::object> lent = book_.lend(places_, !record.context().empty());
-  nb::object inputs = checked(PyList_New(static_cast<Py_ssize_t>(lent.size())));
+  std::vector<nb::object> lent = book_.lend(places_, read_only);
+  nb::object tensors = checked(PyList_New(static_cast<Py_ssize_t>(lent.size())));
   for (std::size_t index = 0; index < lent.size(); ++index) {
     nb::object tensor =
         received_tensor(type_of(tensor_), form.names[index], form.datatypes[index],
                         form.shapes[index], std::move(lent[index]), &places_[index]);
-    if (PyList_SetItem(inputs.ptr(), static_cast<Py_ssize_t>(index), tensor.release().ptr()) != 0) {
+    if (PyList_SetItem(tensors.ptr(), static_cast<Py_ssize_t>(index), tensor.release().ptr()) !=
+        0) {
       throw nb::python_error();
     }
   }
+  return tensors;
+}
+
+RequestReader::RequestReader(TensorReader reader, nb::object make_origin, ModelWords model,
+                             nb::type_object request)
+    : TensorReader(std::move(reader)),
+      make_origin_(std::move(make_origin)),
+      model_(std::move(model)),
+      request_(std::move(request)) {}
+
+bool RequestReader::is_plain(const RecordView& record) const {
+  return (record.context().empty() || says_only_shared(record.context())) && exists(record);
+}
+
+nb::object RequestReader::arrival(nb::handle message, std::size_t at) const {
+  return make_arrival(message, at, make_origin_);
+}
+
+nb::object RequestReader::request(const RecordView& record, const RecordForm& form,
+                                  nb::handle arrival) {
+  nb::object inputs = tensors(record, form, !record.context().empty());
   const std::string_view id = record.identifier();
   nb::object identifier;
   if (!id.empty()) {

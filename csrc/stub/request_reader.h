@@ -11,11 +11,12 @@
 
 #include "ipc/records.h"
 #include "memory/lease_book.h"
+#include "text_hash.h"
 
 namespace gpubridge::stub {
 
-// What requests of one signature have in common, and the shapes that came with it last.
-struct RequestForm {
+// What records of one signature have in common, and the shapes that came with it last.
+struct RecordForm {
   std::vector<TensorKind> kinds;
   std::vector<nanobind::object> names;
   std::vector<nanobind::object> datatypes;
@@ -28,47 +29,58 @@ struct RequestForm {
 struct ModelWords {
   nanobind::object name;
   nanobind::object version;
-  nanobind::object outputs;  // frozenset of the names in the configuration
+};
+
+// Makes tensors of records, in memory that the server has lent.
+class TensorReader {
+ public:
+  // `parse_signature` gives the Signature that bytes are; `outputs` holds the names of the outputs
+  // that are sent for a request which names none.
+  TensorReader(nanobind::object parse_signature, nanobind::object outputs,
+               nanobind::type_object tensor, LeaseBook& book);
+
+  // The form of a record; throws MalformedRecord or a Python error where it has none.
+  RecordForm& form(const RecordView& record);
+
+  // Says whether the memory of all tensors is there.
+  [[nodiscard]] bool exists(const RecordView& record) const;
+
+  // A list of the tensors of a record whose memory is there.
+  nanobind::object tensors(const RecordView& record, const RecordForm& form, bool read_only);
+
+ private:
+  void take_shapes(const RecordView& record, RecordForm& form) const;
+
+  nanobind::object parse_signature_;
+  nanobind::object outputs_;
+  nanobind::type_object tensor_;
+  LeaseBook& book_;
+  std::vector<Place> places_;
+  std::unordered_map<std::string, RecordForm, TextHash, std::equal_to<>> known_;
 };
 
 // Makes requests of records whose context says at most that others look at the inputs, too, in
 // memory that the server has lent.
-class RequestReader {
+class RequestReader : public TensorReader {
  public:
-  // `parse_signature` gives the Signature that bytes are; `make_origin` is that of `Arrival`.
-  RequestReader(nanobind::object parse_signature, nanobind::object make_origin, ModelWords model,
-                nanobind::type_object request, nanobind::type_object tensor, LeaseBook& book);
-
-  // The form of a record; throws MalformedRecord or a Python error where it has none.
-  RequestForm& form(const RecordView& record);
+  // `make_origin` is that of `Arrival`.
+  RequestReader(TensorReader reader, nanobind::object make_origin, ModelWords model,
+                nanobind::type_object request);
 
   // Says whether a request is of memory that is there, with nothing said of it but where it is, and
   // whether others look at it.
   [[nodiscard]] bool is_plain(const RecordView& record) const;
 
   // Makes a request of a plain record; its inputs are read-only where others look at them.
-  nanobind::object request(const RecordView& record, RequestForm& form, nanobind::handle arrival);
+  nanobind::object request(const RecordView& record, const RecordForm& form,
+                           nanobind::handle arrival);
 
   [[nodiscard]] nanobind::object arrival(nanobind::handle message, std::size_t at) const;
 
  private:
-  struct TextHash {
-    using is_transparent = void;
-    std::size_t operator()(std::string_view text) const {
-      return std::hash<std::string_view>{}(text);
-    }
-  };
-
-  void take_shapes(const RecordView& record, RequestForm& form) const;
-
-  nanobind::object parse_signature_;
   nanobind::object make_origin_;
   ModelWords model_;
   nanobind::type_object request_;
-  nanobind::type_object tensor_;
-  LeaseBook& book_;
-  std::vector<Place> places_;
-  std::unordered_map<std::string, RequestForm, TextHash, std::equal_to<>> known_;
 };
 
 }  // namespace gpubridge::stub

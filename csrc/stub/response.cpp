@@ -94,6 +94,15 @@ PyTypeObject* response_type() {
   return type;
 }
 
+nb::object received_response(PyTypeObject* kind, nb::object tensors) {
+  nb::object made = allocate<Response>(kind);
+  auto& fields = as<Response>(made.ptr())->fields;
+  give(fields[kTensors], std::move(tensors));
+  assign(fields[kError], Py_None);
+  assign(fields[kResponseParameters], known().no_parameters);
+  return made;
+}
+
 void use_response_reference(nb::handle reference) {
   known().init = kept_attribute(reference, "__init__");
 }

@@ -21,6 +21,9 @@ struct Response {
           fields;
 };
 
+// A response of tensors (a list, which becomes its own), of a class derived from the type.
+nanobind::object received_response(PyTypeObject* kind, nanobind::object tensors);
+
 // Makes the type, and remembers the Python class that does what it leaves to others.
 PyTypeObject* response_type();
 void use_response_reference(nanobind::handle reference);

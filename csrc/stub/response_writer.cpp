@@ -1,13 +1,11 @@
 #include "stub/response_writer.h"
 
-#include <array>
 #include <cstring>
 #include <optional>
 #include <utility>
 
 #include "buffer_view.h"
 #include "ipc/records.h"
-#include "little_endian.h"
 #include "stub/heap_type.h"
 #include "stub/response.h"
 #include "stub/tensor.h"
@@ -22,21 +20,6 @@ constexpr std::size_t kSignaturesKept = 4096;
 constexpr std::uint32_t kNoLease = 0xFFFFFFFFU;
 
 std::size_t aligned(std::size_t size) { return (size + kAlignment - 1) & ~(kAlignment - 1); }
-
-template <typename Number>
-void append_number(std::string& out, Number number) {
-  std::array<char, sizeof(Number)> bytes{};
-  put_number(bytes.data(), number);
-  out.append(bytes.data(), bytes.size());
-}
-
-void append_text(std::string& out, PyObject* text) {
-  Py_ssize_t size = 0;
-  const char* data = PyUnicode_AsUTF8AndSize(text, &size);
-  if (data == nullptr) throw nb::python_error();
-  append_number(out, static_cast<std::uint32_t>(size));
-  out.append(data, static_cast<std::size_t>(size));
-}
 
 // What exports the bytes that are sent of a tensor.
 PyObject* exporter(const Tensor* tensor) {
@@ -109,23 +92,11 @@ bool ResponseWriter::gather(PyObject* response, nb::handle wanted, std::vector<O
   return true;
 }
 
-// Leaves the dims of the tensors in `dims_`, and returns their signature.
+// Leaves the dims of the tensors in the key, and returns their signature.
 const std::string& ResponseWriter::signature(const std::vector<Output>& outputs) {
   key_.clear();
-  dims_.clear();
-  for (const Output& output : outputs) {
-    const auto& fields = output.tensor->fields;
-    const Py_ssize_t rank = PyTuple_Size(fields[kShape]);
-    append_text(key_, fields[kName]);
-    append_text(key_, fields[kDatatype]);
-    append_number(key_, static_cast<std::uint32_t>(rank));
-    for (Py_ssize_t axis = 0; axis < rank; ++axis) {
-      const long long dim = PyLong_AsLongLong(PyTuple_GetItem(fields[kShape], axis));
-      if (dim == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
-      append_number(dims_, static_cast<std::int64_t>(dim));
-    }
-  }
-  const auto found = signatures_.find(key_);
+  for (const Output& output : outputs) key_.add(output.tensor);
+  const auto found = signatures_.find(key_.kinds);
   if (found != signatures_.end()) return found->second;
   nb::list described;
   for (const Output& output : outputs) {
@@ -135,17 +106,17 @@ const std::string& ResponseWriter::signature(const std::vector<Output>& outputs)
   }
   const auto made = nb::cast<nb::bytes>(encode_signature_(described));
   if (signatures_.size() >= kSignaturesKept) signatures_.clear();
-  return signatures_.emplace(key_, std::string(made.c_str(), made.size())).first->second;
+  return signatures_.emplace(key_.kinds, std::string(made.c_str(), made.size())).first->second;
 }
 
 void ResponseWriter::append(std::uint32_t ticket, const std::vector<Output>& outputs,
                             const OutputPool::Slot* slot, std::string& out) {
-  const std::string& known = signatures_.find(key_)->second;
+  const std::string& known = signatures_.find(key_.kinds)->second;
   RecordParts parts;
   parts.ticket = ticket;
   parts.tensors = static_cast<std::uint32_t>(outputs.size());
   parts.signature = known;
-  parts.dims = dims_;
+  parts.dims = key_.dims;
   const std::size_t begin = out.size();
   out.resize(begin + parts.size());
   char* to = parts.write(out.data() + begin);
@@ -168,7 +139,7 @@ void ResponseWriter::write_nothing(std::uint32_t ticket, std::uint32_t flags, st
   RecordParts parts;
   parts.ticket = ticket;
   parts.word = flags;
-  parts.signature = signatures_.find(key_)->second;
+  parts.signature = signatures_.find(key_.kinds)->second;
   const std::size_t begin = out.size();
   out.resize(begin + parts.size());
   parts.write(out.data() + begin);

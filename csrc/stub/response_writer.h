@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "stub/output_pool.h"
+#include "stub/signature_key.h"
 
 namespace gpubridge::stub {
 
@@ -37,8 +38,7 @@ class ResponseWriter {
   nanobind::object encode_signature_;
   nanobind::type_object tensor_;
   OutputPool& pool_;
-  std::string key_;
-  std::string dims_;
+  SignatureKey key_;
   std::unordered_map<std::string, std::string> signatures_;
 };
 

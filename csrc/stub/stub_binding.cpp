@@ -5,6 +5,7 @@
 #include <string>
 
 #include "dataplane.h"
+#include "stub/bls_records.h"
 #include "stub/heap_type.h"
 #include "stub/request.h"
 #include "stub/response.h"
@@ -99,6 +100,7 @@ nb::object output_by_name(nb::handle response, nb::handle name) {
 }  // namespace
 
 void bind_stub(nb::module_& module) {
+  stub::bind_bls_records(module);
   stub::bind_stub_loop(module);
   module.def("fields_type", &fields_type);
   module.def("input_by_name", &input_by_name, nb::arg("inference_request"), nb::arg("name").none());

@@ -217,7 +217,7 @@ nb::object StubLoop::take_requests(nb::handle message, const BatchView& batch,
       writer_.write_nothing(record.ticket(), kCancelled, skipped);
       continue;
     }
-    RequestForm& form = reader_.form(record);
+    const RecordForm& form = reader_.form(record);
     nb::object arrival = reader_.arrival(message, begin);
     live.push_back({record.ticket(), form.wanted, arrival, is_large(record)});
     const nb::object request = reader_.request(record, form, arrival);
@@ -322,9 +322,9 @@ void make_loop(StubLoop* place, nb::object channel, nb::object executor, nb::obj
   use_tensor_class(tensor);
   const nb::object identity = executor.attr("identity");
   auto pool = std::make_unique<OutputPool>(outputs, control.attr("outputs"));
-  RequestReader reader(transport[1], executor.attr("arrived"),
-                       {identity.attr("name"), identity.attr("version"), identity.attr("outputs")},
-                       nb::borrow<nb::type_object>(classes[1]), tensor, book);
+  RequestReader reader(TensorReader(transport[1], identity.attr("outputs"), tensor, book),
+                       executor.attr("arrived"), {identity.attr("name"), identity.attr("version")},
+                       nb::borrow<nb::type_object>(classes[1]));
   ResponseWriter writer(transport[2], tensor, *pool);
   LoopParts parts{std::move(channel), std::move(executor), std::move(outputs), std::move(control),
                   std::move(waits),   transport[0],        transport[3],       transport[4]};

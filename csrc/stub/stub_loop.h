@@ -63,7 +63,7 @@ class StubLoop {
   // A request that is being executed.
   struct Live {
     std::uint32_t ticket;
-    nanobind::object wanted;   // of RequestForm
+    nanobind::object wanted;   // of RecordForm
     nanobind::object arrival;  // its Arrival
     bool large;                // whether its memory may be passed on as an output
   };

@@ -10,7 +10,7 @@ import weakref
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
 from gpubridge.pb_utils.metrics import Cell
-from gpubridge.stub.calls import CallDesk
+from gpubridge.stub.bls_client import BlsClient
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import close_all
 from gpubridge.transport.metric_board import CounterCell, GaugeCell, HistogramCell, MetricBoard
@@ -23,13 +23,13 @@ class MetricDesk:
 
     Parameters
     ----------
-    calls : CallDesk
+    calls : BlsClient
         Speaks with the server.
     instance : str
         The model instance's name.
     """
 
-    def __init__(self, calls: CallDesk, instance: str) -> None:
+    def __init__(self, calls: BlsClient, instance: str) -> None:
         self.instance = instance
         self._calls = calls
         self._numbers = itertools.count(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from gpubridge.stub.calls import CallDesk
+from gpubridge.stub.bls_client import BlsClient
 
 __all__ = ["ModelControl"]
 
@@ -15,13 +15,13 @@ class ModelControl:
 
     Parameters
     ----------
-    calls : CallDesk
+    calls : BlsClient
         Speaks with the server.
     instance : str
         The model instance's name.
     """
 
-    def __init__(self, calls: CallDesk, instance: str) -> None:
+    def __init__(self, calls: BlsClient, instance: str) -> None:
         self.instance = instance
         self._calls = calls
 

@@ -16,7 +16,7 @@ from gpubridge.pb_utils import host
 from gpubridge.pb_utils.logger import Logger
 from gpubridge.stub.answers import ModelIdentity
 from gpubridge.stub.batches_ahead import BatchesAhead
-from gpubridge.stub.calls import CallDesk
+from gpubridge.stub.bls_client import BlsClient
 from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.compiled_loop import compiled_loop
 from gpubridge.stub.completion import completed_config
@@ -60,8 +60,6 @@ __all__ = ["Stub"]
 _SERVER = 0
 _AWAKE_SHARE = 4
 """A stub stays awake for a part of the time that the server does: the client needs a processor."""
-_CALL_HOPS = 2
-"""Who calls another model waits for so many times as long as the server for a stub."""
 
 
 class Stub:
@@ -114,8 +112,7 @@ class Stub:
         self._device: StubDevice | None = None
         # Where the memory of requests is pinned, if inputs are copied from there to the GPU.
         self._uploads: HostPinning | None = None
-        call_ns = _CALL_HOPS * awake_ns
-        self._calls = CallDesk(Channel(calls), self._control.lent, self._outputs, call_ns)
+        self._calls = BlsClient(Channel(calls), self._control.lent, self._outputs)
         self._clients: ClientMemory | None = None
         self._metrics = MetricDesk(self._calls, settings["instance"])
         self._models = ModelControl(self._calls, settings["instance"])
@@ -366,7 +363,7 @@ class Stub:
         self._channel.send(control_message(Kind.FINALIZED))
         return 0
 
-    def _attach(self, caller: CallDesk | None) -> None:
+    def _attach(self, caller: BlsClient | None) -> None:
         """Say what the model may ask of this process."""
         folder = self._settings["model_dir"]
         host.attach(host.Host(folder, self._log, caller, self._metrics, self._models, self._device))

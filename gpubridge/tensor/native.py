@@ -114,6 +114,20 @@ class NativeContextCodec(Protocol):
         """Return the context that bytes are; ValueError where they are none."""
 
 
+class NativeCallWriter(Protocol):
+    """Encodes calls of other models; see `gpubridge.stub.bls_records`."""
+
+    def write(self, number: int, request: Any, decoupled: bool, /) -> bytes | None:
+        """Return the record of a call; None where it is left to Python."""
+
+
+class NativeCallResponseReader(Protocol):
+    """Decodes responses to calls; see `gpubridge.stub.bls_records`."""
+
+    def read(self, message: bytes, /) -> list[tuple[int, int, Any]]:
+        """Return number, flags and response (or None) of each; raises ValueError where it cannot."""
+
+
 class NativeStubLoop(Protocol):
     """Executes batches; see `gpubridge.stub.compiled_loop`."""
 
@@ -134,6 +148,8 @@ class NativeModule(Protocol):
     """What is in ``gpubridge._native``."""
 
     StubLoop: Callable[..., NativeStubLoop]
+    CallWriter: Callable[..., NativeCallWriter]
+    CallResponseReader: Callable[..., NativeCallResponseReader]
     LeaseBook: Callable[[memoryview], NativeLeaseBook]
     ContextCodec: Callable[..., NativeContextCodec]
     RecordReader: Callable[..., NativeRecordReader]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from gpubridge.stub.answers import AnswerEncoder
-from gpubridge.stub.call_forms import CallForms
+from gpubridge.stub.bls_records import CallForms
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import Signature

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gpubridge.stub.calls import CallDesk
+from gpubridge.stub.bls_client import BlsClient
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import Channel
 from gpubridge.transport.messages import control_message, decode_control
@@ -19,7 +19,7 @@ def desk():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     server, model = Channel(theirs), Channel(ours)
-    yield CallDesk(model, memoryview(bytearray(16)), None, 0), server
+    yield BlsClient(model, memoryview(bytearray(16)), None), server
     server.close()
     model.close()
 

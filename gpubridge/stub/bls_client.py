@@ -11,30 +11,24 @@ import itertools
 import os
 import select
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from gpubridge.errors import BridgeError
-from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
-from gpubridge.stub.call_answers import answer_of
-from gpubridge.stub.call_forms import CallForms
-from gpubridge.stub.call_regions import REGION_KINDS, take_region
+from gpubridge.pb_utils import InferenceRequest, InferenceResponse, TritonError
+from gpubridge.stub.bls_records import BlsRecords, CallResponse
 from gpubridge.stub.device.memory import StubDevice
-from gpubridge.stub.device.placement import DevicePlacement, Placed
+from gpubridge.stub.device.placement import DevicePlacement
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.questions import Question, Waiting
-from gpubridge.transport.calls import CallKind, decode_records, encode_records
+from gpubridge.transport.calls import CallKind, encode_records
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, close_all
-from gpubridge.transport.context import ResponseContext
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag, control_message, decode_control
-from gpubridge.transport.records import Record, record_encoder, record_reader
-from gpubridge.transport.short_waits import ShortWaits
 
-__all__ = ["CallDesk"]
+__all__ = ["BlsClient"]
 
 _SENT_TOGETHER = 64
 """So many calls of coroutines are sent without waiting for the end of the loop's turn."""
@@ -47,8 +41,8 @@ class Call:
 
     __slots__ = (
         "__weakref__",
+        "_client",
         "_decoupled",
-        "_desk",
         "_future",
         "_over",
         "_responses",
@@ -58,8 +52,8 @@ class Call:
         "number",
     )
 
-    def __init__(self, desk: CallDesk, number: int, inputs: Any, decoupled: bool) -> None:
-        self._desk = desk
+    def __init__(self, client: BlsClient, number: int, inputs: Any, decoupled: bool) -> None:
+        self._client = client
         self.number = number
         # Their memory is lent by reference: it must stay what it is until the answer.
         self.inputs = inputs
@@ -79,14 +73,14 @@ class Call:
     def next(self) -> InferenceResponse | None:
         """Wait for the next response; None when there are no more."""
         if not self.ready:
-            self._desk.wait(self)
+            self._client.wait(self)
         if not self._responses:
             return None
         response = self._responses.popleft()
         if self._decoupled and not self._over:
             self._taken += 1
             if self._taken == _TAKEN_TOGETHER:
-                self._desk.tell(CallKind.TAKEN, call=self.number, responses=self._taken)
+                self._client.tell(CallKind.TAKEN, call=self.number, responses=self._taken)
                 self._taken = 0
         return response
 
@@ -98,13 +92,13 @@ class Call:
         if self.ready:
             future.set_result(None)
         else:
-            self._desk.read_on(loop)
+            self._client.read_on(loop)
         return future
 
     def cancel(self) -> None:
         """Tell the called model to stop; what it says to that is read like any response."""
         if not self._over:
-            self._desk.tell(CallKind.CANCEL, call=self.number, still_read=True)
+            self._client.tell(CallKind.CANCEL, call=self.number, still_read=True)
 
     def deliver(self, response: InferenceResponse | None, over: bool) -> None:
         """Take a response, the end, or both."""
@@ -122,10 +116,10 @@ class Call:
     def __del__(self) -> None:
         if not self._over:
             # Nobody will take what comes.
-            self._desk.abandon(self.number)
+            self._client.abandon(self.number)
 
 
-class CallDesk:
+class BlsClient:
     """Sends calls and takes their responses; owns the call channel.
 
     Parameters
@@ -138,36 +132,27 @@ class CallDesk:
         Where inputs of calls go that are not in shared memory already.
     """
 
-    def __init__(
-        self, channel: Channel, lent: memoryview, outputs: OutputMemory, awake_ns: int
-    ) -> None:
+    def __init__(self, channel: Channel, lent: memoryview, outputs: OutputMemory) -> None:
         self._channel = channel
         self._borrowed = BorrowedMemory(lent)
-        self._outputs = outputs
-        self._encode = record_encoder()
-        self._forms = CallForms()
-        self._reader = record_reader(ResponseContext)
+        self._records = BlsRecords(self._borrowed, outputs)
         self._numbers = itertools.count(1)
         # Those that somebody still holds: who drops a call or its iterator wants no more responses.
         self._calls: dict[int, weakref.ref[Call]] = {}
         self._questions: dict[int, Question] = {}
         self._unsent: deque[bytes] = deque()
         self._reading = threading.Lock()
-        self._awake_ns = awake_ns
-        # Of another model: often the processor that it runs on is this one.
-        self._waits = ShortWaits(awake_ns, for_work=True)
         self._waiting: set[Waiting] = set()
         self._readable = select.poll()
         self._readable.register(channel.fileno(), select.POLLIN)
         self._process = os.getpid()
         self._loops: set[asyncio.AbstractEventLoop] = set()
         self._device: StubDevice | None = None
-        self._placement: DevicePlacement | None = None
 
     def use_device(self, device: StubDevice, placement: DevicePlacement) -> None:
         """Send and take tensors in the memory of a GPU, too."""
         self._device = device
-        self._placement = placement
+        self._records.use_device(device, placement)
         self._borrowed.know(device.own)
 
     # -- what models ask ---------------------------------------------------------------------------
@@ -185,28 +170,13 @@ class CallDesk:
         BridgeError
             UNAVAILABLE when there is no memory for its inputs.
         """
-        tensors: Sequence[Tensor] = request._inputs
         number = next(self._numbers) & 0xFFFF_FFFF
-        call = Call(self, number, list(tensors), decoupled)
-        self._calls[number] = weakref.ref(call)
-        signature, dims, context = self._forms.encode(request, decoupled)
+        call = Call(self, number, list(request._inputs), decoupled)
         try:
-            context.encoded()
+            record = self._records.encode(number, request, decoupled)
         except ValueError as error:
-            # What the model has set past the constructor's checks.
             return self._refused(call, request, error)
-        refs, event = self._references(tensors)
-        if event is not None:
-            context = context.changed(event=event[0], event_lease=event[1])
-        record = self._encode(
-            number,
-            signature,
-            dims,
-            refs,
-            0,
-            request._request_id.encode(),
-            context.encoded(),
-        )
+        self._calls[number] = weakref.ref(call)
         if loop is None and not self._unsent:
             self._pass(encode_records(CallKind.CALL, (record,)))
             return call
@@ -219,24 +189,12 @@ class CallDesk:
 
     def _refused(self, call: Call, request: InferenceRequest, error: ValueError) -> Call:
         """Answer a call that cannot be sent."""
-        self._calls.pop(call.number)
         text = (
             f"Model {request._model_name} - Error when running inference: the request's correlation id, "
             f"flags, timeout or parameters cannot be passed on: {error}"
         )
         call.deliver(InferenceResponse([], TritonError(text, TritonError.INVALID_ARG)), over=True)
         return call
-
-    def _references(self, tensors: Sequence[Tensor]) -> Placed:
-        """Return where the tensors lie in shared memory; those that do not are copied there."""
-        if self._placement is not None:
-            return self._placement.references(tensors)
-        refs: list[Any] = [tensor._place for tensor in tensors]
-        if None in refs:
-            own = [tensor for tensor, ref in zip(tensors, refs) if ref is None]
-            placed = iter(self._outputs.place([tensor._payload() for tensor in own]))
-            refs = [tuple(itertools.islice(placed, 4)) if ref is None else ref for ref in refs]
-        return [field for ref in refs for field in ref], None
 
     def tell(self, kind: int, **fields: Any) -> None:
         """Send a message of a rare kind."""
@@ -312,10 +270,7 @@ class CallDesk:
                     continue
                 try:
                     while not call.ready:
-                        soon = self._waits.begin(time.monotonic_ns())
-                        if not soon or not self._channel.poll(self._awake_ns, self._waits):
-                            self._readable.poll()
-                        self._waits.end(time.monotonic_ns())
+                        self._readable.poll()
                         self._receive()
                 finally:
                     self._reading.release()
@@ -367,10 +322,15 @@ class CallDesk:
             return
         kind = message[0]
         if kind == CallKind.CALL_RESPONSES:
-            for record in decode_records(message, self._reader, named=False):
-                self._deliver(record)
-        elif kind in REGION_KINDS:
-            take_region(kind, decode_control(message), fds, self._borrowed, self._device)
+            for response in self._records.decode(message):
+                self._deliver(response)
+        elif kind == CallKind.REGION:
+            fields = decode_control(message)
+            self._borrowed.announce(fields["region"], fds.pop(), fields["size"])
+        elif kind == CallKind.DEVICE_REGION:
+            self._take_device_region(decode_control(message), fds)
+        elif kind == CallKind.DROP_REGION:
+            self._borrowed.drop(decode_control(message)["region"])
         elif kind == CallKind.ANSWER:
             fields = decode_control(message)
             question = self._questions.get(fields["question"])
@@ -381,14 +341,20 @@ class CallDesk:
         else:
             raise MalformedMessage(f"message of unknown kind {kind} from the server")
 
-    def _deliver(self, record: Record) -> None:
-        over = not record.word & ResponseFlag.OPEN
-        response = (
-            None
-            if record.word & ResponseFlag.EMPTY
-            else answer_of(record, self._borrowed, self._device, self._outputs.copied)
-        )
-        held = self._calls.pop(record.ticket, None) if over else self._calls.get(record.ticket)
+    def _take_device_region(self, fields: dict[str, Any], fds: list[int]) -> None:
+        """Open device memory; an answer that lies in what cannot be opened is an error."""
+        if self._device is None:
+            close_all(fds)
+            return
+        try:
+            self._borrowed.know(self._device.regions.announce(fields, fds))
+        except BridgeError as error:
+            self._device.note(error)
+
+    def _deliver(self, taken: CallResponse) -> None:
+        number, flags, response = taken
+        over = not flags & ResponseFlag.OPEN
+        held = self._calls.pop(number, None) if over else self._calls.get(number)
         call = None if held is None else held()
         if call is not None:
             if response is None and over:

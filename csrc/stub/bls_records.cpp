@@ -1,0 +1,179 @@
+#include "stub/bls_records.h"
+
+#include <array>
+#include <utility>
+
+#include "little_endian.h"
+#include "stub/heap_type.h"
+#include "stub/request.h"
+#include "stub/response.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge::stub {
+namespace {
+
+// As gpubridge/transport/calls.py and messages.py describe them.
+constexpr std::size_t kFrameHead = 8;
+constexpr std::uint32_t kIsError = 1;
+constexpr std::uint32_t kIsEmpty = 8;
+// As gpubridge/transport/region_ids.py has it.
+constexpr std::uint64_t kReadOnly = 1U << 30U;
+constexpr std::size_t kFieldsPerRef = 4;
+constexpr std::size_t kKept = 512;
+
+// Says whether a request has something to say that most calls have not.
+bool is_special(const Request* request) {
+  for (std::size_t field = 0; field < kReleaseFlags; ++field) {
+    if (request->fields[field] == nullptr && field != kOrigin) return true;
+  }
+  for (const RequestField field : {kCorrelationId, kFlags, kTimeout}) {
+    const int said = PyObject_IsTrue(request->fields[field]);
+    if (said < 0) throw nb::python_error();
+    if (said != 0) return true;
+  }
+  return request->fields[kPreferredMemory] != Py_None ||
+         PyUnicode_CompareWithASCIIString(request->fields[kRequestParameters], "{}") != 0 ||
+         !is_no_trace(request->fields[kTrace]);
+}
+
+std::string_view bytes_of(nb::handle bytes) {
+  return {PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
+}
+
+}  // namespace
+
+// -- calls
+// -----------------------------------------------------------------------------------------
+
+CallWriter::CallWriter(nb::object encode, nb::object references, nb::type_object tensor)
+    : encode_(std::move(encode)), references_(std::move(references)), tensor_(std::move(tensor)) {}
+
+// Takes what a call says; false where Python has to look.
+bool CallWriter::read(nb::handle request, Call& call) {
+  if (PyObject_TypeCheck(request.ptr(), request_type()) == 0) return false;
+  const auto* said = as<Request>(request.ptr());
+  if (is_special(said) || PyList_CheckExact(said->fields[kInputs]) == 0) return false;
+  for (nb::handle input : nb::borrow<nb::list>(said->fields[kInputs])) {
+    if (!is_tensor(input.ptr())) return false;
+    const auto* tensor = as<Tensor>(input.ptr());
+    // Tensors of derived classes may be elsewhere.
+    if (!tensor->placed && nb::handle(input.type()).ptr() != tensor_.ptr()) return false;
+    (tensor->placed ? call.handed_on : call.placed) = tensor->placed;
+    call.key.add(tensor);
+  }
+  return true;
+}
+
+const CallWriter::Known& CallWriter::known(nb::handle request, bool decoupled, Call& call) {
+  std::string& key = call.key.kinds;
+  const auto& fields = as<Request>(request.ptr())->fields;
+  call.key.add_text(fields[kModelName]);
+  for (nb::handle name : nb::handle(fields[kRequested])) call.key.add_text(name.ptr());
+  SignatureKey::append(key, nb::cast<std::int64_t>(nb::handle(fields[kModelVersion])));
+  SignatureKey::append(key, static_cast<std::uint32_t>(PyList_Size(fields[kInputs])));
+  key += {decoupled ? '\1' : '\0', call.handed_on ? '\1' : '\0'};
+  const auto found = known_.find(key);
+  if (found != known_.end()) return found->second;
+  const auto encoded = nb::cast<nb::tuple>(encode_(request, decoupled));
+  Known made{std::string(bytes_of(encoded[0])),
+             std::string(bytes_of(nb::object(encoded[2].attr("encoded")())))};
+  if (known_.size() >= kKept) known_.clear();
+  return known_.emplace(key, std::move(made)).first->second;
+}
+
+// Everything of the record but its number and its references.
+void CallWriter::describe(nb::handle request, bool decoupled, Call& call, RecordParts& parts) {
+  const auto& fields = as<Request>(request.ptr())->fields;
+  const Known& form = known(request, decoupled, call);
+  Py_ssize_t size = 0;
+  const char* id = PyUnicode_AsUTF8AndSize(fields[kRequestId], &size);
+  if (id == nullptr) throw nb::python_error();
+  parts.tensors = static_cast<std::uint32_t>(PyList_Size(fields[kInputs]));
+  parts.signature = form.signature;
+  parts.context = form.context;
+  parts.identifier = {id, static_cast<std::size_t>(size)};
+  parts.dims = call.key.dims;
+}
+
+nb::object CallWriter::write(std::uint32_t number, nb::handle request, bool decoupled) {
+  Call call;
+  RecordParts parts;
+  try {
+    if (!read(request, call)) return nb::none();
+    describe(request, decoupled, call, parts);
+  } catch (nb::python_error&) {
+    // The same happens to Python, which words it.
+    return nb::none();
+  }
+  const auto inputs = nb::borrow<nb::list>(as<Request>(request.ptr())->fields[kInputs]);
+  parts.ticket = number;
+  std::string record(parts.size(), '\0');
+  char* at = parts.write(record.data());
+  if (call.placed) {
+    for (nb::handle input : inputs) {
+      const Place& place = as<Tensor>(input.ptr())->place;
+      at = write_ref(
+          at, {place.region, place.offset, place.nbytes, static_cast<std::uint32_t>(place.lease)});
+    }
+  } else {
+    const auto refs = nb::cast<nb::list>(references_(inputs));
+    if (refs.size() != kFieldsPerRef * parts.tensors) throw nb::value_error("references");
+    for (std::size_t first = 0; first < refs.size(); first += kFieldsPerRef) {
+      at = write_ref(
+          at, {nb::cast<std::uint64_t>(refs[first]), nb::cast<std::uint64_t>(refs[first + 1]),
+               nb::cast<std::uint64_t>(refs[first + 2]), nb::cast<std::uint32_t>(refs[first + 3])});
+    }
+  }
+  return nb::bytes(record.data(), record.size());
+}
+
+// -- responses
+// -------------------------------------------------------------------------------------
+
+nb::list CallResponseReader::read(const nb::bytes& message) {
+  const std::string_view bytes = bytes_of(message);
+  if (bytes.size() < kFrameHead) throw MalformedRecord("it ends in its head");
+  nb::list responses;
+  std::size_t at = kFrameHead;
+  for (auto count = get_number<std::uint32_t>(bytes.data() + 4); count != 0; --count) {
+    const std::size_t begin = at;
+    const RecordView record = RecordView::read(bytes, at, false);
+    nb::object made = nb::none();
+    if ((record.word() & kIsEmpty) == 0) made = response(message, record, begin);
+    responses.append(nb::make_tuple(record.ticket(), record.word(), std::move(made)));
+  }
+  if (at != bytes.size()) throw MalformedRecord("bytes come after its end");
+  return responses;
+}
+
+nb::object CallResponseReader::response(const nb::bytes& message, const RecordView& record,
+                                        std::size_t at) {
+  bool plain = (record.word() & kIsError) == 0 && record.context().empty();
+  for (std::size_t index = 0; plain && index < record.tensors(); ++index) {
+    plain = (record.ref(index).region & kReadOnly) == 0;
+  }
+  if (!plain || !reader_.exists(record)) return fall_back_(message, at);
+  const RecordForm& form = reader_.form(record);
+  return received_response(reinterpret_cast<PyTypeObject*>(response_.ptr()),
+                           reader_.tensors(record, form, false));
+}
+
+void bind_bls_records(nb::module_& module) {
+  nb::class_<CallWriter>(module, "CallWriter")
+      .def(nb::init<nb::object, nb::object, nb::type_object>())
+      .def("write", &CallWriter::write);
+  nb::class_<CallResponseReader>(module, "CallResponseReader")
+      .def(
+          "__init__",
+          [](CallResponseReader* place, nb::object parse_signature, nb::type_object tensor,
+             nb::type_object response, LeaseBook& book, nb::object fall_back) {
+            new (place) CallResponseReader(
+                TensorReader(std::move(parse_signature), nb::none(), std::move(tensor), book),
+                std::move(response), std::move(fall_back));
+          },
+          nb::keep_alive<1, 5>())
+      .def("read", &CallResponseReader::read);
+}
+
+}  // namespace gpubridge::stub

@@ -1,0 +1,73 @@
+// Records of a model's calls of other models, and of the responses to them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+
+#include "stub/request_reader.h"
+#include "stub/signature_key.h"
+
+namespace gpubridge::stub {
+
+// Encodes calls that say no more than which model they are for and which outputs are wanted.
+class CallWriter {
+ public:
+  // `encode` gives the signature, dims and context of a call; `references` says where tensors lie
+  // that are in no shared memory yet, as the fields of all references one after another.
+  CallWriter(nanobind::object encode, nanobind::object references, nanobind::type_object tensor);
+
+  // The record of a call; None where it is left to Python.
+  nanobind::object write(std::uint32_t number, nanobind::handle request, bool decoupled);
+
+ private:
+  struct Known {
+    std::string signature;
+    std::string context;
+  };
+
+  struct Call {
+    SignatureKey key;
+    bool placed = true;      // whether all tensors are in shared memory
+    bool handed_on = false;  // whether some are
+  };
+
+  bool read(nanobind::handle request, Call& call);
+  void describe(nanobind::handle request, bool decoupled, Call& call, RecordParts& parts);
+  const Known& known(nanobind::handle request, bool decoupled, Call& call);
+
+  nanobind::object encode_;
+  nanobind::object references_;
+  nanobind::type_object tensor_;
+  std::unordered_map<std::string, Known> known_;
+};
+
+// Makes responses of the records of a CALL_RESPONSES message.
+class CallResponseReader {
+ public:
+  // `fall_back` makes a response of a record out of the ordinary, which begins at some place of a
+  // message.
+  CallResponseReader(TensorReader reader, nanobind::type_object response,
+                     nanobind::object fall_back)
+      : reader_(std::move(reader)),
+        response_(std::move(response)),
+        fall_back_(std::move(fall_back)) {}
+
+  // A list of (number of the call, flags, response or None). Throws MalformedRecord.
+  nanobind::list read(const nanobind::bytes& message);
+
+ private:
+  nanobind::object response(const nanobind::bytes& message, const RecordView& record,
+                            std::size_t at);
+
+  TensorReader reader_;
+  nanobind::type_object response_;
+  nanobind::object fall_back_;
+};
+
+// Adds the classes CallWriter and CallResponseReader to the module.
+void bind_bls_records(nanobind::module_& module);
+
+}  // namespace gpubridge::stub

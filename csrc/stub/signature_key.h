@@ -1,0 +1,55 @@
+// What tells signatures apart before they are encoded: names, datatypes and ranks of tensors.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "little_endian.h"
+#include "stub/tensor.h"
+
+namespace gpubridge::stub {
+
+// Gathers the kinds of tensors, and their dims as a record has them.
+struct SignatureKey {
+  std::string kinds;
+  std::string dims;
+
+  void clear() {
+    kinds.clear();
+    dims.clear();
+  }
+
+  void add(const Tensor* tensor) {
+    PyObject* shape = tensor->fields[kShape];
+    const Py_ssize_t rank = PyTuple_Size(shape);
+    add_text(tensor->fields[kName]);
+    add_text(tensor->fields[kDatatype]);
+    append(kinds, static_cast<std::uint32_t>(rank));
+    for (Py_ssize_t axis = 0; axis < rank; ++axis) {
+      const long long dim = PyLong_AsLongLong(PyTuple_GetItem(shape, axis));
+      if (dim == -1 && PyErr_Occurred() != nullptr) throw nanobind::python_error();
+      append(dims, static_cast<std::int64_t>(dim));
+    }
+  }
+
+  // Throws a Python error for what is no str, or has lone surrogates.
+  void add_text(PyObject* text) {
+    Py_ssize_t size = 0;
+    const char* data = PyUnicode_AsUTF8AndSize(text, &size);
+    if (data == nullptr) throw nanobind::python_error();
+    append(kinds, static_cast<std::uint32_t>(size));
+    kinds.append(data, static_cast<std::size_t>(size));
+  }
+
+  template <typename Number>
+  static void append(std::string& out, Number number) {
+    std::array<char, sizeof(Number)> bytes{};
+    put_number(bytes.data(), number);
+    out.append(bytes.data(), bytes.size());
+  }
+};
+
+}  // namespace gpubridge::stub

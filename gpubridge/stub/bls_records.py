@@ -1,0 +1,229 @@
+"""Records of a model's calls of other models, and of the responses to them.
+
+The compiled module encodes and decodes what is usual; everything else, and all of it where there is no
+module, is done here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
+from gpubridge.pb_utils.preferred_memory import MemoryType
+from gpubridge.pb_utils.shared_tensor import SharedTensor
+from gpubridge.stub.device.inputs import received_on_device
+from gpubridge.stub.device.memory import StubDevice
+from gpubridge.stub.device.placement import DevicePlacement, Placed
+from gpubridge.stub.outputs import OutputMemory
+from gpubridge.tensor.native import NativeCallResponseReader, NativeCallWriter, native
+from gpubridge.transport.calls import decode_records
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.context import CallContext, ResponseContext, correlated
+from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.messages import ResponseFlag
+from gpubridge.transport.records import Record, record_encoder, record_reader
+from gpubridge.transport.region_ids import is_read_only
+from gpubridge.transport.signatures import encode_dims, encode_signature, parse_signature
+
+__all__ = ["BlsRecords", "CallForms", "CallResponse"]
+
+CallResponse = tuple[int, int, Optional[InferenceResponse]]
+"""The number of a call, flags as `ResponseFlag` has them, and a response where there is one."""
+
+_KEPT = 512
+
+
+class CallForms:
+    """Encodes what calls say besides their tensors' bytes; remembers it, bounded. Any thread may use it."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], tuple[bytes, CallContext]] = {}
+
+    def encode(
+        self, request: InferenceRequest, decoupled: bool
+    ) -> tuple[bytes, bytes, CallContext]:
+        """Return the signature and the dims of a call, encoded, and its context."""
+        tensors = [(t._name, t._datatype, len(t._shape)) for t in request._inputs]
+        dims = encode_dims([t._shape for t in request._inputs])
+        requested = tuple(request._requested_output_names)
+        # Of what is copied for the call nobody else has a view.
+        handed_on = False
+        for tensor in request._inputs:
+            if tensor._place is not None or tensor._device_bytes is not None:
+                handed_on = True
+        plain = not (
+            request._correlation_id
+            or request._flags
+            or request._timeout
+            or request._trace._identifier
+            or request._parameters != "{}"
+            or request._preferred_memory is not None
+        )
+        if not plain:
+            context = _context(request, decoupled, handed_on)
+            return encode_signature(tensors, requested), dims, context
+        key = request._model_name, request._model_version, decoupled, handed_on, requested, *tensors
+        known = self._known.get(key)
+        if known is None:
+            known = encode_signature(tensors, requested), _context(request, decoupled, handed_on)
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            self._known[key] = known
+        return known[0], dims, known[1]
+
+
+class BlsRecords:
+    """Encodes calls, and decodes the responses to them.
+
+    Parameters
+    ----------
+    borrowed : BorrowedMemory
+        The memory that responses lie in.
+    outputs : OutputMemory
+        Where inputs of calls go that are not in shared memory already.
+    """
+
+    def __init__(self, borrowed: BorrowedMemory, outputs: OutputMemory) -> None:
+        self._borrowed = borrowed
+        self._outputs = outputs
+        self._device: StubDevice | None = None
+        self._placement: DevicePlacement | None = None
+        self._forms = CallForms()
+        self._encode = record_encoder()
+        self._reader = record_reader(ResponseContext)
+        self._writer: NativeCallWriter | None = None
+        self._responses: NativeCallResponseReader | None = None
+        compiled = native()
+        if compiled is not None:
+            self._writer = compiled.CallWriter(self._forms.encode, self._place, Tensor)
+            self._responses = compiled.CallResponseReader(
+                parse_signature, Tensor, InferenceResponse, borrowed.book, self._response_at
+            )
+
+    def use_device(self, device: StubDevice, placement: DevicePlacement) -> None:
+        """Send and take tensors in the memory of a GPU, too."""
+        self._device = device
+        self._placement = placement
+        self._writer = self._responses = None
+
+    def encode(self, number: int, request: InferenceRequest, decoupled: bool) -> bytes:
+        """Return the record of a call; inputs that are in no shared memory are copied there.
+
+        Raises
+        ------
+        ValueError
+            When something that the model has set past the constructor's checks cannot be encoded.
+        BridgeError
+            UNAVAILABLE when there is no memory for its inputs.
+        """
+        if self._writer is not None:
+            record = self._writer.write(number, request, decoupled)
+            if record is not None:
+                return record
+        signature, dims, context = self._forms.encode(request, decoupled)
+        context.encoded()
+        refs, event = self._references(request._inputs)
+        if event is not None:
+            context = context.changed(event=event[0], event_lease=event[1])
+        identifier = request._request_id.encode()
+        return self._encode(number, signature, dims, refs, 0, identifier, context.encoded())
+
+    def decode(self, message: bytes) -> Sequence[CallResponse]:
+        """Return the responses of a CALL_RESPONSES message; their tensors are views of borrowed memory.
+
+        Raises
+        ------
+        MalformedMessage
+            When it is none.
+        """
+        if self._responses is None:
+            records = decode_records(message, self._reader, named=False)
+            return [
+                (
+                    record.ticket,
+                    record.word,
+                    None if record.word & ResponseFlag.EMPTY else self._response(record),
+                )
+                for record in records
+            ]
+        try:
+            return self._responses.read(message)
+        except ValueError as error:
+            raise MalformedMessage(f"message of calls: {error}") from error
+
+    def _references(self, tensors: Sequence[Tensor]) -> Placed:
+        """Return where tensors lie in shared memory, and the event that those on a device wait for."""
+        if self._placement is not None:
+            return self._placement.references(tensors)
+        return self._place(tensors), None
+
+    def _place(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Return where tensors lie in shared memory; those that do not are copied there."""
+        refs: list[Any] = [tensor._place for tensor in tensors]
+        if None in refs:
+            own = [tensor for tensor, ref in zip(tensors, refs) if ref is None]
+            placed = iter(self._outputs.place([tensor._payload() for tensor in own]))
+            refs = [tuple(itertools.islice(placed, 4)) if ref is None else ref for ref in refs]
+        return [field for ref in refs for field in ref]
+
+    def _response_at(self, message: bytes, at: int) -> InferenceResponse:
+        (record,), _ = self._reader.read(message, at, 1, False)
+        return self._response(record)
+
+    def _response(self, record: Record) -> InferenceResponse:
+        """Return the response or the error that a record is."""
+        context: ResponseContext = record.context
+        if record.word & ResponseFlag.ERROR:
+            code = ErrorCode.INTERNAL if context.code is None else context.code
+            return InferenceResponse([], TritonError(context.error, _code(code)))
+        try:
+            tensors = self._tensors(record)
+            if self._device is not None:
+                tensors = received_on_device(self._device, tensors, record)
+        except BridgeError as failure:
+            return InferenceResponse([], TritonError(failure.message))
+        return InferenceResponse._received(tensors, context.parameters or "{}")
+
+    def _tensors(self, record: Record) -> list[Any]:
+        refs, specs, shapes = record.refs, record.signature.tensors, record.shapes
+        if not any(is_read_only(ref[0]) for ref in refs):
+            return self._borrowed.tensors(refs, specs, shapes, Tensor)
+        tensors = self._borrowed.tensors(refs, specs, shapes, SharedTensor, True, True)
+        for tensor in tensors:
+            # What others look at, too, is copied for the model.
+            tensor._belongs_to(self._outputs.copied)
+        return tensors
+
+
+def _context(request: InferenceRequest, decoupled: bool, handed_on: bool) -> CallContext:
+    preferred = request._preferred_memory
+    parameters = ""
+    if request._parameters != "{}":
+        # As the called model reads it; Triton writes no blanks there.
+        parameters = json.dumps(json.loads(request._parameters), separators=(",", ":"))
+    return CallContext(
+        model=request._model_name,
+        version=request._model_version,
+        decoupled=decoupled,
+        handed_on=handed_on,
+        host_outputs=preferred is not None
+        and preferred._memory_type is MemoryType.TRITONSERVER_MEMORY_CPU,
+        **correlated(request._correlation_id or 0),
+        flags=request._flags,
+        timeout=request._timeout,
+        parameters=parameters,
+        trace=request._trace._identifier,
+    )
+
+
+def _code(number: int) -> Any:
+    try:
+        return TritonError.__dict__[ErrorCode(number).name]
+    except (ValueError, KeyError):
+        return TritonError.UNKNOWN
