@@ -54,6 +54,17 @@
 //   unsent answers end their leases.
 // - A model is reloaded while a body is arriving: the body stays in the arena it was begun in; its
 //   template is resolved when the body is whole, against the model as it is then.
+//
+// The way of a plain inference request
+// - net/http1_inference.h (HTTP) takes a message from its head to its answer without Python code;
+//   what has no template, or fails a check, is handed over with its bytes as they came.
+// - request/templates_binding.h makes the InferRequest: values of a template that are neither ids,
+//   dims nor sizes (parameters; forwarded headers would be texts like these) are asked of its
+//   RequestTemplate in Python, the others are filled in.
+// - Between the two, when the request is made and before the model's `submit`, is the place for
+//   who would answer without the model, as a cache does: Inference::submit.
+// - The outcome comes to the exchange, which is its own callback. While a request is at a model the
+//   two hold each other; the outcome, or a cancel, parts them.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -3,7 +3,7 @@
 What stubs use of the module is typed in `gpubridge.tensor.native`, since they may run without it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpubridge.host_shm import Slot
@@ -598,77 +598,86 @@ class RequestTemplates:
     def add_json(
         self,
         header: bytes,
-        handle: int,
         max_batch_size: int,
         inputs: Sequence[tuple[Sequence[int], Sequence[int] | None, int, int]],
+        template: Any,
         /,
-    ) -> tuple[list[int], tuple[tuple[int, int, str], ...], int] | None:
-        """Make a template of a valid request; ``handle``, never used before, names it.
+    ) -> None:
+        """Make a template of a valid request, if it has a skeleton.
 
         Parameters
         ----------
         inputs
             Of each: its dims in the configuration with the batch dim, -1 for any; the dims of its
             reshape or None; its item size, 0 for BYTES; its bytes in a region of the client, else -1.
-
-        Returns
-        -------
-        (evicted, varying, outputs) or None
-            The handles of templates that went; role, owner and name of the values that `match_json`
-            returns as ``others``; the number of outputs asked for. None for a request without skeleton.
+        template : RequestTemplate
+            Its ``vary`` gets role, owner and name of the values that vary beside ids, dims and sizes, and
+            the number of outputs asked for; no template is made if it returns False.
         """
 
     def add_fields(
         self,
         fields: bytes,
         sizes: Sequence[int],
-        handle: int,
         max_batch_size: int,
         inputs: Sequence[tuple[Sequence[int], Sequence[int] | None, int, int]],
+        template: Any,
         /,
-    ) -> tuple[list[int], tuple[tuple[int, int, str], ...], int] | None:
+    ) -> None:
         """Make a template of a valid ModelInferRequest without its id and raw contents, as `add_json`."""
 
-    def remove(self, handle: int, /) -> None:
-        """Forget a template, if it is there."""
+    def remove_if(self, is_gone: Callable[[Any], bool], /) -> None:
+        """Forget the templates that ``is_gone`` accepts."""
 
-    def match_json(
-        self, memory: memoryview, begin: int, header: int, following: int, /
-    ) -> tuple[int, str, bytes, Any, int, int, tuple[Any, ...] | None] | None:
-        """Find and check the request in memory: a header of so many bytes, and those that follow it.
+    def take_json(
+        self,
+        slot: Any,
+        begin: int,
+        header: int,
+        following: int,
+        on_done: Callable[[Any], None],
+        copied: int,
+        /,
+    ) -> tuple[Any, Any, Any] | None:
+        """Make the request in a slot: of a header of so many bytes, and those that follow it.
 
         Inputs are moved to where they are aligned.
 
         Returns
         -------
-        (handle, id, dims, places, batch_size, moved, others) or None
+        (template, request, regions) or None
             None for a request without a template, and one that fails any check; nothing was moved then.
         """
 
-    def match_message(
-        self, message: bytes, /
-    ) -> tuple[int, str, bytes, Any, int, int, tuple[Any, ...] | None, int, bytes] | None:
-        """Find and check a whole ModelInferRequest.
+    def take_message(
+        self, message: bytes, on_done: Callable[[Any], None], /
+    ) -> tuple[Any, Any, Any] | None:
+        """Make the request of a whole ModelInferRequest, as `take_json`.
 
-        Returns
-        -------
-        (handle, id, dims, places, batch_size, nbytes, others, end, pieces) or None
-            The inputs have ``nbytes``; in memory of ``end`` bytes `copy_pieces` puts them in their places.
+        Its inputs are copied into a slot of the template's ``arena``.
         """
 
-    def match_fields(
-        self, fields: bytes, sizes: Sequence[int], offsets: Sequence[int], memory: memoryview, /
-    ) -> tuple[int, bytes, Any, int, tuple[Any, ...] | None] | None:
-        """Find and check a ModelInferRequest whose raw contents lie at offsets in memory.
+    def take_fields(
+        self,
+        slot: Any,
+        fields: bytes,
+        identifier: str,
+        sizes: Sequence[int],
+        offsets: Sequence[int],
+        on_done: Callable[[Any], None],
+        copied: int,
+        /,
+    ) -> tuple[Any, Any, Any] | None:
+        """Make the request of a ModelInferRequest whose raw contents lie at offsets in a slot.
 
-        Returns
-        -------
-        (handle, dims, places, batch_size, others) or None
-            None also where they do not lie in their places.
+        None also where they do not lie in their places.
         """
 
-def copy_pieces(source: bytes, pieces: bytes, memory: memoryview, /) -> None:
-    """Copy the pieces that `RequestTemplates.match_message` returned; ValueError where one does not fit."""
+class RequestShapes:
+    """The shapes of a request's inputs, by name: as of another with the same ranks, with other dims."""
+
+    def __init__(self, first: Iterable[tuple[str, tuple[int, ...]]], dims: bytes, /) -> None: ...
+    def __iter__(self) -> Iterator[tuple[str, tuple[int, ...]]]: ...
 
 class JsonResponseTemplate:
     """The header of responses with the same outputs.
@@ -866,6 +875,56 @@ class HttpExchange:
     def end(self) -> None:
         """End an answer that was begun."""
 
+    def infer(
+        self,
+        endpoint: HttpInferEndpoint,
+        slot: Any,
+        body: tuple[int, int, int],
+        copied: int,
+        origin: object,
+        /,
+    ) -> bool:
+        """Give an inference request that has a template to its model, and answer it.
+
+        Returns whether it was taken, and answered if it could not be: no BridgeError is raised. The
+        slot belongs to it if it was.
+
+        Parameters
+        ----------
+        body : (int, int, int)
+            Where in the slot the body begins, its bytes, and those of its JSON header.
+        """
+    def __call__(self, outcome: Any, /) -> None:
+        """Answer an inference request that the plane has taken by its outcome."""
+
+class HttpInferEndpoint:
+    """Where inference requests for a model, or for one version of it, go.
+
+    Parameters
+    ----------
+    arena : RequestArena
+        Where small bodies are received.
+    """
+
+    def __init__(self, arena: Any, /) -> None: ...
+    def lead_to(self, served: object, /) -> None:
+        """Let a `gpubridge.frontend.infer.ServedModel` take the place of another, also for bodies that come."""
+
+class InferTargets:
+    """The endpoints of inference by the targets of requests, as clients write them.
+
+    A connection gives small POSTs to these targets to the endpoint itself. What that does not take goes
+    to its ``take_over(exchange, slot, start, length, copied)``.
+    """
+
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def add(self, target: bytes, endpoint: HttpInferEndpoint, /) -> None: ...
+    def remove(self, endpoint: HttpInferEndpoint, /) -> None:
+        """Forget all targets of an endpoint."""
+    def clear(self) -> None: ...
+    def find(self, target: bytes, /) -> Any: ...
+
 class HttpConnectionState:
     """The protocol of one HTTP/1 connection: bytes in, requests and bytes out.
 
@@ -885,6 +944,8 @@ class HttpConnectionState:
         Where bytes that have no other place yet are received; may be shared.
     idle : IdleConnections
         Has this connection while it has no request.
+    targets : InferTargets
+        The endpoints whose requests are taken without the owner.
     body_limit : int
         Bytes of a body.
     pipeline_limit, held_limit : int
@@ -896,6 +957,7 @@ class HttpConnectionState:
         owner: object,
         receive: bytearray,
         idle: IdleConnections,
+        targets: InferTargets,
         body_limit: int,
         pipeline_limit: int,
         held_limit: int,

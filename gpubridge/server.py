@@ -178,7 +178,8 @@ async def _open_doors(
         address, port = settings.grpc_address, settings.grpc_port
         doors.append(await _open_door("GRPCInferenceService", address, port, grpc_calls))
     if settings.allow_http:
-        listener = HttpListener(router, http, workers, repository.regions.budget)
+        budget = repository.regions.budget
+        listener = HttpListener(router, http, workers, budget, router.targets)
         requests: _MakeProtocol = partial(HttpConnection, listener)
         address, port = settings.http_address, settings.http_port
         doors.append(await _open_door("HTTPService", address, port, requests))

@@ -283,6 +283,10 @@ InferResponse& infer_response(nb::handle object) {
   return checked_as<InferResponse>(object, response_type(), "not an InferResponse");
 }
 
+bool is_infer_response(nb::handle object) {
+  return PyObject_TypeCheck(object.ptr(), response_type()) != 0;
+}
+
 void bind_infer_request(nb::module_& module) {
   module.attr("InferRequest") = nb::handle(reinterpret_cast<PyObject*>(request_type()));
   module.attr("InferResponseFields") = nb::handle(reinterpret_cast<PyObject*>(response_type()));

@@ -120,5 +120,6 @@ nanobind::object make_infer_response(nanobind::handle kind, nanobind::handle sig
 // What an object is; throws TypeError for another.
 InferRequest& infer_request(nanobind::handle object);
 InferResponse& infer_response(nanobind::handle object);
+[[nodiscard]] bool is_infer_response(nanobind::handle object);
 
 }  // namespace gpubridge

@@ -7,4 +7,8 @@ namespace gpubridge {
 
 void bind_http1(nanobind::module_& module);
 
+namespace http1 {
+void bind_inference(nanobind::module_& module);
+}
+
 }  // namespace gpubridge

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "memory/sent_buffers.h"
+#include "net/http1_inference.h"
 #include "net/http1_reader.h"
 #include "net/http1_response.h"
 
@@ -61,9 +62,17 @@ class Exchange {
   void respond(int status, nanobind::bytes fields, nanobind::bytes body, nanobind::object buffers,
                bool plain);
   void fail(nanobind::object error, nanobind::object status);
+  // Sends an answer to an inference request: its header, and the outputs' bytes behind it.
+  void respond_tensors(std::string_view header, const SentBuffers& sent, nanobind::handle buffers);
   void begin(int status, nanobind::bytes fields, nanobind::object on_sent, nanobind::bytes filler);
   void send(nanobind::bytes data);
   void end();
+
+  // Takes an inference request whose body lies in a slot; false if it is none for the plane.
+  bool infer(nanobind::object endpoint, nanobind::object slot, const InferenceBody& body,
+             std::uint64_t copied, nanobind::handle origin);
+  // Answers an inference request by its outcome.
+  void answer(nanobind::handle outcome);
 
   nanobind::object handler = nanobind::none();
 
@@ -72,15 +81,26 @@ class Exchange {
 
   [[nodiscard]] bool modern() const { return head_ == nullptr || head_->modern; }
   [[nodiscard]] bool bodiless() const { return head_ != nullptr && head_->method() == "HEAD"; }
+  // Somebody will answer it.
+  [[nodiscard]] bool taken() const { return inference_ != nullptr || !handler.is_none(); }
   [[nodiscard]] Persistence persistence() const;
+  // Begins to receive an inference request; does not where that fails, which is answered.
+  void begin_inference(nanobind::handle endpoint, std::uint64_t header);
+  // Gives an inference request, whose body is there, to its model or to Python.
+  void complete_inference(std::uint64_t copied);
+  bool submit_inference(std::uint64_t copied, nanobind::handle origin);
   [[nodiscard]] nanobind::bytes chunk(std::string_view data) const;
   void put(int status, Framing framing, std::string_view fields, std::string_view body,
            const SentBuffers& buffers);
+  // `buffers` are those of which `sent` knows the bytes.
+  void send_whole(int status, std::string_view fields, std::string_view body,
+                  const SentBuffers& sent, nanobind::handle buffers, bool plain);
   void add(nanobind::bytes data);
   void ready();
 
   Connection* connection_;
   std::unique_ptr<const Head> head_;
+  std::unique_ptr<Inference> inference_;
   // The bytes of the answer that are there and were not sent.
   std::vector<nanobind::object> parts_;
   nanobind::object on_sent_ = nanobind::none();
@@ -99,7 +119,8 @@ class Connection {
   // A connection takes bodies of at most `body_limit` bytes, and no further request while
   // `pipeline_limit` are open, or while those that are hold `held_limit` bytes together.
   Connection(nanobind::object owner, nanobind::object receive, nanobind::object idle,
-             std::uint64_t body_limit, std::size_t pipeline_limit, std::size_t held_limit);
+             nanobind::object targets, std::uint64_t body_limit, std::size_t pipeline_limit,
+             std::size_t held_limit);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -137,6 +158,8 @@ class Connection {
   Place place(std::unique_ptr<const Head> head);
   void feed(const char* at, const char* end);
   void take_head(const char*& at, const char* end);
+  // Takes the message whose head is there, if it is an inference request for the plane.
+  bool take_inference(Exchange& exchange);
   void take_body(std::string_view piece);
   void complete();
   // Has the owner word a fault, and refuse what is on its way.
@@ -159,6 +182,8 @@ class Connection {
   nanobind::object receive_;
   nanobind::object idle_object_;
   IdleConnections* idle_;
+  nanobind::object targets_object_;
+  InferTargets* targets_;
   std::uint64_t body_limit_;
   std::size_t pipeline_limit_;
   std::size_t held_limit_;

@@ -1,4 +1,5 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <cstring>
@@ -7,6 +8,7 @@
 #include "buffer_view.h"
 #include "net/http1_binding.h"
 #include "net/http1_connection.h"
+#include "stub/heap_type.h"
 
 namespace nb = nanobind;
 
@@ -50,12 +52,14 @@ nb::list IdleConnections::first(std::size_t count) const {
   return owners;
 }
 
-Connection::Connection(nb::object owner, nb::object receive, nb::object idle,
+Connection::Connection(nb::object owner, nb::object receive, nb::object idle, nb::object targets,
                        std::uint64_t body_limit, std::size_t pipeline_limit, std::size_t held_limit)
     : owner_(std::move(owner)),
       receive_(std::move(receive)),
       idle_object_(std::move(idle)),
       idle_(nb::cast<IdleConnections*>(idle_object_)),
+      targets_object_(std::move(targets)),
+      targets_(nb::cast<InferTargets*>(targets_object_)),
       body_limit_(body_limit),
       pipeline_limit_(pipeline_limit),
       held_limit_(held_limit),
@@ -164,14 +168,36 @@ void Connection::take_head(const char*& at, const char* end) {
     return;
   }
   at_hand_ = {at, static_cast<std::size_t>(std::min<std::uint64_t>(length_, here))};
-  call(take_, message.object);
+  if (!take_inference(*message.exchange)) call(take_, message.object);
   at_hand_ = {};
   if (deaf_) return;
   at += copied_;
   reader_.skip(copied_);
-  if (expects && !message.exchange->handler.is_none()) {
+  if (expects && message.exchange->taken()) {
     call(write_, nb::bytes(kContinue.data(), kContinue.size()));
   }
+}
+
+bool Connection::take_inference(Exchange& exchange) {
+  const Head& head = *exchange.head_;
+  // What else has a body is for Python, which charges large ones as they arrive.
+  if (length_ == 0 || length_ >= kHeavy || head.method() != "POST") return false;
+  const nb::handle endpoint = targets_->find(head.target());
+  if (!endpoint.is_valid() || nb::cast<InferEndpoint&>(endpoint).traced()) return false;
+  const auto header = header_size(head, length_);
+  if (!header) return false;
+  exchange.begin_inference(endpoint, *header);
+  if (exchange.inference_ == nullptr) return true;
+  exchange.inference_->put(at_hand_);
+  copied_ = at_hand_.size();
+  at_hand_ = {};
+  if (delivered_) {
+    exchange.complete_inference(copied_);
+  } else {
+    memory_ = exchange.inference_->memory();
+    granted_ = length_;
+  }
+  return true;
 }
 
 void Connection::receive_into(nb::handle memory, std::uint64_t granted) {
@@ -222,9 +248,11 @@ void Connection::complete() {
   const Place message = drop_message();
   if (message.exchange->close_) deaf_ = true;
   // Without a handler it was answered by its head.
-  if (delivered || message.exchange->handler.is_none()) return;
+  if (delivered || !message.exchange->taken()) return;
   if (!collected.is_none()) {
     call(collect_, message.object, collected);
+  } else if (message.exchange->inference_ != nullptr) {
+    message.exchange->complete_inference(copied);
   } else {
     if (length >= kHeavy) message.exchange->weigh(length);
     call(complete_, message.object, copied);
@@ -250,6 +278,7 @@ Connection::Place Connection::drop_message() {
 void Connection::abort(Exchange& exchange) {
   const nb::object handler = std::exchange(exchange.handler, nb::none());
   if (!handler.is_none()) handler.attr("abort")();
+  if (const auto inference = std::move(exchange.inference_)) inference->abort();
 }
 
 void Connection::refuse(nb::object error, int status) {
@@ -425,6 +454,16 @@ nb::tuple Connection::progress() const {
 
 namespace gpubridge {
 
+// Exchanges are called with the outcomes of inference requests.
+PyObject* call_exchange(PyObject* self, PyObject* arguments, PyObject* /*keywords*/) {
+  PyObject* const outcome = PyTuple_GetItem(arguments, 0);
+  if (outcome == nullptr) return nullptr;
+  return stub::guarded<PyObject*>(nullptr, [&] {
+    nb::inst_ptr<http1::Exchange>(self)->answer(outcome);
+    return Py_NewRef(Py_None);
+  });
+}
+
 void bind_http1(nb::module_& module) {
   using http1::Connection;
   using http1::Exchange;
@@ -433,7 +472,9 @@ void bind_http1(nb::module_& module) {
       .def(nb::init<>())
       .def("first", &IdleConnections::first)
       .def("__len__", &IdleConnections::size);
-  nb::class_<Exchange>(module, "HttpExchange")
+  http1::bind_inference(module);
+  static PyType_Slot slots[] = {{Py_tp_call, stub::slot(call_exchange)}, {0, nullptr}};
+  nb::class_<Exchange>(module, "HttpExchange", nb::type_slots(slots))
       .def_prop_ro("method", &Exchange::method)
       .def_prop_ro("target", &Exchange::target)
       .def_prop_ro("length", &Exchange::length)
@@ -444,6 +485,16 @@ void bind_http1(nb::module_& module) {
       .def("field", &Exchange::field)
       .def("receive_into", &Exchange::receive_into)
       .def("weigh", &Exchange::weigh)
+      .def(
+          "infer",
+          [](Exchange& self, nb::object endpoint, nb::object slot,
+             std::tuple<std::uint64_t, std::uint64_t, std::uint64_t> body, std::uint64_t copied,
+             nb::handle origin) {
+            const auto [start, length, header] = body;
+            return self.infer(std::move(endpoint), std::move(slot), {start, length, header}, copied,
+                              origin);
+          },
+          nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
       .def("respond", &Exchange::respond, nb::arg("status"), nb::arg("fields"), nb::arg("body"),
            nb::arg("buffers") = nb::tuple(), nb::kw_only(), nb::arg("plain") = false)
       .def("fail", &Exchange::fail, nb::arg("error"), nb::arg("status") = nb::none())
@@ -452,7 +503,8 @@ void bind_http1(nb::module_& module) {
       .def("send", &Exchange::send)
       .def("end", &Exchange::end);
   nb::class_<Connection>(module, "HttpConnectionState")
-      .def(nb::init<nb::object, nb::object, nb::object, std::uint64_t, std::size_t, std::size_t>())
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, std::uint64_t, std::size_t,
+                    std::size_t>())
       .def("start", &Connection::start)
       .def("get_buffer", &Connection::get_buffer)
       .def("buffer_updated", &Connection::buffer_updated)

@@ -3,6 +3,7 @@
 
 #include "memory/sent_buffers.h"
 #include "net/http1_connection.h"
+#include "python_object.h"
 
 namespace nb = nanobind;
 
@@ -16,7 +17,11 @@ constexpr std::size_t kCopiedBuffer = 1024;
 
 nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
-std::string_view view_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+const nb::object& bridge_error() {
+  static const auto* const type =
+      new nb::object(nb::module_::import_("gpubridge.errors").attr("BridgeError"));
+  return *type;
+}
 
 }  // namespace
 
@@ -88,16 +93,31 @@ void Exchange::put(int status, Framing framing, std::string_view fields, std::st
 
 void Exchange::respond(int status, nb::bytes fields, nb::bytes body, nb::object buffers,
                        bool plain) {
+  send_whole(status, view_of(fields), view_of(body), SentBuffers(buffers), buffers, plain);
+}
+
+void Exchange::respond_tensors(std::string_view header, const SentBuffers& sent,
+                               nb::handle buffers) {
+  std::string fields = "Content-Type: application/json\r\n";
+  // Without a byte after it, the JSON is the whole answer: so it is at Triton.
+  if (sent.total() != 0) {
+    fields = "Content-Type: application/octet-stream\r\nInference-Header-Content-Length: " +
+             std::to_string(header.size()) + "\r\n";
+  }
+  send_whole(200, fields, header, sent, buffers, false);
+}
+
+void Exchange::send_whole(int status, std::string_view fields, std::string_view body,
+                          const SentBuffers& sent, nb::handle buffers, bool plain) {
   if (connection_ == nullptr || answered_) return;
   handler = nb::none();
-  const SentBuffers sent(buffers);
   const std::size_t length = body.size() + sent.total();
   if (!plain && length != 0 && head_ != nullptr && head_->accepts != Coding::kNone) {
     const nb::object pack = connection_->pack_;
-    pack(nb::find(*this), status, fields, body, buffers);
+    pack(nb::find(*this), status, bytes_of(fields), bytes_of(body), buffers);
     return;
   }
-  put(status, {length, false}, view_of(fields), view_of(body), sent);
+  put(status, {length, false}, fields, body, sent);
 }
 
 void Exchange::fail(nb::object error, nb::object status) {
@@ -109,6 +129,50 @@ void Exchange::fail(nb::object error, nb::object status) {
   const auto body = nb::cast<nb::bytes>(told[1]);
   put(nb::cast<int>(told[0]), {body.size(), false}, "Content-Type: application/json\r\n",
       view_of(body), SentBuffers(nb::tuple()));
+}
+
+// -- inference ------------------------------------------------------------------------------------
+
+void Exchange::begin_inference(nb::handle endpoint, std::uint64_t header) {
+  try {
+    inference_ = std::make_unique<Inference>(nb::borrow(endpoint), head_->length, header);
+  } catch (nb::python_error& error) {
+    if (!error.matches(bridge_error())) throw;
+    fail(nb::borrow(error.value()), nb::none());
+  }
+}
+
+void Exchange::complete_inference(std::uint64_t copied) {
+  if (submit_inference(copied, nb::none())) return;
+  const std::unique_ptr<Inference> inference = std::move(inference_);
+  inference->hand_over(nb::find(*this), copied);
+}
+
+// By the time that the model has it, it may have been answered.
+bool Exchange::submit_inference(std::uint64_t copied, nb::handle origin) {
+  try {
+    return inference_->submit(nb::find(*this), copied, origin);
+  } catch (nb::python_error& error) {
+    if (!error.matches(bridge_error())) throw;
+    if (const auto inference = std::move(inference_)) inference->abort();
+    fail(nb::borrow(error.value()), nb::none());
+    return true;
+  }
+}
+
+bool Exchange::infer(nb::object endpoint, nb::object slot, const InferenceBody& body,
+                     std::uint64_t copied, nb::handle origin) {
+  inference_ = std::make_unique<Inference>(std::move(endpoint), std::move(slot), body);
+  if (submit_inference(copied, origin)) {
+    handler = nb::none();
+    return true;
+  }
+  inference_.reset();
+  return false;
+}
+
+void Exchange::answer(nb::handle outcome) {
+  if (const auto inference = std::move(inference_)) inference->answer(*this, outcome);
 }
 
 void Exchange::begin(int status, nb::bytes fields, nb::object on_sent, nb::bytes filler) {

@@ -158,8 +158,8 @@ bool sound(const InputRule& rule, std::size_t batched) {
 
 }  // namespace
 
-bool RequestTemplates::add(const RequestScan& scan, std::uint64_t handle, TemplateRules rules,
-                           std::vector<std::uint64_t>& evicted) {
+bool RequestTemplates::add(const RequestScan& scan, TemplateRules rules,
+                           std::shared_ptr<void> owner) {
   const std::size_t batched = rules.max_batch_size != 0 ? 1 : 0;
   const auto is_sound = [batched](const InputRule& rule) { return sound(rule, batched); };
   if (!checkable(scan, rules) || rules.alignment == 0 ||
@@ -169,30 +169,24 @@ bool RequestTemplates::add(const RequestScan& scan, std::uint64_t handle, Templa
   const std::size_t bytes = bytes_of(scan.key, rules);
   if (bytes > limit_ / kShareOfEntry) return false;
   const auto known = by_key_.find(scan.key);
-  if (known != by_key_.end()) {
-    evicted.push_back(known->second->handle);
-    drop(known->second);
-  }
-  while (bytes_ + bytes > limit_) {
-    evicted.push_back(entries_.back().handle);
-    drop(std::prev(entries_.end()));
-  }
-  entries_.push_front(
-      {.key = scan.key, .handle = handle, .rules = std::move(rules), .bytes = bytes});
+  if (known != by_key_.end()) drop(known->second);
+  while (bytes_ + bytes > limit_) drop(std::prev(entries_.end()));
+  entries_.push_front({scan.key, std::move(rules), std::move(owner), bytes});
   by_key_.emplace(entries_.front().key, entries_.begin());
-  by_handle_.emplace(handle, entries_.begin());
   bytes_ += bytes;
   return true;
 }
 
-void RequestTemplates::remove(std::uint64_t handle) {
-  const auto found = by_handle_.find(handle);
-  if (found != by_handle_.end()) drop(found->second);
+void RequestTemplates::remove_if(const std::function<bool(const std::shared_ptr<void>&)>& is_gone) {
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    const auto next = std::next(entry);
+    if (is_gone(entry->owner)) drop(entry);
+    entry = next;
+  }
 }
 
 void RequestTemplates::drop(Entries::iterator entry) {
   bytes_ -= entry->bytes;
-  by_handle_.erase(entry->handle);
   by_key_.erase(entry->key);
   entries_.erase(entry);
 }
@@ -202,7 +196,7 @@ bool RequestTemplates::match(const RequestScan& scan, MatchedRequest& matched) {
   if (found == by_key_.end()) return false;
   const auto entry = found->second;
   if (entry != entries_.begin()) entries_.splice(entries_.begin(), entries_, entry);
-  matched.handle = entry->handle;
+  matched.owner = entry->owner;
   return Check(scan, entry->rules, matched).run();
 }
 

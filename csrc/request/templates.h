@@ -7,7 +7,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <list>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -47,7 +49,7 @@ struct InputPlace {
 
 // A request that has a template.
 struct MatchedRequest {
-  std::uint64_t handle = 0;
+  std::shared_ptr<void> owner;  // What its template was added with.
   std::uint64_t batch_size = 1;
   std::uint64_t nbytes = 0;           // Of all inputs that came with it, gaps not counted.
   std::uint64_t end = 0;              // Where the last of them ends.
@@ -62,13 +64,11 @@ class RequestTemplates {
  public:
   explicit RequestTemplates(std::size_t limit) : limit_(limit) {}
 
-  // Adds a template under a handle that was never used; false if its values cannot be checked. The
-  // handles of templates that went for it are appended to `evicted`.
-  bool add(const RequestScan& scan, std::uint64_t handle, TemplateRules rules,
-           std::vector<std::uint64_t>& evicted);
+  // Adds a template, which holds `owner`; false if its values cannot be checked.
+  bool add(const RequestScan& scan, TemplateRules rules, std::shared_ptr<void> owner);
 
-  // Forgets a template, if it is there.
-  void remove(std::uint64_t handle);
+  // Forgets the templates whose owners `is_gone` accepts.
+  void remove_if(const std::function<bool(const std::shared_ptr<void>&)>& is_gone);
 
   // Finds the template of a request and checks it; false where there is none or a check fails.
   bool match(const RequestScan& scan, MatchedRequest& matched);
@@ -79,8 +79,8 @@ class RequestTemplates {
  private:
   struct Entry {
     std::string key;
-    std::uint64_t handle = 0;
     TemplateRules rules;
+    std::shared_ptr<void> owner;
     std::size_t bytes = 0;
   };
   using Entries = std::list<Entry>;
@@ -91,7 +91,6 @@ class RequestTemplates {
   std::size_t bytes_ = 0;
   Entries entries_;  // The most recently used one first.
   std::unordered_map<std::string_view, Entries::iterator, KeyedHash> by_key_;
-  std::unordered_map<std::uint64_t, Entries::iterator> by_handle_;
 };
 
 // Makes each input begin at a multiple of its item size, counted from the beginning of `memory`,

@@ -1,46 +1,50 @@
-#include <nanobind/nanobind.h>
+#include "request/templates_binding.h"
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <bit>
-#include <cstdint>
+#include <algorithm>
+#include <array>
 #include <cstring>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <tuple>
 #include <utility>
-#include <vector>
 
 #include "buffer_view.h"
-#include "little_endian.h"
+#include "ipc/infer_request_binding.h"
+#include "python_object.h"
 #include "request/json_scanner.h"
 #include "request/protobuf_scanner.h"
 #include "request/request_bindings.h"
-#include "request/templates.h"
 
 namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {
 
-nb::object checked(PyObject* made) {
-  if (made == nullptr) throw nb::python_error();
-  return nb::steal(made);
-}
+struct Names {
+  Attribute allocate{"allocate"};
+  Attribute arena{"arena"};
+  Attribute context{"context"};
+  Attribute dims{"dims"};
+  Attribute form{"form"};
+  Attribute memory{"memory"};
+  Attribute options{"options"};
+  Attribute regions{"regions"};
+  std::array<Attribute, 5> same_options{Attribute("priority"), Attribute("timeout_us"),
+                                        Attribute("correlation_id"), Attribute("start"),
+                                        Attribute("end")};
+  Attribute shape_id{"shape_id"};
+  Attribute shapes{"shapes"};
+  Attribute shared{"shared"};
+  Attribute signature{"signature"};
+  Attribute varied{"varied"};
+  Attribute vary{"vary"};
+};
 
-nb::object text_of(std::string_view text) {
-  return checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
-}
-
-template <typename Number>
-nb::object bytes_of(const std::vector<Number>& numbers) {
-  return checked(
-      PyBytes_FromStringAndSize(reinterpret_cast<const char*>(numbers.data()),
-                                static_cast<Py_ssize_t>(numbers.size() * sizeof(Number))));
+const Names& names() {
+  static const Names made;
+  return made;
 }
 
 // Makes a tuple of what `make` returns for each index.
@@ -57,26 +61,9 @@ nb::object tuple_of(std::size_t count, Make make) {
   return made;
 }
 
-nb::object places_of(const std::vector<InputPlace>& places) {
-  return tuple_of(places.size(),
-                  [&](std::size_t i) { return nb::make_tuple(places[i].at, places[i].nbytes); });
-}
-
-nb::object value_of(const ScannedValue& value) {
-  if (is_text(value.role)) return text_of(value.text);
-  return checked(PyLong_FromUnsignedLongLong(value.number));
-}
-
-std::string_view view_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
-
 std::span<unsigned char> memory_of(const BufferView& view) {
   return {static_cast<unsigned char*>(view.data()), view.size()};
 }
-
-// Dims, dims after the batch dim that the model sees or None, item size, and bytes in a region or
-// -1.
-using InputFields = std::tuple<std::vector<std::int64_t>, std::optional<std::vector<std::int64_t>>,
-                               std::uint32_t, std::int64_t>;
 
 TemplateRules rules_of(std::uint64_t max_batch_size, std::uint64_t alignment,
                        std::vector<InputFields> inputs) {
@@ -95,168 +82,250 @@ TemplateRules rules_of(std::uint64_t max_batch_size, std::uint64_t alignment,
   return rules;
 }
 
-// Request templates of HTTP (JSON headers) or of gRPC (protobuf messages).
-class Templates {
+bool strings_fit(const InputPlace& place, std::span<const unsigned char> content) {
+  return place.item_size != 0 || holds_strings(content, place.strings);
+}
+
+// The shapes of a request's inputs by their names, for the schedulers that ask: those of the first
+// request of its template, with its own dims.
+class RequestShapes {
  public:
-  Templates(std::size_t limit, std::uint64_t alignment)
-      : templates_(limit), alignment_(alignment) {}
+  RequestShapes(nb::object first, const nb::bytes& dims) : first_(std::move(first)), dims_(dims) {}
 
-  nb::object add_json(const nb::bytes& header, std::uint64_t handle, std::uint64_t max_batch_size,
-                      std::vector<InputFields> inputs) {
-    if (!scan_json(view_of(header), scan_)) return nb::none();
-    return add(handle, max_batch_size, std::move(inputs));
-  }
-
-  nb::object add_fields(const nb::bytes& fields, const std::vector<std::uint64_t>& sizes,
-                        std::uint64_t handle, std::uint64_t max_batch_size,
-                        std::vector<InputFields> inputs) {
-    if (!scan_fields(view_of(fields), sizes, scan_)) return nb::none();
-    return add(handle, max_batch_size, std::move(inputs));
-  }
-
-  void remove(std::uint64_t handle) { templates_.remove(handle); }
-
-  // The header is copied: a process that has the memory mapped may write to it meanwhile.
-  nb::object match_json(nb::handle memory, std::uint64_t begin, std::uint64_t size,
-                        std::uint64_t following) {
-    const BufferView view(memory, PyBUF_WRITABLE);
-    const std::span<unsigned char> bytes = memory_of(view);
-    if (begin > bytes.size() || size > bytes.size() - begin || size > kLongestScanned) {
-      return nb::none();
+  [[nodiscard]] nb::object iterate() const {
+    const std::string_view bytes = view_of(dims_);
+    std::size_t at = 0;
+    nb::list shapes;
+    for (const nb::handle named : first_) {
+      const nb::object dims = tuple_of(nb::len(nb::object(named[1])), [&](std::size_t) {
+        std::int64_t dim = 0;
+        if (bytes.size() - at < sizeof dim) throw nb::value_error("expected dims of each input");
+        std::memcpy(&dim, bytes.data() + at, sizeof dim);
+        at += sizeof dim;
+        return nb::object(nb::int_(dim));
+      });
+      shapes.append(nb::make_tuple(named[0], dims));
     }
-    const std::uint64_t start = begin + size;
-    if (following > bytes.size() - start) return nb::none();
-    header_.assign(reinterpret_cast<const char*>(bytes.data() + begin),
-                   static_cast<std::size_t>(size));
-    if (!scan_json(header_, scan_) || !templates_.match(scan_, matched_)) return nb::none();
-    if (matched_.end != following || !strings_fit(bytes.subspan(start))) return nb::none();
-    const std::optional<std::uint64_t> moved = align_inputs(bytes, start, matched_.places);
-    if (!moved) return nb::none();
-    return nb::make_tuple(matched_.handle, text_of(scan_.id), bytes_of(matched_.dims),
-                          places_of(matched_.places), matched_.batch_size, *moved, others());
+    return nb::iter(shapes);
   }
-
-  // A whole message; its inputs are copied by `copy_inputs`.
-  nb::object match_message(const nb::bytes& message) {
-    const std::string_view bytes = view_of(message);
-    if (!scan_message(bytes, scan_, offsets_) || !templates_.match(scan_, matched_)) {
-      return nb::none();
-    }
-    pieces_.clear();
-    for (std::size_t i = 0; i < matched_.places.size(); ++i) {
-      const InputPlace& place = matched_.places[i];
-      pieces_.insert(pieces_.end(), {offsets_[i], place.at, place.nbytes});
-      const std::string_view content = bytes.substr(static_cast<std::size_t>(offsets_[i]),
-                                                    static_cast<std::size_t>(place.nbytes));
-      if (!strings_fit(place,
-                       {reinterpret_cast<const unsigned char*>(content.data()), content.size()})) {
-        return nb::none();
-      }
-    }
-    return nb::make_tuple(matched_.handle, text_of(scan_.id), bytes_of(matched_.dims),
-                          places_of(matched_.places), matched_.batch_size, matched_.nbytes,
-                          others(), matched_.end, bytes_of(pieces_));
-  }
-
-  // The fields of a message whose raw contents have been received into memory.
-  nb::object match_fields(const nb::bytes& fields, const std::vector<std::uint64_t>& sizes,
-                          const std::vector<std::uint64_t>& offsets, nb::handle memory) {
-    if (!scan_fields(view_of(fields), sizes, scan_) || !templates_.match(scan_, matched_)) {
-      return nb::none();
-    }
-    const BufferView view(memory, PyBUF_SIMPLE);
-    const std::span<unsigned char> bytes = memory_of(view);
-    for (std::size_t i = 0; i < matched_.places.size(); ++i) {
-      // Where they are not received in their places, they have to be copied there first.
-      if (i >= offsets.size() || offsets[i] != matched_.places[i].at) return nb::none();
-    }
-    if (!strings_fit(bytes)) return nb::none();
-    return nb::make_tuple(matched_.handle, bytes_of(matched_.dims), places_of(matched_.places),
-                          matched_.batch_size, others());
-  }
-
-  [[nodiscard]] std::size_t count() const { return templates_.size(); }
-  [[nodiscard]] std::size_t bytes() const { return templates_.bytes(); }
 
  private:
-  nb::object add(std::uint64_t handle, std::uint64_t max_batch_size,
-                 std::vector<InputFields> inputs) {
-    std::vector<std::uint64_t> evicted;
-    if (!templates_.add(scan_, handle, rules_of(max_batch_size, alignment_, std::move(inputs)),
-                        evicted)) {
-      return nb::none();
-    }
-    nb::object others = tuple_of(scan_.others.size(), [&](std::size_t i) {
-      const ScannedValue& value = scan_.others[i];
-      return nb::make_tuple(static_cast<int>(value.role), value.owner, text_of(value.name));
-    });
-    return nb::make_tuple(evicted, std::move(others), scan_.outputs);
-  }
-
-  static bool strings_fit(const InputPlace& place, std::span<const unsigned char> content) {
-    return place.item_size != 0 || holds_strings(content, place.strings);
-  }
-
-  // Whether the BYTES inputs in memory that begins where the first place does are what they have to
-  // be.
-  bool strings_fit(std::span<const unsigned char> memory) const {
-    for (const InputPlace& place : matched_.places) {
-      if (place.at > memory.size() || place.nbytes > memory.size() - place.at) return false;
-      if (!strings_fit(place, memory.subspan(static_cast<std::size_t>(place.at),
-                                             static_cast<std::size_t>(place.nbytes)))) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  nb::object others() const {
-    if (scan_.others.empty()) return nb::none();
-    return tuple_of(scan_.others.size(), [&](std::size_t i) { return value_of(scan_.others[i]); });
-  }
-
-  RequestTemplates templates_;
-  std::uint64_t alignment_;
-  std::string header_;
-  RequestScan scan_;
-  MatchedRequest matched_;
-  std::vector<std::uint64_t> offsets_;
-  std::vector<std::uint64_t> pieces_;
+  nb::object first_;
+  nb::bytes dims_;
 };
 
-// Each piece is where it begins in the source, where in memory, and its size.
-void copy_pieces(const nb::bytes& source, const nb::bytes& pieces, nb::handle memory) {
-  constexpr std::size_t kNumber = sizeof(std::uint64_t);
-  const std::string_view from = view_of(source);
-  const BufferView view(memory, PyBUF_WRITABLE);
-  const std::span<unsigned char> to = memory_of(view);
-  for (std::size_t at = 0; at + 3 * kNumber <= pieces.size(); at += 3 * kNumber) {
-    const char* piece = pieces.c_str() + at;
-    const auto begin = get_number<std::uint64_t>(piece);
-    const auto there = get_number<std::uint64_t>(piece + kNumber);
-    const auto nbytes = get_number<std::uint64_t>(piece + 2 * kNumber);
-    if (begin > from.size() || nbytes > from.size() - begin || there > to.size() ||
-        nbytes > to.size() - there) {
-      throw nb::value_error("a piece does not fit");
-    }
-    if (nbytes != 0) std::memcpy(to.data() + there, from.data() + begin, nbytes);
-  }
+// The options of a template's first request, with the shapes of another.
+nb::object with_shapes(const nb::object& form, const nb::object& dims) {
+  const nb::object first = names().options.of(form);
+  auto* const type = reinterpret_cast<PyTypeObject*>(first.type().ptr());
+  const auto create = reinterpret_cast<newfunc>(PyType_GetSlot(type, Py_tp_new));
+  nb::object options = checked(create(type, nb::tuple().ptr(), nullptr));
+  for (const Attribute& same : names().same_options) same.set(options, same.of(first));
+  names().shape_id.set(options, nb::none());
+  names().shapes.set(
+      options, nb::cast(RequestShapes(names().shapes.of(first), nb::borrow<nb::bytes>(dims))));
+  return options;
+}
+
+bool same_places(const std::vector<InputPlace>& some, const std::vector<InputPlace>& others) {
+  return std::equal(some.begin(), some.end(), others.begin(), others.end(),
+                    [](const InputPlace& one, const InputPlace& other) {
+                      return one.at == other.at && one.nbytes == other.nbytes;
+                    });
+}
+
+nb::object told(const MadeRequest& made) {
+  if (made.known == nullptr) return nb::none();
+  return nb::make_tuple(made.known->given, made.request, made.regions);
 }
 
 }  // namespace
 
+KnownTemplate::KnownTemplate(nb::object template_)
+    : given(std::move(template_)),
+      form(names().form.of(given)),
+      signature(names().signature.of(form)),
+      context(names().context.of(form)),
+      shared(nb::cast<bool>(names().shared.of(form))),
+      options(names().options.of(form)),
+      dims(names().dims.of(form)) {}
+
+// -- adding ---------------------------------------------------------------------------------------
+
+void PythonTemplates::add_json(const nb::bytes& header, std::uint64_t max_batch_size,
+                               std::vector<InputFields> inputs, nb::handle given) {
+  if (scan_json(view_of(header), scan_)) add(max_batch_size, std::move(inputs), given);
+}
+
+void PythonTemplates::add_fields(const nb::bytes& fields, const std::vector<std::uint64_t>& sizes,
+                                 std::uint64_t max_batch_size, std::vector<InputFields> inputs,
+                                 nb::handle given) {
+  if (scan_fields(view_of(fields), sizes, scan_)) add(max_batch_size, std::move(inputs), given);
+}
+
+void PythonTemplates::add(std::uint64_t max_batch_size, std::vector<InputFields> inputs,
+                          nb::handle given) {
+  const nb::object varying = tuple_of(scan_.others.size(), [&](std::size_t i) {
+    const ScannedValue& value = scan_.others[i];
+    return nb::object(
+        nb::make_tuple(static_cast<int>(value.role), value.owner, text_object(value.name)));
+  });
+  if (!nb::cast<bool>(names().vary.of(given)(varying, scan_.outputs))) return;
+  templates_.add(scan_, rules_of(max_batch_size, alignment_, std::move(inputs)),
+                 std::make_shared<KnownTemplate>(nb::borrow(given)));
+}
+
+void PythonTemplates::remove_if(nb::handle is_gone) {
+  templates_.remove_if([&](const std::shared_ptr<void>& owner) {
+    return nb::cast<bool>(is_gone(static_cast<KnownTemplate*>(owner.get())->given));
+  });
+}
+
+// -- matching -------------------------------------------------------------------------------------
+
+// The header is copied: a process that has the memory mapped may write to it meanwhile.
+MadeRequest PythonTemplates::take_json(const RequestTarget& target, std::uint64_t begin,
+                                       std::uint64_t size, std::uint64_t following) {
+  const BufferView view(names().memory.of(target.slot), PyBUF_WRITABLE);
+  const std::span<unsigned char> bytes = memory_of(view);
+  if (begin > bytes.size() || size > bytes.size() - begin || size > kLongestScanned) return {};
+  const std::uint64_t start = begin + size;
+  if (following > bytes.size() - start) return {};
+  header_.assign(reinterpret_cast<const char*>(bytes.data() + begin),
+                 static_cast<std::size_t>(size));
+  if (!scan_json(header_, scan_) || !templates_.match(scan_, matched_)) return {};
+  if (matched_.end != following || !strings_fit(bytes.subspan(start))) return {};
+  const std::optional<std::uint64_t> moved = align_inputs(bytes, start, matched_.places);
+  if (!moved) return {};
+  return make({target.slot, target.on_done, target.copied + *moved}, start, scan_.id);
+}
+
+MadeRequest PythonTemplates::take_message(std::string_view message, nb::handle on_done) {
+  if (!scan_message(message, scan_, offsets_) || !templates_.match(scan_, matched_)) return {};
+  const auto content = [&](std::size_t index) {
+    const auto bytes = message.substr(static_cast<std::size_t>(offsets_[index]),
+                                      static_cast<std::size_t>(matched_.places[index].nbytes));
+    return std::span(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  };
+  for (std::size_t i = 0; i < matched_.places.size(); ++i) {
+    if (!gpubridge::strings_fit(matched_.places[i], content(i))) return {};
+  }
+  const auto& known = *static_cast<const KnownTemplate*>(matched_.owner.get());
+  const nb::object allocate = names().allocate.of(names().arena.of(known.given));
+  const nb::object slot = allocate(std::max<std::uint64_t>(matched_.end, 1));
+  const BufferView view(names().memory.of(slot), PyBUF_WRITABLE);
+  for (std::size_t i = 0; i < matched_.places.size(); ++i) {
+    const std::span<const unsigned char> from = content(i);
+    const std::span<unsigned char> to =
+        memory_of(view).subspan(static_cast<std::size_t>(matched_.places[i].at), from.size());
+    if (!from.empty()) std::memcpy(to.data(), from.data(), from.size());
+  }
+  return make({slot, on_done, matched_.nbytes}, 0, scan_.id);
+}
+
+MadeRequest PythonTemplates::take_fields(const RequestTarget& target, const nb::bytes& fields,
+                                         std::string_view identifier,
+                                         const std::vector<std::uint64_t>& sizes,
+                                         const std::vector<std::uint64_t>& offsets) {
+  if (!scan_fields(view_of(fields), sizes, scan_) || !templates_.match(scan_, matched_)) return {};
+  for (std::size_t i = 0; i < matched_.places.size(); ++i) {
+    // Where they are not received in their places, they have to be copied there first.
+    if (i >= offsets.size() || offsets[i] != matched_.places[i].at) return {};
+  }
+  const BufferView view(names().memory.of(target.slot), PyBUF_SIMPLE);
+  if (!strings_fit(memory_of(view))) return {};
+  return make(target, 0, identifier);
+}
+
+// Whether the BYTES inputs in memory that begins where the first place does are what they have to
+// be.
+bool PythonTemplates::strings_fit(std::span<const unsigned char> memory) const {
+  return std::all_of(matched_.places.begin(), matched_.places.end(), [&](const InputPlace& place) {
+    return place.at <= memory.size() && place.nbytes <= memory.size() - place.at &&
+           gpubridge::strings_fit(place, memory.subspan(static_cast<std::size_t>(place.at),
+                                                        static_cast<std::size_t>(place.nbytes)));
+  });
+}
+
+// -- the request ----------------------------------------------------------------------------------
+
+MadeRequest PythonTemplates::make(const RequestTarget& target, std::uint64_t start,
+                                  std::string_view identifier) {
+  MadeRequest made{std::static_pointer_cast<KnownTemplate>(matched_.owner), {}, nb::none()};
+  KnownTemplate& known = *made.known;
+  const std::string_view dims(reinterpret_cast<const char*>(matched_.dims.data()),
+                              matched_.dims.size() * sizeof(std::int64_t));
+  const bool same_dims = view_of(nb::borrow<nb::bytes>(known.dims)) == dims;
+  if (!same_dims) known.dims = nb::bytes(dims.data(), dims.size());
+  if (known.place_objects.is_none() || !same_places(known.places, matched_.places)) {
+    known.places = matched_.places;
+    known.place_objects = tuple_of(known.places.size(), [&](std::size_t i) {
+      return nb::object(nb::make_tuple(known.places[i].at, known.places[i].nbytes));
+    });
+  }
+  nb::object context = known.context;
+  nb::object options = known.options;
+  const nb::object values = others();
+  if (!values.is_none()) {
+    const nb::object varied = names().varied.of(known.given)(known.dims, values);
+    context = varied[0];
+    options = varied[1];
+  } else if (!same_dims) {
+    options = known.options = with_shapes(known.form, known.dims);
+  }
+  if (known.shared) made.regions = names().regions.of(known.given)(values);
+  const nb::object id = text_object(identifier);
+  made.request = make_infer_request({.signature = known.signature,
+                                     .slot = target.slot,
+                                     .places = known.place_objects,
+                                     .on_done = target.on_done,
+                                     .identifier = id,
+                                     .context = context,
+                                     .options = options,
+                                     .dims = known.dims,
+                                     .start = static_cast<long long>(start),
+                                     .copied = static_cast<long long>(target.copied),
+                                     .batch_size = static_cast<long long>(matched_.batch_size)});
+  return made;
+}
+
+nb::object PythonTemplates::others() const {
+  if (scan_.others.empty()) return nb::none();
+  return tuple_of(scan_.others.size(), [&](std::size_t i) {
+    const ScannedValue& value = scan_.others[i];
+    if (is_text(value.role)) return text_object(value.text);
+    return checked(PyLong_FromUnsignedLongLong(value.number));
+  });
+}
+
 void bind_templates(nb::module_& module) {
-  nb::class_<Templates>(module, "RequestTemplates")
+  using Self = PythonTemplates;
+  nb::class_<RequestShapes>(module, "RequestShapes")
+      .def(nb::init<nb::object, nb::bytes>())
+      .def("__iter__", &RequestShapes::iterate);
+  nb::class_<Self>(module, "RequestTemplates")
       .def(nb::init<std::size_t, std::uint64_t>())
-      .def("add_json", &Templates::add_json)
-      .def("add_fields", &Templates::add_fields)
-      .def("remove", &Templates::remove)
-      .def("match_json", &Templates::match_json)
-      .def("match_message", &Templates::match_message)
-      .def("match_fields", &Templates::match_fields)
-      .def("__len__", &Templates::count)
-      .def_prop_ro("nbytes", &Templates::bytes);
-  module.def("copy_pieces", &copy_pieces);
+      .def("add_json", &Self::add_json)
+      .def("add_fields", &Self::add_fields)
+      .def("remove_if", &Self::remove_if)
+      .def("take_json",
+           [](Self& self, nb::handle slot, std::uint64_t begin, std::uint64_t header,
+              std::uint64_t following, nb::handle on_done, std::uint64_t copied) {
+             return told(self.take_json({slot, on_done, copied}, begin, header, following));
+           })
+      .def("take_message",
+           [](Self& self, const nb::bytes& message, nb::handle on_done) {
+             return told(self.take_message(view_of(message), on_done));
+           })
+      .def("take_fields",
+           [](Self& self, nb::handle slot, const nb::bytes& fields, std::string_view identifier,
+              const std::vector<std::uint64_t>& sizes, const std::vector<std::uint64_t>& offsets,
+              nb::handle on_done, std::uint64_t copied) {
+             return told(
+                 self.take_fields({slot, on_done, copied}, fields, identifier, sizes, offsets));
+           })
+      .def("__len__", &Self::count)
+      .def_prop_ro("nbytes", &Self::bytes);
 }
 
 }  // namespace gpubridge

@@ -7,9 +7,11 @@ import time
 from collections.abc import Sequence
 from copy import copy
 
+from gpubridge.dataplane import HttpInferEndpoint, JsonResponseTemplate
 from gpubridge.engine.model import Model
 from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError, invalid
+from gpubridge.frontend.http.coded_bodies import give_up
 from gpubridge.frontend.http.message import Exchange, RequestHead
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.frontend.workers import HEAVY_BYTES, Workers
@@ -27,46 +29,124 @@ from gpubridge.protocol.infer_response import (
     EncodedResponse,
     encode_response,
     formats_more_than,
+    plain_template,
 )
 from gpubridge.protocol.request_form import RequestForm, RequestRegions
 from gpubridge.request import InferRequest, InferResponse, Outcome
+from gpubridge.transport.signatures import Signature
 
-__all__ = ["InferDoor"]
+__all__ = ["InferEndpoint"]
 
 _HEADER_LENGTH = b"inference-header-content-length"
 _LEADING_NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 _JSON = b"Content-Type: application/json\r\n"
 
 
-class InferDoor:
+class ServedModel:
+    """One version of a model, as its endpoint serves it.
+
+    ``templates``, ``traces``, ``submit`` and ``inputs`` are what the compiled endpoint needs of it.
+    """
+
+    def __init__(self, model: Model, memory: RequestMemory, workers: Workers) -> None:
+        self.model = model
+        self.forms = FormCache(model.config, memory.check)
+        self.templates = self.forms.templates
+        self.traces = model.traces
+        self.submit = model.submit
+        self.inputs = len(model.config.inputs)
+        self._memory = memory
+        self._workers = workers
+
+    def share(self, request: InferRequest, regions: RequestRegions) -> None:
+        """Give a request its places in the client's memory; see `RequestMemory.share`."""
+        self._memory.share(request, regions, self.model.name)
+
+    def plain_template(
+        self, form: RequestForm, signature: Signature
+    ) -> JsonResponseTemplate | None:
+        """Return the template of answers of which nothing has to be formatted."""
+        return plain_template(form, signature, self.model.config, self.model.version)
+
+    def respond(
+        self, exchange: Exchange, form: RequestForm, identifier: str, outcome: Outcome
+    ) -> None:
+        """Answer by an outcome that `plain_template` is not for."""
+        if not isinstance(outcome, InferResponse):
+            # Not raised: its traceback would hold frames that hold it, and all that they see.
+            exchange.fail(outcome)
+            return
+        model = self.model
+        if formats_more_than(HEAVY_BYTES, form, outcome):
+            # A copy: what a form remembers of answers is the event loop's.
+            own = copy(form)
+            self._workers.run(
+                lambda: encode_response(own, identifier, outcome, model.config, model.version),
+                lambda encoded: _send(exchange, encoded),
+            )
+            return
+        try:
+            encoded = encode_response(form, identifier, outcome, model.config, model.version)
+        except BridgeError as error:
+            exchange.fail(error)
+            return
+        _send(exchange, encoded)
+
+
+def _send(exchange: Exchange, encoded: EncodedResponse | BridgeError) -> None:
+    """Send an encoded answer."""
+    if isinstance(encoded, BridgeError):
+        exchange.fail(encoded)
+        return
+    if encoded.nbytes < 0:
+        exchange.respond(200, _JSON, encoded.header)
+        return
+    fields = (
+        b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
+        % len(encoded.header)
+    )
+    exchange.respond(200, fields, encoded.header, encoded.buffers)
+
+
+class InferEndpoint(HttpInferEndpoint):
     """Makes inference requests for one model, or one version of it.
 
-    Parameters
-    ----------
-    memory : RequestMemory
-        Where requests lie.
-    workers : Workers
-        Parse and format JSON of more than `HEAVY_BYTES`.
+    The compiled half takes small requests that have a template, without a call of Python; it hands over
+    what it does not take (`take_over`). All others come by `request`.
+
+    - ``memory``: where requests lie.
+    - ``workers``: parse and format JSON of more than `HEAVY_BYTES`.
     """
 
     def __init__(self, model: Model, memory: RequestMemory, workers: Workers) -> None:
         self.arena = memory.arena(model.name)
-        self.memory = memory
+        super().__init__(self.arena)
+        self._memory = memory
         self.workers = workers
-        self.lead_to(model)
+        self.serve(model)
 
-    def lead_to(self, model: Model) -> None:
-        """Another takes the model's place: also for requests whose body is still being received."""
-        self.model = model
-        self.forms = FormCache(model.config, self.memory.check)
-        self._traces = model.traces
-        self.inputs = len(model.config.inputs)
+    def serve(self, model: Model) -> None:
+        """Let a model take the place of another: also for requests whose body is being received."""
+        self.served = ServedModel(model, self._memory, self.workers)
+        self.lead_to(self.served)
 
     def request(self, head: RequestHead) -> _InferHandler:
         """Return the handler of one request."""
-        if self._traces.active:
+        if self.served.traces.active:
             return _TracedInferHandler(self, head.field(_HEADER_LENGTH))
         return _InferHandler(self, head.field(_HEADER_LENGTH))
+
+    def take_over(
+        self, exchange: Exchange, slot: Slot, start: int, length: int, copied: int
+    ) -> None:
+        """Take a request whose body is in a slot: it has no template, or something is wrong with it."""
+        handler = _InferHandler(self, exchange.field(_HEADER_LENGTH))
+        exchange.handler = handler
+        handler.begin(slot, start, length)
+        try:
+            handler.parse(exchange, copied)
+        except BridgeError as error:
+            give_up(exchange, error)
 
 
 class _InferHandler:
@@ -74,20 +154,20 @@ class _InferHandler:
 
     __slots__ = (
         "_aborted",
-        "_door",
+        "_endpoint",
         "_exchange",
         "_form",
         "_header_length",
         "_length",
-        "_model",
         "_request",
+        "_served",
         "_slot",
         "_start",
         "_working",
     )
 
-    def __init__(self, door: InferDoor, header_length: bytes | None) -> None:
-        self._door = door
+    def __init__(self, endpoint: InferEndpoint, header_length: bytes | None) -> None:
+        self._endpoint = endpoint
         self._header_length = header_length
         self._slot: Slot | None = None
         self._start = 0
@@ -97,27 +177,46 @@ class _InferHandler:
         self._form: RequestForm | None = None
         # While a worker looks at the slot, that cannot go back.
         self._working = self._aborted = False
-        # Its own: by the time of the answer, the door may lead to another.
-        self._model: Model | None = None
+        # Its own: by the time of the answer, the endpoint may serve another.
+        self._served: ServedModel | None = None
 
     def body_memory(self, nbytes: int, body: Body | None) -> memoryview:
         """Return memory of the arena, placed so that the first tensor's data will be aligned."""
         header = _header_size(self._header_length, nbytes)
-        self._length = nbytes
-        arena, room = self._door.arena, body_room(nbytes, self._door.inputs)
-        slot = self._slot = arena.allocate(room) if body is None else arena.reserve(room, body)
+        endpoint = self._endpoint
+        arena, room = endpoint.arena, body_room(nbytes, endpoint.served.inputs)
+        slot = arena.allocate(room) if body is None else arena.reserve(room, body)
         # Never at the very beginning: a body that is a string gets its length before it.
-        start = self._start = ALIGNMENT - header % ALIGNMENT
+        start = ALIGNMENT - header % ALIGNMENT
+        self.begin(slot, start, nbytes)
         return slot.memory[start : start + nbytes]
+
+    def begin(self, slot: Slot, start: int, length: int) -> None:
+        """Take over a slot with the body."""
+        self._slot, self._start, self._length = slot, start, length
 
     def grow(self, arrived: int) -> int:
         """Return how much of a large body there is memory for."""
-        slot, door = self._slot, self._door
+        slot, endpoint = self._slot, self._endpoint
         assert slot is not None
-        room = body_room(self._length, door.inputs)
-        return door.arena.grow(slot, self._start + arrived, room) - self._start
+        room = body_room(self._length, endpoint.served.inputs)
+        return endpoint.arena.grow(slot, self._start + arrived, room) - self._start
 
     def complete(self, exchange: Exchange, copied: int) -> None:
+        """Give the request to the model, or read what it says first; as `parse`."""
+        slot = self._slot
+        header_size = _header_size(self._header_length, self._length)
+        if slot is not None:
+            self._endpoint.arena.complete(slot)
+            place = self._start, self._length, header_size
+            # If it is taken, the slot is taken with it.
+            self._slot = None
+            if exchange.infer(self._endpoint, slot, place, copied, self._received()):
+                return
+            self._slot = slot
+        self.parse(exchange, copied)
+
+    def parse(self, exchange: Exchange, copied: int) -> None:
         """Read the header and give the request to the model.
 
         Raises
@@ -126,18 +225,16 @@ class _InferHandler:
             When it is no valid request.
         """
         self._exchange = exchange
-        if self._slot is not None:
-            self._door.arena.complete(self._slot)
         header_size = _header_size(self._header_length, self._length)
         copied = max(0, copied - header_size)
         if header_size > HEAVY_BYTES:
             self._parse_beside(header_size, copied)
         else:
-            self._submit_small(header_size, copied)
+            self._parse_here(header_size, copied)
 
     def _parse_beside(self, header_size: int, copied: int) -> None:
         """Have a worker parse a large header; the request goes on when that is done."""
-        slot, forms = self._slot, self._door.forms
+        slot, served = self._slot, self._endpoint.served
         assert slot is not None
         header = slot.memory[self._start : self._start + header_size]
         following = self._length - header_size
@@ -150,7 +247,7 @@ class _InferHandler:
             try:
                 if self._aborted:
                     self.abort()
-                elif forms is not self._door.forms:
+                elif served is not self._endpoint.served:
                     # The model was loaded anew meanwhile.
                     self._parse_beside(header_size, copied)
                 elif isinstance(form, BridgeError):
@@ -161,45 +258,35 @@ class _InferHandler:
                 self.abort()
                 exchange.fail(error)
 
-        self._door.workers.run(lambda: forms.parse_once(bytes(header), following), parsed)
+        self._endpoint.workers.run(
+            lambda: served.forms.parse_once(bytes(header), following), parsed
+        )
 
-    def _submit_small(self, header_size: int, copied: int) -> None:
+    def _parse_here(self, header_size: int, copied: int) -> None:
         """Give the model the request, whose header is short or absent."""
-        door = self._door
+        served = self._endpoint.served
         slot = self._slot
         begin = self._start
-        following = self._length - header_size
         if slot is None or not header_size:
-            form = raw_request(door.model.config, self._length)
+            form = raw_request(served.model.config, self._length)
             if slot is not None and form.strings:
                 write_length(slot.memory, begin, self._length)
-            self._submit(form, header_size, copied)
-            return
-        matched = door.forms.match(slot.memory, begin, header_size, following)
-        if matched is None:
+        else:
             header = bytes(slot.memory[begin : begin + header_size])
-            self._submit(door.forms.parse(header, following), header_size, copied)
-            return
-        known, moved = matched
-        self._slot = None
-        self._form = known.form
-        request = known.request(slot, begin + header_size, self._done, copied + moved)
-        self._give(request, known.regions)
+            form = served.forms.parse(header, self._length - header_size)
+        self._submit(form, header_size, copied)
 
     def _submit(self, form: RequestForm, header_size: int, copied: int) -> None:
         """Give the model the request whose header says so."""
         data = self._start + header_size
         self._form = form
+        served = self._served = self._endpoint.served
         make = self._packed if form.packed else self._in_place
-        self._give(make(form, data, copied), form.regions() if form.shared else None)
-
-    def _give(self, request: InferRequest, regions: RequestRegions | None) -> None:
-        door = self._door
-        if regions is not None:
-            door.memory.share(request, regions, door.model.name)
+        request = make(form, data, copied)
+        if form.shared:
+            served.share(request, form.regions())
         self._request = request
-        model = self._model = door.model
-        model.submit(request, self._received())
+        served.submit(request, self._received())
 
     def _received(self) -> Received | None:
         """When the request came, should it be traced."""
@@ -214,7 +301,7 @@ class _InferHandler:
             # The slot goes back when the worker has done with it.
             return
         elif self._slot is not None:
-            self._door.arena.free(self._slot)
+            self._endpoint.arena.free(self._slot)
             self._slot = None
 
     def _in_place(self, form: RequestForm, data: int, copied: int) -> InferRequest:
@@ -224,7 +311,7 @@ class _InferHandler:
         if slot is not None:
             if form.strings:
                 views = [slot.memory[data + at : data + at + n] for at, n in form.places]
-                check_strings(form, self._door.model.name, views)
+                check_strings(form, self._endpoint.served.model.name, views)
             places, moved = align_inputs(form, slot.memory, data)
             copied += moved
         self._slot = None
@@ -244,21 +331,23 @@ class _InferHandler:
 
     def _packed(self, form: RequestForm, data: int, copied: int) -> InferRequest:
         """Make the request of inputs of which some came as JSON."""
-        door = self._door
+        endpoint = self._endpoint
         body = self._slot
         binary = memoryview(b"")
         if body is not None:
             binary = body.memory[data : data + form.binary_bytes]
-        slot, places, packed = pack_inputs(form, binary, door.arena)
+        slot, places, packed = pack_inputs(form, binary, endpoint.arena)
         try:
             if form.strings:
-                check_strings(form, door.model.name, [slot.memory[at : at + n] for at, n in places])
+                check_strings(
+                    form, endpoint.served.model.name, [slot.memory[at : at + n] for at, n in places]
+                )
         except BridgeError:
-            door.arena.free(slot)
+            endpoint.arena.free(slot)
             raise
         if body is not None:
             charged = body.body
-            door.arena.free(body)
+            endpoint.arena.free(body)
             slot.charge(charged)
             self._slot = None
         return InferRequest(
@@ -277,51 +366,12 @@ class _InferHandler:
 
     def _done(self, outcome: Outcome) -> None:
         """Send what the model answered."""
-        exchange, form, model, request = self._exchange, self._form, self._model, self._request
+        exchange, form, served, request = self._exchange, self._form, self._served, self._request
         assert exchange is not None
         assert form is not None
-        assert model is not None
+        assert served is not None
         assert request is not None
-        if not isinstance(outcome, InferResponse):
-            # Not raised: its traceback would hold frames that hold it, and all that they see.
-            exchange.fail(outcome)
-            return
-        if formats_more_than(HEAVY_BYTES, form, outcome):
-            # A copy: what a form remembers of answers is the event loop's.
-            own = copy(form)
-            self._door.workers.run(
-                lambda: encode_response(
-                    own, request.identifier, outcome, model.config, model.version
-                ),
-                self._respond,
-            )
-            return
-        try:
-            encoded = encode_response(
-                form, request.identifier, outcome, model.config, model.version
-            )
-        except BridgeError as error:
-            exchange.fail(error)
-            return
-        self._respond(encoded)
-
-    def _respond(self, encoded: EncodedResponse | BridgeError) -> None:
-        """Send an encoded answer."""
-        exchange = self._exchange
-        assert exchange is not None
-        if self._aborted:
-            return
-        if isinstance(encoded, BridgeError):
-            exchange.fail(encoded)
-            return
-        if encoded.nbytes < 0:
-            exchange.respond(200, _JSON, encoded.header)
-            return
-        fields = (
-            b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
-            % len(encoded.header)
-        )
-        exchange.respond(200, fields, encoded.header, encoded.buffers)
+        served.respond(exchange, form, request.identifier, outcome)
 
 
 class _TracedInferHandler(_InferHandler):
@@ -329,8 +379,8 @@ class _TracedInferHandler(_InferHandler):
 
     __slots__ = ("_began",)
 
-    def __init__(self, door: InferDoor, header_length: bytes | None) -> None:
-        super().__init__(door, header_length)
+    def __init__(self, endpoint: InferEndpoint, header_length: bytes | None) -> None:
+        super().__init__(endpoint, header_length)
         self._began = time.monotonic_ns()
 
     def _received(self) -> Received:

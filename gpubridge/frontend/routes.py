@@ -9,13 +9,14 @@ from functools import partial
 
 import orjson
 
+from gpubridge.dataplane import InferTargets
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode, invalid, not_found, unsupported
 from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
 from gpubridge.frontend.http.message import Exchange, RequestHandler, RequestHead
-from gpubridge.frontend.infer import InferDoor
+from gpubridge.frontend.infer import InferEndpoint
 from gpubridge.frontend.memory_routes import MEMORY_PATH, MemoryCall
 from gpubridge.frontend.model_readiness import ModelReadyHandler
 from gpubridge.frontend.repository_control import CONTROL_PATH, ControlHandler, ControlTasks
@@ -105,8 +106,8 @@ class V2Router(_Failures):
         self._memory = RequestMemory(repository.regions, regions)
         self._strict = strict_readiness
         self._settings = SettingsRoutes(SettingsService(repository))
-        self._infer: dict[bytes, InferDoor] = {}
-        self._doors: dict[tuple[str, int | None], InferDoor] = {}
+        self.targets = InferTargets()
+        self._endpoints: dict[tuple[str, int | None], InferEndpoint] = {}
         self._control = ControlTasks()
         self.serving = False
         self._fixed: dict[bytes, tuple[bytes, Answer]] = {
@@ -127,17 +128,17 @@ class V2Router(_Failures):
         )
 
     def model_changed(self, name: str) -> None:
-        """What is served of a model has changed: its doors lead to what is served now."""
-        for key in [key for key in self._doors if key[0] == name]:
-            door = self._doors[key]
+        """What is served of a model has changed: its endpoints lead to what is served now."""
+        for key in [key for key in self._endpoints if key[0] == name]:
+            endpoint = self._endpoints[key]
             try:
                 model = self._repository.find(*key)
                 _check_coupled(model)
             except BridgeError:
-                del self._doors[key]
-                self._infer = {t: kept for t, kept in self._infer.items() if kept is not door}
+                del self._endpoints[key]
+                self.targets.remove(endpoint)
             else:
-                door.lead_to(model)
+                endpoint.serve(model)
 
     def route(self, head: RequestHead) -> RequestHandler:
         """Return who takes a request.
@@ -145,9 +146,9 @@ class V2Router(_Failures):
         Raises BridgeError for a path, method or model that is not there.
         """
         target = head.target
-        door = self._infer.get(target)
-        if door is not None and head.method == b"POST":
-            return door.request(head)
+        endpoint: InferEndpoint | None = self.targets.find(target)
+        if endpoint is not None and head.method == b"POST":
+            return endpoint.request(head)
         path = target.partition(b"?")[0]
         if not path.startswith(b"/"):
             path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
@@ -194,14 +195,15 @@ class V2Router(_Failures):
             return generation(find, self._memory.arena, self._workers)
         if rest == b"/infer":
             _check_coupled(model)
-            # One door for all the ways to write a path: what it remembers is bounded for each.
-            door = self._doors.get((name, version))
-            if door is None:
-                door = self._doors[name, version] = InferDoor(model, self._memory, self._workers)
-            if len(self._infer) >= _ROUTES_KEPT:
-                self._infer.clear()
-            self._infer[head.target] = door
-            return door.request(head)
+            # One endpoint for all the ways to write a path: what it remembers is bounded for each.
+            endpoint = self._endpoints.get((name, version))
+            if endpoint is None:
+                endpoint = InferEndpoint(model, self._memory, self._workers)
+                self._endpoints[name, version] = endpoint
+            if len(self.targets) >= _ROUTES_KEPT:
+                self.targets.clear()
+            self.targets.add(head.target, endpoint)
+            return endpoint.request(head)
         if rest == b"/config":
             document = model.config.to_dict()
         else:

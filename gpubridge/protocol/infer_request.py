@@ -7,7 +7,6 @@ are matched with it by compiled code (`gpubridge.protocol.request_templates`).
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -32,9 +31,7 @@ from gpubridge.protocol.json_tensor import JSON_DATATYPES, data_from_json
 from gpubridge.protocol.request_form import LENGTH_BYTES, InputForm, OutputForm, RequestForm
 from gpubridge.protocol.request_templates import (
     TEMPLATE_BYTES,
-    MatchedRequest,
     RequestTemplate,
-    VaryingValue,
     input_rules,
 )
 from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered, region_of
@@ -52,34 +49,16 @@ _DIM_LIMIT = 1 << 63
 class FormCache:
     """Remembers templates of requests; one per model version, bounded.
 
-    ``check_region``: says which shared memory there is.
+    - ``check_region``: says which shared memory there is.
+    - ``templates``: makes requests of all headers that `parse` does not have to look at.
     """
 
-    __slots__ = ("_check_region", "_config", "_handles", "_known", "_templates")
+    __slots__ = ("_check_region", "_config", "templates")
 
     def __init__(self, config: ModelConfig, check_region: CheckRegion = nothing_registered) -> None:
         self._config = config
         self._check_region = check_region
-        self._templates = RequestTemplates(TEMPLATE_BYTES, 1)
-        self._known: dict[int, RequestTemplate] = {}
-        self._handles = itertools.count()
-
-    def match(
-        self, memory: memoryview, begin: int, header: int, following: int
-    ) -> tuple[MatchedRequest, int] | None:
-        """Return a request that has a template, and how many bytes of its inputs were moved.
-
-        ``memory``: has the header from ``begin`` on and the inputs behind it, which are moved to
-        where they are aligned.
-
-        Returns: None, and nothing was moved, for all requests that `parse` has to look at.
-        """
-        values = self._templates.match_json(memory, begin, header, following)
-        if values is None:
-            return None
-        handle, identifier, dims, places, batch_size, moved, others = values
-        template = self._known[handle]
-        return template.matched(identifier, dims, places, batch_size, others), moved
+        self.templates = RequestTemplates(TEMPLATE_BYTES, 1)
 
     def parse(self, header: bytes, following: int) -> RequestForm:
         """Return what a header means that ``following`` bytes come after; it becomes a template.
@@ -89,10 +68,8 @@ class FormCache:
         form = parse_request(header, self._config, following, self._check_region)
         rules = input_rules(form, self._config)
         if rules is not None:
-            handle = next(self._handles)
-            added = self._templates.add_json(header, handle, self._config.max_batch_size, rules)
-            if added is not None:
-                self._remember(handle, form, *added)
+            template = RequestTemplate(form)
+            self.templates.add_json(header, self._config.max_batch_size, rules, template)
         return form
 
     def parse_once(self, header: bytes, following: int) -> RequestForm:
@@ -101,17 +78,6 @@ class FormCache:
         Raises BridgeError when it is no valid request for the model.
         """
         return parse_request(header, self._config, following, self._check_region)
-
-    def _remember(
-        self, handle: int, form: RequestForm, evicted: list[int], varying: Any, outputs: int
-    ) -> None:
-        for other in evicted:
-            del self._known[other]
-        if outputs != len(form.outputs or ()):
-            # An output twice: which of them a region belongs to is not told by its index.
-            self._templates.remove(handle)
-            return
-        self._known[handle] = RequestTemplate(form, [VaryingValue(*value) for value in varying])
 
 
 def parse_request(

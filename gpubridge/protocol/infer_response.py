@@ -18,7 +18,7 @@ from gpubridge.request import InferResponse
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.signatures import Shapes, Signature, TensorSpec
 
-__all__ = ["EncodedResponse", "encode_response", "formats_more_than"]
+__all__ = ["EncodedResponse", "encode_response", "formats_more_than", "plain_template"]
 
 # How an output is told; the numbers are those of csrc/request/response_templates.h.
 _ELSEWHERE, _BINARY, _JSON = 0, 1, 2
@@ -126,6 +126,16 @@ def _answer(form: RequestForm, signature: Signature, config: ModelConfig, versio
         output.reshape is not None for output in config.outputs
     )
     return _Answer(JsonResponseTemplate(names, openings, forms), forms, simple)
+
+
+def plain_template(
+    form: RequestForm, signature: Signature, config: ModelConfig, version: int
+) -> JsonResponseTemplate | None:
+    """Return what makes the header of answers of which nothing has to be formatted; else None."""
+    if classes_of(form.outputs):
+        return None
+    answer = _answer(form, signature, config, version)
+    return answer.template if answer.simple else None
 
 
 def formats_more_than(nbytes: int, form: RequestForm, response: InferResponse) -> bool:

@@ -2,30 +2,29 @@
 
 The first request with some skeleton is parsed as any other (`gpubridge.protocol.infer_request`, its gRPC
 twin). What it says, but for the values that may vary, is its template. The compiled module finds the
-template of a later request, checks its values, and returns them; here they become what the engine needs.
+template of a later request, checks its values, and makes the engine's request; it asks here for what
+depends on other values than ids, dims and sizes.
 """
 
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gpubridge.config import ModelConfig
-from gpubridge.host_shm import Slot
+from gpubridge.dataplane import RequestShapes
 from gpubridge.protocol.fields import json_parameters
 from gpubridge.protocol.request_form import RequestForm, RequestRegions
-from gpubridge.request import InferRequest, RequestOptions
+from gpubridge.request import RequestOptions
 from gpubridge.tensor.dtypes import item_size
 from gpubridge.transport.context import RequestContext, correlated
 
 __all__ = [
     "TEMPLATE_BYTES",
     "InputRule",
-    "MatchedRequest",
     "RequestTemplate",
-    "VaryingValue",
+    "VaryingValues",
     "input_rules",
 ]
 
@@ -54,7 +53,7 @@ InputRule = tuple[Sequence[int], Sequence[int] | None, int, int]
 """Dims with the batch dim, dims of a reshape, item size or 0 for BYTES, bytes in a region or -1."""
 
 
-class VaryingValue(NamedTuple):
+class _VaryingValue(NamedTuple):
     """A value of a template that differs between its requests, other than ids, dims and sizes.
 
     - ``role``: as the compiled module numbers it.
@@ -67,104 +66,38 @@ class VaryingValue(NamedTuple):
     name: str
 
 
-class MatchedRequest(NamedTuple):
-    """One request that has a template.
-
-    - ``form``: that of the first request; its own values are not those of this one.
-    - ``identifier``: the client's id.
-    - ``dims``: as they go to the stub.
-    - ``places``: of the inputs that came with it.
-    - ``context``: what else goes to the stub.
-    - ``regions``: where its inputs and outputs lie in the client's memory, if any do.
-    """
-
-    form: RequestForm
-    identifier: str
-    dims: bytes
-    places: Sequence[tuple[int, int]]
-    batch_size: int
-    context: RequestContext
-    options: RequestOptions
-    regions: RequestRegions | None
-
-    def request(
-        self, slot: Slot | None, start: int, on_done: Callable[[Any], None], copied: int
-    ) -> InferRequest:
-        """Make the request of inputs that lie in a slot, at their places from ``start`` on."""
-        return InferRequest(
-            self.form.signature,
-            slot,
-            start,
-            self.places,
-            on_done,
-            self.identifier,
-            self.context,
-            copied,
-            self.batch_size,
-            self.options,
-            self.dims,
-        )
-
-
-class _Shapes:
-    """The shapes of inputs by their dims, for the schedulers that ask."""
-
-    __slots__ = ("_dims", "_form")
-
-    def __init__(self, form: RequestForm, dims: bytes) -> None:
-        self._form = form
-        self._dims = dims
-
-    def __iter__(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        dims = struct.unpack(f"<{len(self._dims) >> 3}q", self._dims)
-        at = 0
-        for name, shape in self._form.options.shapes:
-            end = at + len(shape)
-            yield name, dims[at:end]
-            at = end
+VaryingValues = Sequence[tuple[int, int, str]]
+"""The fields of each `_VaryingValue` of a template, as the compiled module tells them."""
 
 
 class RequestTemplate:
     """What requests with one skeleton have in common.
 
-    - ``form``: the first request.
-    - ``varying``: which other values than ids, dims and sizes differ.
+    ``form``: the first request; others differ in ids, dims, sizes, and the values that `vary` names.
     """
 
-    __slots__ = ("_dims", "_options", "_parameters", "_varying", "form")
+    __slots__ = ("_parameters", "_varying", "form")
 
-    def __init__(self, form: RequestForm, varying: Sequence[VaryingValue]) -> None:
+    def __init__(self, form: RequestForm) -> None:
         self.form = form
-        self._varying = varying
-        self._dims = form.dims
-        self._options = form.options
+        self._varying: list[_VaryingValue] = []
         self._parameters: dict[str, Any] = {}
-        if varying and form.context.parameters:
-            self._parameters = json.loads(form.context.parameters)
 
-    def matched(
-        self,
-        identifier: str,
-        dims: bytes,
-        places: Sequence[tuple[int, int]],
-        batch_size: int,
-        values: Sequence[Any] | None,
-    ) -> MatchedRequest:
-        """Return a request by its values, which have been checked."""
-        form = self.form
-        if values is not None:
-            context, options = self._context(dims, values)
-        else:
-            context = form.context
-            options = self._options
-            if dims != self._dims:
-                options = self._options = _with_shapes(options, _Shapes(form, dims))
-                self._dims = dims
-        regions = self._regions(values or ()) if form.shared else None
-        return MatchedRequest(form, identifier, dims, places, batch_size, context, options, regions)
+    def vary(self, varying: VaryingValues, outputs: int) -> bool:
+        """Note which other values than ids, dims and sizes differ between its requests.
 
-    def _context(self, dims: bytes, values: Sequence[Any]) -> tuple[RequestContext, RequestOptions]:
-        """Return the context and the options of a request with other parameters than the first."""
+        Returns whether it can be a template: not if an output was asked for twice among so many, since
+        it is not told by an index then which of them a region belongs to.
+        """
+        if outputs != len(self.form.outputs or ()):
+            return False
+        self._varying = [_VaryingValue(*value) for value in varying]
+        if varying and self.form.context.parameters:
+            self._parameters = json.loads(self.form.context.parameters)
+        return True
+
+    def varied(self, dims: bytes, values: Sequence[Any]) -> tuple[RequestContext, RequestOptions]:
+        """Return the context and the options of a request by its values, which have been checked."""
         first = self.form.options
         priority, timeout, correlation = first.priority, first.timeout_us, first.correlation_id
         parameters = self._parameters
@@ -186,16 +119,17 @@ class RequestTemplate:
             timeout=timeout,
             parameters=json_parameters(parameters) if parameters else "",
         )
-        shapes = _Shapes(self.form, dims)
+        shapes = RequestShapes(first.shapes, dims)
         options = RequestOptions(priority, timeout, correlation, first.start, first.end, shapes)
         return context, options
 
-    def _regions(self, values: Sequence[Any]) -> RequestRegions:
+    def regions(self, values: Sequence[Any] | None) -> RequestRegions:
+        """Return where a request's inputs and outputs lie in the client's memory."""
         first = self.form.regions()
         inputs = list(first.inputs)
         outputs = dict(first.outputs)
         names = tuple(self.form.outputs or ())
-        for (role, owner, _), value in zip(self._varying, values, strict=True):
+        for (role, owner, _), value in zip(self._varying, values or (), strict=True):
             field = _REGION_FIELDS.get(role)
             if field is None:
                 continue
@@ -206,17 +140,6 @@ class RequestTemplate:
             elif names[owner] in outputs:
                 outputs[names[owner]] = outputs[names[owner]]._replace(**{field: value})
         return RequestRegions(inputs, outputs)
-
-
-def _with_shapes(options: RequestOptions, shapes: _Shapes) -> RequestOptions:
-    return RequestOptions(
-        options.priority,
-        options.timeout_us,
-        options.correlation_id,
-        options.start,
-        options.end,
-        shapes,
-    )
 
 
 def input_rules(form: RequestForm, config: ModelConfig) -> list[InputRule] | None:

@@ -138,7 +138,7 @@ class GrpcDoor:
                 raise BridgeError(f"no {name!r}", ErrorCode.NOT_FOUND)
             return models[name]
 
-        return FormCache(find)
+        return FormCache(find, self.regions.arena)
 
     methods = _METHODS
 

@@ -88,12 +88,12 @@ def test_a_message_is_read_the_same_whole_and_in_pieces(data):
     sent = data.draw(MESSAGES)
     arena = Regions(1 << 24).arena("m")
     try:
-        forms = cache(Model(CONFIG))
+        forms = cache(Model(CONFIG), arena)
         ends = []
         for _ in range(2):
             # Twice: the second meets the form that the first has left.
             try:
-                _, made = whole_request(sent, forms, lambda _: arena, lambda _: None)
+                _, made, _ = whole_request(sent, forms, lambda _: None)
             except BridgeError as error:
                 ends.append((error.code, error.message))
             else:
@@ -108,7 +108,7 @@ def test_a_message_is_read_the_same_whole_and_in_pieces(data):
             try:
                 for piece in data.draw(splits(sent)):
                     receiver.feed(memoryview(piece))
-                _, made = receiver.request(forms, lambda _: None)
+                _, made, _ = receiver.request(forms, lambda _: None)
             finally:
                 receiver.close()
         except BridgeError as error:

@@ -11,12 +11,16 @@ import orjson
 import pytest
 from hypothesis import example, given
 
+from gpubridge.config import HttpConnections
+from gpubridge.dataplane import InferTargets
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
-from gpubridge.errors import BridgeError
-from gpubridge.frontend.infer import InferDoor
+from gpubridge.frontend.http.connection import HttpConnection, HttpListener, HttpSettings
+from gpubridge.frontend.infer import InferEndpoint
 from gpubridge.frontend.shared_memory import RequestMemory
+from gpubridge.frontend.workers import Workers
+from gpubridge.host_shm import Budget
 from gpubridge.protocol.generate import parse_generate
 from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype
 from gpubridge.transport.context import RequestContext, context_codec
@@ -24,6 +28,7 @@ from gpubridge.transport.signatures import SignatureCache, decode_shapes
 from tests.fuzz.budget import fuzzed, mutations
 from tests.fuzz.json_values import PARAMETERS, SIZES, VALUES, json_bytes
 from tests.fuzz.refusals import tried
+from tests.unit.http_door import Transport
 from tests.unit.model_configs import model_config
 
 _ALL = ";".join(
@@ -178,10 +183,6 @@ class _Model:
             self.arena.free(slot)
 
 
-class _Exchange:
-    """Nobody looks at answers here: models give none."""
-
-
 @fuzzed(5)
 @given(
     st.integers(0, len(CONFIGS) - 1),
@@ -209,45 +210,58 @@ class _Exchange:
 )
 def test_a_body_is_a_request_within_its_memory_or_refused(memory, which, parts, size):
     model = _Model(CONFIGS[which], memory.arena("m"))
-    door = InferDoor(model, memory, None)
+    endpoint = InferEndpoint(model, memory, None)
     header, following = parts
     length = b"%d" % len(header) if size == "right" else size
     for _ in range(2):
         # Twice: the second finds the form of the first.
         model.seen = None
-        _, refusal = tried(_send, door, header + following, length)
+        _, refusal = tried(_send, endpoint, header + following, length)
         assert (refusal is None) == (model.seen is not None)
         assert memory.arena("m").lent() == (0, 0)
     if refusal is None and size == "right" and header:
         # Its form is known now, and this is no body of that form.
-        _, refusal = tried(_send, door, header + following + b"x", length)
+        _, refusal = tried(_send, endpoint, header + following + b"x", length)
         assert refusal is not None
         assert memory.arena("m").lent() == (0, 0)
     header, data = _good(model.config)
-    _send(door, header + data, b"%d" % len(header))
+    _send(endpoint, header + data, b"%d" % len(header))
     assert model.seen == [data]
     assert memory.arena("m").lent() == (0, 0)
 
 
-class _Head:
-    """The head of a request with one field."""
+class _Router:
+    """Sends every request to one endpoint, and keeps the error that is the answer."""
 
-    def __init__(self, length):
-        self._length = length
+    def __init__(self, endpoint):
+        self.route = endpoint.request
+        self.error = None
+        self.targets = InferTargets()
+        self.targets.add(b"/infer", endpoint)
 
-    def field(self, name):
-        return self._length if name == b"inference-header-content-length" else None
+    def failure(self, error, status):
+        self.error = error
+        return 400, b"{}"
 
 
-def _send(door, body, length):
-    handler = door.request(_Head(length))
-    try:
-        if body:
-            handler.body_memory(len(body), None)[:] = body
-        handler.complete(_Exchange(), len(body))
-    except BridgeError:
-        handler.abort()
-        raise
+def _send(endpoint, body, length):
+    """Send a request to an endpoint; raises the error that it is answered with."""
+    router = _Router(endpoint)
+    settings = HttpSettings(1 << 20, HttpConnections())
+    listener = HttpListener(router, settings, Workers(), Budget(1 << 24), router.targets)
+    connection = HttpConnection(listener, set())
+    connection.connection_made(Transport())
+    field = b"" if length is None else b"Inference-Header-Content-Length: %b\r\n" % length
+    sent = b"POST /infer HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (field, len(body), body)
+    while sent:
+        buffer = memoryview(connection.get_buffer(-1))
+        taken = min(len(buffer), len(sent))
+        buffer[:taken] = sent[:taken]
+        sent = sent[taken:]
+        connection.buffer_updated(taken)
+    connection.connection_lost(None)
+    if router.error is not None:
+        raise router.error
 
 
 def _good(config):
@@ -265,7 +279,7 @@ def _good(config):
 
 
 def test_forms_that_are_remembered_have_a_limit(memory):
-    door = InferDoor(_Model(CONFIGS[0], memory.arena("m")), memory, None)
+    endpoint = InferEndpoint(_Model(CONFIGS[0], memory.arena("m")), memory, None)
     for number in range(3000):
         document = {
             "inputs": [
@@ -278,8 +292,8 @@ def test_forms_that_are_remembered_have_a_limit(memory):
             ],
             "parameters": {"any": number},
         }
-        door.forms.parse(orjson.dumps(document), 0)
-    assert len(door.forms._templates) == 1
+        endpoint.served.forms.parse(orjson.dumps(document), 0)
+    assert len(endpoint.served.templates) == 1
 
 
 _FLAT = st.dictionaries(

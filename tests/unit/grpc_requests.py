@@ -40,7 +40,10 @@ class Model:
 MODEL = Model(model_config("A FP32 [4];B FP32 [4]", "X FP32 [4];Y FP32 [4]"))
 
 
-def cache(model=MODEL):
+ARENA = HostArena(1, 1 << 24)
+
+
+def cache(model=MODEL, arena=ARENA):
     """A form cache that knows one model, by the name of its configuration."""
 
     def find(name, version):
@@ -48,7 +51,7 @@ def cache(model=MODEL):
             raise BridgeError(f"no {name!r}", ErrorCode.NOT_FOUND)
         return model
 
-    return FormCache(find)
+    return FormCache(find, lambda _: arena)
 
 
 def raw(*inputs, **fields):
@@ -66,18 +69,14 @@ def two_inputs(**fields):
 
 def make(request, model=MODEL, forms=None):
     """Take a request as a whole; returns what is known, the engine's request and its inputs."""
-    arena = HostArena(1, 1 << 24)
     try:
-        forms = forms or cache(model)
-        known, made = whole_request(
-            request.SerializeToString(), forms, lambda _: arena, lambda _: None
+        known, made, _ = whole_request(
+            request.SerializeToString(), forms or cache(model), lambda _: None
         )
         inputs = inputs_of(made)
-        arena.free(made.slot)
+        ARENA.free(made.slot)
     finally:
-        lent = arena.lent()
-        arena.close()
-    assert lent == (0, 0)
+        assert ARENA.lent() == (0, 0)
     return known, made, inputs
 
 

@@ -50,7 +50,7 @@ def finish(receiver, arena):
     """Make the request; returns its data, whether each is aligned, and what was copied."""
     assert receiver.complete
     try:
-        _, request = receiver.request(cache(MODEL), lambda _: None)
+        _, request, _ = receiver.request(cache(MODEL, arena), lambda _: None)
     finally:
         receiver.close()
     result = inputs_of(request), [at % 64 for at, _ in request.places], request.copied
@@ -161,7 +161,7 @@ def test_a_request_that_is_refused_leaves_nothing(arena):
     receiver = RequestReceiver(len(message), lambda _: arena, new_body())
     receiver.feed(memoryview(message))
     with pytest.raises(BridgeError, match="data-type is 'FP32', but model 'm' expects 'UINT8'"):
-        receiver.request(cache(MODEL), lambda _: None)
+        receiver.request(cache(MODEL, arena), lambda _: None)
     receiver.close()
 
 
@@ -185,7 +185,7 @@ def test_mutated_bytes_never_take_more_than_the_message(data):
     try:
         feed(receiver, [bytes(message[:cut]), bytes(message[cut:])])
         assert arena.lent()[1] <= max(4096, 2 * (len(message) + 64 * len(REQUEST.inputs)))
-        _, request = receiver.request(cache(MODEL), lambda _: None)
+        _, request, _ = receiver.request(cache(MODEL, arena), lambda _: None)
         arena.free(request.slot)
     except BridgeError:
         pass

@@ -105,8 +105,8 @@ def test_what_is_remembered_is_bounded():
     for version in range(3000):
         request = two_inputs(model_version=str(version) * 100)
         forms.read(read_request(request.SerializeToString()))
-    assert forms._templates.nbytes <= TEMPLATE_BYTES
-    assert len(forms._templates) == len(forms._known) < 3000
+    assert forms.templates.nbytes <= TEMPLATE_BYTES
+    assert len(forms.templates) < 3000
 
 
 def test_a_batched_request_says_its_size():

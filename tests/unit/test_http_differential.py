@@ -9,7 +9,7 @@ import httptools
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gpubridge.dataplane import HttpConnectionState, IdleConnections
+from gpubridge.dataplane import HttpConnectionState, IdleConnections, InferTargets
 from gpubridge.frontend.http.faults import FAULTS
 from tests.fuzz.budget import fuzzed, mutations, splits
 
@@ -47,7 +47,7 @@ class Requests:
         self.requests = []
         self.fault = None
         self.state = HttpConnectionState(
-            self, bytearray(4096), IdleConnections(), 1 << 30, 1 << 30, 1 << 30
+            self, bytearray(4096), IdleConnections(), InferTargets(), 1 << 30, 1 << 30, 1 << 30
         )
         self.state.start(lambda data: None, lambda parts: None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import orjson
 import pytest
@@ -57,7 +57,9 @@ class Sent:
         self.memory = memoryview(bytearray(self.begin) + bytearray(header + data) + bytearray(room))
 
     def match(self, cache):
-        return cache.match(self.memory, self.begin, len(self.header), self.following)
+        return cache.templates.take_json(
+            self, self.begin, len(self.header), self.following, lambda _: None, 0
+        )
 
     def inputs(self, places):
         return [
@@ -95,22 +97,22 @@ def expected(config, header, data):
 
 
 def options_of(options):
-    return (*astuple(options)[:5], tuple(options.shapes))
+    return astuple(replace(options, shapes=tuple(options.shapes), shape_id=None))
 
 
 def found(sent, matched):
-    request, moved = matched
-    form = request.form
+    template, request, regions = matched
+    form = template.form
     return (
         request.identifier,
-        form.signature,
+        request.signature,
         request.dims,
         tuple(request.places),
-        moved,
+        request.copied,
         request.batch_size,
         request.context.encoded(),
         options_of(request.options),
-        request.regions,
+        regions,
         {name: (output.binary, output.classes) for name, output in (form.outputs or {}).items()},
         form.binary_default,
         sent.inputs(request.places),
@@ -415,8 +417,8 @@ def test_what_is_remembered_has_a_limit():
         header = orjson.dumps({"inputs": [entry()], "x": [number] * 30})
         cache.parse(header, 8)
         assert agree(ONE, cache, header, bytes(8))
-    assert cache._templates.nbytes <= TEMPLATE_BYTES
-    assert len(cache._templates) == len(cache._known) < 6000
+    assert cache.templates.nbytes <= TEMPLATE_BYTES
+    assert len(cache.templates) < 6000
     # The last ones are there, the first ones are not.
     assert not agree(ONE, cache, orjson.dumps({"inputs": [entry()], "x": [0] * 30}), bytes(8))
 
@@ -436,7 +438,7 @@ def test_long_headers_and_refused_ones_are_not_remembered():
     for _ in range(3):
         with pytest.raises(BridgeError):
             cache.parse(b"nope", 0)
-    assert len(cache._templates) == len(cache._known) == 0
+    assert len(cache.templates) == 0
 
 
 def test_inputs_move_to_where_they_are_aligned():
@@ -450,8 +452,8 @@ def test_inputs_move_to_where_they_are_aligned():
     cache = FormCache(config)
     cache.parse(header, len(data))
     sent = Sent(header, data)
-    request, moved = sent.match(cache)
-    assert (moved, request.places) == (16, ((0, 5), (8, 16)))
+    _, request, _ = sent.match(cache)
+    assert (request.copied, request.places) == (16, ((0, 5), (8, 16)))
     assert sent.inputs(request.places) == [data[:5], data[5:]]
     assert Sent(header, data, room=0).match(cache) is None
 

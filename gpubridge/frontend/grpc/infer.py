@@ -13,7 +13,7 @@ from gpubridge.frontend.grpc.packing import Packing
 from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import Body
-from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
+from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest, MadeRequest
 from gpubridge.protocol.grpc.infer_response import encode_response
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from gpubridge.request import InferRequest, InferResponse, Outcome
@@ -60,13 +60,8 @@ class InferCall(Call):
     def complete(self, message: bytes, compressed: bool) -> None:
         """Take a small message: its inputs are copied into shared memory."""
         try:
-            known, request = whole_request(
-                self._plain(message) if compressed else message,
-                self._forms,
-                self._memory.arena,
-                self._answer,
-            )
-            self._hand_over(known, request)
+            plain = self._plain(message) if compressed else message
+            self._hand_over(whole_request(plain, self._forms, self._answer))
         except (BridgeError, CallFailed) as error:
             self.fail(error)
 
@@ -130,21 +125,22 @@ class InferCall(Call):
         self._receiver = None
         receiver.copied += self._connection.http2.copied(self._stream_id)
         try:
-            known, request = receiver.request(self._forms, self._answer)
+            made = receiver.request(self._forms, self._answer)
         finally:
             receiver.close()
-        self._hand_over(known, request)
+        self._hand_over(made)
 
-    def _hand_over(self, known: KnownRequest[Model], request: InferRequest) -> None:
+    def _hand_over(self, made: MadeRequest[Model]) -> None:
+        known, request, regions = made
         if known.model.config.decoupled:
             if request.slot is not None:
-                self._memory.arena(known.model.config.name).free(request.slot)
+                known.arena.free(request.slot)
             raise BridgeError(
                 "ModelInfer RPC doesn't support models with decoupled transaction policy",
                 ErrorCode.UNSUPPORTED,
             )
-        if known.regions is not None:
-            self._memory.share(request, known.regions, known.model.config.name)
+        if regions is not None:
+            self._memory.share(request, regions, known.model.config.name)
         self._known = known
         self._request = request
         known.model.submit(request, self._received())

@@ -84,7 +84,8 @@ class GrpcService:
         self._traces = repository.telemetry.traces
         self.health = Health(ready)
         self._memory = RequestMemory(repository.regions, regions)
-        self._forms: FormCache[Model] = FormCache(self._find, self._memory.check)
+        memory = self._memory
+        self._forms: FormCache[Model] = FormCache(self._find, memory.arena, memory.check)
         unary: dict[bytes, Callable[[bytes], bytes]] = {
             _SERVICE + b"ServerLive": partial(_state, "ServerLive", lambda: {"live": True}),
             _SERVICE + b"ServerReady": partial(

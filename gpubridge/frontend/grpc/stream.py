@@ -195,11 +195,10 @@ class StreamCall(Call):
         turn = _Turn()
         self._turns.append(turn)
         try:
-            known, request = whole_request(
-                message, self._forms, self._memory.arena, partial(self._answer, turn)
-            )
-            if known.regions is not None:
-                self._memory.share(request, known.regions, known.model.config.name)
+            answer = partial(self._answer, turn)
+            known, request, regions = whole_request(message, self._forms, answer)
+            if regions is not None:
+                self._memory.share(request, regions, known.model.config.name)
         except BridgeError as error:
             self._fail_turn(turn, error, error_frame(error.message, _identifier(message)))
             return

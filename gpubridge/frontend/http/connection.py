@@ -11,7 +11,12 @@ import socket
 from collections.abc import Sequence
 from functools import partial
 
-from gpubridge.dataplane import HttpConnectionState, HttpExchange, IdleConnections
+from gpubridge.dataplane import (
+    HttpConnectionState,
+    HttpExchange,
+    IdleConnections,
+    InferTargets,
+)
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody, give_up
 from gpubridge.frontend.http.faults import FAULTS, Fault
@@ -47,6 +52,8 @@ class HttpListener:
         Do what is heavy.
     budget : Budget
         Of the memory for requests.
+    targets : InferTargets, optional
+        The endpoints of inference, whose plain requests do not come to the router.
 
     Attributes
     ----------
@@ -56,9 +63,15 @@ class HttpListener:
     """
 
     def __init__(
-        self, router: Router, settings: HttpSettings, workers: Workers, budget: Budget
+        self,
+        router: Router,
+        settings: HttpSettings,
+        workers: Workers,
+        budget: Budget,
+        targets: InferTargets | None = None,
     ) -> None:
         self.router = router
+        self.targets = InferTargets() if targets is None else targets
         self.settings = settings
         self.budget = budget
         self.receive = bytearray(_RECEIVE_BYTES)
@@ -89,6 +102,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self,
             listener.receive,
             listener.idle,
+            listener.targets,
             self._settings.body_limit,
             _PIPELINE_LIMIT,
             _HELD_LIMIT,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpubridge.config import HttpConnections
+from gpubridge.dataplane import HttpInferEndpoint
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import Body
+from gpubridge.host_shm import Body, Slot
 
 __all__ = ["Exchange", "HttpSettings", "RequestHandler", "RequestHead", "Router"]
 
@@ -104,7 +105,18 @@ class Router(Protocol):
 
 
 class Exchange(Protocol):
-    """Where the answer of one request goes."""
+    """Where the answer of one request goes.
+
+    Attributes
+    ----------
+    handler : RequestHandler or None
+        Hears if nobody waits for the answer any more.
+    """
+
+    handler: RequestHandler | None
+
+    def field(self, name: bytes, /) -> bytes | None:
+        """Return the value of a field of the request; see `RequestHead.field`."""
 
     def respond(
         self,
@@ -122,6 +134,30 @@ class Exchange(Protocol):
 
     def fail(self, error: BridgeError) -> None:
         """Send an error as the answer."""
+
+    def infer(
+        self,
+        endpoint: HttpInferEndpoint,
+        slot: Slot,
+        body: tuple[int, int, int],
+        copied: int,
+        origin: object,
+    ) -> bool:
+        """Give an inference request that has a template to its model, and answer it.
+
+        Returns whether it was taken, and answered if it could not be: no error is raised.
+
+        Parameters
+        ----------
+        slot : Slot
+            Belongs to the request if that is taken.
+        body : (int, int, int)
+            Where in the slot the body begins, its bytes, and those of its JSON header.
+        copied : int
+            Bytes of the body that were copied.
+        origin : Origin or None
+            Where it comes from, should it be traced.
+        """
 
     def begin(
         self, status: int, fields: bytes, on_sent: Callable[[], None], filler: bytes = b""

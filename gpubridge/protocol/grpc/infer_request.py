@@ -6,16 +6,15 @@ the first one of a kind, which becomes a template (`gpubridge.protocol.request_t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.dataplane import RequestTemplates
 from gpubridge.errors import invalid
-from gpubridge.host_shm import HostArena, Slot
+from gpubridge.host_shm import HostArena, RequestArena, Slot
 from gpubridge.model_io import check_inputs, model_shape
 from gpubridge.protocol.body import ALIGNMENT, check_strings
 from gpubridge.protocol.grpc.contents import data_from_contents
@@ -29,9 +28,7 @@ from gpubridge.protocol.grpc.parameters import (
 from gpubridge.protocol.request_form import InputForm, OutputForm, RequestForm, RequestRegions
 from gpubridge.protocol.request_templates import (
     TEMPLATE_BYTES,
-    MatchedRequest,
     RequestTemplate,
-    VaryingValue,
     input_rules,
 )
 from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered
@@ -43,7 +40,7 @@ __all__ = [
     "FormCache",
     "HasConfig",
     "KnownRequest",
-    "WholeInputs",
+    "MadeRequest",
     "aligned_end",
     "build_form",
     "infer_request",
@@ -64,82 +61,58 @@ class HasConfig(Protocol):
 T = TypeVar("T", bound=HasConfig)
 
 
-class KnownRequest(Generic[T]):
-    """The model that a request is for, and what it says.
+class KnownRequest(RequestTemplate, Generic[T]):
+    """What a request says, and the model that it is for; all requests with its skeleton share it.
 
     - ``model``: as found by name and version.
-    - ``form``: its own, or that of another request with the same template.
+    - ``arena``: where its requests lie.
     - ``empty_final_response``: see `RequestParameters`.
-    - ``regions``: where its inputs and outputs lie in the client's memory, if any do.
     """
 
-    __slots__ = ("empty_final_response", "form", "model", "regions")
+    __slots__ = ("arena", "empty_final_response", "model")
 
     def __init__(
         self,
-        model: T,
         form: RequestForm,
+        model: T,
+        arena: RequestArena,
         empty_final_response: bool,
-        regions: RequestRegions | None,
     ) -> None:
+        super().__init__(form)
         self.model = model
-        self.form = form
+        self.arena = arena
         self.empty_final_response = empty_final_response
-        self.regions = regions
 
-    def of(self, request: MatchedRequest) -> KnownRequest[T]:
-        """Return what is known of a request with the same template."""
-        if request.regions is None:
-            return self
-        return KnownRequest(self.model, self.form, self.empty_final_response, request.regions)
+
+MadeRequest = tuple[KnownRequest[T], InferRequest, RequestRegions | None]
+"""A request for the engine, and where its inputs and outputs lie in the client's memory, if any do."""
 
 
 class FormCache(Generic[T]):
     """Remembers templates of requests, to all models; bounded.
 
     - ``find``: gets a model's name and version, as the request spells them, and returns the model.
+    - ``arena_of``: returns the arena of a model that was found, by its name.
     - ``check_region``: says which shared memory there is.
+    - ``templates``: makes requests of all messages that `read` does not have to look at.
     """
 
-    __slots__ = ("_check_region", "_find", "_handles", "_known", "_templates")
+    __slots__ = ("_arena_of", "_check_region", "_find", "templates")
 
     def __init__(
-        self, find: Callable[[str, str], T], check_region: CheckRegion = nothing_registered
+        self,
+        find: Callable[[str, str], T],
+        arena_of: Callable[[str], RequestArena],
+        check_region: CheckRegion = nothing_registered,
     ) -> None:
         self._find = find
+        self._arena_of = arena_of
         self._check_region = check_region
-        self._templates = RequestTemplates(TEMPLATE_BYTES, ALIGNMENT)
-        self._known: dict[int, tuple[RequestTemplate, KnownRequest[T]]] = {}
-        self._handles = itertools.count()
+        self.templates = RequestTemplates(TEMPLATE_BYTES, ALIGNMENT)
 
     def forget(self, is_gone: Callable[[T], bool]) -> None:
         """Forget the templates of requests to some models: they are looked up again."""
-        for handle, (_, known) in list(self._known.items()):
-            if is_gone(known.model):
-                self._templates.remove(handle)
-                del self._known[handle]
-
-    def match(self, message: bytes) -> tuple[KnownRequest[T], MatchedRequest, WholeInputs] | None:
-        """Return what a whole message says that has a template; None for all that `read` has to see."""
-        values = self._templates.match_message(message)
-        if values is None:
-            return None
-        handle, identifier, dims, places, batch_size, nbytes, others, end, pieces = values
-        template, known = self._known[handle]
-        request = template.matched(identifier, dims, places, batch_size, others)
-        return known.of(request), request, WholeInputs(pieces, nbytes, end)
-
-    def match_received(
-        self, head: RequestHead, memory: memoryview
-    ) -> tuple[KnownRequest[T], MatchedRequest] | None:
-        """Return what a message says whose inputs lie in their places in memory; see `match`."""
-        values = self._templates.match_fields(head.form, head.sizes, head.offsets, memory)
-        if values is None:
-            return None
-        handle, dims, places, batch_size, others = values
-        template, known = self._known[handle]
-        request = template.matched(head.identifier, dims, places, batch_size, others)
-        return known.of(request), request
+        self.templates.remove_if(lambda known: is_gone(known.model))
 
     def read(self, head: RequestHead) -> KnownRequest[T]:
         """Return what a request says; it becomes a template.
@@ -149,41 +122,12 @@ class FormCache(Generic[T]):
         message = parse_message("ModelInferRequest", head.form)
         model = self._find(message.model_name, message.model_version)
         form, empty_final = build_form(message, head, model.config, self._check_region)
-        regions = form.regions() if form.shared else None
-        known = KnownRequest(model, form, empty_final, regions)
+        known = KnownRequest(form, model, self._arena_of(model.config.name), empty_final)
         rules = input_rules(form, model.config)
         if rules is not None:
-            handle = next(self._handles)
             batch = model.config.max_batch_size
-            added = self._templates.add_fields(head.form, head.sizes, handle, batch, rules)
-            if added is not None:
-                self._remember(handle, known, *added)
+            self.templates.add_fields(head.form, head.sizes, batch, rules, known)
         return known
-
-    def _remember(
-        self, handle: int, known: KnownRequest[T], evicted: list[int], varying: Any, outputs: int
-    ) -> None:
-        for other in evicted:
-            del self._known[other]
-        if outputs != len(known.form.outputs or ()):
-            # An output twice: which of them a region belongs to is not told by its index.
-            self._templates.remove(handle)
-            return
-        values = [VaryingValue(*value) for value in varying]
-        self._known[handle] = RequestTemplate(known.form, values), known
-
-
-class WholeInputs(NamedTuple):
-    """The inputs in a whole message.
-
-    - ``pieces``: for `gpubridge.dataplane.copy_pieces`.
-    - ``nbytes``: their bytes.
-    - ``end``: bytes of the memory that they need in their places.
-    """
-
-    pieces: bytes
-    nbytes: int
-    end: int
 
 
 def build_form(
@@ -373,7 +317,7 @@ def infer_request(
     slot: Slot,
     on_done: Callable[[Outcome], None],
     copied: int,
-) -> InferRequest:
+) -> MadeRequest[T]:
     """Make the request of inputs that lie in a slot, each at its place in the form.
 
     ``copied``: bytes of them that were copied on the way there.
@@ -387,7 +331,7 @@ def infer_request(
         named = replace(form, identifier=head.identifier) if head.identifier else form
         views = [memory[at : at + nbytes] for at, nbytes in form.places]
         check_strings(named, known.model.config.name, views)
-    return InferRequest(
+    request = InferRequest(
         form.signature,
         slot,
         0,
@@ -400,3 +344,4 @@ def infer_request(
         form.options,
         form.dims,
     )
+    return known, request, form.regions() if form.shared else None

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from gpubridge.dataplane import copy_pieces
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import Body, HostArena, PrivateMemory, RequestArena, Slot
+from gpubridge.host_shm import Body, PrivateMemory, RequestArena, Slot
 from gpubridge.protocol.body import ALIGNMENT
 from gpubridge.protocol.grpc.fields import FieldScanner, RequestHead, read_request
 from gpubridge.protocol.grpc.infer_request import (
     FormCache,
     HasConfig,
-    KnownRequest,
+    MadeRequest,
     aligned_end,
     infer_request,
     pack_inputs,
 )
-from gpubridge.request import InferRequest, Outcome
+from gpubridge.request import Outcome
 
 __all__ = ["RequestReceiver", "whole_request"]
 
@@ -26,17 +25,9 @@ T = TypeVar("T", bound=HasConfig)
 
 
 def whole_request(
-    message: bytes,
-    forms: FormCache[T],
-    arena_of: Callable[[str], HostArena],
-    on_done: Callable[[Outcome], None],
-) -> tuple[KnownRequest[T], InferRequest]:
+    message: bytes, forms: FormCache[T], on_done: Callable[[Outcome], None]
+) -> MadeRequest[T]:
     """Make the request of a message that came as a whole, a small one: its inputs are copied.
-
-    Parameters
-    ----------
-    arena_of : callable
-        Returns the arena of a model, by its name.
 
     Returns
     -------
@@ -44,26 +35,24 @@ def whole_request(
         The model, and the form that the answer depends on.
     request : InferRequest
         To be submitted to that model, which then owns its slot.
+    regions : RequestRegions or None
+        Where its inputs and outputs lie in the client's memory, if any do.
 
     Raises
     ------
     BridgeError
         When it is no valid request; nothing is held then.
     """
-    matched = forms.match(message)
-    if matched is not None:
-        known, request, inputs = matched
-        slot = arena_of(known.model.config.name).allocate(inputs.end or 1)
-        copy_pieces(message, inputs.pieces, slot.memory)
-        return known, request.request(slot, 0, on_done, inputs.nbytes)
+    made = forms.templates.take_message(message, on_done)
+    if made is not None:
+        return made
     head = read_request(message)
     known = forms.read(head)
-    form = known.form
-    arena = arena_of(known.model.config.name)
+    form, arena = known.form, known.arena
     slot = pack_inputs(form, head, message, arena)
     copied = sum(nbytes for _, nbytes in form.places) if form.packed else form.binary_bytes
     try:
-        return known, infer_request(known, head, slot, on_done, copied)
+        return infer_request(known, head, slot, on_done, copied)
     except BridgeError:
         arena.free(slot)
         raise
@@ -181,26 +170,27 @@ class RequestReceiver:
             self.target = None
             self._scanner.pass_raw()
 
-    def request(
-        self, forms: FormCache[T], on_done: Callable[[Outcome], None]
-    ) -> tuple[KnownRequest[T], InferRequest]:
-        """Make the request of the complete message; the slot goes with it.
+    def request(self, forms: FormCache[T], on_done: Callable[[Outcome], None]) -> MadeRequest[T]:
+        """Make the request of the complete message, as `whole_request`; the slot goes with it.
 
         Raises BridgeError when it is no valid request; the slot is freed by `close`.
         """
         scanner = self._scanner
         head = RequestHead(scanner.form(), scanner.identifier(), tuple(self._sizes), self._offsets)
-        received = self._slot
-        matched = None if received is None else forms.match_received(head, received.memory)
-        if matched is not None:
-            known, request = matched
-            if self._arena is self._arena_of(known.model.config.name):
-                self._slot = None
-                return known, request.request(received, 0, on_done, self.copied)
+        if self._slot is not None:
+            made = forms.templates.take_fields(
+                self._slot,
+                head.form,
+                head.identifier,
+                head.sizes,
+                head.offsets,
+                on_done,
+                self.copied,
+            )
+            if made is not None and made[0].arena is self._arena:
+                return self._given_away(made)
         known = forms.read(head)
-        form = known.form
-        arena = self._arena_of(known.model.config.name)
-        assert arena is not None  # the model has just been found
+        form, arena = known.form, known.arena
         in_place = self._arena is arena and all(
             there == at for there, (at, _) in zip(self._offsets, form.places, strict=False)
         )
@@ -212,13 +202,15 @@ class RequestReceiver:
             self.close()
             slot.charge(self._body)
             self._slot, self._arena = slot, arena
-        else:
-            assert self._slot is not None
-            arena.complete(self._slot)
         assert self._slot is not None
-        made = infer_request(known, head, self._slot, on_done, self.copied)
+        return self._given_away(infer_request(known, head, self._slot, on_done, self.copied))
+
+    def _given_away(self, made: MadeRequest[T]) -> MadeRequest[T]:
+        """Leave the slot, and what it is charged to, to the request."""
+        if self._slot is not None and self._arena is not None:
+            self._arena.complete(self._slot)
         self._slot = self._body = None
-        return known, made
+        return made
 
     def close(self) -> None:
         """Give the memory back, if it was not given away with the request."""

@@ -1,0 +1,116 @@
+// Plain inference requests over HTTP/1, from the head of a message to its answer, without Python
+// code: those that have a template, and whose outputs go back as binary data. All others are handed
+// to Python, which parses the same bytes anew.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "net/http1_head.h"
+#include "request/templates_binding.h"
+#include "text_hash.h"
+
+namespace gpubridge::http1 {
+
+class Exchange;
+
+// One version of a model as its endpoint serves it: `given` is a ServedModel
+// (gpubridge/frontend/infer.py).
+struct ServedModel {
+  explicit ServedModel(nanobind::object given);
+
+  nanobind::object given;
+  nanobind::object templates_object;
+  PythonTemplates& templates;
+  nanobind::object traces;
+  nanobind::object submit;
+  std::uint64_t inputs;
+};
+
+// Where requests for a model, or for one version of it, go; the base of the class InferEndpoint.
+class InferEndpoint {
+ public:
+  explicit InferEndpoint(nanobind::object arena) : arena_(std::move(arena)) {}
+
+  // Another takes the model's place, also for requests whose body is still being received.
+  void lead_to(nanobind::object served) {
+    served_ = std::make_shared<const ServedModel>(std::move(served));
+  }
+
+  [[nodiscard]] const std::shared_ptr<const ServedModel>& served() const { return served_; }
+  // Whether requests may be traced: then Python takes them.
+  [[nodiscard]] bool traced() const;
+  [[nodiscard]] nanobind::object allocate(std::uint64_t nbytes) const;
+  void free(const nanobind::object& slot) const;
+
+ private:
+  nanobind::object arena_;
+  std::shared_ptr<const ServedModel> served_;
+};
+
+// The endpoints by the targets of their requests, as clients write them.
+class InferTargets {
+ public:
+  void add(const nanobind::bytes& target, nanobind::object endpoint);
+  void remove(nanobind::handle endpoint);
+  void clear() { endpoints_.clear(); }
+  [[nodiscard]] std::size_t size() const { return endpoints_.size(); }
+  // The endpoint, or a null handle.
+  [[nodiscard]] nanobind::handle find(std::string_view target) const;
+
+ private:
+  std::unordered_map<std::string, nanobind::object, TextHash, std::equal_to<>> endpoints_;
+};
+
+// Bytes of a body of `length` that are its JSON header; nothing where the client's number is none.
+std::optional<std::uint64_t> header_size(const Head& head, std::uint64_t length);
+
+// Where a body begins in its slot, its bytes, and those of its JSON header.
+struct InferenceBody {
+  std::uint64_t start = 0;
+  std::uint64_t length = 0;
+  std::uint64_t header = 0;
+};
+
+// One request. It owns the slot of its body until a model has the request.
+class Inference {
+ public:
+  // With a slot for a body of so many bytes.
+  Inference(nanobind::object endpoint, std::uint64_t length, std::uint64_t header);
+  // With a body that lies in a slot.
+  Inference(nanobind::object endpoint, nanobind::object slot, const InferenceBody& body);
+
+  // The place of the body.
+  [[nodiscard]] nanobind::object memory() const;
+  void put(std::string_view begin) const;
+
+  // Gives the request to the model, `copied` bytes of whose body were copied, and has the exchange
+  // called with the outcome, even before this returns. False if it is for Python.
+  bool submit(nanobind::handle exchange, std::uint64_t copied, nanobind::handle origin);
+  // Hands the request to Python.
+  void hand_over(nanobind::handle exchange, std::uint64_t copied);
+  // Answers by an outcome.
+  void answer(Exchange& exchange, nanobind::handle outcome) const;
+  void abort();
+
+ private:
+  // Returns the template of answers with a signature; None where Python has to encode them.
+  [[nodiscard]] nanobind::object answer_template(nanobind::handle signature) const;
+
+  nanobind::object endpoint_object_;
+  InferEndpoint& endpoint_;
+  nanobind::object slot_;
+  InferenceBody body_;
+  // From here on, when a model has it. By the time of the answer the endpoint may lead to another.
+  std::shared_ptr<const ServedModel> served_;
+  std::shared_ptr<KnownTemplate> known_;
+  nanobind::object request_;
+};
+
+}  // namespace gpubridge::http1

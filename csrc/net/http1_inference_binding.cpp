@@ -1,0 +1,178 @@
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <utility>
+
+#include "buffer_view.h"
+#include "ipc/infer_request_binding.h"
+#include "net/http1_binding.h"
+#include "net/http1_connection.h"
+#include "net/http1_inference.h"
+#include "python_object.h"
+#include "request/responses_binding.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge::http1 {
+namespace {
+
+// The first tensor after a header begins at a multiple of this; each later one may have to be moved
+// by less than the widest item has.
+constexpr std::uint64_t kAlignment = 64;
+constexpr std::uint64_t kWidest = 8;
+
+struct Names {
+  Attribute active{"active"};
+  Attribute allocate{"allocate"};
+  Attribute free{"free"};
+  Attribute memory{"memory"};
+  Attribute plain_template{"plain_template"};
+  Attribute respond{"respond"};
+  Attribute share{"share"};
+  Attribute take_over{"take_over"};
+};
+
+const Names& names() {
+  static const Names made;
+  return made;
+}
+
+}  // namespace
+
+ServedModel::ServedModel(nb::object served)
+    : given(std::move(served)),
+      templates_object(given.attr("templates")),
+      templates(nb::cast<PythonTemplates&>(templates_object)),
+      traces(given.attr("traces")),
+      submit(given.attr("submit")),
+      inputs(nb::cast<std::uint64_t>(given.attr("inputs"))) {}
+
+bool InferEndpoint::traced() const { return nb::cast<bool>(names().active.of(served_->traces)); }
+
+nb::object InferEndpoint::allocate(std::uint64_t nbytes) const {
+  return names().allocate.of(arena_)(kAlignment + nbytes + kWidest * served_->inputs);
+}
+
+void InferEndpoint::free(const nb::object& slot) const { names().free.of(arena_)(slot); }
+
+void InferTargets::add(const nb::bytes& target, nb::object endpoint) {
+  endpoints_.insert_or_assign(std::string(view_of(target)), std::move(endpoint));
+}
+
+void InferTargets::remove(nb::handle endpoint) {
+  std::erase_if(endpoints_, [&](const auto& entry) { return entry.second.is(endpoint); });
+}
+
+nb::handle InferTargets::find(std::string_view target) const {
+  const auto found = endpoints_.find(target);
+  return found == endpoints_.end() ? nb::handle() : nb::handle(found->second);
+}
+
+std::optional<std::uint64_t> header_size(const Head& head, std::uint64_t length) {
+  const auto given = head.field("inference-header-content-length");
+  if (!given) return length;
+  std::uint64_t size = 0;
+  const char* const end = given->data() + given->size();
+  const auto [at, error] = std::from_chars(given->data(), end, size);
+  if (error != std::errc() || at != end || size == 0 || size > length) return std::nullopt;
+  return size;
+}
+
+// The body is never at the very beginning of its slot: one that is a string gets its length before.
+Inference::Inference(nb::object endpoint, std::uint64_t length, std::uint64_t header)
+    : Inference(endpoint, nb::cast<InferEndpoint&>(endpoint).allocate(length),
+                {kAlignment - header % kAlignment, length, header}) {}
+
+Inference::Inference(nb::object endpoint, nb::object slot, const InferenceBody& body)
+    : endpoint_object_(std::move(endpoint)),
+      endpoint_(nb::cast<InferEndpoint&>(endpoint_object_)),
+      slot_(std::move(slot)),
+      body_(body) {}
+
+nb::object Inference::memory() const {
+  return names().memory.of(
+      slot_)[nb::slice(nb::int_(body_.start), nb::int_(body_.start + body_.length), nb::none())];
+}
+
+void Inference::put(std::string_view begin) const {
+  const BufferView view(names().memory.of(slot_), PyBUF_WRITABLE);
+  if (body_.start > view.size() || begin.size() > view.size() - body_.start) {
+    throw nb::value_error("expected memory for the whole body");
+  }
+  if (!begin.empty())
+    std::memcpy(static_cast<char*>(view.data()) + body_.start, begin.data(), begin.size());
+}
+
+bool Inference::submit(nb::handle exchange, std::uint64_t copied, nb::handle origin) {
+  const std::shared_ptr<const ServedModel> served = served_ = endpoint_.served();
+  copied = copied > body_.header ? copied - body_.header : 0;
+  const MadeRequest made = served->templates.take_json({slot_, exchange, copied}, body_.start,
+                                                       body_.header, body_.length - body_.header);
+  if (made.known == nullptr) return false;
+  known_ = made.known;
+  // What cannot be shared is freed.
+  slot_.reset();
+  if (!made.regions.is_none()) names().share.of(served->given)(made.request, made.regions);
+  request_ = made.request;
+  // This may be gone when that returns.
+  served->submit(made.request, origin);
+  return true;
+}
+
+void Inference::hand_over(nb::handle exchange, std::uint64_t copied) {
+  const nb::object slot = std::move(slot_);
+  names().take_over.of(endpoint_object_)(exchange, slot, body_.start, body_.length, copied);
+}
+
+nb::object Inference::answer_template(nb::handle signature) const {
+  if (!known_->answer_signature.is(signature)) {
+    known_->answer_template = names().plain_template.of(served_->given)(known_->form, signature);
+    known_->answer_signature = nb::borrow(signature);
+  }
+  return known_->answer_template;
+}
+
+void Inference::answer(Exchange& exchange, nb::handle outcome) const {
+  const nb::object identifier = nb::borrow(infer_request(request_).get(InferRequest::kIdentifier));
+  if (is_infer_response(outcome)) {
+    const InferResponse& response = infer_response(outcome);
+    const nb::object known = answer_template(response.get(InferResponse::kSignature));
+    if (!known.is_none() && !response.has(InferResponse::kParameters)) {
+      const auto& encoder = nb::cast<const JsonResponseTemplate&>(known);
+      const nb::object buffers = nb::borrow(response.get(InferResponse::kBuffers));
+      const SentBuffers sent(buffers);
+      const ResponseOutputs outputs(response.get(InferResponse::kShapes), sent, encoder.forms());
+      const std::string header = encoder.encode(view_of_text(identifier), {}, outputs.all());
+      exchange.respond_tensors(header, sent, buffers);
+      return;
+    }
+  }
+  names().respond.of(served_->given)(nb::find(exchange), known_->form, identifier, outcome);
+}
+
+void Inference::abort() {
+  if (request_.is_valid()) {
+    infer_request(request_).cancel();
+  } else if (slot_.is_valid()) {
+    endpoint_.free(std::exchange(slot_, {}));
+  }
+}
+
+void bind_inference(nb::module_& module) {
+  nb::class_<InferEndpoint>(module, "HttpInferEndpoint")
+      .def(nb::init<nb::object>())
+      .def("lead_to", &InferEndpoint::lead_to);
+  nb::class_<InferTargets>(module, "InferTargets")
+      .def(nb::init<>())
+      .def("add", &InferTargets::add)
+      .def("remove", &InferTargets::remove)
+      .def("clear", &InferTargets::clear)
+      .def("find",
+           [](const InferTargets& self, const nb::bytes& target) -> nb::object {
+             const nb::handle found = self.find(view_of(target));
+             return found.is_valid() ? nb::borrow(found) : nb::none();
+           })
+      .def("__len__", &InferTargets::size);
+}
+
+}  // namespace gpubridge::http1

@@ -1,0 +1,50 @@
+// Short forms of what bindings do with Python objects.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace gpubridge {
+
+// A new reference, or the error that is set instead.
+inline nanobind::object checked(PyObject* made) {
+  if (made == nullptr) throw nanobind::python_error();
+  return nanobind::steal(made);
+}
+
+inline nanobind::object text_object(std::string_view text) {
+  return checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
+}
+
+inline std::string_view view_of(const nanobind::bytes& bytes) {
+  return {bytes.c_str(), bytes.size()};
+}
+
+// The text of a str, for as long as that lives.
+inline std::string_view view_of_text(nanobind::handle text) {
+  Py_ssize_t size = 0;
+  const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+  if (data == nullptr) throw nanobind::python_error();
+  return {data, static_cast<std::size_t>(size)};
+}
+
+// The name of an attribute, made once.
+class Attribute {
+ public:
+  explicit Attribute(const char* name) : name_(PyUnicode_InternFromString(name)) {}
+
+  [[nodiscard]] nanobind::object of(nanobind::handle object) const {
+    return checked(PyObject_GetAttr(object.ptr(), name_));
+  }
+  void set(nanobind::handle object, nanobind::handle value) const {
+    if (PyObject_SetAttr(object.ptr(), name_, value.ptr()) != 0) throw nanobind::python_error();
+  }
+
+ private:
+  PyObject* name_;
+};
+
+}  // namespace gpubridge

@@ -1,0 +1,32 @@
+// What a response puts into a template, taken from Python objects.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "memory/sent_buffers.h"
+#include "request/response_templates.h"
+
+namespace gpubridge {
+
+// The outputs of one response, and the dims and texts that they refer to. Values are the buffers of
+// outputs, and the JSON of those that are told so.
+class ResponseOutputs {
+ public:
+  ResponseOutputs(nanobind::handle shapes, const SentBuffers& values,
+                  const std::vector<OutputForm>& forms);
+
+  [[nodiscard]] const std::vector<ResponseOutput>& all() const { return outputs_; }
+  // Of all outputs whose bytes follow.
+  [[nodiscard]] std::uint64_t nbytes() const { return nbytes_; }
+
+ private:
+  std::vector<std::int64_t> dims_;
+  std::vector<nanobind::object> texts_;
+  std::vector<ResponseOutput> outputs_;
+  std::uint64_t nbytes_ = 0;
+};
+
+}  // namespace gpubridge

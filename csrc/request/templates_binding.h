@@ -1,0 +1,102 @@
+// Request templates with what Python knows of them: requests for the engine are made here.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "request/templates.h"
+
+namespace gpubridge {
+
+// What requests with one template have in common for the engine; `given` is the RequestTemplate
+// (gpubridge/protocol/request_templates.py) that says so.
+struct KnownTemplate {
+  explicit KnownTemplate(nanobind::object given);
+
+  nanobind::object given;
+  nanobind::object form;
+  nanobind::object signature;
+  nanobind::object context;
+  bool shared;
+  // Of the last request, since the next mostly has the same.
+  nanobind::object options;
+  nanobind::object dims;
+  std::vector<InputPlace> places;
+  nanobind::object place_objects = nanobind::none();
+  // The template of answers with a signature; None for those that Python has to encode.
+  nanobind::object answer_signature = nanobind::none();
+  nanobind::object answer_template = nanobind::none();
+};
+
+// A request for the engine that nobody has got yet; none without `known`.
+struct MadeRequest {
+  std::shared_ptr<KnownTemplate> known;
+  nanobind::object request;
+  nanobind::object regions;  // RequestRegions, or None
+};
+
+// Where a request's inputs are to lie, and who gets its outcome.
+struct RequestTarget {
+  nanobind::handle slot;
+  nanobind::handle on_done;
+  std::uint64_t copied = 0;
+};
+
+// Dims, dims after the batch dim that the model sees or None, item size, and bytes in a region or
+// -1.
+using InputFields = std::tuple<std::vector<std::int64_t>, std::optional<std::vector<std::int64_t>>,
+                               std::uint32_t, std::int64_t>;
+
+// Request templates of HTTP (JSON headers) or of gRPC (protobuf messages).
+class PythonTemplates {
+ public:
+  PythonTemplates(std::size_t limit, std::uint64_t alignment)
+      : templates_(limit), alignment_(alignment) {}
+
+  // Adds a RequestTemplate, if it accepts what varies.
+  void add_json(const nanobind::bytes& header, std::uint64_t max_batch_size,
+                std::vector<InputFields> inputs, nanobind::handle given);
+  void add_fields(const nanobind::bytes& fields, const std::vector<std::uint64_t>& sizes,
+                  std::uint64_t max_batch_size, std::vector<InputFields> inputs,
+                  nanobind::handle given);
+  void remove_if(nanobind::handle is_gone);
+
+  // A header of `size` bytes at `begin` in the slot, and the inputs behind it, which are moved to
+  // where they are aligned.
+  MadeRequest take_json(const RequestTarget& target, std::uint64_t begin, std::uint64_t size,
+                        std::uint64_t following);
+  // A whole message, whose inputs are copied into a slot of its model's arena.
+  MadeRequest take_message(std::string_view message, nanobind::handle on_done);
+  // The fields of a message whose raw contents have been received into the slot.
+  MadeRequest take_fields(const RequestTarget& target, const nanobind::bytes& fields,
+                          std::string_view identifier, const std::vector<std::uint64_t>& sizes,
+                          const std::vector<std::uint64_t>& offsets);
+
+  [[nodiscard]] std::size_t count() const { return templates_.size(); }
+  [[nodiscard]] std::size_t bytes() const { return templates_.bytes(); }
+
+ private:
+  void add(std::uint64_t max_batch_size, std::vector<InputFields> inputs, nanobind::handle given);
+  [[nodiscard]] bool strings_fit(std::span<const unsigned char> memory) const;
+  // Makes the request that was matched last; its inputs begin at `start` in the slot.
+  MadeRequest make(const RequestTarget& target, std::uint64_t start, std::string_view identifier);
+  [[nodiscard]] nanobind::object others() const;
+
+  RequestTemplates templates_;
+  std::uint64_t alignment_;
+  std::string header_;
+  RequestScan scan_;
+  MatchedRequest matched_;
+  std::vector<std::uint64_t> offsets_;
+};
+
+}  // namespace gpubridge

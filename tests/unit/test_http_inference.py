@@ -1,0 +1,295 @@
+"""Plain inference requests over HTTP: taken and answered without Python, or handed to it whole."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import orjson
+import pytest
+
+from gpubridge.config import HttpConnections
+from gpubridge.dataplane import InferTargets
+from gpubridge.engine.client_regions import ClientRegions
+from gpubridge.engine.devices.memory import DeviceMemory
+from gpubridge.engine.regions import Regions
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.http.connection import HttpConnection, HttpListener, HttpSettings
+from gpubridge.frontend.infer import InferEndpoint
+from gpubridge.frontend.shared_memory import RequestMemory
+from gpubridge.frontend.workers import Workers
+from gpubridge.protocol.status import error_body, http_status
+from gpubridge.request import InferResponse
+from gpubridge.transport.signatures import Signature, TensorSpec
+from tests.unit.http_door import Transport, parse_answers, post
+from tests.unit.model_configs import model_config
+
+CONFIG = model_config("A FP32 [-1]", "OUT FP32 [-1]")
+OUT = Signature((TensorSpec("OUT", "FP32", 1, 4),), ())
+WORKERS = Workers()
+
+
+class Model:
+    """Keeps requests until the test lets it answer them with their input."""
+
+    name = "m"
+    config = CONFIG
+
+    def __init__(self, arena, version=1):
+        self.arena = arena
+        self.version = version
+        self.traces = SimpleNamespace(active=False)
+        self.waiting = []
+        self.origins = []
+        self.refusal = None
+
+    def submit(self, request, origin=None):
+        if self.refusal is not None:
+            self.take(request)
+            raise self.refusal
+        self.origins.append(origin)
+        request.cancelled = self.cancel
+        self.waiting.append(request)
+
+    def cancel(self, request):
+        self.waiting.remove(request)
+        self.take(request)
+
+    def take(self, request):
+        """Take the memory of a request; returns its input."""
+        slot, request.slot = request.slot, None
+        at, nbytes = request.places[0]
+        data = bytes(slot.memory[request.start + at : request.start + at + nbytes])
+        self.arena.free(slot)
+        return data
+
+    def answer(self, index=0, **fields):
+        request = self.waiting.pop(index)
+        data = self.take(request)
+        request.finish(InferResponse(OUT, ((len(data) // 4,),), [memoryview(data)], **fields))
+
+
+class Server:
+    """One endpoint, and a connection to it."""
+
+    def __init__(self, limit=1 << 24):
+        self.regions = Regions(limit)
+        self.arena = self.regions.arena("m")
+        self.model = Model(self.arena)
+        registry = ClientRegions(self.regions, DeviceMemory(0), allowed=True, most=4)
+        memory = RequestMemory(self.regions, registry)
+        self.endpoint = InferEndpoint(self.model, memory, WORKERS)
+        self.route = self.endpoint.request
+        targets = InferTargets()
+        targets.add(b"/infer", self.endpoint)
+        settings = HttpSettings(1 << 20, HttpConnections())
+        listener = HttpListener(self, settings, WORKERS, self.regions.budget, targets)
+        self.connection = HttpConnection(listener, set())
+        self.transport = Transport()
+        self.connection.connection_made(self.transport)
+
+    def failure(self, error, status):
+        return status or http_status(error.code), error_body(error)
+
+    def receive(self, *pieces):
+        for piece in pieces:
+            sent = 0
+            while sent < len(piece):
+                buffer = memoryview(self.connection.get_buffer(-1))
+                taken = min(len(buffer), len(piece) - sent)
+                buffer[:taken] = piece[sent : sent + taken]
+                sent += taken
+                self.connection.buffer_updated(taken)
+
+    def answers(self):
+        """Status, header and output of each answer."""
+        found = []
+        for status, fields, body in parse_answers(bytes(self.transport.sent)):
+            header = int(fields.get(b"Inference-Header-Content-Length", len(body)))
+            found.append((status, orjson.loads(body[:header]), body[header:]))
+        return found
+
+    @property
+    def lent(self):
+        return self.arena.lent()[0]
+
+
+@pytest.fixture
+def server():
+    """A server that knows requests with one input and an id."""
+    server = Server()
+    for identifier in ("first", "second"):
+        server.receive(infer(b"abcd", identifier))
+        server.model.answer()
+    server.transport.sent.clear()
+    yield server
+    server.connection.connection_lost(None)
+    assert server.lent == 0
+    server.regions.close()
+
+
+def infer(data, identifier, *fields, **members):
+    entry = {"name": "A", "datatype": "FP32", "shape": [len(data) // 4]}
+    entry["parameters"] = {"binary_data_size": len(data)}
+    document = {"id": identifier, "inputs": [entry], **members}
+    document.setdefault("parameters", {"binary_data_output": True})
+    header = orjson.dumps(document)
+    length = b"Inference-Header-Content-Length: %d" % len(header)
+    return post(header + data, b"/infer", length, *fields)
+
+
+def header_of(identifier, size, version="1"):
+    return {
+        "id": identifier,
+        "model_name": "m",
+        "model_version": version,
+        "outputs": [
+            {
+                "name": "OUT",
+                "datatype": "FP32",
+                "shape": [size // 4],
+                "parameters": {"binary_data_size": size},
+            }
+        ],
+    }
+
+
+def test_a_known_form_of_request_calls_nothing_of_the_frontend(server):
+    called = []
+
+    def note(frame, event, _):
+        name = frame.f_globals.get("__name__", "")
+        if event == "call" and name.startswith(("gpubridge.frontend", "gpubridge.protocol")):
+            called.append(frame.f_code.co_name)
+
+    requests = [infer(bytes([i]) * 4 * i, f"id {i}") for i in range(1, 9)]
+    sys.setprofile(note)
+    try:
+        for request in requests:
+            server.receive(request)
+            server.model.answer()
+    finally:
+        sys.setprofile(None)
+    assert server.answers() == [
+        (200, header_of(f"id {i}", 4 * i), bytes([i]) * 4 * i) for i in range(1, 9)
+    ]
+    assert not called
+
+
+def test_a_body_in_pieces_is_received_in_its_place(server):
+    request = infer(b"0123456789abcdef" * 64, "x")
+    cut = len(request) - 900
+    server.receive(request[:cut], request[cut : cut + 100], request[cut + 100 :])
+    assert server.model.waiting[0].copied == 1024 - 900
+    server.model.answer()
+    assert server.answers() == [(200, header_of("x", 1024), b"0123456789abcdef" * 64)]
+
+
+def test_answers_keep_the_order_of_their_requests(server):
+    server.receive(infer(b"aaaa", "1") + infer(b"bbbbbbbb", "2"))
+    server.model.answer(1)
+    assert not server.transport.sent
+    server.model.answer()
+    assert [header["id"] for _, header, _ in server.answers()] == ["1", "2"]
+
+
+def test_who_waits_to_send_the_body_is_told_to(server):
+    request = infer(b"abcd", "x", b"Expect: 100-continue")
+    head = request.index(b"\r\n\r\n") + 4
+    server.receive(request[:head])
+    assert server.transport.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
+    server.receive(request[head:])
+    server.model.answer()
+    assert server.answers() == [(200, header_of("x", 4), b"abcd")]
+
+
+def test_a_client_that_goes_away_takes_its_request_with_it(server):
+    request = infer(b"abcd", "x")
+    server.receive(request)
+    assert (len(server.model.waiting), server.lent) == (1, 1)
+    server.receive(request[:-2])
+    assert server.lent == 2
+    server.connection.connection_lost(None)
+    assert (server.model.waiting, server.lent) == ([], 0)
+
+
+def test_a_model_that_is_loaded_during_a_body_gets_the_request(server):
+    request = infer(b"abcd", "x")
+    server.receive(request[:-2])
+    before, server.model = server.model, Model(server.arena, version=2)
+    server.endpoint.serve(server.model)
+    server.receive(request[-2:])
+    assert not before.waiting
+    server.model.answer()
+    assert server.answers() == [(200, header_of("x", 4, "2"), b"abcd")]
+
+
+def test_an_answer_is_of_the_model_that_was_asked(server):
+    server.receive(infer(b"abcd", "x"))
+    server.endpoint.serve(Model(server.arena, version=2))
+    server.model.answer()
+    assert server.answers() == [(200, header_of("x", 4), b"abcd")]
+
+
+def test_an_error_of_the_model_is_the_answer(server):
+    server.receive(infer(b"abcd", "x"))
+    request = server.model.waiting.pop()
+    server.model.take(request)
+    request.finish(BridgeError("no luck", ErrorCode.INTERNAL))
+    assert server.answers() == [(500, {"error": "no luck"}, b"")]
+
+
+def test_the_error_with_which_a_model_refuses_is_the_answer(server):
+    server.model.refusal = BridgeError("not now", ErrorCode.UNAVAILABLE)
+    server.receive(infer(b"abcd", "x"))
+    assert server.answers() == [(503, {"error": "not now"}, b"")]
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (infer(b"abc", "x"), "input byte size mismatch"),
+        (infer(b"abcd", "x")[:-4] + b"ab\r\n", None),
+        (infer(b"abcd", "x", parameters={"binary_data_output": 1}), "attempt to access JSON"),
+        (infer(b"abcd", "x", b"Inference-Header-Content-Length: 1000"), "should be in range"),
+    ],
+)
+def test_what_is_wrong_is_worded_by_the_parser(server, request_, text):
+    server.receive(request_)
+    if text is None:
+        server.model.answer()
+    else:
+        ((status, document, _),) = server.answers()
+        assert status in (400, 500)
+        assert text in document["error"]
+
+
+def test_what_is_out_of_the_ordinary_is_answered_by_python(server):
+    server.receive(infer(b"abcd", "x"))
+    server.model.answer(parameters={"mine": 1})
+    server.receive(infer(b"abcd", "y", parameters={}))
+    server.model.answer()
+    (_, first, _), (_, second, rest) = server.answers()
+    assert first["parameters"] == {"mine": 1}
+    assert second["outputs"][0]["data"] == [pytest.approx(1.6777999408082104e22)]
+    assert not rest
+
+
+def test_a_traced_request_says_when_it_came(server):
+    server.model.traces.active = True
+    server.receive(infer(b"abcd", "x"))
+    server.model.answer()
+    assert server.model.origins[-1].door == "HTTP"
+    assert server.answers() == [(200, header_of("x", 4), b"abcd")]
+
+
+def test_without_room_a_request_is_refused():
+    server = Server(limit=1 << 20)
+    for number in range(20):
+        server.receive(infer(b"abcd" * 15_000, str(number)))
+    asked = len(server.model.waiting)
+    while server.model.waiting:
+        server.model.answer()
+    assert 0 < asked < 20
+    assert [status for status, _, _ in server.answers()] == [200] * asked + [503] * (20 - asked)
+    assert server.lent == 0
