@@ -10,7 +10,7 @@ from gpubridge.dataplane import InferRequest, InferResponseFields
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.telemetry.traces import Trace
 from gpubridge.transport.context import RequestContext
-from gpubridge.transport.device_regions import is_arena
+from gpubridge.transport.device_events import is_arena
 from gpubridge.transport.leases import BorrowedMemory
 
 __all__ = [

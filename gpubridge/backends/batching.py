@@ -21,10 +21,7 @@ class Program(Protocol):
     def take(self, tensor: pb_utils.Tensor) -> Any:
         """Return a request's input as an array of the library.
 
-        Raises
-        ------
-        UnusableInput
-            When it cannot be one.
+        Raises UnusableInput when it cannot be one.
         """
 
     def join(self, arrays: Sequence[Any]) -> Any:
@@ -33,10 +30,7 @@ class Program(Protocol):
     def run(self, inputs: dict[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
         """Return the outputs that are asked for, by name.
 
-        Raises
-        ------
-        UnusableInput
-            When the inputs do not fit each other or the program.
+        Raises UnusableInput when the inputs do not fit each other or the program.
         """
 
     def give(self, name: str, array: Any) -> pb_utils.Tensor:
@@ -46,12 +40,9 @@ class Program(Protocol):
 class BatchRunner:
     """Answers requests with what a program makes of them.
 
-    Parameters
-    ----------
-    setup : ModelSetup
-        Says whether there is a batch dimension, and which outputs of which types there are.
-    program : Program
-        Runs them.
+    - ``setup``: says whether there is a batch dimension, and which outputs of which types there
+      are.
+    - ``program``: runs them.
     """
 
     def __init__(self, setup: ModelSetup, program: Program) -> None:

@@ -19,10 +19,7 @@ _OPTIMIZATIONS = ("graph", "cuda", "execution_accelerators")
 class Parameters:
     """Texts by key; each reader raises ValueError with the key, what it expects, and what it got.
 
-    Parameters
-    ----------
-    entries : mapping
-        ``{key: {"string_value": text}}``, as in ``args["model_config"]``.
+    ``entries``: ``{key: {"string_value": text}}``, as in ``args["model_config"]``.
     """
 
     def __init__(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -98,15 +95,9 @@ def _wrong(key: str, expected: str, got: str) -> ValueError:
 def import_library(module: str, requirement: str, backend: str) -> ModuleType:
     """Import a module that the backend needs.
 
-    Parameters
-    ----------
-    requirement : str
-        What to give to ``pip install``.
+    ``requirement``: what to give to ``pip install``.
 
-    Raises
-    ------
-    ImportError
-        Says in which interpreter it is missing, and how to install it there.
+    Raises ImportError: says in which interpreter it is missing, and how to install it there.
     """
     try:
         return importlib.import_module(module)
@@ -121,12 +112,9 @@ def import_library(module: str, requirement: str, backend: str) -> ModuleType:
 class TensorSetup:
     """An input or output as the configuration has it.
 
-    Attributes
-    ----------
-    data_type : str
-        ``TYPE_FP32``, ...
-    dims : tuple of int
-        What the model sees (after ``reshape``), without the batch dimension; -1 is variable.
+    - ``data_type``: ``TYPE_FP32``, ...
+    - ``dims``: what the model sees (after ``reshape``), without the batch dimension; -1 is
+      variable.
     """
 
     name: str
@@ -155,22 +143,13 @@ class TensorSetup:
 class ModelSetup:
     """What a model and one of its instances are configured to be.
 
-    Attributes
-    ----------
-    max_batch_size : int
-        0 when the model has no batch dimension.
-    control_inputs : tuple of str
-        Inputs that the server makes: a sequence's controls and its states.
-    state_outputs : tuple of TensorSetup
-        Outputs that only the server takes: a sequence's states.
-    filename : str
-        ``default_model_filename``.
-    config : dict
-        All of it.
-    gpu : int or None
-        The device of a KIND_GPU instance.
-    threads : int
-        Its share of the processors that the server may use.
+    - ``max_batch_size``: 0 when the model has no batch dimension.
+    - ``control_inputs``: inputs that the server makes: a sequence's controls and its states.
+    - ``state_outputs``: outputs that only the server takes: a sequence's states.
+    - ``filename``: ``default_model_filename``.
+    - ``config``: all of it.
+    - ``gpu``: the device of a KIND_GPU instance.
+    - ``threads``: its share of the processors that the server may use.
     """
 
     name: str
@@ -188,10 +167,7 @@ class ModelSetup:
     def model_file(self, version_dir: str) -> Path:
         """Return the file that is to be run; a directory of its name has it, and what belongs to it.
 
-        Raises
-        ------
-        FileNotFoundError
-            When there is none.
+        Raises FileNotFoundError when there is none.
         """
         path = Path(version_dir) / self.filename
         if path.is_dir():
@@ -220,10 +196,7 @@ class ModelSetup:
     def from_args(cls, args: Mapping[str, str]) -> ModelSetup:
         """Read what ``initialize`` gets.
 
-        Raises
-        ------
-        ValueError
-            For a decoupled model: these backends answer each request once.
+        Raises ValueError for a decoupled model: these backends answer each request once.
         """
         gpu = (
             int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
 
 import numpy as np
 
@@ -87,12 +86,7 @@ class ClientMemory:
     def __enter__(self) -> ClientMemory:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._owned.close()
 
     def prepare(self, nbytes: int) -> bytes:

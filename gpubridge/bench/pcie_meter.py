@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
 
 _PROGRAM = "nvidia-smi"
 _INTERVAL = 1  # second: dmon's shortest
@@ -66,12 +65,7 @@ class PcieMeter:
     def __enter__(self) -> PcieMeter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

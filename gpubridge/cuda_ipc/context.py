@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from gpubridge.cuda_ipc.devices import DeviceInfo
@@ -82,12 +81,7 @@ class _Pushed:
             call("cuCtxPushCurrent", self._context)
             self._pushed = True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._pushed:
             self._pushed = False
             call("cuCtxPopCurrent")

@@ -17,9 +17,31 @@ from gpubridge.engine.environment import StubEnvironment
 from gpubridge.engine.model_loader import ModelLoader, ModelSource, NotPrepared, PreparedModel
 from gpubridge.engine.stub_process import RunningStub, StubProcess
 from gpubridge.errors import ErrorCode, unavailable
-from gpubridge.stub.in_process import run_here
+from gpubridge.pb_utils import host
+from gpubridge.stub.process import Stub
+from gpubridge.transport.channel import Channel, ChannelClosed
+from gpubridge.transport.messages import decode_control
 
 _logger = logging.getLogger(__name__)
+
+
+def run_here(sock: socket.socket, note: Callable[[BaseException], None]) -> int:
+    """Serve a channel in this thread until it closes; returns the stub's exit code.
+
+    - ``sock``: the stub's end of the channel; closed here.
+    - ``note``: is told of what the model raises, in the thread that raised it, while its traceback
+      is there.
+    """
+    channel = Channel(sock)
+    try:
+        message, fds = channel.receive()
+        stub = Stub(channel, decode_control(message), fds, note)
+        return stub.serve() if stub.initialize() else 1
+    except ChannelClosed:
+        return 0
+    finally:
+        host.detach()
+        channel.close()
 
 
 class StubHere:

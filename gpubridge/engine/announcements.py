@@ -9,10 +9,8 @@ from gpubridge.engine.regions import Regions, RegionUser
 from gpubridge.host_shm import ClientSegment, Segment
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.leases import is_read_only, read_only_id
 from gpubridge.transport.messages import Kind, control_message
-from gpubridge.transport.region_ids import is_read_only, read_only_id
-
-__all__ = ["Announcements", "OpenDeviceRegions"]
 
 _Segment = Segment | ClientSegment | DeviceRegion | ClientDeviceSegment
 
@@ -37,10 +35,7 @@ class OpenDeviceRegions:
     def closed(self, region: int, announcements: int) -> None:
         """The stub has closed a region.
 
-        Raises
-        ------
-        MalformedMessage
-            When it was told of that less often.
+        Raises MalformedMessage when it was told of that less often.
         """
         segment, times = self._held.get(region, (None, 0))
         if segment is None or announcements > times:
@@ -60,23 +55,13 @@ class OpenDeviceRegions:
 class Announcements:
     """Tells a stub, through one of its channels, of each region before the first message that names it.
 
-    Parameters
-    ----------
-    kinds : type
-        `Kind` or `CallKind`: how the messages of the channel are called.
-    regions : Regions
-        Has the stub unmap what goes.
-    user : RegionUser
-        Who unmaps it.
-    opened : OpenDeviceRegions
-        The stub's.
-    send : callable
-        Sends a message and descriptors, which stay the caller's.
+    - ``kinds``: `Kind` or `CallKind`: how the messages of the channel are called.
+    - ``regions``: has the stub unmap what goes.
+    - ``user``: who unmaps it.
+    - ``opened``: the stub's.
+    - ``send``: sends a message and descriptors, which stay the caller's.
 
-    Attributes
-    ----------
-    known : set of int
-        The regions that the stub knows by this channel.
+    Attribute ``known``: the regions that the stub knows by this channel.
     """
 
     __slots__ = ("_kinds", "_opened", "_regions", "_send", "_user", "known")

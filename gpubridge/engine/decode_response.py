@@ -9,7 +9,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange, Outcome
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import ResponseContext
-from gpubridge.transport.device_regions import is_arena
+from gpubridge.transport.device_events import is_arena
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record, json_object

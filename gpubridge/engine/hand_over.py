@@ -8,8 +8,6 @@ from gpubridge.host_shm import Segment
 from gpubridge.request import MemoryRange
 from gpubridge.transport.context import RequestContext
 
-__all__ = ["for_others", "shared"]
-
 
 def for_others(ranges: Iterable[MemoryRange], names: Collection[str]) -> bool:
     """Tell whether some of the ranges lie in memory that is meant for none of these models.

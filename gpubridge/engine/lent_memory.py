@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from gpubridge.dataplane import InFlightRequests
-from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena
 from gpubridge.request import NO_BYTES, MemoryRange
 from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.leases import SlotOwner
 
-__all__ = ["LentMemory", "ranges_of"]
+
+class SharedSlot:
+    """A slot that goes back to its arena when nobody refers to this object any more."""
+
+    __slots__ = ("_arena", "slot")
+
+    def __init__(self, arena: SlotOwner, slot: Any) -> None:
+        self._arena = arena
+        self.slot = slot
+
+    def __del__(self) -> None:
+        self._arena.free(self.slot)
 
 
 def ranges_of(kept: object) -> Sequence[MemoryRange]:
@@ -22,12 +34,8 @@ def ranges_of(kept: object) -> Sequence[MemoryRange]:
 class LentMemory:
     """Looks memory up by the ticket that it is lent under, and lends answers to calls.
 
-    Parameters
-    ----------
-    in_flight : InFlightRequests
-        Knows what is lent; stays the caller's.
-    arena : HostArena
-        Where slots go back to that several hold from now on.
+    - ``in_flight``: knows what is lent; stays the caller's.
+    - ``arena``: where slots go back to that several hold from now on.
     """
 
     __slots__ = ("_arena", "_in_flight")
@@ -39,10 +47,7 @@ class LentMemory:
     def find(self, ref: tuple[int, int, int, int]) -> MemoryRange:
         """Return memory that is lent to the stub, to hand it on.
 
-        Raises
-        ------
-        MalformedMessage
-            When it is not lent under that ticket.
+        Raises MalformedMessage when it is not lent under that ticket.
         """
         region, offset, nbytes, ticket = ref
         if not nbytes:
@@ -77,10 +82,7 @@ class LentMemory:
     def lend(self, ranges: Sequence[MemoryRange]) -> int:
         """Lend memory to the stub until its last view of it is gone; returns the ticket.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when there is no ticket left.
+        Raises BridgeError: UNAVAILABLE when there is no ticket left.
         """
         ticket = self._in_flight.lend(ranges)
         if ticket is None:

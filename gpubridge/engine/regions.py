@@ -8,9 +8,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from gpubridge.host_shm import Budget, RequestArena, Segment, reserved_bytes
-from gpubridge.transport.region_ids import read_only_id
-
-__all__ = ["RegionUser", "Regions"]
+from gpubridge.transport.leases import read_only_id
 
 _SERVER = 0
 
@@ -33,15 +31,9 @@ class Regions:
 
     A region's id names its maker in its upper half: the server is 0, others ask for a number.
 
-    Parameters
-    ----------
-    arena_limit : int
-        Bytes of memory for requests, of all models together.
+    ``arena_limit``: bytes of memory for requests, of all models together.
 
-    Attributes
-    ----------
-    budget : Budget
-        Of the arenas.
+    Attribute ``budget``: of the arenas.
     """
 
     def __init__(self, arena_limit: int) -> None:

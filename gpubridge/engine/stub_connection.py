@@ -32,10 +32,10 @@ from gpubridge.host_shm import RequestArena, Segment
 from gpubridge.request import Completed, InferRequest, MemoryRange, Outcome
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.control import NO_LEASE, ControlPage
-from gpubridge.transport.device_regions import arena_region
+from gpubridge.transport.device_events import arena_region
+from gpubridge.transport.leases import made_id
 from gpubridge.transport.messages import Kind, control_message, decode_control
 from gpubridge.transport.records import Record
-from gpubridge.transport.region_ids import made_id
 from gpubridge.transport.short_waits import busy_poll_ns
 
 __all__ = ["StubConnection"]

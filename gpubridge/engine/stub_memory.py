@@ -5,28 +5,17 @@ from __future__ import annotations
 from gpubridge.errors import BridgeError
 from gpubridge.request import MemoryRange, range_of
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.leases import BorrowedMemory
-from gpubridge.transport.region_ids import is_read_only
-
-__all__ = ["StubMemory"]
+from gpubridge.transport.leases import BorrowedMemory, is_read_only
 
 
 class StubMemory:
     """Maps the regions that a stub makes, within its limit; owns the mappings.
 
-    Parameters
-    ----------
-    owner : int
-        Upper half of the ids of the stub's regions.
-    limit : int
-        Bytes that all of them together may have.
-    table : memoryview
-        The lease bytes by which the server says that it is done with a slot.
+    - ``owner``: upper half of the ids of the stub's regions.
+    - ``limit``: bytes that all of them together may have.
+    - ``table``: the lease bytes by which the server says that it is done with a slot.
 
-    Attributes
-    ----------
-    borrowed : BorrowedMemory
-        Gives views of it.
+    Attribute ``borrowed``: gives views of it.
     """
 
     def __init__(self, owner: int, limit: int, table: memoryview) -> None:
@@ -38,10 +27,8 @@ class StubMemory:
     def announce(self, region: int, size: int, fds: list[int]) -> None:
         """Map a region whose descriptor is the last of ``fds``, which is taken over.
 
-        Raises
-        ------
-        MalformedMessage
-            When it is not the stub's to announce, too large, or no sealed memory of that size.
+        Raises MalformedMessage when it is not the stub's to announce, too large, or no sealed
+        memory of that size.
         """
         total = sum(self._sizes.values()) + size
         if not self.has_made(region) or region in self._sizes or not fds:
@@ -61,10 +48,8 @@ class StubMemory:
     def drop(self, region: int) -> None:
         """Unmap a region.
 
-        Raises
-        ------
-        MalformedMessage
-            When it is not the stub's: nobody takes others' memory away, from them or from stubs.
+        Raises MalformedMessage when it is not the stub's: nobody takes others' memory away, from
+        them or from stubs.
         """
         if self._sizes.pop(region, None) is None:
             raise MalformedMessage(f"region {region:#x} is not the stub's to drop")
@@ -73,10 +58,7 @@ class StubMemory:
     def range(self, ref: tuple[int, int, int, int]) -> MemoryRange:
         """Return a place in it, to hand it on; its lease lasts while that is held.
 
-        Raises
-        ------
-        MalformedMessage
-            When there is no such place.
+        Raises MalformedMessage when there is no such place.
         """
         (view,) = self.borrowed.views([ref])
         return range_of(self.borrowed, ref, view)

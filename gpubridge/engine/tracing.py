@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from gpubridge.errors import BridgeError
 from gpubridge.request import CompletedBatch, InferRequest, InferResponse
 from gpubridge.telemetry.traces import Trace, Traces
-from gpubridge.tensor.spelling import spell_values
+from gpubridge.tensor.bytes_codec import spell_values
 from gpubridge.transport.signatures import SignatureCache, TensorSpec, decode_shapes
 
 _WAITED = {"HTTP": "HTTP_RECV", "GRPC": "GRPC_WAITREAD"}

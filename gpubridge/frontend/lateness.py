@@ -15,10 +15,7 @@ def bytes_per_second(held: int = 0) -> int:
 class Rate:
     """Whether something goes on fast enough in each window of time; see `bytes_per_second`.
 
-    Parameters
-    ----------
-    window : float
-        Seconds; 0 for a rate that is always fast enough.
+    ``window``: seconds; 0 for a rate that is always fast enough.
     """
 
     __slots__ = ("_nbytes", "_since", "_what", "_window")
@@ -32,14 +29,9 @@ class Rate:
     def too_slow(self, now: float, what: object, nbytes: int, held: int = 0) -> bool:
         """Return whether the window has passed without enough progress.
 
-        Parameters
-        ----------
-        what : object
-            What goes on; one that is not equal begins anew. None for nothing.
-        nbytes : int
-            How far it has come, in bytes.
-        held : int, optional
-            Bytes of memory that it holds.
+        - ``what``: what goes on; one that is not equal begins anew. None for nothing.
+        - ``nbytes``: how far it has come, in bytes.
+        - ``held``: bytes of memory that it holds.
         """
         if what is None or not self._window:
             self._what = None
@@ -54,10 +46,7 @@ class Rate:
 class Waiting:
     """For how long the same thing has been going on.
 
-    Parameters
-    ----------
-    most : float
-        Seconds; 0 for as long as it likes.
+    ``most``: seconds; 0 for as long as it likes.
     """
 
     __slots__ = ("_most", "_since", "_what")
@@ -81,10 +70,7 @@ class Waiting:
 class Unsent:
     """Whether a client takes what is sent to it fast enough.
 
-    Parameters
-    ----------
-    window : float
-        Seconds; 0 for a client that may take as long as it likes.
+    ``window``: seconds; 0 for a client that may take as long as it likes.
     """
 
     __slots__ = ("_left", "_rate", "_what")
@@ -97,10 +83,7 @@ class Unsent:
     def too_slow(self, now: float, left: int) -> bool:
         """Return whether the window has passed without enough progress.
 
-        Parameters
-        ----------
-        left : int
-            Bytes that the socket has not taken yet.
+        ``left``: bytes that the socket has not taken yet.
         """
         if left > self._left:
             # More was added: what was sent meanwhile cannot be told.

@@ -27,14 +27,9 @@ _JSON = b"Content-Type: application/json\r\n"
 class MemoryCall(SmallBody):
     """One call; its body, if any, says what is to be registered.
 
-    Parameters
-    ----------
-    path : re.Match
-        Of `MEMORY_PATH`.
-    regions : ClientRegions
-        The clients' own memory.
-    tasks : ControlTasks
-        Does what takes longer.
+    - ``path``: of `MEMORY_PATH`.
+    - ``regions``: the clients' own memory.
+    - ``tasks``: does what takes longer.
     """
 
     __slots__ = ("_action", "_cuda", "_exchange", "_name", "_regions", "_tasks")
@@ -51,10 +46,7 @@ class MemoryCall(SmallBody):
     def complete(self, exchange: Exchange, copied: int) -> None:
         """Do it and answer.
 
-        Raises
-        ------
-        BridgeError
-            As the registry says.
+        Raises BridgeError as the registry says.
         """
         if self._cuda and self._action != b"status":
             # The driver is asked, or streams are given a moment.

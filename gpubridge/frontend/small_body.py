@@ -10,10 +10,7 @@ from gpubridge.host_shm import LARGE_BYTES, Body, PrivateMemory
 class PrivateBody:
     """Takes one request, with its body.
 
-    Attributes
-    ----------
-    body : memoryview
-        What has been received.
+    ``body``: what has been received.
     """
 
     __slots__ = ("_private", "body")
@@ -62,10 +59,7 @@ class SmallBody(PrivateBody):
     def body_memory(self, nbytes: int, body: Body | None) -> memoryview:
         """Give the body a place.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG when it is longer than any that is meant.
+        Raises BridgeError: INVALID_ARG when it is longer than any that is meant.
         """
         if body is not None:
             raise invalid(f"this path takes no body of {nbytes} bytes (at most {LARGE_BYTES})")

@@ -1,9 +1,15 @@
 """Host memory that several processes map: sealed memfd segments, arenas cut from them, clients' own."""
 
 from gpubridge.host_shm.arena import HostArena, Slot
-from gpubridge.host_shm.budget import LARGE_BYTES, Account, Body, Budget
+from gpubridge.host_shm.budget import (
+    LARGE_BYTES,
+    Account,
+    Body,
+    Budget,
+    PrivateBytes,
+    PrivateMemory,
+)
 from gpubridge.host_shm.client_region import ClientMapping, ClientSegment
-from gpubridge.host_shm.private_memory import PrivateBytes, PrivateMemory
 from gpubridge.host_shm.request_arena import RequestArena, reserved_bytes
 from gpubridge.host_shm.segment import Segment
 

@@ -14,8 +14,6 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm.budget import Body
 from gpubridge.host_shm.segment import Segment
 
-__all__ = ["Bucket", "HostArena", "Slot", "slot_size", "slots_together"]
-
 _SMALLEST = 4096
 _SMALL_SEGMENT = 1 << 20
 _POWERS_UP_TO = 1 << 16
@@ -24,18 +22,11 @@ _POWERS_UP_TO = 1 << 16
 class Slot:
     """A piece of a segment, lent to one user at a time.
 
-    Attributes
-    ----------
-    segment : Segment
-        Where it lies.
-    offset, size : int
-        Bytes from the segment's start; bytes.
-    memory : memoryview
-        Its bytes, writable.
-    body : Body or None
-        What it is charged to, if that is a large body.
-    touched : int
-        Bytes from its start that may be in memory.
+    - ``segment``: where it lies.
+    - ``offset``, ``size``: bytes from the segment's start; bytes.
+    - ``memory``: its bytes, writable.
+    - ``body``: what it is charged to, if that is a large body.
+    - ``touched``: bytes from its start that may be in memory.
     """
 
     __slots__ = ("body", "bucket", "memory", "offset", "segment", "size", "touched")
@@ -74,16 +65,10 @@ class Bucket:
 class HostArena:
     """An allocator of shared slots; owns its segments. Used by one thread at a time.
 
-    Parameters
-    ----------
-    owner : int
-        Upper half of the region ids that this arena gives to its segments.
-    limit : int
-        Bytes that all its segments together may have.
-    on_create, on_drop : callable, optional
-        Told of each segment that comes, and of each that is about to go.
-    kept : int, optional
-        Bytes of the limit that are only for slots of at most 64 KiB.
+    - ``owner``: upper half of the region ids that this arena gives to its segments.
+    - ``limit``: bytes that all its segments together may have.
+    - ``on_create``, ``on_drop``: told of each segment that comes, and of each that is about to go.
+    - ``kept``: bytes of the limit that are only for slots of at most 64 KiB.
     """
 
     def __init__(
@@ -108,15 +93,9 @@ class HostArena:
     def allocate(self, nbytes: int, home: str = "") -> Slot:
         """Lend a slot of at least ``nbytes`` bytes (contents undefined); give back with :meth:`free`.
 
-        Parameters
-        ----------
-        home : str, optional
-            The `Segment.home` of the memory. Slots of different homes never share a segment.
+        ``home``: the `Segment.home` of the memory. Slots of different homes never share a segment.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when the arena is at its limit.
+        Raises BridgeError: UNAVAILABLE when the arena is at its limit.
         """
         size = slot_size(nbytes)
         stack = self._stacks.get((size, home) if home else size)

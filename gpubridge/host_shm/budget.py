@@ -7,11 +7,10 @@ No body ever waits for another. A part of the memory is kept for small requests.
 
 from __future__ import annotations
 
+import mmap
 from typing import Callable, Protocol
 
 from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["LARGE_BYTES", "Account", "Body", "Budget", "Reclaimable", "piece_bytes"]
 
 LARGE_BYTES = 1 << 16
 """Requests of so many bytes are large: what they may take together leaves some to smaller ones."""
@@ -33,15 +32,10 @@ class Reclaimable(Protocol):
 class Account:
     """What one connection holds.
 
-    Parameters
-    ----------
-    unread : callable
-        Returns the bytes of answers that its client has not read yet: they count, too.
+    ``unread``: returns the bytes of answers that its client has not read yet: they count, too.
 
-    Attributes
-    ----------
-    held : int
-        Bytes of its large requests, from their arrival until their memory goes back.
+    Attribute ``held``: bytes of its large requests, from their arrival until their memory goes
+    back.
     """
 
     __slots__ = ("_unread", "held")
@@ -63,21 +57,14 @@ class Account:
 class Body:
     """A large body that arrives, and later the request that it has become.
 
-    Parameters
-    ----------
-    budget : Budget
-    account : Account
-        The connection's.
-    refuse : callable
-        Gets the error that answers the request when its memory is needed elsewhere; gives that memory
-        back before it returns.
+    - ``account``: the connection's.
+    - ``refuse``: gets the error that answers the request when its memory is needed elsewhere; gives
+      that memory back before it returns.
 
-    Attributes
-    ----------
-    budget : Budget
-        As given.
-    held : int
-        Bytes that are charged to the connection.
+    Its attributes:
+
+    - ``budget``: as given.
+    - ``held``: bytes that are charged to the connection.
     """
 
     __slots__ = ("_account", "_refuse", "budget", "held")
@@ -124,19 +111,13 @@ def piece_bytes(arrived: int, left: int) -> int:
 class Budget:
     """The memory for the requests of all models.
 
-    Parameters
-    ----------
-    limit : int
-        Bytes.
+    ``limit``: bytes.
 
-    Attributes
-    ----------
-    used : int
-        Bytes that may be in memory, of requests or of free slots.
-    share : int
-        Bytes that one connection may hold while others need memory.
-    arriving : dict of Body
-        The large bodies that are on their way, the newest last.
+    Its attributes:
+
+    - ``used``: bytes that may be in memory, of requests or of free slots.
+    - ``share``: bytes that one connection may hold while others need memory.
+    - ``arriving``: the large bodies that are on their way, the newest last.
     """
 
     def __init__(self, limit: int) -> None:
@@ -154,10 +135,7 @@ class Budget:
     def check(self, nbytes: int) -> None:
         """Refuse a message that can never be there as a whole.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE, with both numbers.
+        Raises BridgeError: UNAVAILABLE, with both numbers.
         """
         most = self.limit if nbytes < LARGE_BYTES else self._large_limit
         if nbytes > most:
@@ -170,10 +148,7 @@ class Budget:
     def take(self, nbytes: int, *, large: bool, body: Body | None = None) -> None:
         """Count memory that is about to be used, for ``body`` if that is still arriving.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when there is no room, and no body that has to make room.
+        Raises BridgeError: UNAVAILABLE when there is no room, and no body that has to make room.
         """
         most = self._large_limit if large else self.limit
         if self.used + nbytes > most:
@@ -206,3 +181,64 @@ class Budget:
             "the limit (--request-arena-limit)",
             ErrorCode.UNAVAILABLE,
         )
+
+
+class PrivateBytes:
+    """Bytes that somebody keeps for a body, and that count.
+
+    ``body``: what they are charged to.
+    """
+
+    __slots__ = ("_body", "_counted")
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._counted = 0
+
+    def count(self, nbytes: int) -> None:
+        """Count so many bytes in all, which are about to be used.
+
+        Raises BridgeError: UNAVAILABLE when there is no room for them.
+        """
+        self._body.charge(nbytes)
+        if nbytes > self._counted:
+            self._body.budget.take(nbytes - self._counted, large=True, body=self._body)
+        else:
+            self._body.budget.give_back(self._counted - nbytes)
+        self._counted = nbytes
+
+    def complete(self) -> None:
+        """Note that the body has arrived: what it holds is not refused any more."""
+        self._body.complete()
+
+    def close(self) -> None:
+        """Count nothing any more; idempotent."""
+        counted, self._counted = self._counted, 0
+        self._body.budget.give_back(counted)
+        self._body.release()
+
+
+class PrivateMemory(PrivateBytes):
+    """Memory for a body, which counts as it is handed out.
+
+    ``nbytes``: bytes that the body takes at the most.
+
+    Raises BridgeError: UNAVAILABLE when it would never fit.
+
+    Attribute ``memory``: all of it.
+    """
+
+    __slots__ = ("memory",)
+
+    def __init__(self, nbytes: int, body: Body) -> None:
+        super().__init__(body)
+        body.budget.check(nbytes)
+        # Not a bytearray: that would write zeros to all of it.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self.memory = memoryview(mmap.mmap(-1, nbytes, flags=flags))
+
+    def grow(self, at: int, end: int) -> int:
+        """Return up to where there is memory for what arrives next; as `RequestArena.grow`."""
+        upto = at + piece_bytes(at, end - at)
+        self.count(upto)
+        return upto

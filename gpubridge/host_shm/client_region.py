@@ -12,8 +12,6 @@ import stat
 
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = ["ClientMapping", "ClientSegment"]
-
 _DIRECTORY = b"/dev/shm/"
 _OPEN = os.O_RDWR | os.O_CLOEXEC
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -23,14 +21,10 @@ _LONGEST_NAME = 255
 class ClientSegment:
     """A client's object, opened and checked, but not mapped; owns its descriptor.
 
-    Attributes
-    ----------
-    region : int
-        The region id by which every process knows this memory.
-    fd : int
-        Open for reading and writing.
-    size : int
-        Bytes from the object's start that may be used; it had at least so many when it was opened.
+    - ``region``: the region id by which every process knows this memory.
+    - ``fd``: open for reading and writing.
+    - ``size``: bytes from the object's start that may be used; it had at least so many when it was
+      opened.
     """
 
     __slots__ = ("fd", "region", "size")
@@ -48,15 +42,10 @@ class ClientSegment:
         to the server's user or that its owner lets everybody write: a client must not reach others'
         memory by the server's rights.
 
-        Parameters
-        ----------
-        offset, nbytes : int
-            Bytes from the object's start; how many from there on will be used.
+        ``offset``, ``nbytes``: bytes from the object's start; how many from there on will be used.
 
-        Raises
-        ------
-        BridgeError
-            INTERNAL, in Triton's words, when there is no such object or it has not so many bytes.
+        Raises BridgeError: INTERNAL, in Triton's words, when there is no such object or it has not
+        so many bytes.
         """
         fd = _open_object(key)
         end = offset + nbytes
@@ -82,12 +71,8 @@ class ClientSegment:
 class ClientMapping:
     """A stub's mapping of a client's object; memory that views refer to stays until they are gone.
 
-    Attributes
-    ----------
-    region, size : int
-        As in `ClientSegment`.
-    view : memoryview
-        All of it, writable.
+    - ``region``, ``size``: as in `ClientSegment`.
+    - ``view``: all of it, writable.
     """
 
     __slots__ = ("_map", "region", "size", "view")

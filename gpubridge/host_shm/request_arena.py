@@ -8,21 +8,63 @@ other: the pages of a free slot of one size make room for a slot of any other.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from typing import Protocol
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.host_shm.address_space import AddressSpace
 from gpubridge.host_shm.arena import Bucket, HostArena, Slot, slots_together
 from gpubridge.host_shm.budget import LARGE_BYTES, Body, Budget, piece_bytes
 from gpubridge.host_shm.segment import Segment
-
-__all__ = ["ArenaEvents", "RequestArena", "reserved_bytes"]
 
 _RESERVED = 4
 """A segment has addresses for so many times the limit: free ranges between slots are never scarce."""
 _PAGE = 4096
 _GUARD = 1 << 20
 """Nothing lies in the first bytes: who writes before its slot meets no other mapping of its process."""
+
+
+class AddressSpace:
+    """Cuts ranges from ``size`` bytes; the lowest range that is large enough is cut first.
+
+    ``size``: bytes in all.
+    """
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, size: int) -> None:
+        # The free ranges, in order; no two of them touch.
+        self._starts = [0]
+        self._ends = [size]
+
+    def take(self, nbytes: int) -> int | None:
+        """Cut a range; return where it begins, None where no free range is large enough."""
+        starts, ends = self._starts, self._ends
+        for i, start in enumerate(starts):
+            if ends[i] - start >= nbytes:
+                if ends[i] - start == nbytes:
+                    del starts[i], ends[i]
+                else:
+                    starts[i] = start + nbytes
+                return start
+        return None
+
+    def give_back(self, start: int, nbytes: int) -> None:
+        """Take a range back that was cut, and join it with its free neighbours."""
+        starts, ends = self._starts, self._ends
+        end = start + nbytes
+        i = bisect_left(starts, start)
+        after = i < len(starts) and starts[i] == end
+        before = i > 0 and ends[i - 1] == start
+        if before and after:
+            ends[i - 1] = ends[i]
+            del starts[i], ends[i]
+        elif before:
+            ends[i - 1] = end
+        elif after:
+            starts[i] = start
+        else:
+            starts.insert(i, start)
+            ends.insert(i, end)
 
 
 class ArenaEvents(Protocol):
@@ -65,12 +107,8 @@ class _Space:
 class _SparseBucket(Bucket):
     """Slots of one size in a range of a space; each is made when it is first needed.
 
-    Attributes
-    ----------
-    unmade : list of int
-        Offsets of slots that are not made, the next one last.
-    touched : int
-        Bytes of its slots that may be in memory.
+    - ``unmade``: offsets of slots that are not made, the next one last.
+    - ``touched``: bytes of its slots that may be in memory.
     """
 
     __slots__ = ("offset", "space", "touched", "unmade")
@@ -88,14 +126,9 @@ class _SparseBucket(Bucket):
 class RequestArena(HostArena):
     """An arena whose slots lie in one sparse segment; used by one thread at a time.
 
-    Parameters
-    ----------
-    budget : Budget
-        Of all such arenas; stays the caller's.
-    home : str
-        The `Segment.home` of its memory: the model whose requests these are.
-    events : ArenaEvents
-        Makes its segments, and hears when they go.
+    - ``budget``: of all such arenas; stays the caller's.
+    - ``home``: the `Segment.home` of its memory: the model whose requests these are.
+    - ``events``: makes its segments, and hears when they go.
     """
 
     def __init__(self, budget: Budget, home: str, events: ArenaEvents) -> None:
@@ -134,10 +167,7 @@ class RequestArena(HostArena):
     def reserve(self, nbytes: int, body: Body) -> Slot:
         """Lend a slot for a body that arrives: its memory counts as it is handed out, by `grow`.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when it would never fit; the body is released then.
+        Raises BridgeError: UNAVAILABLE when it would never fit; the body is released then.
         """
         try:
             self.budget.check(nbytes)
@@ -152,15 +182,9 @@ class RequestArena(HostArena):
     def grow(self, slot: Slot, at: int, end: int) -> int:
         """Return up to where a slot has memory for what arrives next of its body; it is counted by now.
 
-        Parameters
-        ----------
-        at, end : int
-            Where in the slot the next byte belongs, and where the body ends.
+        ``at``, ``end``: where in the slot the next byte belongs, and where the body ends.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when there is no room for it; the slot stays lent.
+        Raises BridgeError: UNAVAILABLE when there is no room for it; the slot stays lent.
         """
         assert slot.body is not None
         upto = at + piece_bytes(at, end - at)

@@ -13,8 +13,6 @@ import os
 
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = ["Segment"]
-
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -26,17 +24,11 @@ class Segment:
     An object that nobody refers to closes itself: what a dead process made is handed on to others for
     as long as somebody holds its segment.
 
-    Attributes
-    ----------
-    region : int
-        The region id by which every process knows this memory.
-    size : int
-        Bytes.
-    view : memoryview
-        All of it; writable where it was opened so.
-    home : str
-        The model that the memory is meant for, or the ensemble whose members it is meant for: they may
-        map it writable. Empty for memory that is only read by the server.
+    - ``region``: the region id by which every process knows this memory.
+    - ``size``: bytes.
+    - ``view``: all of it; writable where it was opened so.
+    - ``home``: the model that the memory is meant for, or the ensemble whose members it is meant
+      for: they may map it writable. Empty for memory that is only read by the server.
     """
 
     __slots__ = ("_map", "_read_only_fd", "fd", "home", "region", "size", "view")
@@ -58,10 +50,7 @@ class Segment:
     def create(cls, region: int, size: int, home: str = "") -> Segment:
         """Make a new sealed segment of ``size`` bytes (zeroed; pages are taken when touched).
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when the kernel gives no descriptor or memory.
+        Raises BridgeError: UNAVAILABLE when the kernel gives no descriptor or memory.
         """
         try:
             fd = os.memfd_create("gpubridge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -83,11 +72,8 @@ class Segment:
 
         Where it is not ``writable``, a write to the mapping ends this process.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG when the descriptor is no memfd sealed against resizing, or smaller than
-            announced.
+        Raises BridgeError: INVALID_ARG when the descriptor is no memfd sealed against resizing, or
+        smaller than announced.
         """
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -112,10 +98,7 @@ class Segment:
     def read_only_fd(self) -> int:
         """A descriptor by which another process can map this memory, but not writable.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when there is no descriptor left.
+        Raises BridgeError: UNAVAILABLE when there is no descriptor left.
         """
         if self._read_only_fd < 0:
             try:

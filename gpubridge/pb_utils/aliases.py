@@ -7,8 +7,6 @@ import sys
 from gpubridge import pb_utils
 from gpubridge.pb_utils import c_module
 
-__all__ = ["register_aliases"]
-
 
 def register_aliases() -> None:
     """Let models import this room under the names they know.

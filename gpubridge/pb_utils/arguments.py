@@ -15,8 +15,6 @@ import numpy as np
 
 from gpubridge.pb_utils.exceptions import TritonModelException
 
-__all__ = ["integer", "json_parameters", "sendable", "sequence", "text", "truth", "wrong_type"]
-
 
 def wrong_type(what: str, expected: str, got: object) -> TypeError:
     """Make the TypeError for an argument of a type that is not taken."""
@@ -26,10 +24,7 @@ def wrong_type(what: str, expected: str, got: object) -> TypeError:
 def text(value: Any, what: str) -> str:
     """Take a str, or bytes that are UTF-8.
 
-    Raises
-    ------
-    TypeError
-        For anything else.
+    Raises TypeError for anything else.
     """
     if isinstance(value, str):
         return value
@@ -41,10 +36,7 @@ def text(value: Any, what: str) -> str:
 def sendable(value: Any, what: str) -> str:
     """Take text as :func:`text` does, if it can be sent: a lone surrogate cannot be encoded.
 
-    Raises
-    ------
-    TypeError
-        For anything else.
+    Raises TypeError for anything else.
     """
     taken = text(value, what)
     if not taken.isascii():
@@ -58,10 +50,7 @@ def sendable(value: Any, what: str) -> str:
 def integer(value: Any, what: str, least: int | None = None, most: int | None = None) -> int:
     """Take an int (bool included), or what stands for one as NumPy's do, from `least` to `most`.
 
-    Raises
-    ------
-    TypeError
-        For anything else, a number out of range included.
+    Raises TypeError for anything else, a number out of range included.
     """
     number = _whole(value)
     fits = number is not None and not (
@@ -83,10 +72,7 @@ def _whole(value: Any) -> int | None:
 def truth(value: Any, what: str) -> bool:
     """Take a bool, or what has a truth value as numbers have.
 
-    Raises
-    ------
-    TypeError
-        For None and text.
+    Raises TypeError for None and text.
     """
     if value is None or isinstance(value, (str, bytes)):
         raise wrong_type(what, "bool", value)
@@ -96,10 +82,7 @@ def truth(value: Any, what: str) -> bool:
 def sequence(value: Any, what: str) -> list[Any]:
     """Take a list, tuple or another sequence (a deque, an array) as a new list.
 
-    Raises
-    ------
-    TypeError
-        For anything else; a str, a set or a generator is not a list of things.
+    Raises TypeError for anything else; a str, a set or a generator is not a list of things.
     """
     if not isinstance(value, (list, tuple)) and (
         isinstance(value, (str, bytes, bytearray))
@@ -113,10 +96,8 @@ def sequence(value: Any, what: str) -> list[Any]:
 def json_parameters(parameters: Any) -> str:
     """Write request or response parameters as the JSON text that ``parameters()`` returns.
 
-    Raises
-    ------
-    TritonModelException
-        If `parameters` is neither None nor a dict of str to bool, int or str.
+    Raises TritonModelException if `parameters` is neither None nor a dict of str to bool, int or
+    str.
     """
     if parameters is None:
         return "{}"

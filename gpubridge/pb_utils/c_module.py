@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpubridge.pb_utils.calls import ResponseIterator
-from gpubridge.pb_utils.exceptions import TritonError, TritonModelException
+from gpubridge.pb_utils.exceptions import SharedMemory, TritonError, TritonModelException
 from gpubridge.pb_utils.logger import Logger
 from gpubridge.pb_utils.metrics import Metric, MetricFamily, MetricKind
 from gpubridge.pb_utils.model_control import is_model_ready, load_model, unload_model
@@ -12,11 +12,10 @@ from gpubridge.pb_utils.request import (
     MemoryType,
     PreferredMemory,
 )
+from gpubridge.pb_utils.request_fields import InferenceTrace
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.pb_utils.tensor import Tensor
-from gpubridge.pb_utils.trace import InferenceTrace
-from gpubridge.pb_utils.unavailable import SharedMemory
 
 __all__ = [
     "COUNTER",

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from gpubridge.pb_utils.request import InferenceRequest
 
-__all__ = ["ModelCaller", "ResponseIterator", "ResponseSource"]
-
 
 class ResponseSource(Protocol):
     """One call: where its responses come from; given by the process around the model."""

@@ -14,8 +14,6 @@ from gpubridge.tensor.device_bytes import DeviceBytes, DeviceStream
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DeviceMemory", "device_memory", "host_copy"]
-
 
 class DeviceMemory(Protocol):
     """The memory of the GPU that an instance is on. Any thread may call.
@@ -57,10 +55,7 @@ class DeviceMemory(Protocol):
 def device_memory() -> DeviceMemory:
     """Return this process's device memory.
 
-    Raises
-    ------
-    TritonModelException
-        If the model's instance is on no GPU, or there is no server.
+    Raises TritonModelException if the model's instance is on no GPU, or there is no server.
     """
     around = host.current()
     if around is None or around.device is None:
@@ -74,10 +69,7 @@ def device_memory() -> DeviceMemory:
 def host_copy(data: DeviceBytes) -> NDArray[np.uint8]:
     """Return bytes of the device in new host memory; of no bytes without asking anybody.
 
-    Raises
-    ------
-    TritonModelException
-        If they cannot be copied.
+    Raises TritonModelException if they cannot be copied.
     """
     array = np.empty(data.nbytes, np.uint8)
     if data.nbytes:

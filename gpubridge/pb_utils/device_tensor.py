@@ -15,8 +15,6 @@ from gpubridge.tensor.device_bytes import LEGACY_STREAM, DeviceBytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DeviceTensor"]
-
 
 class DeviceTensor(OutputTensor):
     """A tensor in CUDA memory: what arrived there, was taken from a framework, or is to be filled.

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import enum
+from typing import ClassVar, NoReturn
 
 from gpubridge.errors import ErrorCode
-from gpubridge.pb_utils.named_enum import NamedEnum
 
-__all__ = ["TritonError", "TritonModelException"]
+
+class NamedEnum(enum.IntEnum):
+    """Integers whose text is ``Class.NAME``; models write it into logs and messages."""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
 
 
 class _ErrorCode(NamedEnum):
@@ -22,7 +30,11 @@ class _ErrorCode(NamedEnum):
 
 
 _ErrorCode.__module__ = "c_python_backend_utils"
+
+
 _ErrorCode.__name__ = "__ErrorCode"
+
+
 _ErrorCode.__qualname__ = "TritonError.__ErrorCode"
 
 
@@ -81,3 +93,21 @@ class TritonError:
 
 # Written inside the class, the name would be mangled.
 setattr(TritonError, "__ErrorCode", _ErrorCode)
+
+
+def refuse(what: str) -> NoReturn:
+    """Raise TritonModelException for something this version cannot do."""
+    raise TritonModelException(
+        f"{what} is not supported by this version of gpubridge yet; see the compatibility table "
+        "in its documentation"
+    )
+
+
+class SharedMemory:
+    """Triton's shared memory pool, which gpubridge does not have: there is nothing to measure."""
+
+    __module__ = "c_python_backend_utils"
+
+    def free_memory(self) -> int:
+        """Raise: there is no such pool."""
+        refuse("shared_memory.free_memory()")

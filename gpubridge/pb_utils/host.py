@@ -15,26 +15,17 @@ if TYPE_CHECKING:
     from gpubridge.pb_utils.metrics import MetricStore
     from gpubridge.pb_utils.model_control import ModelController
 
-__all__ = ["Host", "attach", "current", "detach"]
-
 
 class Host(NamedTuple):
     """What a server injects.
 
-    Attributes
-    ----------
-    model_dir : str
-        The version directory, or a Python-based backend's model directory.
-    log : callable
-        Takes level (a ``Logger.LogLevel`` number), message, file name and line; must not raise.
-    caller : ModelCaller or None
-        Sends requests to other models, while the model may.
-    metrics : MetricStore or None
-        Holds the metrics that the model makes.
-    models : ModelController or None
-        Loads and unloads models.
-    device : DeviceMemory or None
-        The memory of the GPU that the model's instance is on.
+    - ``model_dir``: the version directory, or a Python-based backend's model directory.
+    - ``log``: takes level (a ``Logger.LogLevel`` number), message, file name and line; must not
+      raise.
+    - ``caller``: sends requests to other models, while the model may.
+    - ``metrics``: holds the metrics that the model makes.
+    - ``models``: loads and unloads models.
+    - ``device``: the memory of the GPU that the model's instance is on.
     """
 
     model_dir: str

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.arguments import text, wrong_type
-from gpubridge.pb_utils.named_enum import NamedEnum
+from gpubridge.pb_utils.exceptions import NamedEnum
 
 __all__ = ["Logger"]
 

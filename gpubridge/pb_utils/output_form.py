@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gpubridge.pb_utils.arguments import integer, text
+from gpubridge.pb_utils.arguments import integer, text, wrong_type
 from gpubridge.pb_utils.device_memory import device_memory
-from gpubridge.pb_utils.exceptions import TritonModelException
+from gpubridge.pb_utils.exceptions import NamedEnum, TritonModelException
 from gpubridge.tensor.dtypes import DATATYPES, byte_size, datatype_from_numpy, numpy_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-__all__ = ["OutputForm", "output_form", "wants_device"]
 
 
 class OutputForm(NamedTuple):
@@ -38,10 +36,7 @@ class OutputForm(NamedTuple):
     def known_dtype(self) -> np.dtype[Any]:
         """Give NumPy's dtype, without which no array can be made.
 
-        Raises
-        ------
-        TritonModelException
-            For BF16 where ml_dtypes is not installed.
+        Raises TritonModelException for BF16 where ml_dtypes is not installed.
         """
         if self.dtype is None:
             raise TritonModelException(
@@ -58,10 +53,7 @@ class OutputForm(NamedTuple):
 def output_form(name: str, shape: Sequence[int], dtype: Any) -> OutputForm:
     """Check what a tensor is to be.
 
-    Raises
-    ------
-    TypeError, TritonModelException
-        As ``InferenceRequest.output()`` says.
+    Raises TypeError, TritonModelException as ``InferenceRequest.output()`` says.
     """
     name = text(name, "name")
     if not name:
@@ -97,16 +89,10 @@ def _datatype_of(dtype: Any) -> str | None:
 def wants_device(device: Any) -> bool:
     """Tell whether a tensor is to be on the instance's GPU.
 
-    Parameters
-    ----------
-    device : object
-        None or ``"cpu"`` is the host; ``"cuda"``, ``"cuda:0"`` or a framework's device that prints
-        like this, or the GPU's number.
+    ``device``: None or ``"cpu"`` is the host; ``"cuda"``, ``"cuda:0"`` or a framework's device that
+    prints like this, or the GPU's number.
 
-    Raises
-    ------
-    TritonModelException
-        If the instance has no GPU, or another one.
+    Raises TritonModelException if the instance has no GPU, or another one.
     """
     if device is None:
         return False
@@ -120,3 +106,30 @@ def wants_device(device: Any) -> bool:
             f"instance is on, got {device!r}"
         )
     return True
+
+
+class MemoryType(NamedEnum):
+    """Where a caller wants the outputs of a model it calls."""
+
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
+
+
+MemoryType.__module__ = "c_python_backend_utils"
+
+
+class PreferredMemory:
+    """Where a caller wants the outputs of a model it calls.
+
+    - ``preferred_memory_type``: ``TRITONSERVER_MEMORY_GPU`` or ``TRITONSERVER_MEMORY_CPU``.
+    - ``preferred_device_id``: the GPU's ordinal.
+    """
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("_device_id", "_memory_type")
+
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        if not isinstance(preferred_memory_type, MemoryType):
+            raise wrong_type("preferred_memory_type", "a MemoryType", preferred_memory_type)
+        self._memory_type = preferred_memory_type
+        self._device_id = integer(preferred_device_id, "preferred_device_id")

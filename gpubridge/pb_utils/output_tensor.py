@@ -9,8 +9,6 @@ from gpubridge.pb_utils.tensor import Tensor
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["OutputTensor"]
-
 
 class OutputTensor(Tensor):
     """What ``InferenceRequest.output()`` gives: a tensor that need not be copied to be sent."""

@@ -12,15 +12,18 @@ from gpubridge.pb_utils.constants import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
 )
 from gpubridge.pb_utils.exceptions import TritonModelException
-from gpubridge.pb_utils.output_form import output_form, wants_device
-from gpubridge.pb_utils.preferred_memory import MemoryType, PreferredMemory
-from gpubridge.pb_utils.request_fields import MOST_FLAGS, NO_TRACE, RequestFields
+from gpubridge.pb_utils.output_form import MemoryType, PreferredMemory, output_form, wants_device
+from gpubridge.pb_utils.request_fields import (
+    MOST_FLAGS,
+    NO_TRACE,
+    InferenceTrace,
+    RequestFields,
+)
 from gpubridge.pb_utils.request_origin import RequestOrigin
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.pb_utils.runtime import fields_type
 from gpubridge.pb_utils.tensor import Tensor
-from gpubridge.pb_utils.trace import InferenceTrace
 
 if TYPE_CHECKING:
     import asyncio

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from gpubridge.pb_utils.arguments import integer, json_parameters, sendable, sequence, wrong_type
 from gpubridge.pb_utils.exceptions import TritonModelException
-from gpubridge.pb_utils.preferred_memory import PreferredMemory
+from gpubridge.pb_utils.output_form import PreferredMemory
 from gpubridge.pb_utils.tensor import Tensor
-from gpubridge.pb_utils.trace import InferenceTrace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,27 @@ if TYPE_CHECKING:
     Parameters = Mapping[str, Union[bool, int, str]]
     Names = Union[Sequence[str], set[str], frozenset[str]]
 
-__all__ = ["MOST_FLAGS", "NO_TRACE", "RequestFields"]
+
+class InferenceTrace:
+    """The trace a request belongs to; passed on to the requests that it causes."""
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("_context", "_identifier")
+
+    def __init__(self, context: str | None = None, /) -> None:
+        self._context = context
+        # The server's number for it; 0 for none.
+        self._identifier = 0
+
+    @classmethod
+    def _of(cls, identifier: int) -> InferenceTrace:
+        trace = cls()
+        trace._identifier = identifier
+        return trace
+
+    def get_context(self) -> str | None:
+        """Give the OpenTelemetry context as JSON, or None where there is no trace."""
+        return self._context
 
 
 class _Required(enum.Enum):
@@ -30,8 +49,14 @@ class _Required(enum.Enum):
 
 
 _REQUIRED: Any = _Required.REQUIRED
+
+
 NO_TRACE = InferenceTrace()
+
+
 MOST_FLAGS = (1 << 32) - 1
+
+
 _MOST_UNSIGNED = (1 << 64) - 1
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from gpubridge.pb_utils.output_form import OutputForm
 
-__all__ = ["RequestOrigin"]
-
 
 class RequestOrigin(Protocol):
     """What a received request is connected to; given by the process around the model."""

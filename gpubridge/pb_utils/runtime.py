@@ -10,8 +10,6 @@ from typing import Any
 
 from gpubridge.tensor.native import native
 
-__all__ = ["fields_type"]
-
 
 def fields_type(reference: type) -> Any:
     """Give the compiled base class that does what ``reference`` does; that where there is none."""

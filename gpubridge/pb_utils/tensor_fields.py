@@ -15,8 +15,6 @@ from gpubridge.tensor.dtypes import DATATYPE_OF_DTYPE, datatype_from_numpy
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["EMPTY_NAME", "TensorFields"]
-
 EMPTY_NAME = "Tensor name cannot be an empty string."
 
 

@@ -8,17 +8,8 @@ from gpubridge.errors import BridgeError, ErrorCode, invalid
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.protocol.request_form import LENGTH_BYTES, RequestForm
 from gpubridge.tensor import bytes_codec
+from gpubridge.tensor.bytes_codec import string_fault
 from gpubridge.tensor.dtypes import item_size
-from gpubridge.tensor.string_fault import string_fault
-
-__all__ = [
-    "ALIGNMENT",
-    "align_inputs",
-    "body_room",
-    "check_strings",
-    "pack_inputs",
-    "write_length",
-]
 
 ALIGNMENT = 64
 """The first tensor after a header starts at a multiple of this."""

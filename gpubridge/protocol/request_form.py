@@ -10,8 +10,6 @@ from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_OPTIONS, RequestOptions
 from gpubridge.transport.context import RequestContext
 
-__all__ = ["LENGTH_BYTES", "InputForm", "OutputForm", "RequestForm", "RequestRegions", "classes_of"]
-
 LENGTH_BYTES = 4
 """Each element of a BYTES tensor comes after its length, a number of so many bytes."""
 

@@ -18,8 +18,6 @@ from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record, record_encoder
 from gpubridge.transport.signatures import encode_dims, encode_signature
 
-__all__ = ["AnswerEncoder", "ContractError", "ModelIdentity", "error_context"]
-
 _SIGNATURES = 4096
 _NOTHING = encode_signature(())
 _PLAIN = ResponseContext()
@@ -28,12 +26,9 @@ _PLAIN = ResponseContext()
 class ModelIdentity:
     """Which model and instance this process runs, for requests and error texts.
 
-    Parameters
-    ----------
-    settings : dict
-        The fields of the INITIALIZE message.
-    note : callable, optional
-        Is told of what a model raises instead of the log, while its traceback is still there.
+    - ``settings``: the fields of the INITIALIZE message.
+    - ``note``: is told of what a model raises instead of the log, while its traceback is still
+      there.
     """
 
     __slots__ = (
@@ -82,18 +77,11 @@ def error_context(error: BridgeError) -> bytes:
 class AnswerEncoder:
     """Makes records of responses; used by every thread that answers.
 
-    Parameters
-    ----------
-    outputs : OutputMemory
-        Where their tensors go.
-    placement : Placement
-        Where they go instead, if their clients or models have a say in that.
-    states : SequenceStates or None
-        Where those go that the next request of the sequence gets.
-    borrowed : BorrowedMemory
-        What the server lends.
-    lent : memoryview
-        The bytes that say which of its leases last.
+    - ``outputs``: where their tensors go.
+    - ``placement``: where they go instead, if their clients or models have a say in that.
+    - ``states``: where those go that the next request of the sequence gets.
+    - ``borrowed``: what the server lends.
+    - ``lent``: the bytes that say which of its leases last.
     """
 
     def __init__(
@@ -184,10 +172,7 @@ class AnswerEncoder:
     ) -> tuple[Sequence[Tensor], bytes, bytes, ResponseContext]:
         """Return the tensors of a response that are wanted, their signature and dims, and its context.
 
-        Raises
-        ------
-        BridgeError
-            What the response is, if it is an error.
+        Raises BridgeError: what the response is, if it is an error.
         """
         error = response._error
         if error is not None:

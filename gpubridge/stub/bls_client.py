@@ -28,8 +28,6 @@ from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag, control_message, decode_control
 
-__all__ = ["BlsClient"]
-
 _SENT_TOGETHER = 64
 """So many calls of coroutines are sent without waiting for the end of the loop's turn."""
 _TAKEN_TOGETHER = 16
@@ -122,14 +120,9 @@ class Call:
 class BlsClient:
     """Sends calls and takes their responses; owns the call channel.
 
-    Parameters
-    ----------
-    channel : Channel
-        Does not block.
-    lent : memoryview
-        The lease bytes of memory that is lent to this stub.
-    outputs : OutputMemory
-        Where inputs of calls go that are not in shared memory already.
+    - ``channel``: does not block.
+    - ``lent``: the lease bytes of memory that is lent to this stub.
+    - ``outputs``: where inputs of calls go that are not in shared memory already.
     """
 
     def __init__(self, channel: Channel, lent: memoryview, outputs: OutputMemory) -> None:
@@ -165,10 +158,7 @@ class BlsClient:
     ) -> Call:
         """Send a request to another model: now, or with others at the end of this turn of ``loop``.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when there is no memory for its inputs.
+        Raises BridgeError: UNAVAILABLE when there is no memory for its inputs.
         """
         number = next(self._numbers) & 0xFFFF_FFFF
         call = Call(self, number, list(request._inputs), decoupled)
@@ -203,10 +193,7 @@ class BlsClient:
     def ask(self, about: str, fds: Sequence[int] = (), **fields: Any) -> Question:
         """Ask the server something, and wait for the answer; any thread may, at any time.
 
-        Raises
-        ------
-        BridgeError
-            What the server answers instead, or that it is gone.
+        Raises BridgeError: what the server answers instead, or that it is gone.
         """
         if os.getpid() != self._process:
             raise BridgeError(

@@ -13,8 +13,8 @@ from typing import Any, Optional
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
-from gpubridge.pb_utils.preferred_memory import MemoryType
-from gpubridge.pb_utils.shared_tensor import SharedTensor
+from gpubridge.pb_utils.output_form import MemoryType
+from gpubridge.pb_utils.tensor import SharedTensor
 from gpubridge.stub.device.inputs import received_on_device
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.stub.device.placement import DevicePlacement, Placed
@@ -23,10 +23,9 @@ from gpubridge.tensor.native import NativeCallResponseReader, NativeCallWriter, 
 from gpubridge.transport.calls import decode_records
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import CallContext, ResponseContext, correlated
-from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.leases import BorrowedMemory, is_read_only
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record, record_encoder, record_reader
-from gpubridge.transport.region_ids import is_read_only
 from gpubridge.transport.signatures import encode_dims, encode_signature, parse_signature
 
 __all__ = ["BlsRecords", "CallForms", "CallResponse"]

@@ -14,13 +14,11 @@ from gpubridge.host_shm import ClientMapping
 from gpubridge.pb_utils import Tensor
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.tensor import bytes_codec
+from gpubridge.tensor.bytes_codec import string_fault
 from gpubridge.tensor.dtypes import element_count
-from gpubridge.tensor.string_fault import string_fault
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
-
-__all__ = ["ClientMemory", "Target", "copies_of", "target_of", "targets_of"]
 
 
 class Target(NamedTuple):
@@ -57,29 +55,19 @@ def _targets(record: Record, kind: str) -> dict[str, Target]:
 class ClientMemory:
     """The regions of clients that this process has mapped.
 
-    Parameters
-    ----------
-    borrowed : BorrowedMemory
-        Makes the views of inputs.
-    control : ControlPage
-        Says which requests' inputs are still looked at.
-    sharing : str
-        "share" or "copy" inputs always; empty to share them until the model needs copies.
-    model, instance : str
-        Their names, for messages.
+    - ``borrowed``: makes the views of inputs.
+    - ``control``: says which requests' inputs are still looked at.
+    - ``sharing``: "share" or "copy" inputs always; empty to share them until the model needs
+      copies.
+    - ``model``, ``instance``: their names, for messages.
 
-    Attributes
-    ----------
-    borrowed : BorrowedMemory
-        As given.
-    used : bool
-        Whether any client's region was ever announced here, or may be on the GPU.
-    copies : bool
-        Whether the model gets copies of such inputs.
-    sharing : {"", "copy", "share"}
-        What the model has said of its inputs.
-    device : StubDevice or None
-        The stub's GPU, where clients may have regions, too.
+    Its attributes:
+
+    - ``borrowed``: as given.
+    - ``used``: whether any client's region was ever announced here, or may be on the GPU.
+    - ``copies``: whether the model gets copies of such inputs.
+    - ``sharing``: what the model has said of its inputs.
+    - ``device``: the stub's GPU, where clients may have regions, too.
     """
 
     def __init__(  # noqa: PLR0913  (it joins what may be said of such memory)
@@ -123,10 +111,7 @@ class ClientMemory:
     def memory(self, target: Target) -> memoryview:
         """Return the bytes of a target, writable.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG when the region is not mapped.
+        Raises BridgeError: INVALID_ARG when the region is not mapped.
         """
         mapping = self._mapped.get(target.region)
         if mapping is None or target.offset + target.nbytes > mapping.size:

@@ -13,8 +13,6 @@ from gpubridge.stub.process import Stub
 from gpubridge.transport.channel import Channel, ChannelClosed
 from gpubridge.transport.messages import decode_control
 
-__all__ = ["run"]
-
 _PR_SET_PDEATHSIG = 1
 
 

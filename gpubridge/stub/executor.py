@@ -13,7 +13,7 @@ import numpy as np
 
 from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
-from gpubridge.pb_utils.trace import InferenceTrace
+from gpubridge.pb_utils.request_fields import InferenceTrace
 from gpubridge.stub.answers import AnswerEncoder, ContractError, ModelIdentity, error_context
 from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.device.inputs import DeviceInputs

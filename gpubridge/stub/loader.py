@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
+import json
 import os
+import socket
 import sys
+import threading
 import traceback
 import types
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.pb_utils import Logger
 from gpubridge.pb_utils.aliases import register_aliases
+from gpubridge.pb_utils.model_config import ModelConfig
 
-__all__ = ["load_model", "model_error_text"]
+_LONGEST_REASON = 16 * 1024
+_ADDRESS = "127.0.0.1"
 
 
 def load_model(path: str, package: str) -> Any:
@@ -24,14 +32,9 @@ def load_model(path: str, package: str) -> Any:
     the model's folder are on sys.path, so that ``import sibling`` works. The file of a backend has no package, and only its own folder is on
     sys.path: what lies beside it are other backends, named as the libraries that they import.
 
-    Raises
-    ------
-    BridgeError
-        When there is no such file.
-    AttributeError
-        When it defines no ``TritonPythonModel``.
-    Exception
-        Whatever the file raises while it is imported.
+    Raises BridgeError when there is no such file.
+    Raises AttributeError when it defines no ``TritonPythonModel``.
+    Raises Exception: whatever the file raises while it is imported.
     """
     if not os.path.isfile(path):
         raise BridgeError(f"Python model file not found in '{path}'", ErrorCode.NOT_FOUND)
@@ -113,6 +116,101 @@ def _told(error: BaseException, message: str) -> str:
 
 
 _EMPTY = "<EMPTY MESSAGE>"
+
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
 _NOT_THE_MODEL = (_PACKAGE, "<frozen importlib.")
+
+
 _BACKENDS = os.path.join(_PACKAGE, "backends", "")
+
+
+def completed_config(kind: Any, name: str, config: str) -> str | None:
+    """Return the configuration that a model makes of ``config``, both as JSON.
+
+    ``kind``: its ``TritonPythonModel``.
+
+    Returns: None when it has no ``auto_complete_config``.
+
+    Raises BridgeError when that returns something else than a ModelConfig.
+    Raises Exception: whatever it raises.
+    """
+    if not hasattr(kind, "auto_complete_config"):
+        return None
+    completed = kind.auto_complete_config(ModelConfig(config))
+    if not isinstance(completed, ModelConfig):
+        raise BridgeError(
+            f"auto_complete_config function in model '{name}' must return a valid pb.ModelConfig "
+            "object."
+        )
+    return json.dumps(completed.as_dict())
+
+
+def answer_readiness(model: Any, run_coroutine: Callable[[Any], Any]) -> socket.socket | None:
+    """Let a thread answer for a model that has an ``is_ready``.
+
+    ``run_coroutine``: runs a coroutine where those of the model run, and waits for it.
+
+    Returns: the server's end, the caller's to close; None where there is nothing to ask.
+    """
+    is_ready = getattr(model, "is_ready", None)
+    if not callable(is_ready):
+        return None
+    server, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    thread = threading.Thread(
+        target=_answer, args=(ours, is_ready, run_coroutine), name="readiness", daemon=True
+    )
+    thread.start()
+    return server
+
+
+def _answer(
+    ours: socket.socket, is_ready: Callable[[], Any], run_coroutine: Callable[[Any], Any]
+) -> None:
+    try:
+        while ours.recv(1):
+            ours.send(json.dumps(_ask(is_ready, run_coroutine)).encode())
+    except OSError:
+        # The server is gone, and soon this process.
+        return
+
+
+def _ask(is_ready: Callable[[], Any], run_coroutine: Callable[[Any], Any]) -> dict[str, Any]:
+    try:
+        ready = is_ready()
+        if inspect.iscoroutine(ready):
+            ready = run_coroutine(ready)
+    except BaseException as error:
+        return {"ready": False, "error": model_error_text(error)[:_LONGEST_REASON]}
+    if not isinstance(ready, bool):
+        return {"ready": False, "error": "is_ready() must return a boolean value"}
+    return {"ready": ready}
+
+
+def wait_for_debugger(instance: str, port: int) -> None:
+    """Listen for a debugger and return when it is attached.
+
+    Raises BridgeError: INVALID_ARG: this interpreter has no debugpy, or the port is taken.
+    """
+    try:
+        import debugpy  # noqa: PLC0415  (nothing else needs it)
+    except ImportError as error:
+        raise BridgeError(
+            f"--debug-model: the interpreter of '{instance}' cannot import debugpy ({error}); "
+            f"install it there: {sys.executable} -m pip install debugpy",
+            ErrorCode.INVALID_ARG,
+        ) from None
+    try:
+        address, bound = debugpy.listen((_ADDRESS, port))
+    except (OSError, RuntimeError) as error:
+        raise BridgeError(
+            f"--debug-model: '{instance}' cannot listen for a debugger at {_ADDRESS}:{port}: "
+            f"{error}; choose another port with --debug-model NAME:PORT",
+            ErrorCode.INVALID_ARG,
+        ) from None
+    # A server that waits for somebody does not do that behind a log level.
+    Logger.log_warn(f"waits for a debugger: attach it to {address}:{bound}")
+    debugpy.wait_for_client()
+    Logger.log_info("a debugger is attached")

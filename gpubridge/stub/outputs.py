@@ -20,8 +20,6 @@ from gpubridge.transport.leases import LentSlots
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["OutputMemory"]
-
 _ALIGNMENT = 64
 _LARGE = 1 << 18
 _MANY = 64
@@ -41,23 +39,17 @@ class OutputMemory:
 
     Any thread may place.
 
-    Parameters
-    ----------
-    owner : int
-        Upper half of the ids of the regions made here.
-    limit : int
-        Bytes of output memory at the most.
-    table : memoryview
-        The lease bytes by which the server says that it is done with a slot.
-    on_create, on_drop : callable
-        Told of regions that come and go, before the server hears of anything in them.
+    - ``owner``: upper half of the ids of the regions made here.
+    - ``limit``: bytes of output memory at the most.
+    - ``table``: the lease bytes by which the server says that it is done with a slot.
+    - ``on_create``, ``on_drop``: told of regions that come and go, before the server hears of
+      anything in them.
 
-    Attributes
-    ----------
-    shown : bool
-        Whether a model has ever got a slot to write to.
-    spare : callable
-        Gives back what others have reserved with leases and do not use; is asked when memory is short.
+    Its attributes:
+
+    - ``shown``: whether a model has ever got a slot to write to.
+    - ``spare``: gives back what others have reserved with leases and do not use; is asked when
+      memory is short.
     """
 
     def __init__(
@@ -85,15 +77,9 @@ class OutputMemory:
     def place(self, payloads: Sequence[Any]) -> list[int]:
         """Copy the payloads into a slot; returns the fields of their references, one after another.
 
-        Parameters
-        ----------
-        payloads : sequence of memoryview or numpy.ndarray
-            C-contiguous.
+        ``payloads``: c-contiguous.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when the output memory is full.
+        Raises BridgeError: UNAVAILABLE when the output memory is full.
         """
         total = copied = 0
         for payload in payloads:
@@ -114,10 +100,7 @@ class OutputMemory:
         It comes back when no array refers to it any more, and the server, if it was sent, is done
         with it.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when the output memory is full.
+        Raises BridgeError: UNAVAILABLE when the output memory is full.
         """
         with self._lock:
             if not self.shown:
@@ -143,10 +126,7 @@ class OutputMemory:
     def reserve(self, nbytes: int) -> Slot:
         """Take a slot that somebody else will fill; to be lent, or freed.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when the output memory is full.
+        Raises BridgeError: UNAVAILABLE when the output memory is full.
         """
         with self._lock:
             return self._allocate(nbytes)
@@ -154,10 +134,7 @@ class OutputMemory:
     def reserve_lease(self, nbytes: int) -> tuple[Slot, int]:
         """Take a slot and a lease for somebody who will lend it again and again by himself.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when the output memory is full.
+        Raises BridgeError: UNAVAILABLE when the output memory is full.
         """
         with self._lock:
             slot = self._allocate(nbytes)
@@ -171,10 +148,7 @@ class OutputMemory:
     def lend_all(self, kept: Sequence[object]) -> list[int]:
         """Lend slots, or other things that hold memory, under a lease each; all of them or none.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when there are not so many leases.
+        Raises BridgeError: UNAVAILABLE when there are not so many leases.
         """
         with self._lock:
             self._lent.return_to(self)

@@ -22,8 +22,6 @@ from gpubridge.transport.context import RequestContext
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
 
-__all__ = ["PassedOn", "PassingOn", "is_worthwhile"]
-
 _WORTHWHILE_BYTES = 1 << 16
 _SERVER = 0
 
@@ -44,16 +42,10 @@ def is_worthwhile(record: Record) -> bool:
 class PassedOn:
     """The outputs of one response, some of which are to stay where they are.
 
-    Parameters
-    ----------
-    outputs : OutputMemory
-        Where the others are, and these if need be.
-    borrowed : BorrowedMemory
-        The server's memory.
-    places : sequence of (int, int, int, int) or None
-        Where each output lies in the request's memory, if it does.
-    fields : sequence of int
-        The references' fields of all others, one after another.
+    - ``outputs``: where the others are, and these if need be.
+    - ``borrowed``: the server's memory.
+    - ``places``: where each output lies in the request's memory, if it does.
+    - ``fields``: the references' fields of all others, one after another.
     """
 
     __slots__ = ("_borrowed", "_fields", "_outputs", "_places")
@@ -75,10 +67,7 @@ class PassedOn:
 
         To be asked when no reference of ours to the response is left.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when copies are needed and the output memory is full.
+        Raises BridgeError: UNAVAILABLE when copies are needed and the output memory is full.
         """
         places = [place for place in self._places if place is not None]
         free = not lent[places[0][3]]
@@ -107,12 +96,8 @@ class PassedOn:
 class PassingOn:
     """Finds such outputs.
 
-    Parameters
-    ----------
-    outputs : OutputMemory
-        Where all others go.
-    borrowed : BorrowedMemory
-        The server's memory.
+    - ``outputs``: where all others go.
+    - ``borrowed``: the server's memory.
     """
 
     def __init__(self, outputs: OutputMemory, borrowed: BorrowedMemory) -> None:
@@ -124,10 +109,7 @@ class PassingOn:
     def place(self, record: Record, tensors: Sequence[Tensor]) -> PassedOn | None:
         """Place the tensors of a response that are not passed on; None if none of them is.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when the output memory is full.
+        Raises BridgeError: UNAVAILABLE when the output memory is full.
         """
         inputs = _inputs_of(record)
         places = [self._place(record.ticket, inputs, tensor) for tensor in tensors]

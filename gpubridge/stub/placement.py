@@ -19,27 +19,17 @@ from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.records import Record
 
-__all__ = ["Placement"]
-
 _NOWHERE = (0, 0, 0, NO_LEASE)
 
 
 class Placement:
     """Knows where outputs go that do not simply go to a new slot each time.
 
-    Parameters
-    ----------
-    outputs : OutputMemory
-        For all that is not in a client's memory.
-    clients : ClientMemory
-        For what is.
-    device : DevicePlacement or None
-        For tensors and places on the stub's GPU, if it has one.
+    - ``outputs``: for all that is not in a client's memory.
+    - ``clients``: for what is.
+    - ``device``: for tensors and places on the stub's GPU, if it has one.
 
-    Attributes
-    ----------
-    on_device : bool
-        Whether outputs may be on a GPU.
+    Attribute ``on_device``: whether outputs may be on a GPU.
     """
 
     def __init__(
@@ -55,10 +45,7 @@ class Placement:
     ) -> Tensor:
         """Make a tensor in the place where this output of a request is wanted, or will be sent from.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when the output memory is full.
+        Raises BridgeError: UNAVAILABLE when the output memory is full.
         """
         nbytes = dtype.itemsize * element_count(shape)
         target = target_of(record, name)
@@ -75,10 +62,7 @@ class Placement:
     def allocate_on_device(self, record: Record, form: OutputForm) -> Tensor:
         """Make a tensor on the stub's GPU: in the client's memory if it is wanted there, or the arena.
 
-        Raises
-        ------
-        TritonModelException
-            When the arena is full.
+        Raises TritonModelException when the arena is full.
         """
         target = target_of(record, form.name)
         if self._device is not None and target is not None and 0 < form.nbytes <= target.nbytes:
@@ -95,10 +79,7 @@ class Placement:
 
         A tensor in the client's memory has a reference of no bytes.
 
-        Raises
-        ------
-        BridgeError
-            INTERNAL, in Triton's words, when the client has left too little room.
+        Raises BridgeError: INTERNAL, in Triton's words, when the client has left too little room.
         """
         targets = targets_of(record)
         copies = copies_of(record)

@@ -15,33 +15,35 @@ from gpubridge.host_shm import Segment
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.logger import Logger
 from gpubridge.stub.answers import ModelIdentity
-from gpubridge.stub.batches_ahead import BatchesAhead
 from gpubridge.stub.bls_client import BlsClient
 from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.compiled_loop import compiled_loop
-from gpubridge.stub.completion import completed_config
-from gpubridge.stub.debugger import wait_for_debugger
-from gpubridge.stub.device.arena_offers import ArenaOffers
 from gpubridge.stub.device.inputs import DeviceInputs
 from gpubridge.stub.device.inputs_ahead import InputsAhead
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.stub.device.pinning import HostPinning
 from gpubridge.stub.device.placement import DevicePlacement
+from gpubridge.stub.device.regions import ArenaOffers
 from gpubridge.stub.device.rest import settle_until_message
 from gpubridge.stub.executor import Executor
-from gpubridge.stub.loader import load_model, model_error_text
+from gpubridge.stub.loader import (
+    answer_readiness,
+    completed_config,
+    load_model,
+    model_error_text,
+    wait_for_debugger,
+)
 from gpubridge.stub.metrics import MetricDesk
 from gpubridge.stub.model_control import ModelControl
 from gpubridge.stub.outputs import OutputMemory
-from gpubridge.stub.readiness import answer_readiness
 from gpubridge.stub.results import ResultSender
 from gpubridge.stub.states import SequenceStates
-from gpubridge.stub.uploading import UploadingExecutor
+from gpubridge.stub.uploading import BatchesAhead, UploadingExecutor
 from gpubridge.tensor.native import NativeRecordReader, NativeStubLoop, absence
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ControlPage
-from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.leases import BorrowedMemory, is_read_only
 from gpubridge.transport.messages import (
     Batch,
     Completes,
@@ -52,7 +54,6 @@ from gpubridge.transport.messages import (
     decode_execute,
 )
 from gpubridge.transport.records import record_reader
-from gpubridge.transport.region_ids import is_read_only
 from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
 
 __all__ = ["Stub"]

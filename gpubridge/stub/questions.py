@@ -7,16 +7,11 @@ from typing import Any, Protocol
 
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = ["Question", "Waiting"]
-
 
 class Waiting(Protocol):
     """What a thread waits for.
 
-    Attributes
-    ----------
-    event : threading.Event or None
-        Made by who waits; set when it may be ready, or when somebody else has to read now.
+    ``event``: made by who waits; set when it may be ready, or when somebody else has to read now.
     """
 
     event: threading.Event | None
@@ -29,12 +24,8 @@ class Waiting(Protocol):
 class Question:
     """One question.
 
-    Attributes
-    ----------
-    answer : dict
-        The fields of the answer, once it has come.
-    fds : list of int
-        The descriptors that came with it, which are the asker's.
+    - ``answer``: the fields of the answer, once it has come.
+    - ``fds``: the descriptors that came with it, which are the asker's.
     """
 
     __slots__ = ("answer", "event", "fds", "ready")

@@ -8,8 +8,6 @@ import time
 from gpubridge.transport.channel import FRAME_LIMIT, Channel, ChannelClosed
 from gpubridge.transport.messages import Kind, encode_frame, encode_responses
 
-__all__ = ["ResultSender"]
-
 _TOGETHER_NS = 100_000
 """Results are gathered for so long: the work of a few small batches."""
 _LONG_NS = 1_000_000
@@ -44,10 +42,7 @@ class ResultSender:
     def add(self, result: bytes, started_at: int, ended_at: int, last: bool) -> None:
         """Take the result of a batch; the last one of a message sends all.
 
-        Parameters
-        ----------
-        started_at, ended_at : int
-            CLOCK_MONOTONIC nanoseconds of its ``execute``.
+        ``started_at``, ``ended_at``: CLOCK_MONOTONIC nanoseconds of its ``execute``.
         """
         if ended_at - started_at > _LONG_NS:
             self._keep_watch()

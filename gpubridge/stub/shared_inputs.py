@@ -10,12 +10,10 @@ import threading
 from typing import Any, Callable
 
 from gpubridge.pb_utils import InferenceResponse, Tensor
-from gpubridge.pb_utils.shared_tensor import SharedTensor
+from gpubridge.pb_utils.tensor import SharedTensor
 from gpubridge.stub.answers import ModelIdentity
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
-
-__all__ = ["SharedInputs"]
 
 _LOOKS = 16
 """So many copies that a model has looked at and left as they were say that it does not write."""
@@ -24,23 +22,16 @@ _LOOKS = 16
 class SharedInputs:
     """Makes the inputs of requests whose memory is not theirs alone.
 
-    Parameters
-    ----------
-    borrowed : BorrowedMemory
-        Where that memory is.
-    sharing : {"", "copy", "share"}
-        What the model has said of its inputs: "share" that it does not write to them.
-    identity : ModelIdentity
-        The model; a decoupled one may write when its ``execute`` has ended, too.
-    fall_back : callable
-        Told, with a reason and a sentence, when a model that was taken not to write does.
+    - ``borrowed``: where that memory is.
+    - ``sharing``: what the model has said of its inputs: "share" that it does not write to them.
+    - ``identity``: the model; a decoupled one may write when its ``execute`` has ended, too.
+    - ``fall_back``: told, with a reason and a sentence, when a model that was taken not to write
+      does.
 
-    Attributes
-    ----------
-    watched : bool
-        Whether there is something to learn from a batch when it has been executed.
-    read_only : bool
-        Whether the model is shown the memory as it is, read-only.
+    Its attributes:
+
+    - ``watched``: whether there is something to learn from a batch when it has been executed.
+    - ``read_only``: whether the model is shown the memory as it is, read-only.
     """
 
     __slots__ = (

@@ -18,8 +18,6 @@ from gpubridge.pb_utils import Tensor
 from gpubridge.tensor.dtypes import element_count, item_size
 from gpubridge.transport.context import RequestContext
 
-__all__ = ["SequenceStates"]
-
 _SEQUENCE_END = 2
 
 
@@ -48,18 +46,12 @@ class SequenceStates:
     likes. Where the configuration says ``use_same_buffer_for_input_output`` there is one buffer for
     a sequence: the model may change it in place, and nothing is copied when it answers with it.
 
-    Parameters
-    ----------
-    specs : iterable of dict
-        For each state: ``input_name``, ``output_name``, ``datatype``, ``dims``, ``same_buffer``,
-        ``initial_dims`` and ``initial_file`` (a path, or empty for zeros).
-    batched : bool
-        Whether tensors have a batch dimension, which is 1.
+    - ``specs``: for each state: ``input_name``, ``output_name``, ``datatype``, ``dims``,
+      ``same_buffer``, ``initial_dims`` and ``initial_file`` (a path, or empty for zeros).
+    - ``batched``: whether tensors have a batch dimension, which is 1.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG: a file with an initial value cannot be read, or is of another size than that.
+    Raises BridgeError: INVALID_ARG: a file with an initial value cannot be read, or is of another
+    size than that.
     """
 
     def __init__(self, specs: Iterable[Mapping[str, Any]], batched: bool) -> None:
@@ -70,11 +62,8 @@ class SequenceStates:
     def inputs(self, place: tuple[int, bool] | None) -> list[Tensor]:
         """Return the state inputs of a request.
 
-        Parameters
-        ----------
-        place : (slot, starts) or None
-            Where its sequence lives, and whether it begins with this request; None for a place in
-            a batch that no request fills: it gets initial values.
+        ``place``: where its sequence lives, and whether it begins with this request; None for a
+        place in a batch that no request fills: it gets initial values.
         """
         if place is None:
             return [_tensor(state, _copy(state.initial)) for state in self._states]
@@ -95,15 +84,9 @@ class SequenceStates:
     def keep(self, context: RequestContext, tensors: Sequence[Tensor]) -> None:
         """Take the states out of a response's tensors; those that are not in it stay as they were.
 
-        Parameters
-        ----------
-        context : RequestContext
-            Of the request that is answered.
+        ``context``: of the request that is answered.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG: one is not of the configured form. None was taken.
+        Raises BridgeError: INVALID_ARG: one is not of the configured form. None was taken.
         """
         slot = context.state_slot
         if slot is None:

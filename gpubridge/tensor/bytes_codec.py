@@ -9,40 +9,73 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.tensor.dtypes import element_count, numpy_dtype
 from gpubridge.tensor.native import native
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["INCOMPLETE_LENGTH", "STRING_BEYOND_BUFFER", "decode", "encode", "validate"]
 
+_COUNTED = 100_000
 INCOMPLETE_LENGTH = "Invalid bytes tensor data: incomplete length field"
 STRING_BEYOND_BUFFER = "Invalid bytes tensor data: string extends beyond buffer"
-
 _LENGTH = struct.Struct("<I")
 _LONGEST = 0xFFFFFFFF
+
+
+def string_fault(identifier: str, name: str, model: str, buffer: memoryview, count: int) -> str:
+    """Say what is wrong with a BYTES input that has been found to be wrong.
+
+    - ``identifier``: the request's id.
+    - ``name``, ``model``: of the input, and of the model it is for.
+    - ``buffer``: the input.
+    - ``count``: how many strings its shape asks for.
+    """
+    prefix = f"[request id: {identifier or '<id_unknown>'}] "
+    found = at = length = 0
+    while at < len(buffer):
+        if found == _COUNTED:
+            # Counting on would hold up everyone else.
+            return (
+                f"{prefix}expected {count} string elements for inference input '{name}' for model "
+                f"'{model}', got others: those after the first {found} do not add up to that number"
+            )
+        left = len(buffer) - at
+        if left < 4:
+            return (
+                f"{prefix}incomplete string length indicator for inference input '{name}' for model "
+                f"'{model}', expecting 4 bytes but only {left} bytes available. Please make sure the "
+                "string length indicator is in one buffer."
+            )
+        length = int.from_bytes(buffer[at : at + 4], "little")
+        at += 4 + length
+        found += 1
+        if found > count:
+            return (
+                f"{prefix}unexpected number of string elements {found} for inference input '{name}' "
+                f"for model '{model}', expecting {count}"
+            )
+    if found < count:
+        return (
+            f"{prefix}expected {count} string elements for inference input '{name}' for model "
+            f"'{model}', got {found}"
+        )
+    return (
+        f"incomplete string data for inference input '{name}', expecting string of length {length} "
+        f"but only {length - (at - len(buffer))} bytes available"
+    )
 
 
 def encode(array: NDArray[Any]) -> bytes:
     """Serialise an array of strings in C order.
 
-    Parameters
-    ----------
-    array : numpy.ndarray
-        Of dtype object, ``S`` or ``U``, any shape. Elements that are not bytes are passed through
-        ``str`` and encoded as UTF-8. As ever with ``S`` and ``U``, trailing NULs are not data.
+    ``array``: of dtype object, ``S`` or ``U``, any shape. Elements that are not bytes are passed
+    through ``str`` and encoded as UTF-8. As ever with ``S`` and ``U``, trailing NULs are not data.
 
-    Returns
-    -------
-    bytes
-        Empty for an array without elements.
+    Returns: empty for an array without elements.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for an array of another dtype, or an element of 4 GiB and more.
-    UnicodeEncodeError
-        If a string has no UTF-8 form (a lone surrogate).
+    Raises BridgeError: INVALID_ARG for an array of another dtype, or an element of 4 GiB and more.
+    Raises UnicodeEncodeError if a string has no UTF-8 form (a lone surrogate).
     """
     if array.size == 0:
         return b""
@@ -96,22 +129,13 @@ def decode(buffer: Any, count: int | None = None) -> NDArray[np.object_]:
     The buffer may be memory that another process writes: every length is checked where it is used,
     so a change halfway gives an error or other strings, never a read past the end.
 
-    Parameters
-    ----------
-    buffer : buffer
-        One-dimensional, contiguous bytes.
-    count : int, optional
-        The number of strings the tensor's shape asks for.
+    - ``buffer``: one-dimensional, contiguous bytes.
+    - ``count``: the number of strings the tensor's shape asks for.
 
-    Returns
-    -------
-    numpy.ndarray
-        One-dimensional, dtype object, of ``bytes``; it owns all of its data.
+    Returns: one-dimensional, dtype object, of ``bytes``; it owns all of its data.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG if the buffer is malformed or does not hold exactly `count` strings.
+    Raises BridgeError: INVALID_ARG if the buffer is malformed or does not hold exactly `count`
+    strings.
     """
     module = native()
     if module is None:
@@ -148,10 +172,7 @@ def _decode_strings(data: bytes) -> list[bytes]:
 def validate(buffer: Any, count: int) -> None:
     """Check that a buffer is a well-formed BYTES tensor of `count` strings.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG if it is not.
+    Raises BridgeError: INVALID_ARG if it is not.
     """
     module = native()
     if module is None:
@@ -184,3 +205,28 @@ def _check_count(found: int, expected: int | None) -> None:
             f"{found}",
             ErrorCode.INVALID_ARG,
         )
+
+
+def spell_values(datatype: str, shape: tuple[int, ...], data: bytes) -> str:
+    """Spell values as Triton's traces do: commas between, six digits, strings in quotes.
+
+    What cannot be read is said instead; nothing is raised.
+    """
+    try:
+        if datatype == "BYTES":
+            strings = decode(data, element_count(shape)).tolist()
+            return ",".join(f'"{string.decode(errors="replace")}"' for string in strings)
+        dtype = numpy_dtype(datatype)
+        if dtype is None:
+            # BF16 without a library that knows it: the upper half of a float.
+            wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
+            values = wide.view(np.float32)
+        else:
+            values = np.frombuffer(data, dtype)
+    except (BridgeError, ValueError) as error:
+        return f"cannot be read: {error}"
+    if values.dtype.kind == "b":
+        values = values.astype(np.uint8)
+    if values.dtype.kind in "iu":
+        return ",".join(map(str, values.tolist()))
+    return ",".join(f"{value:g}" for value in values.astype(np.float64).tolist())

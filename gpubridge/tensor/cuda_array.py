@@ -11,8 +11,6 @@ from gpubridge.tensor import dlpack
 from gpubridge.tensor.device_bytes import LEGACY_STREAM, DeviceBytes, DeviceStream
 from gpubridge.tensor.dtypes import DATATYPES, byte_size, datatype_from_numpy, element_count
 
-__all__ = ["cuda_array_interface", "import_cuda_array"]
-
 
 def cuda_array_interface(
     data: DeviceBytes, datatype: str, shape: tuple[int, ...]
@@ -22,10 +20,7 @@ def cuda_array_interface(
     A consumer says nothing of its stream there: it waits for the legacy default stream, which waits
     for the data.
 
-    Raises
-    ------
-    BridgeError
-        UNSUPPORTED for BF16, which the interface has no name for.
+    Raises BridgeError: UNSUPPORTED for BF16, which the interface has no name for.
     """
     dtype = DATATYPES[datatype].dtype
     if dtype is None:
@@ -50,21 +45,13 @@ def import_cuda_array(
 ) -> dlpack.ImportedTensor:
     """Take a tensor that an object describes in its ``__cuda_array_interface__``.
 
-    Parameters
-    ----------
-    producer : object
-        Held for as long as the tensor is looked at.
-    stream : DeviceStream or None
-        Waits for the stream that the interface names; for the legacy default stream where it is of
-        a version that can name none. None where this process has no device.
-    ordinal : int
-        The device; the interface does not say.
+    - ``producer``: held for as long as the tensor is looked at.
+    - ``stream``: waits for the stream that the interface names; for the legacy default stream where
+      it is of a version that can name none. None where this process has no device.
+    - ``ordinal``: the device; the interface does not say.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for an interface that does not follow its rules; UNSUPPORTED for a dtype, layout
-        or mask that cannot be served, or without a device.
+    Raises BridgeError: INVALID_ARG for an interface that does not follow its rules; UNSUPPORTED for
+    a dtype, layout or mask that cannot be served, or without a device.
     """
     dlpack.check_device(dlpack.CUDA, stream)
     assert stream is not None  # that was checked

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["LEGACY_STREAM", "PER_THREAD_STREAM", "DeviceBytes", "DeviceStream", "Ready"]
-
 #: CUDA's own numbers of its default streams, which DLPack and the CUDA array interface use, too.
 LEGACY_STREAM, PER_THREAD_STREAM = 1, 2
 
@@ -41,33 +39,24 @@ class DeviceStream(Ready, Protocol):
 class DeviceBytes:
     """Bytes in CUDA memory of this process.
 
-    Parameters
-    ----------
-    pointer : int
-        Address in this process; 0 where there are no bytes.
-    nbytes : int
-    ordinal : int
-        The device's number in this process.
-    owner : object, optional
-        What keeps the memory; it dies with the last tensor and capsule that refers to these bytes.
-    ready : Ready, optional
-        Tells when the bytes are complete; None if they are.
-    read_only : bool, optional
-        Whether consumers are told not to write (those that can be told).
-    shared : bool, optional
-        Whether others may write to the memory at any time: it is another library's, or was handed
-        out.
-    streams : set of int, optional
-        Where `streams` is kept, for an owner that must know it when these bytes are gone.
+    - ``pointer``: address in this process; 0 where there are no bytes.
+    - ``ordinal``: the device's number in this process.
+    - ``owner``: what keeps the memory; it dies with the last tensor and capsule that refers to
+      these bytes.
+    - ``ready``: tells when the bytes are complete; None if they are.
+    - ``read_only``: whether consumers are told not to write (those that can be told).
+    - ``shared``: whether others may write to the memory at any time: it is another library's, or
+      was handed out.
+    - ``streams``: where `streams` is kept, for an owner that must know it when these bytes are
+      gone.
 
-    Attributes
-    ----------
-    streams : set of int
-        The streams on which others may still read or write the bytes. Before memory is read for
-        sending or given to others, `order_into` has to be called, or the same be done for each.
-    owner_stream : int or None
-        Where the library that the bytes are of may write to them again when the model has them back.
-        None where they are the bridge's.
+    Its attributes:
+
+    - ``streams``: the streams on which others may still read or write the bytes. Before memory is
+      read for sending or given to others, `order_into` has to be called, or the same be done for
+      each.
+    - ``owner_stream``: where the library that the bytes are of may write to them again when the
+      model has them back. None where they are the bridge's.
     """
 
     __slots__ = (
@@ -108,15 +97,9 @@ class DeviceBytes:
     def hand_out(self, stream: int | None) -> None:
         """Let a consumer's stream use the bytes from now on, in the numbers of ``__dlpack__``.
 
-        Parameters
-        ----------
-        stream : int or None
-            None is the legacy default stream; with -1 the consumer orders for itself.
+        ``stream``: None is the legacy default stream; with -1 the consumer orders for itself.
 
-        Raises
-        ------
-        ValueError
-            For other negative numbers.
+        Raises ValueError for other negative numbers.
         """
         # DLPack forbids 0, as the default stream of some and of each thread of others; the legacy
         # stream is ordered with both.

@@ -11,6 +11,7 @@ called exactly once, when the last view of that memory is gone.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -20,28 +21,12 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.tensor import dlpack_ctypes
 from gpubridge.tensor.device_bytes import LEGACY_STREAM, DeviceBytes, DeviceStream
 from gpubridge.tensor.dtypes import element_count, item_size
-from gpubridge.tensor.framework_stream import current_stream_of
 from gpubridge.tensor.native import CapsuleFields, native
 
 if TYPE_CHECKING:
     from gpubridge.tensor.dlpack_ctypes import CapsuleEngine
     from gpubridge.tensor.native import Capsule
 
-__all__ = [
-    "CPU",
-    "CUDA",
-    "CUDA_HOST",
-    "CUDA_MANAGED",
-    "ImportedTensor",
-    "check_address",
-    "check_contiguous",
-    "check_device",
-    "export_host",
-    "import_capsule",
-    "import_object",
-    "is_capsule",
-    "make_capsule",
-]
 
 #: ``DLDeviceType`` values.
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
@@ -91,18 +76,30 @@ _FOREIGN = {
 }
 
 
+def current_stream_of(tensor: object) -> int:
+    """Return this thread's current stream in a tensor's library; the legacy one if that says none.
+
+    Whatever the library does with the tensor's memory after it has handed it out is on that stream, or
+    behind it.
+    """
+    library = sys.modules.get(type(tensor).__module__.partition(".")[0])
+    cuda = getattr(library, "cuda", None)
+    pytorch = getattr(cuda, "current_stream", None)
+    if pytorch is not None:
+        return int(pytorch().cuda_stream) or LEGACY_STREAM
+    cupy = getattr(cuda, "get_current_stream", None)
+    if cupy is not None:
+        return int(cupy().ptr) or LEGACY_STREAM
+    return LEGACY_STREAM
+
+
 class ImportedTensor(NamedTuple):
     """A tensor that another library owns.
 
-    Attributes
-    ----------
-    datatype : str
-        KServe name.
-    shape : tuple of int
-        C-contiguous.
-    memory : memoryview or DeviceBytes
-        One-dimensional bytes of exactly the tensor; read-only where the producer says so. The
-        producer's memory lives until the last view of it is gone.
+    - ``datatype``: KServe name.
+    - ``shape``: c-contiguous.
+    - ``memory``: one-dimensional bytes of exactly the tensor; read-only where the producer says so.
+      The producer's memory lives until the last view of it is gone.
     """
 
     datatype: str
@@ -144,25 +141,15 @@ def export_host(
 ) -> Capsule:
     """Make a capsule of a C-contiguous tensor in host memory.
 
-    Parameters
-    ----------
-    owner : object
-        What keeps `memory` where it is; the capsule holds exactly one reference to it.
-    memory : buffer
-        The tensor's bytes.
-    datatype, shape
-        KServe name and dimensions; `memory` is at least that large.
-    max_version : (int, int), optional
-        The newest DLPack version that the consumer reads. From 1.0 on the capsule is versioned
-        (``"dltensor_versioned"``) and tells a consumer that the memory is read-only; an
-        unversioned one cannot say so.
-    copied : bool
-        Whether `memory` is a copy made for this capsule.
+    - ``owner``: what keeps `memory` where it is; the capsule holds exactly one reference to it.
+    - ``memory``: the tensor's bytes.
+    - ``datatype``, ``shape``: KServe name and dimensions; `memory` is at least that large.
+    - ``max_version``: the newest DLPack version that the consumer reads. From 1.0 on the capsule is
+      versioned (``"dltensor_versioned"``) and tells a consumer that the memory is read-only; an
+      unversioned one cannot say so.
+    - ``copied``: whether `memory` is a copy made for this capsule.
 
-    Raises
-    ------
-    BridgeError
-        UNSUPPORTED for BYTES.
+    Raises BridgeError: UNSUPPORTED for BYTES.
     """
     view = np.frombuffer(memory, np.uint8) if memoryview(memory).nbytes else np.empty(0, np.uint8)
     return make_capsule(
@@ -190,10 +177,7 @@ def make_capsule(  # noqa: PLR0913  (the fields of DLPack's struct)
 ) -> Capsule:
     """Make a capsule of C-contiguous elements at an address, whatever device that is on.
 
-    Raises
-    ------
-    BridgeError
-        UNSUPPORTED for BYTES.
+    Raises BridgeError: UNSUPPORTED for BYTES.
     """
     dtype = _DL_DTYPE.get(datatype)
     if dtype is None:
@@ -208,21 +192,14 @@ def import_object(
 ) -> ImportedTensor:
     """Take a tensor from an object with ``__dlpack__`` and ``__dlpack_device__``.
 
-    Parameters
-    ----------
-    producer : object
-        One of CUDA memory, on whatever device, is asked to let `stream` wait for its data.
-    stream : DeviceStream, optional
-        None where this process has no device.
-    ordinal : int, optional
-        The stream's device.
+    - ``producer``: one of CUDA memory, on whatever device, is asked to let `stream` wait for its
+      data.
+    - ``stream``: None where this process has no device.
+    - ``ordinal``: the stream's device.
 
-    Raises
-    ------
-    BridgeError
-        As `import_capsule`; the device is checked before the producer is asked for a capsule.
-    Exception
-        Whatever the producer raises (a tensor that requires gradients, say).
+    Raises BridgeError as `import_capsule`; the device is checked before the producer is asked for a
+    capsule.
+    Raises Exception: whatever the producer raises (a tensor that requires gradients, say).
     """
     device_type = int(producer.__dlpack_device__()[0])
     check_device(device_type, stream)
@@ -252,20 +229,12 @@ def import_capsule(
 ) -> ImportedTensor:
     """Take the tensor of a capsule; the capsule is consumed unless an error is raised.
 
-    Parameters
-    ----------
-    capsule : PyCapsule
-    stream : DeviceStream, optional
-        For CUDA memory; it waits for its device's legacy default stream, since a capsule names
-        none. None where this process has no device.
-    ordinal : int, optional
-        The stream's device; a capsule of another one cannot be ordered, and is refused.
+    - ``stream``: for CUDA memory; it waits for its device's legacy default stream, since a capsule
+      names none. None where this process has no device.
+    - ``ordinal``: the stream's device; a capsule of another one cannot be ordered, and is refused.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for a capsule that is no DLPack tensor, was consumed before, or is of a newer
-        major version; UNSUPPORTED for a device, dtype or layout that cannot be served.
+    Raises BridgeError: INVALID_ARG for a capsule that is no DLPack tensor, was consumed before, or
+    is of a newer major version; UNSUPPORTED for a device, dtype or layout that cannot be served.
     """
     return _imported(capsule, stream, ordinal)
 

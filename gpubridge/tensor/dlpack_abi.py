@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import ClassVar
 
-__all__ = ["DLManagedTensor", "DLManagedTensorVersioned"]
-
 
 class DLDevice(ctypes.Structure):
     """Where the memory is."""

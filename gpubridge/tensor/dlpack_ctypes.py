@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from gpubridge.tensor.native import Capsule
 
-__all__ = ["CapsuleEngine", "engine"]
-
 _SOMEWHERE = 64
 _PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"
 _USED = {_PLAIN: b"used_dltensor", _VERSIONED: b"used_dltensor_versioned"}
@@ -86,10 +84,7 @@ def _byte_order() -> str:
 def engine() -> CapsuleEngine:
     """Give the engine; ctypes is imported on the first call.
 
-    Raises
-    ------
-    ImportError
-        If the interpreter was built without ctypes.
+    Raises ImportError if the interpreter was built without ctypes.
     """
     return _CtypesEngine()
 

@@ -16,38 +16,17 @@ from gpubridge.errors import BridgeError, ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "DATATYPES",
-    "DATATYPE_OF_DTYPE",
-    "DTYPE_OF_DATATYPE",
-    "Datatype",
-    "bfloat16",
-    "byte_size",
-    "config_name",
-    "datatype_from_config",
-    "datatype_from_number",
-    "datatype_from_numpy",
-    "element_count",
-    "item_size",
-    "numpy_dtype",
-]
-
 
 class Datatype(NamedTuple):
     """One datatype in all its notations.
 
-    Attributes
-    ----------
-    name : str
-        The KServe v2 name, such as ``"FP32"``.
-    config_name : str
-        The name in a model configuration, such as ``"TYPE_FP32"``; BYTES is ``"TYPE_STRING"``.
-    number : int
-        The value of ``TRITONSERVER_DataType``.
-    item_size : int or None
-        Bytes of one element; None for BYTES, whose elements have a length of their own.
-    dtype : numpy.dtype or None
-        NumPy's dtype; None for BF16, which NumPy has only through ml_dtypes (`bfloat16`).
+    - ``name``: the KServe v2 name, such as ``"FP32"``.
+    - ``config_name``: the name in a model configuration, such as ``"TYPE_FP32"``; BYTES is
+      ``"TYPE_STRING"``.
+    - ``number``: the value of ``TRITONSERVER_DataType``.
+    - ``item_size``: bytes of one element; None for BYTES, whose elements have a length of their
+      own.
+    - ``dtype``: NumPy's dtype; None for BF16, which NumPy has only through ml_dtypes (`bfloat16`).
     """
 
     name: str
@@ -110,10 +89,7 @@ def config_name(datatype: str) -> str:
 def datatype_from_config(name: str) -> str:
     """Give the KServe datatype of a model-configuration name (``TYPE_STRING`` -> ``BYTES``).
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG if the name is not a datatype, ``TYPE_INVALID`` included.
+    Raises BridgeError: INVALID_ARG if the name is not a datatype, ``TYPE_INVALID`` included.
     """
     datatype = _BY_CONFIG_NAME.get(name)
     if datatype is None:
@@ -127,10 +103,7 @@ def datatype_from_config(name: str) -> str:
 def datatype_from_number(number: int) -> str:
     """Give the KServe datatype of a ``TRITONSERVER_DataType`` number.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG if no datatype has that number.
+    Raises BridgeError: INVALID_ARG if no datatype has that number.
     """
     datatype = _BY_NUMBER.get(number)
     if datatype is None:
@@ -144,10 +117,7 @@ def datatype_from_number(number: int) -> str:
 def datatype_from_numpy(dtype: np.dtype[Any]) -> str | None:
     """Give the KServe datatype of a NumPy dtype.
 
-    Returns
-    -------
-    str or None
-        None if no datatype corresponds (complex, str, structured, foreign byte order, ...).
+    Returns: None if no datatype corresponds (complex, str, structured, foreign byte order, ...).
     """
     datatype = DATATYPE_OF_DTYPE.get(dtype)
     if datatype is not None:
@@ -163,10 +133,7 @@ def datatype_from_numpy(dtype: np.dtype[Any]) -> str | None:
 def numpy_dtype(datatype: str) -> np.dtype[Any] | None:
     """Give the NumPy dtype of a KServe datatype.
 
-    Returns
-    -------
-    numpy.dtype or None
-        None for BF16 where ml_dtypes cannot be imported.
+    Returns: None for BF16 where ml_dtypes cannot be imported.
     """
     dtype = DTYPE_OF_DATATYPE.get(datatype)
     if dtype is not None:
@@ -192,10 +159,7 @@ def item_size(datatype: str) -> int | None:
 def element_count(shape: Sequence[int]) -> int:
     """Count the elements of a fully known shape; a shape without dimensions has one.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG if a dimension is negative.
+    Raises BridgeError: INVALID_ARG if a dimension is negative.
     """
     for dim in shape:
         if dim < 0:
@@ -209,10 +173,8 @@ def element_count(shape: Sequence[int]) -> int:
 def byte_size(datatype: str, shape: Sequence[int]) -> int:
     """Count the bytes of a tensor of fixed-size elements.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for BYTES, whose size is in its data, or for a negative dimension.
+    Raises BridgeError: INVALID_ARG for BYTES, whose size is in its data, or for a negative
+    dimension.
     """
     size = _entry(datatype).item_size
     if size is None:

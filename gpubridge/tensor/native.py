@@ -62,7 +62,7 @@ class CapsuleFields(NamedTuple):
 
 
 class NativeLeaseBook(Protocol):
-    """See `gpubridge.transport.lease_book.LeaseBook`, which says the same in Python."""
+    """See `gpubridge.transport.leases.LeaseBook`, which says the same in Python."""
 
     @property
     def held(self) -> int:

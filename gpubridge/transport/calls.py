@@ -27,8 +27,6 @@ from gpubridge.transport.records import Record
 if TYPE_CHECKING:
     from gpubridge.tensor.native import NativeRecordReader
 
-__all__ = ["CallKind", "decode_records", "encode_records"]
-
 
 class CallKind:
     """The first byte of a message of the call channel (0 is the channel's own)."""
@@ -56,10 +54,7 @@ def encode_records(kind: int, records: Sequence[bytes]) -> bytes:
 def decode_records(message: bytes, reader: NativeRecordReader, *, named: bool) -> list[Record]:
     """Take a message of records apart; ``named`` ones are those of requests.
 
-    Raises
-    ------
-    MalformedMessage
-        When a length or a count does not fit.
+    Raises MalformedMessage when a length or a count does not fit.
     """
     try:
         _, count = _FRAME.unpack_from(message)

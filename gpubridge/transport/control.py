@@ -26,8 +26,6 @@ import time
 
 from gpubridge.host_shm import Segment
 
-__all__ = ["EVENTS", "LEASES", "NOBODY_WAITS", "NO_LEASE", "STILL_READ", "TICKETS", "ControlPage"]
-
 TICKETS = 4096
 LEASES = 4096
 EVENTS = 64

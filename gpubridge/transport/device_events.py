@@ -8,6 +8,7 @@ tensor waits for: runs of (arena's region, event, tensors), the event -1 for ten
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,20 +21,20 @@ if TYPE_CHECKING:
     FromStub = Union[CallContext, ResponseContext]
     FromServer = Union[RequestContext, ResponseContext]
 
-__all__ = ["event_of", "waits_of", "with_waits"]
-
 _COMPLETE = -1
-
 S = TypeVar("S", RequestContext, ResponseContext)
+
+_ARENA = 1 << 31
+"""In the lower half of an arena's region id: those of output memory begin with 1."""
+
+_MAP_NORESERVE = 0x4000
+"""The module has no name for it before Python 3.13."""
 
 
 def event_of(context: FromStub, count: int) -> tuple[int, int] | None:
     """Return the event that a stub's record names, and its lease; None if it names none.
 
-    Raises
-    ------
-    MalformedMessage
-        When it is none of the ``count`` that the stub has.
+    Raises MalformedMessage when it is none of the ``count`` that the stub has.
     """
     event, lease = context.event, context.event_lease
     if event is None:
@@ -65,3 +66,19 @@ def waits_of(context: FromServer) -> list[tuple[int, int] | None] | None:
     for region, number, count in context.waits:
         waits += [None if number == _COMPLETE else (region, number)] * count
     return waits
+
+
+def arena_region(owner: int) -> int:
+    """Return the id of the device arena of a maker of regions."""
+    return owner << 32 | _ARENA
+
+
+def is_arena(region: int) -> bool:
+    """Whether a region is a device arena."""
+    return region & _ARENA != 0
+
+
+def reserve_addresses(size: int) -> memoryview:
+    """Return ``size`` addresses with nothing behind them, as a writable view that owns them."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return memoryview(mmap.mmap(-1, size, flags=flags))

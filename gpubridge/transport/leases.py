@@ -8,19 +8,164 @@ a model may keep an input, a client may be slow to read an answer.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
 
 from gpubridge.host_shm import Segment, Slot
+from gpubridge.tensor.native import native
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.device_regions import is_arena
-from gpubridge.transport.lease_book import lease_book
-from gpubridge.transport.region_ids import is_read_only
+from gpubridge.transport.control import NO_LEASE
+from gpubridge.transport.device_events import is_arena
 
-__all__ = ["BorrowedMemory", "LentSlots", "SlotOwner"]
+if TYPE_CHECKING:
+    from gpubridge.tensor.native import NativeLeaseBook
+
+
+_READ_ONLY = 1 << 30
+"""In the lower half of an id; regions are numbered from 1, and device arenas have the bit above."""
 
 _PATIENCE = 2
 """Leases still out that a short sweep meets before it gives up."""
+
+
+def read_only_id(region: int) -> int:
+    """Return the id by which a region is mapped to be read only."""
+    return region | _READ_ONLY
+
+
+def made_id(region: int) -> int:
+    """Return the id that the maker of a region gave it, of either of its ids."""
+    return region & ~_READ_ONLY
+
+
+def is_read_only(region: int) -> bool:
+    """Whether an id is one by which a region is mapped to be read only."""
+    return region & _READ_ONLY != 0
+
+
+def lease_book(table: memoryview) -> NativeLeaseBook:
+    """Open a book that writes the end of each lease to ``table``, a byte for each."""
+    compiled = native()
+    return (
+        cast("NativeLeaseBook", LeaseBook(table)) if compiled is None else compiled.LeaseBook(table)
+    )
+
+
+class _View(weakref.ref):  # type: ignore[type-arg]
+    """Watches one view of lent memory; knows its lease and size."""
+
+    __slots__ = ("lease", "nbytes")
+    lease: int
+    nbytes: int
+
+
+class LeaseBook:
+    """The book in Python.
+
+    ``table``: a byte for each lease; cleared when the lease ends.
+
+    Attribute ``held_bytes``: bytes of all views that exist.
+    """
+
+    __slots__ = ("_arrays", "_leases", "_table", "held_bytes")
+
+    def __init__(self, table: memoryview) -> None:
+        self.held_bytes = 0
+        self._table = table
+        self._arrays: dict[int, Any] = {}
+        self._leases: dict[int, list[_View]] = {}
+
+    @property
+    def held(self) -> int:
+        """How many leases last, because views under them exist."""
+        return len(self._leases)
+
+    def add(self, region: int, memory: memoryview) -> None:
+        """Know a region's memory from now on."""
+        self._arrays[region] = np.frombuffer(memory, np.uint8)
+
+    def remove(self, region: int) -> None:
+        """Know a region no more; views of it that exist keep its memory."""
+        self._arrays.pop(region, None)
+
+    def forget(self, table: memoryview) -> None:
+        """Write to ``table`` from now on."""
+        self._table = table
+
+    def views(self, refs: Sequence[tuple[int, int, int, int]]) -> Sequence[memoryview]:
+        """Return the bytes at places given as (region, offset, nbytes, lease).
+
+        Raises ValueError when a place does not exist.
+        """
+        if len(refs) > 1:
+            region, start, size, lease = refs[0]
+            end = start + size
+            for ref in refs:
+                if ref[0] != region or ref[3] != lease or ref[1] < start:
+                    break
+                end = max(end, ref[1] + ref[2])
+            else:
+                # The tensors of a record mostly share slot and lease: one watched array for all,
+                # which each view of it keeps alive.
+                whole = self._view(region, start, end - start, lease)
+                return [whole[ref[1] - start : ref[1] - start + ref[2]] for ref in refs]
+        return [self._view(*ref) for ref in refs]
+
+    def tensors(
+        self,
+        refs: Sequence[tuple[int, int, int, int]],
+        specs: Sequence[tuple[Any, ...]],
+        shapes: Sequence[tuple[int, ...]],
+        kind: type[Any],
+        placed: bool,
+        read_only: bool,
+    ) -> list[Any]:
+        """Return tensors of the bytes at places, by specs and shapes: what the tensor's class makes of them.
+
+        Raises ValueError when a place does not exist.
+        """
+        views = self.views(refs)
+        if read_only:
+            views = [view.toreadonly() for view in views]
+        return [
+            kind._received(spec[0], spec[1], shape, view, ref if placed else None)
+            for spec, shape, view, ref in zip(specs, shapes, views, refs)
+        ]
+
+    def _view(self, region: int, offset: int, nbytes: int, lease: int) -> memoryview:
+        if lease == NO_LEASE and nbytes == 0:
+            return memoryview(b"")
+        memory = self._arrays.get(region)
+        if memory is None or offset + nbytes > memory.size or lease >= len(self._table):
+            raise ValueError(
+                f"{nbytes} bytes at {offset} of region {region:#x} under lease {lease} do not exist"
+            )
+        # What is watched is an array that exports the bytes. A memoryview would not do: a view of a
+        # view refers to the exporter only, and NumPy and uvloop both make their own at once.
+        array = memory[offset : offset + nbytes]
+        watch = _View(array, self._ended)
+        watch.lease = lease
+        watch.nbytes = nbytes
+        self.held_bytes += nbytes
+        watches = self._leases.get(lease)
+        if watches is None:
+            self._leases[lease] = [watch]
+        else:
+            watches.append(watch)
+        return memoryview(array)
+
+    def _ended(self, watch: weakref.ref[Any]) -> None:
+        # Any thread may drop the last view: each step here is one that the GIL makes whole.
+        lease = watch.lease  # type: ignore[attr-defined]
+        self.held_bytes -= watch.nbytes  # type: ignore[attr-defined]
+        watches = self._leases[lease]
+        watches.remove(watch)  # type: ignore[arg-type]
+        if not watches:
+            del self._leases[lease]
+            self._table[lease] = 0
 
 
 class KnownSegment(Protocol):
@@ -40,12 +185,8 @@ class SlotOwner(Protocol):
 class LentSlots:
     """The lender's side: numbered leases, each with the slot that is lent under it.
 
-    Parameters
-    ----------
-    table : memoryview
-        The part of the control page with a byte for each lease.
-    arena : SlotOwner
-        Where slots go when they come back.
+    - ``table``: the part of the control page with a byte for each lease.
+    - ``arena``: where slots go when they come back.
     """
 
     __slots__ = ("_arena", "_free", "_kept", "_slots", "_table")
@@ -151,17 +292,12 @@ class LentSlots:
 class BorrowedMemory:
     """The borrower's side: maps regions, and hands out views whose end ends their lease.
 
-    Parameters
-    ----------
-    table : memoryview
-        The part of the control page with a byte for each lease.
+    ``table``: the part of the control page with a byte for each lease.
 
-    Attributes
-    ----------
-    arena : bool
-        Whether device memory may be among it.
-    book : NativeLeaseBook
-        Says how many leases last, and of how many bytes.
+    Its attributes:
+
+    - ``arena``: whether device memory may be among it.
+    - ``book``: says how many leases last, and of how many bytes.
     """
 
     __slots__ = ("_segments", "_views", "arena", "book")
@@ -175,10 +311,7 @@ class BorrowedMemory:
     def announce(self, region: int, fd: int, size: int) -> None:
         """Map a region from now on; takes over ``fd``.
 
-        Raises
-        ------
-        BridgeError
-            INVALID_ARG when the descriptor is not what was announced.
+        Raises BridgeError: INVALID_ARG when the descriptor is not what was announced.
         """
         segment = Segment.open(region, fd, size, writable=not is_read_only(region))
         self._segments[region] = segment
@@ -214,10 +347,8 @@ class BorrowedMemory:
     def views(self, refs: Sequence[tuple[int, int, int, int]]) -> Sequence[memoryview]:
         """Return the bytes at places; each lease lasts until the last view under it is gone.
 
-        Raises
-        ------
-        MalformedMessage
-            When a region was never announced, a place is not inside it, or a lease is none.
+        Raises MalformedMessage when a region was never announced, a place is not inside it, or a
+        lease is none.
         """
         try:
             return self._views(refs)
@@ -235,21 +366,12 @@ class BorrowedMemory:
     ) -> list[Any]:
         """Return tensors of the bytes at places, of a class that has ``_received``, as `views` does.
 
-        Parameters
-        ----------
-        specs : sequence of (str, str, ...)
-            Name and datatype of each.
-        shapes : sequence of tuple of int
-            The shape of each.
-        placed : bool, optional
-            Whether they know their places, and so can be handed on.
-        read_only : bool, optional
-            Whether who looks at them may not write.
+        - ``specs``: name and datatype of each.
+        - ``shapes``: the shape of each.
+        - ``placed``: whether they know their places, and so can be handed on.
+        - ``read_only``: whether who looks at them may not write.
 
-        Raises
-        ------
-        MalformedMessage
-            As `views` does.
+        Raises MalformedMessage as `views` does.
         """
         try:
             return self.book.tensors(refs, specs, shapes, kind, placed, read_only)

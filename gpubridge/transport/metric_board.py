@@ -26,10 +26,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from threading import RLock
 
-__all__ = ["CounterCell", "GaugeCell", "HistogramCell", "MetricBoard", "histogram_units"]
-
 UNIT_BYTES = 64
-
 _WORDS = UNIT_BYTES // 8
 _EPOCH = 1
 _AMOUNT = 2
@@ -42,17 +39,12 @@ _LOOKS = 8
 class MetricBoard:
     """The numbers of a board, by their index.
 
-    Parameters
-    ----------
-    memory : memoryview
-        A multiple of 64 bytes; stays its owner's.
+    ``memory``: a multiple of 64 bytes; stays its owner's.
 
-    Attributes
-    ----------
-    words, amounts : memoryview
-        The same memory, as u64 and as f64.
-    units : int
-        How many units there are.
+    Its attributes:
+
+    - ``words``, ``amounts``: the same memory, as u64 and as f64.
+    - ``units``: how many units there are.
     """
 
     __slots__ = ("amounts", "units", "words")
@@ -103,12 +95,8 @@ class _Cell:
 class CounterCell(_Cell):
     """A counter's cell.
 
-    Parameters
-    ----------
-    head : int
-        The unit of the series' first cell.
-    unit : int
-        The unit that this process writes to.
+    - ``head``: the unit of the series' first cell.
+    - ``unit``: the unit that this process writes to.
     """
 
     __slots__ = ("_head",)
@@ -225,12 +213,8 @@ class GaugeCell(CounterCell):
 class HistogramCell(_Cell):
     """A histogram's cell.
 
-    Parameters
-    ----------
-    unit : int
-        The first of the units that this process writes to.
-    bounds : sequence of float
-        Upper bounds of the buckets, ascending, without infinity.
+    - ``unit``: the first of the units that this process writes to.
+    - ``bounds``: upper bounds of the buckets, ascending, without infinity.
     """
 
     __slots__ = ("_bounds",)

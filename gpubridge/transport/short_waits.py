@@ -12,8 +12,6 @@ import time
 
 from gpubridge.tensor.native import native
 
-__all__ = ["ShortWaits", "busy_poll_ns"]
-
 _RUN = 8
 """So many waits in a row have to be short, each for a single request."""
 _TAKEN_NS = 20_000
@@ -34,18 +32,11 @@ def busy_poll_ns(microseconds: int) -> int:
 class ShortWaits:
     """Judges the next wait by the last ones.
 
-    Parameters
-    ----------
-    awake_ns : int
-        For how long one would stay awake; 0 for never.
-    for_work : bool, optional
-        Whether it is other processes' work that one waits for: then that they take the processor for
-        a while is no reason to sleep, as what one waits for comes of it.
+    - ``awake_ns``: for how long one would stay awake; 0 for never.
+    - ``for_work``: whether it is other processes' work that one waits for: then that they take the
+      processor for a while is no reason to sleep, as what one waits for comes of it.
 
-    Attributes
-    ----------
-    taken : bool
-        Whether others wanted the processor when one stayed awake last.
+    Attribute ``taken``: whether others wanted the processor when one stayed awake last.
     """
 
     __slots__ = ("_limit", "_look", "_patience", "_run", "_since", "taken")

@@ -16,21 +16,6 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.tensor.dtypes import item_size
 from gpubridge.transport.channel import MalformedMessage
 
-__all__ = [
-    "MOST_TENSORS",
-    "Shapes",
-    "Signature",
-    "SignatureCache",
-    "TensorSpec",
-    "decode_shapes",
-    "encode_dims",
-    "encode_signature",
-    "encode_tensors",
-    "parse_signature",
-    "shapes_of",
-]
-
-
 MOST_TENSORS = 4096
 """A record has no more tensors than that."""
 _SIZE_LIMIT = 1 << 63
@@ -72,10 +57,7 @@ def encode_signature(
 ) -> bytes:
     """Make the signature of tensors given as (name, datatype, rank).
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG for more of them than the other process takes.
+    Raises BridgeError: INVALID_ARG for more of them than the other process takes.
     """
     if len(tensors) > MOST_TENSORS:
         raise BridgeError(
@@ -101,10 +83,7 @@ def encode_tensors(
 ) -> tuple[bytes, bytes]:
     """Make the signature and the dims of tensors given as (name, datatype, shape).
 
-    Raises
-    ------
-    BridgeError
-        As `encode_signature` does.
+    Raises BridgeError as `encode_signature` does.
     """
     described = [(name, datatype, len(shape)) for name, datatype, shape in tensors]
     signature = encode_signature(described, requested)
@@ -114,11 +93,8 @@ def encode_tensors(
 def shapes_of(tensors: Sequence[TensorSpec], dims: Sequence[int]) -> Shapes:
     """Return the shapes of tensors whose dims come one after another.
 
-    Raises
-    ------
-    ValueError
-        When there are more or fewer dims than the tensors have, one is negative, or they make more
-        bytes than 63 bits count.
+    Raises ValueError when there are more or fewer dims than the tensors have, one is negative, or
+    they make more bytes than 63 bits count.
     """
     shapes = []
     at = 0
@@ -137,10 +113,7 @@ def shapes_of(tensors: Sequence[TensorSpec], dims: Sequence[int]) -> Shapes:
 def decode_shapes(signature: Signature, dims: bytes) -> Shapes:
     """Return the shapes of a signature's tensors from their encoded dims.
 
-    Raises
-    ------
-    ValueError
-        As `shapes_of` does.
+    Raises ValueError as `shapes_of` does.
     """
     return shapes_of(signature.tensors, struct.unpack(f"<{len(dims) // _DIM_BYTES}q", dims))
 
@@ -148,10 +121,7 @@ def decode_shapes(signature: Signature, dims: bytes) -> Shapes:
 class SignatureCache(dict[bytes, Signature]):
     """What signatures say, by their bytes; bounded, so that odd traffic cannot make it grow.
 
-    Raises
-    ------
-    MalformedMessage
-        On looking up what is no signature.
+    Raises MalformedMessage: on looking up what is no signature.
     """
 
     __slots__ = ("_limit",)
@@ -171,10 +141,7 @@ class SignatureCache(dict[bytes, Signature]):
 def parse_signature(raw: bytes) -> Signature:
     """Return what a signature's bytes say.
 
-    Raises
-    ------
-    MalformedMessage
-        When it is none.
+    Raises MalformedMessage when it is none.
     """
     try:
         fields = json.loads(raw)

@@ -51,7 +51,7 @@ def refusal(function, *arguments):
 # Its arena is small, `whole` bytes; what it tells the server is in `closed`, `work` and `said`.
 _STUB_SETUP = """
 from gpubridge.cuda_ipc import find_device, list_devices
-from gpubridge.stub.device.arena_offers import ArenaOffers
+from gpubridge.stub.device.regions import ArenaOffers
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.errors import BridgeError
 import gpubridge.stub.device.memory as room, os

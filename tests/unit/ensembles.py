@@ -7,8 +7,7 @@ from pathlib import Path
 from google.protobuf import text_format
 
 from gpubridge.config import ModelConfig, complete_model_config, model_config_schema
-from gpubridge.engine.ensemble.graph import EnsembleGraph, draw_graph
-from gpubridge.engine.ensemble.wiring import Wiring, wire
+from gpubridge.engine.ensemble.graph import EnsembleGraph, Wiring, draw_graph, wire
 
 __all__ = ["draw", "ensemble", "member", "wired"]
 

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from gpubridge.stub.device.arena_offers import ArenaOffers
+from gpubridge.stub.device.regions import ArenaOffers
 from gpubridge.transport.channel import Channel, ChannelClosed, pair
 from gpubridge.transport.messages import Kind, control_message, decode_control
 

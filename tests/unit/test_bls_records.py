@@ -14,10 +14,9 @@ from gpubridge.tensor import native
 from gpubridge.transport.calls import CallKind, encode_records
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import ResponseContext
-from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.leases import BorrowedMemory, read_only_id
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import record_encoder
-from gpubridge.transport.region_ids import read_only_id
 from gpubridge.transport.signatures import encode_dims, encode_signature
 
 pytestmark = pytest.mark.skipif(native.native() is None, reason=str(native.absence()))

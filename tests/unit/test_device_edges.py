@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpubridge.engine.ensemble.device_edges import DeviceEdges
+from gpubridge.engine.ensemble.execution import DeviceEdges
 
 A, B, C = "GPU-a", "GPU-b", "GPU-c"
 REACHED = {(A, B), (B, A)}

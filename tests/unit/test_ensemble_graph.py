@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpubridge.engine.ensemble.wiring import ROOT, fit_shape
+from gpubridge.engine.ensemble.graph import ROOT, fit_shape
 from gpubridge.errors import BridgeError, ErrorCode
 from tests.unit.ensembles import draw, ensemble, member, wired
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpubridge.tensor.device_bytes import LEGACY_STREAM
-from gpubridge.tensor.framework_stream import current_stream_of
+from gpubridge.tensor.dlpack import current_stream_of
 
 PYTORCH = SimpleNamespace(
     cuda=SimpleNamespace(current_stream=lambda: SimpleNamespace(cuda_stream=7))

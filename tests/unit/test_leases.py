@@ -12,11 +12,10 @@ import pytest
 from gpubridge.host_shm import HostArena
 from gpubridge.pb_utils import Tensor
 from gpubridge.tensor import native
-from gpubridge.transport import lease_book
+from gpubridge.transport import leases
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.control import NO_LEASE
-from gpubridge.transport.leases import BorrowedMemory, LentSlots
-from gpubridge.transport.region_ids import read_only_id
+from gpubridge.transport.leases import BorrowedMemory, LentSlots, read_only_id
 
 LEASES = 8
 
@@ -27,7 +26,7 @@ def implementation(request):
         pytest.skip(f"no compiled module: {native.absence()}")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
-            patch.setattr(lease_book, "native", lambda: None)
+            patch.setattr(leases, "native", lambda: None)
         yield request.param
 
 

@@ -9,7 +9,7 @@ import pytest
 from gpubridge.engine.decode_response import decode_response
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import RequestContext, ResponseContext
-from gpubridge.transport.device_regions import arena_region, reserve_addresses
+from gpubridge.transport.device_events import arena_region, reserve_addresses
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record, TensorRef
 from gpubridge.transport.signatures import Signature, TensorSpec

@@ -11,7 +11,7 @@ import pytest
 from gpubridge import pb_utils
 from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import c_module, host
-from gpubridge.pb_utils.local_metrics import LocalMetrics
+from gpubridge.pb_utils.metrics import LocalMetrics
 
 Family = pb_utils.MetricFamily
 Failure = pb_utils.TritonModelException

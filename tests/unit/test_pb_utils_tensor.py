@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpubridge import pb_utils
-from gpubridge.pb_utils.shared_tensor import SharedTensor
+from gpubridge.pb_utils.tensor import SharedTensor
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import DATATYPES
 

@@ -18,8 +18,8 @@ from gpubridge.host_shm import (
     Segment,
     reserved_bytes,
 )
-from gpubridge.host_shm.address_space import AddressSpace
 from gpubridge.host_shm.arena import slot_size
+from gpubridge.host_shm.request_arena import AddressSpace
 
 LIMIT = 8 << 20
 LARGE_LIMIT = LIMIT - LIMIT // 10

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gpubridge.stub.batches_ahead import BatchesAhead
+from gpubridge.stub.uploading import BatchesAhead
 from gpubridge.transport.channel import Channel, ChannelClosed, close_all, pair
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.messages import Kind, control_message, decode_control, encode_frame

@@ -14,7 +14,7 @@ import pytest
 
 from gpubridge import pb_utils
 from gpubridge.pb_utils.request_fields import RequestFields
-from gpubridge.pb_utils.response_fields import ResponseFields
+from gpubridge.pb_utils.response import ResponseFields
 from gpubridge.pb_utils.tensor_fields import TensorFields
 from gpubridge.tensor import native
 

@@ -12,7 +12,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.telemetry.settings import TraceSettings, trace_settings_from_flags
 from gpubridge.telemetry.traces import TensorRecord, Traces, TraceWriter
 from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.spelling import spell_values
+from gpubridge.tensor.bytes_codec import spell_values
 
 
 @pytest.fixture

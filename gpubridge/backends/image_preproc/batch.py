@@ -14,14 +14,9 @@ from gpubridge.backends.image_preproc.settings import Settings
 class ImageRequest:
     """One request: whatever is wrong with an image of it fails this one and no other.
 
-    Attributes
-    ----------
-    encoded : numpy.ndarray
-        Its files, object ``[images]`` of bytes.
-    shape : tuple of int
-        Of all of its pixels.
-    output : Tensor or None
-        Where they go, once it was asked for.
+    - ``encoded``: its files, object ``[images]`` of bytes.
+    - ``shape``: of all of its pixels.
+    - ``output``: where they go, once it was asked for.
     """
 
     def __init__(self, request: pb_utils.InferenceRequest, settings: Settings) -> None:
@@ -41,10 +36,7 @@ class ImageRequest:
     def ask_for_output(self, device: str | None = None) -> bool:
         """Ask for the place of the output; without room there, the request fails.
 
-        Returns
-        -------
-        bool
-            Whether there is one.
+        Returns: whether there is one.
         """
         settings = self._settings
         shape = self.shape if settings.images else self.shape[1:]

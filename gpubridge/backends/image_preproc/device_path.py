@@ -49,10 +49,7 @@ _BYTES_OF_PIXEL = 3
 class DeviceStream(NamedTuple):
     """A JPEG file whose header was read.
 
-    Attributes
-    ----------
-    nbytes : int
-        Of its pixels.
+    ``nbytes``: of its pixels.
     """
 
     code: Any
@@ -69,17 +66,10 @@ class PixelsOnDevice(NamedTuple):
 class DeviceDecoder:
     """nvImageCodec on one GPU.
 
-    Parameters
-    ----------
-    ordinal : int
-        The device's number in this process.
-    stream : int
-        The CUDA stream on which the pixels are complete.
+    - ``ordinal``: the device's number in this process.
+    - ``stream``: the CUDA stream on which the pixels are complete.
 
-    Raises
-    ------
-    Exception
-        Whatever nvImageCodec raises where it is not installed, or finds no decoder.
+    Raises Exception: whatever nvImageCodec raises where it is not installed, or finds no decoder.
     """
 
     def __init__(self, settings: Settings, ordinal: int, stream: int) -> None:
@@ -110,10 +100,7 @@ class DeviceDecoder:
     def open(self, encoded: bytes) -> DeviceStream | None:
         """Read the header of a JPEG; None for what is rather the CPU's.
 
-        Raises
-        ------
-        ImageError
-            It is over the pixel limit, or has too many scans.
+        Raises ImageError: it is over the pixel limit, or has too many scans.
         """
         require_few_scans(encoded)
         try:
@@ -206,15 +193,9 @@ class _Job:
 class DevicePath:
     """Fills outputs in the GPU's memory.
 
-    Parameters
-    ----------
-    threads : ThreadPoolExecutor
-        Not closed here.
+    ``threads``: not closed here.
 
-    Raises
-    ------
-    KernelUnavailable, BridgeError
-        The kernel cannot be had, or the GPU does not work.
+    Raises KernelUnavailable, BridgeError: the kernel cannot be had, or the GPU does not work.
     """
 
     def __init__(

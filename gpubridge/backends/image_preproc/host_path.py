@@ -67,20 +67,15 @@ class Decoder(Protocol):
 
         Transparency is dropped: what lies below it shows.
 
-        Raises
-        ------
-        ImageError
-            Not a file of an allowed format, over the pixel limit, truncated or damaged.
+        Raises ImageError: not a file of an allowed format, over the pixel limit, truncated or
+        damaged.
         """
 
 
 class PillowDecoder:
     """Decodes with Pillow.
 
-    Parameters
-    ----------
-    formats : sequence of str
-        Those that are allowed, of `FORMATS`.
+    ``formats``: those that are allowed, of `FORMATS`.
     """
 
     name = "pillow"
@@ -189,10 +184,7 @@ class NvImageCodecDecoder:
 def make_decoder(choice: str, max_pixels: int, formats: Sequence[str] = FORMATS) -> Decoder:
     """Return the decoder on the CPU that the parameter DECODER asks for: Pillow, the faster, for auto.
 
-    Raises
-    ------
-    ImportError
-        nvImageCodec was asked for by name and is not installed.
+    Raises ImportError: nvImageCodec was asked for by name and is not installed.
     """
     kind = NvImageCodecDecoder if choice == "nvimagecodec" else PillowDecoder
     return kind(max_pixels, formats)
@@ -231,10 +223,7 @@ def _orientation(image: Image.Image) -> int:
 class HostPath:
     """Fills outputs in host memory.
 
-    Parameters
-    ----------
-    threads : ThreadPoolExecutor
-        Not closed here.
+    ``threads``: not closed here.
     """
 
     def __init__(self, settings: Settings, decoder: Decoder, threads: ThreadPoolExecutor) -> None:

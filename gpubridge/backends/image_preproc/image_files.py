@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 FORMATS = ("JPEG", "PNG", "WebP", "TIFF")
-
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _START_OF_SCAN = b"\xff\xda"
 _END_OF_IMAGE = b"\xff\xd9"
@@ -24,10 +23,7 @@ class ImageError(Exception):
 def require_format(encoded: bytes, allowed: Sequence[str]) -> str:
     """Return which of the formats a file has.
 
-    Raises
-    ------
-    ImageError
-        None of those that are allowed.
+    Raises ImageError: None of those that are allowed.
     """
     found = _format_of(encoded)
     if found in allowed:

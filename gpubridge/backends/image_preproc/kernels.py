@@ -66,19 +66,11 @@ class KernelUnavailable(Exception):
 def kernel_image(source: Path, capability: tuple[int, int], cache: Path | None) -> bytes:
     """Return the kernel as the driver loads it.
 
-    Parameters
-    ----------
-    source : Path
-        Its headers (``*.cuh``) lie beside it.
-    capability : (int, int)
-        The GPU's compute capability.
-    cache : Path or None
-        A directory; made if it is not there. None compiles in any case.
+    - ``source``: its headers (``*.cuh``) lie beside it.
+    - ``capability``: the GPU's compute capability.
+    - ``cache``: a directory; made if it is not there. None compiles in any case.
 
-    Raises
-    ------
-    KernelUnavailable
-        There is no NVRTC, or it does not compile this.
+    Raises KernelUnavailable: there is no NVRTC, or it does not compile this.
     """
     nvrtc, version = _load_nvrtc()
     code = source.read_bytes()
@@ -220,10 +212,7 @@ MOST_IMAGES = 4096
 class SourcePixels(NamedTuple):
     """8-bit RGB pixels in memory, as they were decoded: rows of `width` pixels, `pitch` bytes apart.
 
-    Attributes
-    ----------
-    orientation : int
-        How EXIF says that the image is turned, 1 to 8; 1 is upright.
+    ``orientation``: how EXIF says that the image is turned, 1 to 8; 1 is upright.
     """
 
     pointer: int
@@ -313,12 +302,8 @@ def launch_numbers(settings: Settings, element_bytes: int) -> tuple[int, ...]:
 class DeviceKernel:
     """``resize_normalize.cu`` for one model.
 
-    Raises
-    ------
-    KernelUnavailable
-        It cannot be compiled here.
-    BridgeError
-        The GPU does not take it, or has no room.
+    Raises KernelUnavailable: it cannot be compiled here.
+    Raises BridgeError: the GPU does not take it, or has no room.
     """
 
     def __init__(self, settings: Settings, context: DeviceContext, memory: DeviceMemory) -> None:
@@ -339,10 +324,7 @@ class DeviceKernel:
 
         What was uploaded by now is there before the kernel begins.
 
-        Returns
-        -------
-        DeviceBytes
-            What it reads beside the pixels: to be held until it is done.
+        Returns: what it reads beside the pixels: to be held until it is done.
         """
         levels = self._levels
         assert levels is not None  # not closed

@@ -37,15 +37,11 @@ class Box(NamedTuple):
 class ResizePlan(NamedTuple):
     """What is done to one image.
 
-    Attributes
-    ----------
-    box : Box
-        The part of the upright source that is resized.
-    left, top, width, height : int
-        The part of the output that it becomes; what lies outside is padding.
-    down_first : bool
-        Whether the columns are resized before the rows. Levels are rounded in between, so that the
-        order shows.
+    - ``box``: the part of the upright source that is resized.
+    - ``left``, ``top``, ``width``, ``height``: the part of the output that it becomes; what lies
+      outside is padding.
+    - ``down_first``: whether the columns are resized before the rows. Levels are rounded in
+      between, so that the order shows.
     """
 
     box: Box
@@ -130,10 +126,7 @@ class Normalization:
     Both are made in FP32; FP16 and BF16 are rounded from that, once. Of type UINT8 the values stay
     what they are.
 
-    Attributes
-    ----------
-    element_bytes : int
-        Of a value of the output.
+    ``element_bytes``: of a value of the output.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -162,11 +155,8 @@ class Normalization:
     def levels(self) -> npt.NDArray[np.uint32]:
         """Return what each level of each channel becomes, as the bits of the output's type.
 
-        Returns
-        -------
-        numpy.ndarray
-            uint32 ``[3, 256]``: the value is in the low `element_bytes` of each. A GPU that looks
-            values up here writes what `write` does, whatever the type.
+        Returns: uint32 ``[3, 256]``: the value is in the low `element_bytes` of each. A GPU that
+        looks values up here writes what `write` does, whatever the type.
         """
         levels = np.arange(_LEVELS, dtype=np.uint8)
         if self._datatype == "UINT8":

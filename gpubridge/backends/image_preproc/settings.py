@@ -25,19 +25,11 @@ _NORMALIZING = ("NORMALIZE_MEAN", "NORMALIZE_STD")
 class Settings:
     """Sizes in pixels; `mean` and `std` for R, G, B on a scale of 0 to 1.
 
-    Attributes
-    ----------
-    decode_engines : tuple of str
-        What may decode on a GPU.
-    hw_load : float
-        The share of a batch that its hardware engine gets.
-    device_decode_min_batch : int
-        Images that are fewer are decoded on the CPU.
-    decode_bytes : int
-        Decoded pixels on the GPU at a time.
-    images : bool
-        Whether the output's first dimension counts images, as the batch's does.
-    input_name, output_name : str
+    - ``decode_engines``: what may decode on a GPU.
+    - ``hw_load``: the share of a batch that its hardware engine gets.
+    - ``device_decode_min_batch``: images that are fewer are decoded on the CPU.
+    - ``decode_bytes``: decoded pixels on the GPU at a time.
+    - ``images``: whether the output's first dimension counts images, as the batch's does.
     """
 
     height: int
@@ -66,10 +58,7 @@ class Settings:
     def from_setup(cls, setup: ModelSetup) -> Settings:
         """Read a model's parameters, and compare its tensors with them.
 
-        Raises
-        ------
-        ValueError
-            Something makes no sense; the message names it.
+        Raises ValueError: something makes no sense; the message names it.
         """
         parameters = setup.parameters
         _only("input", setup.inputs)

@@ -29,14 +29,9 @@ _TYPES = {
 class GraphTensor(NamedTuple):
     """An input or output of a graph.
 
-    Attributes
-    ----------
-    data_type : str
-        ``TYPE_FP32``, ..., or onnxruntime's name of a type that no tensor has here.
-    shape : tuple of int
-        -1 is variable; empty where the graph does not say, and for a scalar.
-    optional : bool
-        The graph has a value for it, or does without.
+    - ``data_type``: ``TYPE_FP32``, ..., or onnxruntime's name of a type that no tensor has here.
+    - ``shape``: -1 is variable; empty where the graph does not say, and for a scalar.
+    - ``optional``: the graph has a value for it, or does without.
     """
 
     name: str
@@ -61,12 +56,7 @@ class GraphTensor(NamedTuple):
 
 
 class Graph:
-    """The inputs and outputs of a session, by name.
-
-    Parameters
-    ----------
-    session : onnxruntime.InferenceSession
-    """
+    """The inputs and outputs of a session, by name."""
 
     def __init__(self, session: Any) -> None:
         inputs = [GraphTensor.from_node(node) for node in session.get_inputs()]
@@ -82,10 +72,7 @@ class Graph:
     def check(self, setup: ModelSetup) -> None:
         """Compare a configuration with the graph.
 
-        Raises
-        ------
-        ValueError
-            Where they differ; says what the graph has and what the configuration.
+        Raises ValueError where they differ; says what the graph has and what the configuration.
         """
         for entry in setup.inputs:
             found = self._check_tensor(setup, "input", self.inputs, entry)

@@ -18,19 +18,11 @@ _INDEXED = re.compile(r".*__(\d+)")
 class Forward:
     """Something that can be called, and what it is called with.
 
-    Attributes
-    ----------
-    module : callable
-    arguments : tuple of str
-        Names, in order.
-    keywords : frozenset of str
-        Those that can only be given by name.
-    strings : frozenset of str
-        Those that are lists of str.
-    takes_dict : bool
-        The only argument is a dict of tensors by name.
-    returns_dict : bool or None
-        Whether it returns one; None where that is not known before.
+    - ``arguments``: names, in order.
+    - ``keywords``: those that can only be given by name.
+    - ``strings``: those that are lists of str.
+    - ``takes_dict``: the only argument is a dict of tensors by name.
+    - ``returns_dict``: whether it returns one; None where that is not known before.
     """
 
     module: Any
@@ -44,10 +36,7 @@ class Forward:
 def load_forward(torch: Any, path: Path, device: Any) -> Forward:
     """Load a model's file; nothing is unpickled but what these formats contain.
 
-    Raises
-    ------
-    ValueError
-        When the file is of neither kind; says what it is, and how to make one.
+    Raises ValueError when the file is of neither kind; says what it is, and how to make one.
     """
     if not zipfile.is_zipfile(path):
         raise ValueError(_unusable(path, "is no archive of PyTorch"))
@@ -114,10 +103,7 @@ def argument_names(setup: ModelSetup, forward: Forward) -> dict[str, str]:
 
     An input is named as an argument is, or ends in ``__`` and the argument's index.
 
-    Raises
-    ------
-    ValueError
-        When an input is no argument, or two are the same one.
+    Raises ValueError when an input is no argument, or two are the same one.
     """
     inputs = [*(entry.name for entry in setup.inputs), *setup.control_inputs]
     if forward.takes_dict:
@@ -173,15 +159,9 @@ def check_output_names(setup: ModelSetup, forward: Forward) -> None:
 def pick_output(result: Any, name: str) -> Any:
     """Return what a name stands for in the result of ``forward``.
 
-    Parameters
-    ----------
-    result : object
-        A dict by name, a tuple, or a list; anything else stands for itself.
+    ``result``: a dict by name, a tuple, or a list; anything else stands for itself.
 
-    Raises
-    ------
-    ValueError
-        When nothing is there.
+    Raises ValueError when nothing is there.
     """
     if isinstance(result, Mapping):
         if name not in result:

@@ -34,7 +34,7 @@ from gpubridge.engine.devices.region import Closable, DeviceRegion
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.errors import BridgeError, ErrorCode, invalid, unsupported
 from gpubridge.telemetry.exposition import Family
-from gpubridge.transport.device_regions import arena_region
+from gpubridge.transport.device_events import arena_region
 
 _logger = logging.getLogger(__name__)
 

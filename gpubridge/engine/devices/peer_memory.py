@@ -20,10 +20,10 @@ from gpubridge.cuda_ipc import (
     probe_peers,
 )
 from gpubridge.engine.devices.region import DeviceRegion
-from gpubridge.engine.shared_slot import SharedSlot
+from gpubridge.engine.lent_memory import SharedSlot
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import MemoryRange
-from gpubridge.transport.device_regions import arena_region
+from gpubridge.transport.device_events import arena_region
 
 if TYPE_CHECKING:
     from gpubridge.engine.devices.memory import DeviceMemory

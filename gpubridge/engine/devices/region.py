@@ -8,7 +8,7 @@ from typing import Protocol
 from gpubridge.cuda_ipc import ClientDeviceRegion, DeviceSegment
 from gpubridge.engine.devices.arena_events import ArenaEvents
 from gpubridge.host_shm import ClientSegment
-from gpubridge.transport.device_regions import reserve_addresses
+from gpubridge.transport.device_events import reserve_addresses
 
 
 class Closable(Protocol):

@@ -18,7 +18,7 @@ from gpubridge.engine.devices.edge_events import EdgeEvent, awaited_by
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.devices.peer_memory import NotByPeerCopy
 from gpubridge.engine.devices.region import ON_DEVICE, ClientDeviceSegment
-from gpubridge.engine.shared_slot import SharedSlot
+from gpubridge.engine.lent_memory import SharedSlot
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange

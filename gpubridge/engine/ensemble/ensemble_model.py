@@ -12,9 +12,17 @@ from typing import Protocol
 from gpubridge.config import ModelConfig
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.devices.region import OF_CLIENTS
-from gpubridge.engine.ensemble.device_edges import DeviceEdges
-from gpubridge.engine.ensemble.execution import Execution
-from gpubridge.engine.ensemble.graph import ModelRow, Step, draw_graph, explain_missing
+from gpubridge.engine.ensemble.execution import DeviceEdges, Execution
+from gpubridge.engine.ensemble.graph import (
+    ROOT,
+    ModelRow,
+    Step,
+    Wiring,
+    draw_graph,
+    explain_missing,
+    fit_shape,
+    wire,
+)
 from gpubridge.engine.ensemble.member_requests import MemberRequests
 from gpubridge.engine.ensemble.run import Call, Course, plan_course
 from gpubridge.engine.ensemble.tensors import (
@@ -22,7 +30,6 @@ from gpubridge.engine.ensemble.tensors import (
     FlowTensor,
     request_tensors,
 )
-from gpubridge.engine.ensemble.wiring import ROOT, Wiring, fit_shape, wire
 from gpubridge.engine.first_response import FirstResponse
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.model import Model, new_statistics

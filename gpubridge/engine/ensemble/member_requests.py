@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubridge.config import ModelConfig
 from gpubridge.engine.devices.region import OF_CLIENTS
-from gpubridge.engine.ensemble.device_edges import DeviceEdges
-from gpubridge.engine.ensemble.graph import Step
+from gpubridge.engine.ensemble.execution import DeviceEdges
+from gpubridge.engine.ensemble.graph import Step, fit_shape
 from gpubridge.engine.ensemble.tensors import ClientOutputs, FlowTensor, StepOutputs
-from gpubridge.engine.ensemble.wiring import fit_shape
 from gpubridge.engine.hand_over import for_others
 from gpubridge.model_io import check_inputs, model_shape
 from gpubridge.request import NO_CONTEXT, InferRequest, MemoryRange, RequestOptions

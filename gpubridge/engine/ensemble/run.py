@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from gpubridge.engine.ensemble.graph import EnsembleGraph, Step
-from gpubridge.engine.ensemble.wiring import ROOT, Wiring
+from gpubridge.engine.ensemble.graph import ROOT, EnsembleGraph, Step, Wiring
 
 T = TypeVar("T")
 

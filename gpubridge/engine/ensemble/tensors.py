@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from gpubridge.config import ModelConfig
 from gpubridge.engine.devices.region import OF_CLIENTS
 from gpubridge.engine.ensemble.graph import Step
+from gpubridge.engine.lent_memory import SharedSlot
 from gpubridge.engine.placed_response import PlacedResponse, held_bytes
-from gpubridge.engine.shared_slot import SharedSlot
 from gpubridge.host_shm import HostArena
 from gpubridge.model_io import as_configured
 from gpubridge.request import NO_BYTES, ClientUse, InferRequest, InferResponse, MemoryRange

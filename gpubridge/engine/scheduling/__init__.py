@@ -6,13 +6,9 @@ or a `SequenceItem` for each. The default queue and the dynamic batcher are comp
 """
 
 from gpubridge.engine.scheduling.batches import BatchScheduler
-from gpubridge.engine.scheduling.choose import request_scheduler, sequence_scheduler
-from gpubridge.engine.scheduling.control import ControlTensor
 from gpubridge.engine.scheduling.policy import Refusal, Scheduler
 from gpubridge.engine.scheduling.sequence import SequenceScheduler
-from gpubridge.engine.scheduling.sequence_direct import DirectSequenceScheduler
-from gpubridge.engine.scheduling.sequence_item import SequenceItem
-from gpubridge.engine.scheduling.sequence_oldest import OldestSequenceScheduler
+from gpubridge.engine.scheduling.sequence_item import ControlTensor, SequenceItem
 from gpubridge.engine.scheduling.sequence_settings import (
     Control,
     ControlKind,
@@ -23,15 +19,21 @@ from gpubridge.engine.scheduling.sequence_settings import (
     StateSpec,
     parse_sequence_batching,
 )
+from gpubridge.engine.scheduling.sequence_strategies import (
+    DirectSequenceScheduler,
+    OldestSequenceScheduler,
+    request_scheduler,
+    sequence_scheduler,
+)
 from gpubridge.engine.scheduling.settings import (
     DynamicBatching,
     QueuePolicy,
     ShapeAgreement,
+    ShapeIds,
     TimeoutAction,
     parse_dynamic_batching,
     shape_agreement,
 )
-from gpubridge.engine.scheduling.shape_ids import ShapeIds
 
 __all__ = [
     "BatchScheduler",

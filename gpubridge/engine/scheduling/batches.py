@@ -11,9 +11,9 @@ from gpubridge.engine.scheduling.settings import (
     DynamicBatching,
     QueuePolicy,
     ShapeAgreement,
+    ShapeIds,
     TimeoutAction,
 )
-from gpubridge.engine.scheduling.shape_ids import ShapeIds
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import RequestOptions
 

@@ -7,12 +7,16 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence as Series
 
-from gpubridge.engine.scheduling.control import ControlPlan
 from gpubridge.engine.scheduling.policy import Refusal
 from gpubridge.engine.scheduling.sequence_admission import Admission
-from gpubridge.engine.scheduling.sequence_item import Place, Sequence, SequenceItem
+from gpubridge.engine.scheduling.sequence_item import (
+    ControlPlan,
+    Place,
+    Sequence,
+    SequenceItem,
+    SequenceTimers,
+)
 from gpubridge.engine.scheduling.sequence_settings import SequenceBatching
-from gpubridge.engine.scheduling.sequence_timers import SequenceTimers
 from gpubridge.errors import BridgeError, ErrorCode
 
 __all__ = ["SequenceScheduler"]

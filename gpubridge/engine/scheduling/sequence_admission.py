@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Container
 
-from gpubridge.engine.scheduling.control import ControlPlan
 from gpubridge.engine.scheduling.policy import stopping_error
-from gpubridge.engine.scheduling.sequence_item import Sequence, SequenceItem
+from gpubridge.engine.scheduling.sequence_item import ControlPlan, Sequence, SequenceItem
 from gpubridge.engine.scheduling.settings import invalid
 from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["Admission"]
 
 _ID_LIMIT = 128
 
@@ -21,14 +18,9 @@ _logger = logging.getLogger(__name__)
 class Admission:
     """Checks requests one by one; holds none.
 
-    Parameters
-    ----------
-    model : str
-        The model's name.
-    controls : ControlPlan
-        Knows which correlation ids the model can get.
-    iterative : bool
-        Requests without a correlation id get one, and are sequences of their own.
+    - ``model``: the model's name.
+    - ``controls``: knows which correlation ids the model can get.
+    - ``iterative``: requests without a correlation id get one, and are sequences of their own.
     """
 
     def __init__(self, model: str, controls: ControlPlan, iterative: bool) -> None:

@@ -3,12 +3,95 @@
 from __future__ import annotations
 
 import enum
+import heapq
 from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from gpubridge.engine.scheduling.control import ControlTensor
+from gpubridge.engine.scheduling.sequence_settings import Control, ControlKind
 
-__all__ = ["Place", "Sequence", "SequenceItem"]
+
+@dataclass(frozen=True, slots=True)
+class ControlTensor:
+    """An input of one element that the scheduler adds to a request.
+
+    - ``datatype``: the KServe name.
+    - ``shape``: ``(1, 1)``, or ``(1,)`` for a model without batch dimension.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    value: int | float | bool | str
+
+
+class ControlPlan:
+    """Makes the control tensors of requests; those without the correlation id only once.
+
+    ``batched``: the model has a batch dimension.
+    """
+
+    def __init__(self, controls: Iterable[Control], batched: bool) -> None:
+        controls = tuple(controls)
+        self._shape = (1, 1) if batched else (1,)
+        self._correlation = next(
+            (c for c in controls if c.kind is ControlKind.CONTROL_SEQUENCE_CORRID), None
+        )
+        self._flags = [c for c in controls if c is not self._correlation]
+        self._running = {
+            (start, end): self._flag_tensors(start, end, ready=True)
+            for start in (False, True)
+            for end in (False, True)
+        }
+        self._padding = self._flag_tensors(start=False, end=False, ready=False)
+
+    def accepts(self, correlation_id: int | str) -> bool:
+        """Whether the model's correlation control can carry this id."""
+        control = self._correlation
+        return control is None or control.datatype == "BYTES" or isinstance(correlation_id, int)
+
+    def of_request(
+        self, correlation_id: int | str, *, start: bool, end: bool
+    ) -> tuple[ControlTensor, ...]:
+        """Return the tensors of a request of a sequence."""
+        return self._running[start, end] + self._correlation_tensor(correlation_id)
+
+    def of_padding(self) -> tuple[ControlTensor, ...]:
+        """Return the tensors of a place in a batch that no request fills: not ready, id 0."""
+        control = self._correlation
+        nothing = "" if control is not None and control.datatype == "BYTES" else 0
+        return self._padding + self._correlation_tensor(nothing)
+
+    def _flag_tensors(self, start: bool, end: bool, ready: bool) -> tuple[ControlTensor, ...]:
+        raised = {
+            ControlKind.CONTROL_SEQUENCE_START: start,
+            ControlKind.CONTROL_SEQUENCE_END: end,
+            ControlKind.CONTROL_SEQUENCE_READY: ready,
+        }
+        return tuple(
+            ControlTensor(c.name, c.datatype, self._shape, c.true if raised[c.kind] else c.false)
+            for c in self._flags
+        )
+
+    def _correlation_tensor(self, correlation_id: int | str) -> tuple[ControlTensor, ...]:
+        control = self._correlation
+        if control is None:
+            return ()
+        if control.datatype == "BYTES":
+            value: int | str = str(correlation_id)
+        else:
+            value = _wrapped(int(correlation_id), control.datatype)
+        return (ControlTensor(control.name, control.datatype, self._shape, value),)
+
+
+def _wrapped(value: int, datatype: str) -> int:
+    """Return the low bits of an unsigned id as `datatype` reads them, which is what Triton sends."""
+    bits = 64 if datatype.endswith("64") else 32
+    value &= (1 << bits) - 1
+    if datatype.startswith("INT") and value >> (bits - 1):
+        value -= 1 << bits
+    return value
 
 
 class Place(enum.IntEnum):
@@ -27,33 +110,22 @@ _NEW = Place.NEW
 class SequenceItem:
     """One request of a sequence, or a place in a batch that no request fills.
 
-    Parameters
-    ----------
-    request : object
-        The scheduler never looks at it; None for padding.
-    correlation_id : int or str
-        0 and "" mean none.
-    start, end : bool
-        The flags of the request; of a rescheduled one both are False.
-    shape : int
-        Only items of one shape share a batch (`gpubridge.engine.scheduling.shape_ids.ShapeIds`).
-    timeout_us : int
-        What the request asks for, 0 for nothing; it only matters while the sequence waits for a slot.
-    size : int
-        Its batch size; 1 for a model without batch dimension.
+    - ``request``: the scheduler never looks at it; None for padding.
+    - ``correlation_id``: 0 and "" mean none.
+    - ``start``, ``end``: the flags of the request; of a rescheduled one both are False.
+    - ``shape``: only items of one shape share a batch
+      (`gpubridge.engine.scheduling.settings.ShapeIds`).
+    - ``timeout_us``: what the request asks for, 0 for nothing; it only matters while the sequence
+      waits for a slot.
+    - ``size``: its batch size; 1 for a model without batch dimension.
 
-    Attributes
-    ----------
-    arrived : int
-        The ``now_ns`` of its `add`.
-    place : Place
-    controls : tuple of ControlTensor
-        Set by `take`: the inputs to add to the request.
-    instance, slot : int
-        Set by `take`: who got it last, and in which of its slots the sequence lives. Nobody else
-        lives there before the sequence is over.
-    pattern : SequenceItem or None
-        Of padding: the item of the same batch whose inputs' datatypes and shapes it has.
+    Its attributes:
+
+    - ``arrived``: the ``now_ns`` of its `add`.
+    - ``controls``: set by `take`: the inputs to add to the request.
+    - ``instance``, ``slot``: set by `take`: who got it last, and in which of its slots the sequence
+      lives. Nobody else lives there before the sequence is over.
+    - ``pattern``: of padding: the item of the same batch whose inputs' datatypes and shapes it has.
     """
 
     __slots__ = (
@@ -101,20 +173,12 @@ class SequenceItem:
 class Sequence:
     """Requests with one correlation id, between a START and whatever ends them.
 
-    Attributes
-    ----------
-    queue : deque of SequenceItem
-        What was not taken yet.
-    instance, slot : int
-        Where it lives; -1 while it has no slot.
-    in_flight : int
-        Items that were taken and not answered.
-    complete : bool
-        Its END has come: it gets no further requests.
-    broken : bool
-        A request in its midst was cancelled: it ends with what is in flight.
-    closed : bool
-        It is over, and holds nothing.
+    - ``queue``: what was not taken yet.
+    - ``instance``, ``slot``: where it lives; -1 while it has no slot.
+    - ``in_flight``: items that were taken and not answered.
+    - ``complete``: its END has come: it gets no further requests.
+    - ``broken``: a request in its midst was cancelled: it ends with what is in flight.
+    - ``closed``: it is over, and holds nothing.
     """
 
     __slots__ = (
@@ -152,3 +216,55 @@ class Sequence:
     def busy(self) -> bool:
         """Whether something of it is queued or in flight."""
         return bool(self.queue) or self.in_flight > 0
+
+
+class SequenceTimers:
+    """One timer per sequence at most: it rings early and is set anew, rather than kept up to date.
+
+    ``idle_ns``: how long a sequence with a slot may have nothing queued and nothing in flight; 0
+    for ever.
+    """
+
+    def __init__(self, idle_ns: int) -> None:
+        self._idle_ns = idle_ns
+        self._heap: list[tuple[int, int, Sequence]] = []
+        self._serial = 0
+
+    def watch(self, sequence: Sequence) -> None:
+        """See to it that a sequence is looked at in time; to be called when its time is set."""
+        end = self._end(sequence)
+        if end and not 0 < sequence.watched <= end:
+            self._serial += 1
+            sequence.watched = end
+            heapq.heappush(self._heap, (end, self._serial, sequence))
+
+    def next(self) -> int:
+        """Return when the next sequence is over, in ns; 0 for never."""
+        heap = self._heap
+        while heap:
+            when, _, sequence = heap[0]
+            if when == sequence.watched:
+                if self._end(sequence) == when:
+                    return when
+                sequence.watched = 0
+            heapq.heappop(heap)
+            if not sequence.watched:
+                self.watch(sequence)
+        return 0
+
+    def due(self, now_ns: int) -> Iterator[Sequence]:
+        """Go through the sequences that are over; each must be ended before the next is asked for."""
+        while 0 < self.next() <= now_ns:
+            sequence = heapq.heappop(self._heap)[2]
+            sequence.watched = 0
+            yield sequence
+
+    def _end(self, sequence: Sequence) -> int:
+        """Return when a sequence is over if nothing happens; 0 for never."""
+        if sequence.closed:
+            return 0
+        if sequence.instance < 0:
+            return sequence.deadline
+        if sequence.busy or not self._idle_ns:
+            return 0
+        return sequence.idle_since + self._idle_ns

@@ -14,17 +14,6 @@ from gpubridge.config import KSERVE_DATATYPES
 from gpubridge.config.schema import ProtoMessage, model_config_schema
 from gpubridge.engine.scheduling.settings import invalid
 
-__all__ = [
-    "Control",
-    "ControlKind",
-    "DirectStrategy",
-    "InitialState",
-    "OldestStrategy",
-    "SequenceBatching",
-    "StateSpec",
-    "parse_sequence_batching",
-]
-
 _CORRELATION_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 _FLAG_VALUES = {
     "int32_false_true": "INT32",
@@ -96,17 +85,9 @@ class OldestStrategy:
 class SequenceBatching:
     """The field ``sequence_batching``.
 
-    Attributes
-    ----------
-    strategy : DirectStrategy or OldestStrategy
-    max_sequence_idle_us : int
-        A sequence without requests for so long gives its slot up.
-    controls : tuple of Control
-    states : tuple of StateSpec
-    iterative : bool
-        The model may have a request executed again, as the next one of its sequence.
-    notices : tuple of str
-        Sentences for the log: what has no effect.
+    - ``max_sequence_idle_us``: a sequence without requests for so long gives its slot up.
+    - ``iterative``: the model may have a request executed again, as the next one of its sequence.
+    - ``notices``: sentences for the log: what has no effect.
     """
 
     strategy: DirectStrategy | OldestStrategy = DirectStrategy()
@@ -120,10 +101,8 @@ class SequenceBatching:
 def parse_sequence_batching(name: str, message: ProtoMessage) -> SequenceBatching:
     """Return the settings of the field ``sequence_batching`` of model `name`.
 
-    Raises
-    ------
-    BridgeError
-        ``INVALID_ARG``: for the first thing that is wrong with a strategy, control or state.
+    Raises BridgeError: ``INVALID_ARG``: for the first thing that is wrong with a strategy, control
+    or state.
     """
     states, notices = _states(name, message.state)
     return SequenceBatching(

@@ -7,22 +7,15 @@ words, what only a scheduler minds.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = [
-    "DynamicBatching",
-    "QueuePolicy",
-    "ShapeAgreement",
-    "TimeoutAction",
-    "invalid",
-    "parse_dynamic_batching",
-    "shape_agreement",
-]
+from gpubridge.request import RequestOptions
 
 
 class TimeoutAction(enum.Enum):
@@ -36,15 +29,9 @@ class TimeoutAction(enum.Enum):
 class QueuePolicy:
     """The limits of one level of priority.
 
-    Attributes
-    ----------
-    timeout_action : TimeoutAction
-    default_timeout_us : int
-        0 for no limit; then requests cannot set one either, as in Triton.
-    allow_timeout_override : bool
-        A request may ask for less than the default, never for more.
-    max_queue_size : int
-        Requests, whatever their batch sizes; 0 for any number.
+    - ``default_timeout_us``: 0 for no limit; then requests cannot set one either, as in Triton.
+    - ``allow_timeout_override``: a request may ask for less than the default, never for more.
+    - ``max_queue_size``: requests, whatever their batch sizes; 0 for any number.
     """
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
@@ -57,19 +44,10 @@ class QueuePolicy:
 class DynamicBatching:
     """The field ``dynamic_batching``.
 
-    Attributes
-    ----------
-    preferred_batch_sizes : tuple of int
-    max_queue_delay_us : int
-        How long a request may wait for others.
-    preserve_ordering : bool
-        Outcomes go out in the order of the requests.
-    priority_levels : int
-        Priorities go from 1, the highest, to this; 0 when there are none.
-    default_priority_level : int
-    default_queue_policy : QueuePolicy
-    priority_queue_policy : mapping of int to QueuePolicy
-        The levels with a policy of their own.
+    - ``max_queue_delay_us``: how long a request may wait for others.
+    - ``preserve_ordering``: outcomes go out in the order of the requests.
+    - ``priority_levels``: priorities go from 1, the highest, to this; 0 when there are none.
+    - ``priority_queue_policy``: the levels with a policy of their own.
     """
 
     preferred_batch_sizes: tuple[int, ...] = ()
@@ -85,12 +63,8 @@ class DynamicBatching:
 class ShapeAgreement:
     """Which inputs must agree for two requests to share a batch.
 
-    Attributes
-    ----------
-    inputs : frozenset of str
-        Their shapes, without the batch dimension, must be equal.
-    same_inputs : bool
-        The requests must also have the same set of inputs.
+    - ``inputs``: their shapes, without the batch dimension, must be equal.
+    - ``same_inputs``: the requests must also have the same set of inputs.
     """
 
     inputs: frozenset[str]
@@ -117,10 +91,8 @@ def shape_agreement(config: ModelConfig) -> ShapeAgreement:
 def parse_dynamic_batching(name: str, message: ProtoMessage) -> DynamicBatching:
     """Return the settings of the field ``dynamic_batching`` of model `name`.
 
-    Raises
-    ------
-    BridgeError
-        ``INVALID_ARG``: ``preserve_ordering`` together with what would break the order.
+    Raises BridgeError: ``INVALID_ARG``: ``preserve_ordering`` together with what would break the
+    order.
     """
     settings = DynamicBatching(
         preferred_batch_sizes=tuple(message.preferred_batch_size),
@@ -158,3 +130,49 @@ def _queue_policy(message: ProtoMessage) -> QueuePolicy:
         allow_timeout_override=message.allow_timeout_override,
         max_queue_size=message.max_queue_size,
     )
+
+
+class _ShapeId:
+    """A number, for as long as options of requests refer to it."""
+
+    __slots__ = ("__weakref__", "number", "owner")
+
+    def __init__(self, number: int, owner: ShapeIds) -> None:
+        self.number = number
+        self.owner = owner
+
+
+class ShapeIds:
+    """Gives one model's requests equal numbers if their shapes let them share a batch.
+
+    ``agreement``: says which inputs must agree.
+    """
+
+    __slots__ = ("_agreement", "_ids", "_numbers")
+
+    def __init__(self, agreement: ShapeAgreement) -> None:
+        self._agreement = agreement
+        self._ids: WeakValueDictionary[object, _ShapeId] = WeakValueDictionary()
+        self._numbers = itertools.count()
+
+    def of(self, options: RequestOptions) -> int:
+        """Return the number of a request's shapes; options, mostly shared ones, remember it."""
+        if not self._agreement.inputs and not self._agreement.same_inputs:
+            return 0
+        known = options.shape_id
+        if isinstance(known, _ShapeId) and known.owner is self:
+            return known.number
+        key = self._key(options)
+        found = self._ids.get(key)
+        if found is None:
+            found = self._ids[key] = _ShapeId(next(self._numbers), self)
+        options.shape_id = found
+        return found.number
+
+    def _key(self, options: RequestOptions) -> object:
+        agreement = self._agreement
+        return tuple(
+            (name, shape[1:] if name in agreement.inputs else None)
+            for name, shape in sorted(options.shapes)
+            if agreement.same_inputs or name in agreement.inputs
+        )

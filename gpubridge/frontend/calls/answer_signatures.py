@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gpubridge.transport.signatures import Signature, encode_signature
 
-__all__ = ["encoded_signature"]
-
 _KEPT = 1024
 _encodings: dict[Signature, bytes] = {}
 

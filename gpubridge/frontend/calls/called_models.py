@@ -9,16 +9,11 @@ from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = ["CalledModels"]
-
 
 class CalledModels:
     """Finds models by name; who knows of changes says so.
 
-    Parameters
-    ----------
-    repository : ModelRepository
-        Where the models are.
+    ``repository``: where the models are.
     """
 
     def __init__(self, repository: ModelRepository) -> None:
@@ -34,10 +29,7 @@ class CalledModels:
     def find(self, name: str, version: int) -> Model:
         """Return the model that a call is for; its highest version for -1.
 
-        Raises
-        ------
-        BridgeError
-            When it is not there, in Triton's words.
+        Raises BridgeError when it is not there, in Triton's words.
         """
         found = self._found.get((name, version))
         if found is not None:

@@ -21,8 +21,6 @@ from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.messages import control_message
 
-__all__ = ["StubQuestions"]
-
 _KINDS = ("counter", "gauge", "histogram")
 
 
@@ -36,14 +34,9 @@ class Sender(Protocol):
 class StubQuestions:
     """Answers the questions of one stub.
 
-    Parameters
-    ----------
-    caller : Instance
-        Whose stub it is.
-    send : callable
-        Sends to the stub, or nothing when it is gone.
-    catch_up : callable
-        Takes what the stub has said and is not heard yet.
+    - ``caller``: whose stub it is.
+    - ``send``: sends to the stub, or nothing when it is gone.
+    - ``catch_up``: takes what the stub has said and is not heard yet.
     """
 
     def __init__(
@@ -73,10 +66,7 @@ class StubQuestions:
     def take(self, fields: dict[str, Any], fds: Sequence[int]) -> None:
         """Begin to answer a question; the descriptors stay the caller's.
 
-        Raises
-        ------
-        MalformedMessage
-            For what no stub asks.
+        Raises MalformedMessage for what no stub asks.
         """
         number = _take(fields, "question", int)
         about = _take(fields, "about", str)

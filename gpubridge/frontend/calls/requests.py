@@ -14,8 +14,6 @@ from gpubridge.transport.context import CallContext, RequestContext
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import Signature
 
-__all__ = ["CallForms"]
-
 _KEPT = 512
 _START, _END = 1, 2
 
@@ -37,15 +35,9 @@ class CallForms:
     ) -> tuple[RequestForm, RequestContext, RequestOptions]:
         """Return what a call asks for, the context for the called stub, and the scheduler's options.
 
-        Parameters
-        ----------
-        device : str
-            The UUID of the GPU on which the caller's outputs can stay; empty for none.
+        ``device``: the UUID of the GPU on which the caller's outputs can stay; empty for none.
 
-        Raises
-        ------
-        BridgeError
-            In Triton's words, when it is no valid request for the model.
+        Raises BridgeError: in Triton's words, when it is no valid request for the model.
         """
         said: CallContext = record.context
         form = self._form(record, model)

@@ -21,8 +21,6 @@ from gpubridge.frontend.lateness import Rate, bytes_per_second
 from gpubridge.host_shm import Account
 from gpubridge.protocol.grpc.infer_response import encode_frame
 
-__all__ = ["Call", "CallOwner", "DeferredCall", "UnaryCall", "read_timeout"]
-
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -54,16 +52,10 @@ class CallOwner(Protocol):
 class Call:
     """What all calls have in common: how they end.
 
-    Parameters
-    ----------
-    connection : CallOwner
-        Where it came, and where its answer goes.
-    stream_id : int
-        Its stream there.
-    headers : RequestHeaders
-        What its request began with.
-    limit : int
-        Bytes of a message, after decompression too.
+    - ``connection``: where it came, and where its answer goes.
+    - ``stream_id``: its stream there.
+    - ``headers``: what its request began with.
+    - ``limit``: bytes of a message, after decompression too.
     """
 
     __slots__ = (
@@ -214,10 +206,7 @@ class Call:
 class UnaryCall(Call):
     """A call that is answered at once.
 
-    Parameters
-    ----------
-    answer : callable
-        Makes the answer's message of the request's; may raise BridgeError.
+    ``answer``: makes the answer's message of the request's; may raise BridgeError.
     """
 
     __slots__ = ("_answer",)
@@ -252,11 +241,8 @@ class UnaryCall(Call):
 class DeferredCall(UnaryCall):
     """A call that is answered when some work is done.
 
-    Parameters
-    ----------
-    begin : callable
-        Gets the request's message, and a callable to give the answer's message or the error to; may
-        raise BridgeError.
+    ``begin``: gets the request's message, and a callable to give the answer's message or the error
+    to; may raise BridgeError.
     """
 
     __slots__ = ("_work",)

@@ -32,8 +32,6 @@ from gpubridge.frontend.grpc.status import CallFailed, Status, failure
 from gpubridge.frontend.grpc.watch import Finding, Watch
 from gpubridge.host_shm import Account
 
-__all__ = ["GrpcConnection", "GrpcSettings"]
-
 _CODINGS = (b"", b"identity", b"gzip", b"deflate")
 _KEEPALIVE_PING = b"keepaliv"
 _ENHANCE_YOUR_CALM = 11
@@ -48,12 +46,8 @@ _VECTORED_READS = 4
 class GrpcSettings:
     """Limits of a connection.
 
-    Attributes
-    ----------
-    connections : GrpcConnections
-        How many connections there may be, and how long they may take.
-    http2 : Http2Limits
-        What HTTP/2 allows.
+    - ``connections``: how many connections there may be, and how long they may take.
+    - ``http2``: what HTTP/2 allows.
     """
 
     connections: GrpcConnections
@@ -63,19 +57,13 @@ class GrpcSettings:
 class GrpcConnection(asyncio.BufferedProtocol):
     """A client's connection.
 
-    Parameters
-    ----------
-    service : GrpcService
-        Answers the calls.
-    connections : set
-        Holds this connection for as long as it is open.
+    - ``service``: answers the calls.
+    - ``connections``: holds this connection for as long as it is open.
 
-    Attributes
-    ----------
-    http2 : Http2Connection
-        Where calls send their answers.
-    account : Account
-        What the connection holds.
+    Its attributes:
+
+    - ``http2``: where calls send their answers.
+    - ``account``: what the connection holds.
     """
 
     def __init__(

@@ -11,22 +11,6 @@ from typing import Final
 from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.protocol.grpc.messages import MALFORMED
 
-__all__ = [
-    "BEGIN",
-    "CALL",
-    "CLOSED",
-    "DATA",
-    "FAILED",
-    "FILLED",
-    "LARGE",
-    "MESSAGES",
-    "PING",
-    "PONG",
-    "RESET",
-    "WRITABLE",
-    "framing_failure",
-]
-
 CALL: Final = 0
 """A call with its only message: method, headers, message, whether that is compressed."""
 BEGIN: Final = 1

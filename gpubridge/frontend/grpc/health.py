@@ -11,18 +11,13 @@ from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.protocol.grpc import metadata
 from gpubridge.protocol.grpc.infer_response import encode_frame
 
-__all__ = ["Health", "HealthWatch"]
-
 _SERVICES = frozenset(("", "inference.GRPCInferenceService", "grpc.health.v1.Health"))
 
 
 class Health:
     """What the health service says, and who is told of changes.
 
-    Parameters
-    ----------
-    ready : callable
-        Whether the server takes requests.
+    ``ready``: whether the server takes requests.
     """
 
     def __init__(self, ready: Callable[[], bool]) -> None:
@@ -32,10 +27,7 @@ class Health:
     def answer(self, message: bytes) -> bytes:
         """Answer Check; the service that is asked for does not matter, as with Triton.
 
-        Raises
-        ------
-        BridgeError
-            INTERNAL for bytes that are no message.
+        Raises BridgeError: INTERNAL for bytes that are no message.
         """
         metadata.health_service(message)
         return metadata.health_answer(self._ready())
@@ -61,10 +53,7 @@ class Health:
 class HealthWatch(Call):
     """A call of Watch: the state at once, then at every change, until the client leaves.
 
-    Parameters
-    ----------
-    health : Health
-        What there is to be told.
+    ``health``: what there is to be told.
     """
 
     __slots__ = ("_health", "_last", "_service")

@@ -11,8 +11,6 @@ from gpubridge.errors import BridgeError
 from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.protocol.grpc.messages import message_class, parse_message
 
-__all__ = ["Deferred", "cuda_calls", "memory_calls"]
-
 Deferred = Callable[[bytes, Callable[[bytes | BridgeError], None]], None]
 """A method that answers later: gets the message, and what takes the answer."""
 

@@ -11,8 +11,6 @@ from gpubridge.frontend.coding import compress, decompress
 from gpubridge.frontend.grpc.status import RESPONSE_FIELDS, CallFailed, Status
 from gpubridge.protocol.grpc.infer_response import FrameSegments
 
-__all__ = ["PREFIX", "Packing", "accepted_packing", "unpacked"]
-
 PREFIX = 5
 """Bytes before each message: a flag and its length."""
 
@@ -22,17 +20,11 @@ _ZLIB_LEVELS: dict[CompressionLevel, int] = {"low": 1, "medium": 6, "high": 9}
 def unpacked(message: bytes, coding: bytes, limit: int) -> bytes:
     """Return a compressed message as it was.
 
-    Parameters
-    ----------
-    coding : bytes
-        The call's ``grpc-encoding``; empty for none.
-    limit : int
-        Bytes of the longest message.
+    - ``coding``: the call's ``grpc-encoding``; empty for none.
+    - ``limit``: bytes of the longest message.
 
-    Raises
-    ------
-    CallFailed
-        INTERNAL for what was not compressed so, or is too long; UNIMPLEMENTED for another coding.
+    Raises CallFailed: INTERNAL for what was not compressed so, or is too long; UNIMPLEMENTED for
+    another coding.
     """
     try:
         return decompress(coding or b"identity", message, limit)
@@ -46,17 +38,10 @@ def unpacked(message: bytes, coding: bytes, limit: int) -> bytes:
 class Packing:
     """How the messages of an answer are compressed.
 
-    Parameters
-    ----------
-    coding : {"gzip", "deflate"}
-        With what.
-    level : int
-        How well, as zlib counts.
+    - ``coding``: with what.
+    - ``level``: how well, as zlib counts.
 
-    Attributes
-    ----------
-    headers : HeaderFields
-        What the answer begins with.
+    Attribute ``headers``: what the answer begins with.
     """
 
     __slots__ = ("_coding", "_level", "headers")
@@ -80,10 +65,7 @@ class Packing:
 def accepted_packing(accepted: bytes, level: CompressionLevel) -> Packing | None:
     """Return how answers are compressed for a client; None for not at all.
 
-    Parameters
-    ----------
-    accepted : bytes
-        Its ``grpc-accept-encoding``.
+    ``accepted``: its ``grpc-accept-encoding``.
     """
     codings = {coding.strip() for coding in accepted.decode("latin-1").lower().split(",")}
     for coding in ("gzip", "deflate"):

@@ -28,12 +28,8 @@ class Pulse(enum.Enum):
 class Keepalive:
     """The PINGs of one connection, both ways; gRPC's rules.
 
-    Parameters
-    ----------
-    limits : GrpcConnections
-        How many, and when.
-    now : float
-        Seconds, as in all methods.
+    - ``limits``: how many, and when.
+    - ``now``: seconds, as in all methods.
     """
 
     __slots__ = (
@@ -62,14 +58,9 @@ class Keepalive:
     def look(self, now: float, *, heard: bool, calls: int, sent: int) -> Pulse:
         """Return whether the client must be pinged, or is dead.
 
-        Parameters
-        ----------
-        heard : bool
-            Whether anything came from the client since the last look.
-        calls : int
-            How many are open.
-        sent : int
-            Frames that were sent to the client so far, PINGs aside.
+        - ``heard``: whether anything came from the client since the last look.
+        - ``calls``: how many are open.
+        - ``sent``: frames that were sent to the client so far, PINGs aside.
         """
         limits = self._limits
         if heard:
@@ -122,17 +113,10 @@ class Finding(enum.Enum):
 class Watch:
     """The time-outs of one connection.
 
-    Parameters
-    ----------
-    limits : GrpcConnections
-        How long things may take.
-    now : float
-        Seconds.
+    - ``limits``: how long things may take.
+    - ``now``: seconds.
 
-    Attributes
-    ----------
-    keepalive : Keepalive
-        What is known of PINGs.
+    Attribute ``keepalive``: what is known of PINGs.
     """
 
     __slots__ = (
@@ -169,14 +153,9 @@ class Watch:
     ) -> Finding | None:
         """Return what is to be done, if anything.
 
-        Parameters
-        ----------
-        unsent : int
-            Bytes that the socket has not taken yet.
-        leaving : bool
-            Whether the client was asked to leave.
-        heard : bool
-            Whether anything came from the client since the last look.
+        - ``unsent``: bytes that the socket has not taken yet.
+        - ``leaving``: whether the client was asked to leave.
+        - ``heard``: whether anything came from the client since the last look.
         """
         calls = http2.open_streams
         stuck = self._sending.too_slow(now, unsent)
@@ -198,11 +177,8 @@ class Watch:
     def unwanted(self, now: float, held_back: Sequence[tuple[int, int]]) -> list[int]:
         """Return the streams whose answers the client's windows have held back for too long.
 
-        Parameters
-        ----------
-        held_back : sequence of (int, int)
-            Those that have more to send than the windows allow, and how many bytes of each were let
-            through; none while it is the socket that takes no more.
+        ``held_back``: those that have more to send than the windows allow, and how many bytes of
+        each were let through; none while it is the socket that takes no more.
         """
         if not (held_back or self._windows):
             return []

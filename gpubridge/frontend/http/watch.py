@@ -7,8 +7,6 @@ import enum
 from gpubridge.config import HttpConnections
 from gpubridge.frontend.lateness import Rate, Unsent, Waiting
 
-__all__ = ["Late", "Stage", "Watch"]
-
 _LINGER_SECONDS = 10.0
 
 
@@ -31,10 +29,7 @@ class Late(enum.Enum):
 class Watch:
     """The time-outs of one connection.
 
-    Parameters
-    ----------
-    limits : HttpConnections
-        How long things may take.
+    ``limits``: how long things may take.
     """
 
     __slots__ = ("_body", "_head", "_idle", "_lingering", "_sending")
@@ -49,10 +44,7 @@ class Watch:
     def stuck(self, now: float, unsent: int, *, closing: bool) -> bool:
         """Return whether the client neither takes what is sent, nor closes when all is said.
 
-        Parameters
-        ----------
-        unsent : int
-            Bytes that the socket has not taken yet.
+        ``unsent``: bytes that the socket has not taken yet.
         """
         slow = self._sending.too_slow(now, unsent)
         return self._lingering.too_long(now, True if closing and not unsent else None) or slow
@@ -62,14 +54,9 @@ class Watch:
     ) -> Late | None:
         """Return what is late of the request that is on its way, or of the next one.
 
-        Parameters
-        ----------
-        progress : tuple
-            What `HttpConnectionState.progress` returned.
-        served : int
-            How many requests there were.
-        idle : bool
-            Whether none is being answered.
+        - ``progress``: what `HttpConnectionState.progress` returned.
+        - ``served``: how many requests there were.
+        - ``idle``: whether none is being answered.
         """
         stage, message, nbytes = progress
         if self._head.too_long(now, message if stage == Stage.HEAD else None):

@@ -12,8 +12,6 @@ from gpubridge.errors import BridgeError, ErrorCode, invalid
 from gpubridge.protocol.grpc.messages import MALFORMED
 from gpubridge.tensor.native import native
 
-__all__ = ["FieldScanner", "RequestHead", "malformed", "read_request"]
-
 _ID = 3
 _INPUTS = 5
 _RAW = 7
@@ -23,7 +21,6 @@ _ID_TAG = _ID << 3 | 2
 _RAW_TAG = _RAW << 3 | 2
 _MODEL_NAME_TAG = 1 << 3 | 2
 _FORM_TAGS = frozenset(number << 3 | 2 for number in (1, 2, 4, 5, 6))
-
 _LONGEST_VARINT = 10
 _LAST_SHIFT = 7 * (_LONGEST_VARINT - 1)
 _DEEPEST = 100

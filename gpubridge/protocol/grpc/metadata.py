@@ -12,7 +12,6 @@ from gpubridge.protocol.grpc.messages import parse_message
 _SERVING = b"\x08\x01"
 _NOT_SERVING = b"\x08\x02"
 _SERVICE_UNKNOWN = b"\x08\x03"
-
 _VERSION = re.compile(r"[ \t-\r]*([+-]?[0-9]+)", re.ASCII)
 _LARGEST = (1 << 63) - 1
 

@@ -13,7 +13,6 @@ from gpubridge.transport.context import RequestContext, correlated
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _UNSIGNED = (1 << 64) - 1
-
 _REGION = "shared_memory_region"
 _SIZE = "shared_memory_byte_size"
 _OFFSET = "shared_memory_offset"

@@ -19,8 +19,6 @@ from gpubridge.tensor.device_bytes import DeviceBytes
 from gpubridge.transport.context import RequestContext, ResponseContext
 from gpubridge.transport.device_events import waits_of
 
-__all__ = ["AwaitedEvent", "EdgeEvents", "streams_behind"]
-
 
 class AwaitedEvent:
     """Tells when bytes of another stub are complete (`gpubridge.tensor.device_bytes.Ready`).
@@ -52,16 +50,10 @@ class AwaitedEvent:
 class EdgeEvents:
     """The events of a stub's own arena, and those that it waits for.
 
-    Parameters
-    ----------
-    regions : DeviceRegions
-        Have the events.
-    copies : CopyStream
-        Where streams are joined; the place where waits are counted.
-    pending : memoryview
-        Where the server sees which events are not seen to be done.
-    fall_back : callable
-        Logs and counts that there is no event, so that a wait is needed.
+    - ``regions``: have the events.
+    - ``copies``: where streams are joined; the place where waits are counted.
+    - ``pending``: where the server sees which events are not seen to be done.
+    - ``fall_back``: logs and counts that there is no event, so that a wait is needed.
     """
 
     def __init__(
@@ -90,17 +82,10 @@ class EdgeEvents:
     def record(self, streams: set[int], reclaim: Callable[[], object]) -> EventLease | None:
         """Record an event behind streams; None, the copy stream being behind them, where there is none.
 
-        Parameters
-        ----------
-        streams : set of int
-            At least one.
-        reclaim : callable
-            Called when all are in use: some may have come back.
+        - ``streams``: at least one.
+        - ``reclaim``: called when all are in use: some may have come back.
 
-        Raises
-        ------
-        CudaError
-            It cannot be recorded: there is no such stream.
+        Raises CudaError: it cannot be recorded: there is no such stream.
         """
         lease = None
         if self._ring is not None:
@@ -143,10 +128,7 @@ class EdgeEvents:
     def sweep(self) -> None:
         """Look what of it is complete.
 
-        Raises
-        ------
-        CudaError
-            It never will be: something on the device has failed.
+        Raises CudaError: it never will be: something on the device has failed.
         """
         own = self._own
         if own is None or not self._recorded:
@@ -168,10 +150,7 @@ class EdgeEvents:
     ) -> Sequence[AwaitedEvent | None]:
         """Return what each of the tensors of a record waits for.
 
-        Raises
-        ------
-        InternalError
-            The events could not be opened here.
+        Raises InternalError: the events could not be opened here.
         """
         waits = waits_of(context)
         if waits is None:

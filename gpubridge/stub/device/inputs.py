@@ -13,18 +13,13 @@ from gpubridge.stub.device.memory import StubDevice
 from gpubridge.tensor.device_bytes import DeviceBytes, Ready
 from gpubridge.transport.records import Record
 
-__all__ = ["DeviceInputs", "received_on_device"]
-
 
 def received_on_device(
     device: StubDevice, tensors: Sequence[Tensor], record: Record
 ) -> list[Tensor]:
     """Return tensors that arrived, those on the device as such; what they were keeps their leases.
 
-    Raises
-    ------
-    InternalError
-        What they wait for is not open here.
+    Raises InternalError: what they wait for is not open here.
     """
     refs = record.refs
     waits = device.events.awaited(record.context, len(refs))
@@ -46,18 +41,10 @@ def _received(
 class DeviceInputs:
     """Puts inputs where the model wants them.
 
-    Parameters
-    ----------
-    device : StubDevice
-    placement : str
-        ``source``, ``device`` or ``host``.
-    fall_back : callable
-        Logs and counts, once, that an input is too large for the arena.
+    - ``placement``: ``source``, ``device`` or ``host``.
+    - ``fall_back``: logs and counts, once, that an input is too large for the arena.
 
-    Attributes
-    ----------
-    device : StubDevice
-        As given.
+    Attribute ``device``: as given.
     """
 
     def __init__(self, device: StubDevice, placement: str, fall_back: Callable[..., None]) -> None:
@@ -79,10 +66,7 @@ class DeviceInputs:
     ) -> list[Tensor]:
         """Return a request's inputs where they are wanted; ``private`` ones belong to the model.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when the arena is full, INTERNAL when the device fails.
+        Raises BridgeError: UNAVAILABLE when the arena is full, INTERNAL when the device fails.
         """
         tensors = received_on_device(self.device, inputs, record)
         if self._placement == "host":

@@ -15,8 +15,6 @@ from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
 
-__all__ = ["InputsAhead"]
-
 _PAUSE_BATCHES = 16
 """Where the arena had no room for two batches, nothing is placed ahead for so many of them."""
 
@@ -39,13 +37,9 @@ class InputsAhead(DeviceInputs):
     Only requests whose inputs all come from the server's memory on the host and go to the GPU; the
     others are placed when they are built (`placed`).
 
-    Parameters
-    ----------
-    device : StubDevice
-    fall_back : callable
-        Logs and counts that an input is too large for the arena, or the arena for two batches.
-    borrowed : BorrowedMemory
-        Where the inputs are.
+    - ``fall_back``: logs and counts that an input is too large for the arena, or the arena for two
+      batches.
+    - ``borrowed``: where the inputs are.
     """
 
     def __init__(

@@ -22,61 +22,48 @@ from gpubridge.cuda_ipc import (
     find_device,
 )
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.stub.device.arena_offers import ArenaOffers
-from gpubridge.stub.device.counters import show_work
 from gpubridge.stub.device.events import EdgeEvents, streams_behind
-from gpubridge.stub.device.hold import DeviceHold
-from gpubridge.stub.device.model_streams import precede
-from gpubridge.stub.device.over import OverMemory
+from gpubridge.stub.device.over import DeviceHold, OverMemory, precede
 from gpubridge.stub.device.pinning import HostPinning
-from gpubridge.stub.device.regions import DeviceRegions
+from gpubridge.stub.device.regions import ArenaOffers, DeviceRegions
 from gpubridge.stub.device.uploads import Uploads
 from gpubridge.tensor.device_bytes import DeviceBytes, Ready
-
-__all__ = ["StubDevice"]
 
 _PATIENCE = 2.0
 """Seconds that an output waits for room in the arena."""
 _LOOK = 0.001
 
 
+def show_work(streams: Sequence[CopyStream], words: memoryview) -> None:
+    """Write bytes by kind, copies by kind, and waits, as `gpubridge.telemetry.statistics` reads them."""
+    kinds = streams[0].copied
+    for index, kind in enumerate(kinds):
+        words[index] = sum(stream.copied[kind] for stream in streams)
+        words[index + len(kinds)] = sum(stream.copies[kind] for stream in streams)
+    words[2 * len(kinds)] = sum(stream.waits for stream in streams)
+
+
 class StubDevice:
     """The GPU that a stub's model is on; current in the thread that makes this object.
 
-    Parameters
-    ----------
-    offers : ArenaOffers
-        Of the server, which says what GPU it is and what memory there is for it.
-    work : memoryview
-        Where the server sees what was done: bytes by kind, copies by kind, waits.
-    pending : memoryview
-        Where it sees which events others may still wait for.
-    tell_closed : callable
-        Tells the server that a region was closed, and how many announcements of it had come by then.
-    fall_back : callable
-        Logs and counts that a slower way is taken.
+    - ``offers``: of the server, which says what GPU it is and what memory there is for it.
+    - ``work``: where the server sees what was done: bytes by kind, copies by kind, waits.
+    - ``pending``: where it sees which events others may still wait for.
+    - ``tell_closed``: tells the server that a region was closed, and how many announcements of it
+      had come by then.
+    - ``fall_back``: logs and counts that a slower way is taken.
 
-    Attributes
-    ----------
-    uuid : str
-    ordinal : int
-        The device, and its number in this process.
-    stream : CopyStream
-        Where all copies are made, those of `uploads` excepted.
-    uploads : Uploads
-        Copies of inputs.
-    pinning : HostPinning
-        Makes host memory fit for asynchronous copies.
-    own : OpenedRegion
-        The arena.
-    regions : DeviceRegions
-        All memory that is open here.
-    events : EdgeEvents
-        Those by which streams of different stubs wait for each other.
-    shared : bool
-        Whether others on the device can have the arena open.
-    lost : CudaError or None
-        Why nothing of the device works any more in this process.
+    Its attributes:
+
+    - ``ordinal``: the device, and its number in this process.
+    - ``stream``: where all copies are made, those of `uploads` excepted.
+    - ``uploads``: copies of inputs.
+    - ``pinning``: makes host memory fit for asynchronous copies.
+    - ``own``: the arena.
+    - ``regions``: all memory that is open here.
+    - ``events``: those by which streams of different stubs wait for each other.
+    - ``shared``: whether others on the device can have the arena open.
+    - ``lost``: why nothing of the device works any more in this process.
     """
 
     def __init__(
@@ -125,10 +112,7 @@ class StubDevice:
     ) -> StubDevice | None:
         """Return the stub's device; None where it has none, or its interpreter cannot use it.
 
-        Raises
-        ------
-        BridgeError
-            The device is there and does not work.
+        Raises BridgeError: the device is there and does not work.
         """
         if offers.fields is None:
             return None
@@ -191,10 +175,7 @@ class StubDevice:
     def allocate_device(self, nbytes: int, *, patient: bool = True) -> DeviceBytes:
         """Return bytes in the arena, contents undefined; waits some time for room if ``patient``.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when there is none.
+        Raises BridgeError: UNAVAILABLE when there is none.
         """
         slot = self._slot(nbytes) if patient else self._arena.allocate(nbytes)
         hold = self._over.hold(slot)
@@ -264,11 +245,8 @@ class StubDevice:
     def hand_over(self, kept: Sequence[DeviceBytes]) -> EventLease | None:
         """Let another stub's streams wait for all that is written to bytes by now.
 
-        Returns
-        -------
-        EventLease or None
-            The event that they have to wait for; None where there is nothing to wait for any more:
-            where there was no event, this has waited.
+        Returns: the event that they have to wait for; None where there is nothing to wait for any
+        more: where there was no event, this has waited.
         """
         streams = streams_behind(kept, self.stream)
         if not streams:
@@ -287,10 +265,7 @@ class StubDevice:
     def finish(self) -> None:
         """Wait once for all that was begun; what is over by then goes back.
 
-        Raises
-        ------
-        CudaError
-            Something on the device has failed.
+        Raises CudaError: something on the device has failed.
         """
         with self._settling:
             over = self._over.collect()

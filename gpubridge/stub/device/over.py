@@ -7,15 +7,56 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Callable
+from typing import Callable, Optional
 
-from gpubridge.cuda_ipc import CopyMark, CopyStream, DeviceSlot
-from gpubridge.stub.device.hold import DeviceHold, Over
-from gpubridge.stub.device.model_streams import follow
+from gpubridge.cuda_ipc import CopyMark, CopyStream, CudaError, DeviceSlot
+from gpubridge.cuda_ipc.driver import call
 
-__all__ = ["OverMemory"]
+Over = deque[tuple[object, set[int], Optional[CopyMark]]]
+"""What nobody looks at any more, with the streams that used it and the upload that filled it."""
 
 _LOOKS = 50
+
+
+class DeviceHold:
+    """Holds device memory for tensors: a slot of the arena, or memory that is lent to this stub.
+
+    - ``kept``: what goes back.
+    - ``streams``: those that may use the memory.
+    - ``filled``: where an upload into the memory ends.
+    """
+
+    __slots__ = ("__weakref__", "_over", "filled", "kept", "streams")
+
+    def __init__(self, kept: object, over: Over) -> None:
+        self.kept = kept
+        self.streams: set[int] = set()
+        self.filled: CopyMark | None = None
+        self._over = over
+
+    def __del__(self) -> None:
+        self._over.append((self.kept, self.streams, self.filled))
+
+
+def follow(copies: CopyStream, stream: int) -> None:
+    """Let what follows on the bridge's stream wait for all that a model's has to do now."""
+    try:
+        copies.order_after(stream)
+    except CudaError as error:
+        if error.sticky:
+            raise
+        # What it had to do can only be waited for.
+        call("cuCtxSynchronize")
+
+
+def precede(copies: CopyStream, stream: int) -> None:
+    """Let what follows on a model's stream wait for all that the bridge's has to do now."""
+    try:
+        copies.order_before(stream)
+    except CudaError as error:
+        # Nothing follows on it any more.
+        if error.sticky:
+            raise
 
 
 class OverMemory:
@@ -23,17 +64,10 @@ class OverMemory:
 
     Where a method says so it is called by one thread at a time. Finalizers only add to what is over.
 
-    Parameters
-    ----------
-    stream : CopyStream
-        That of the bridge.
-    free : callable
-        Takes slots back.
+    - ``stream``: that of the bridge.
+    - ``free``: takes slots back.
 
-    Attributes
-    ----------
-    queued : int
-        How often the stream was given something to do.
+    Attribute ``queued``: how often the stream was given something to do.
     """
 
     def __init__(self, stream: CopyStream, free: Callable[[DeviceSlot], None]) -> None:

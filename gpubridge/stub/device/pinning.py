@@ -9,8 +9,6 @@ from typing import Callable, Protocol
 from gpubridge.cuda_ipc import DeviceContext, PinnedMemory
 from gpubridge.errors import BridgeError
 
-__all__ = ["HostPinning"]
-
 
 class PinnableSegment(Protocol):
     """Mapped host memory."""
@@ -25,12 +23,8 @@ class HostPinning:
 
     Until it is done, and where it cannot be, copies work all the same, but their caller waits.
 
-    Parameters
-    ----------
-    context : DeviceContext
-        Of the device.
-    fall_back : callable
-        Logs and counts that a range could not be pinned; called once at the most.
+    - ``context``: of the device.
+    - ``fall_back``: logs and counts that a range could not be pinned; called once at the most.
     """
 
     def __init__(self, context: DeviceContext, fall_back: Callable[[str, str], None]) -> None:

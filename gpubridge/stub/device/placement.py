@@ -21,8 +21,6 @@ from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.records import Record
 
-__all__ = ["DevicePlacement", "Placed"]
-
 Placed = tuple[list[int], Optional[tuple[int, int]]]
 """The fields of references, and the event that those of them wait for which are on a GPU."""
 
@@ -32,13 +30,8 @@ _NOWHERE = (0, 0, 0, NO_LEASE)
 class DevicePlacement:
     """Places tensors with at most one wait for the device: when all that can be begun has been.
 
-    Parameters
-    ----------
-    outputs : OutputMemory
-        For what goes to host memory; lends what stays on the device, too.
-    device : StubDevice
-    clients : ClientMemory
-        The clients' POSIX regions.
+    - ``outputs``: for what goes to host memory; lends what stays on the device, too.
+    - ``clients``: the clients' POSIX regions.
     """
 
     __slots__ = ("_clients", "_device", "_outputs")

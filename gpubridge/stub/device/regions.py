@@ -10,31 +10,68 @@ from typing import Any, Callable, Optional
 from gpubridge.cuda_ipc import CudaError, DeviceContext, DeviceSegment, SharedEvents
 from gpubridge.cuda_ipc.driver import HANDLE_BYTES
 from gpubridge.errors import ErrorCode
-from gpubridge.stub.device.arena_offers import ArenaOffers
-from gpubridge.transport.channel import close_all
-from gpubridge.transport.device_regions import reserve_addresses
-
-__all__ = ["DeviceRegions", "OpenedRegion"]
-
+from gpubridge.transport.channel import Channel, close_all
+from gpubridge.transport.device_events import reserve_addresses
+from gpubridge.transport.messages import Kind, control_message, decode_control
 
 _Closing = tuple[DeviceSegment, Optional[SharedEvents], int]
+
+
+class ArenaOffers:
+    """The offers of one server to one stub, which has heard nothing else so far.
+
+    - ``channel``: to the server.
+    - ``fields``: field ``device`` of the INITIALIZE message; None for a stub without a device.
+    - ``fds``: the descriptors of that offer; owned from now on.
+
+    Attribute ``fields``: what is offered now: ``region``, ``size``, ``handle`` (empty where there
+    is a descriptor), or a ``reason`` why nothing is; ``events``, ``no_events``, ``uuid`` and
+    ``server``, the server's process id.
+    """
+
+    def __init__(self, channel: Channel, fields: dict[str, Any] | None, fds: list[int]) -> None:
+        self._channel = channel
+        self.fields = fields
+        self._fds = fds
+        self._early: list[tuple[bytes, list[int]]] = []
+
+    def take_fds(self) -> list[int]:
+        """Return the descriptors of the offer, which are the caller's now."""
+        fds, self._fds = self._fds, []
+        return fds
+
+    def refuse(self, reason: str) -> None:
+        """Say that the memory cannot be opened; `fields` are those of the next offer on return.
+
+        Raises ChannelClosed: the server is gone.
+        """
+        self.close()
+        self._channel.send(control_message(Kind.ARENA_REFUSED, reason=reason))
+        while True:
+            message, fds = self._channel.receive()
+            if message[0] == Kind.ARENA:
+                self.fields, self._fds = decode_control(message), fds
+                return
+            # Another stub of the model may have completed its configuration meanwhile.
+            self._early.append((message, fds))
+
+    def next_message(self) -> tuple[bytes, list[int]]:
+        """Return the server's next message, as `Channel.receive` does."""
+        return self._early.pop(0) if self._early else self._channel.receive()
+
+    def close(self) -> None:
+        """Close descriptors that nobody has taken."""
+        close_all(self.take_fds())
 
 
 class OpenedRegion:
     """Device memory that this process has open; closed when nobody refers to it any more.
 
-    Attributes
-    ----------
-    region, pointer, size : int
-        Its id; where it lies here; bytes.
-    view : memoryview
-        Addresses that stand for it in lease books.
-    client : bool
-        Whether it is a client's.
-    announcements : int
-        How often the server has told of it.
-    events : SharedEvents or None
-        By which whoever fills it says what is complete; None where there are none.
+    - ``region``, ``pointer``, ``size``: its id; where it lies here; bytes.
+    - ``view``: addresses that stand for it in lease books.
+    - ``client``: whether it is a client's.
+    - ``announcements``: how often the server has told of it.
+    - ``events``: by which whoever fills it says what is complete; None where there are none.
     """
 
     __slots__ = (
@@ -75,23 +112,16 @@ class OpenedRegion:
 class DeviceRegions:
     """The regions that this process has open.
 
-    Parameters
-    ----------
-    context : DeviceContext
-        Of the device that they are on.
-    offers : ArenaOffers
-        Says which region is the stub's own.
-    tell_closed : callable
-        Tells the server that a region was closed, and how many announcements of it had come by then.
+    - ``context``: of the device that they are on.
+    - ``offers``: says which region is the stub's own.
+    - ``tell_closed``: tells the server that a region was closed, and how many announcements of it
+      had come by then.
 
-    Attributes
-    ----------
-    own : OpenedRegion
-        The stub's arena.
-    reason : str
-        Why nobody else can have that open; empty if others can.
-    no_events : str
-        Why nobody can wait for what is in it by events; empty if others can.
+    Its attributes:
+
+    - ``own``: the stub's arena.
+    - ``reason``: why nobody else can have that open; empty if others can.
+    - ``no_events``: why nobody can wait for what is in it by events; empty if others can.
     """
 
     def __init__(
@@ -154,10 +184,7 @@ class DeviceRegions:
     def announce(self, fields: dict[str, Any], fds: list[int]) -> OpenedRegion:
         """Open a region that the server tells of, unless it is open; closes the descriptors.
 
-        Raises
-        ------
-        BridgeError
-            As the driver says.
+        Raises BridgeError as the driver says.
         """
         opened = self._known.get(fields["region"])
         if opened is None:

@@ -8,8 +8,6 @@ from gpubridge.cuda_ipc import CudaError
 from gpubridge.errors import BridgeError
 from gpubridge.stub.device.memory import StubDevice
 
-__all__ = ["settle_until_message"]
-
 
 class Incoming(Protocol):
     """Where messages come from."""
@@ -29,10 +27,7 @@ def settle_until_message(device: StubDevice, channel: Incoming) -> CudaError | N
     request, with which it would go back else, may never come. And work may fail that others wait for,
     of which nobody else is told.
 
-    Returns
-    -------
-    CudaError or None
-        Why nothing of the device works any more, if that is so.
+    Returns: why nothing of the device works any more, if that is so.
     """
     pause = _FIRST_LOOK
     while device.lost is None and device.busy and not channel.wait(pause):

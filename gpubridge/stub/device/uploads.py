@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from gpubridge.cuda_ipc import CopyMark, CopyStream, CudaError, DeviceContext
-from gpubridge.stub.device.hold import DeviceHold
+from gpubridge.stub.device.over import DeviceHold
 from gpubridge.tensor.device_bytes import DeviceBytes
-
-__all__ = ["Uploads"]
 
 
 class Uploads:
@@ -18,15 +16,9 @@ class Uploads:
     Each request's are waited for by a mark of its own, never by all that the stream has to do: that may
     be the next request's by then.
 
-    Parameters
-    ----------
-    context : DeviceContext
-        Of the device.
+    ``context``: of the device.
 
-    Attributes
-    ----------
-    stream : CopyStream
-        Nothing else is done there.
+    Attribute ``stream``: nothing else is done there.
     """
 
     def __init__(self, context: DeviceContext) -> None:
@@ -40,10 +32,7 @@ class Uploads:
         Their `ready` tells when all of them are there. A slot does not go back, nor its memory on the
         host, before that; neither when this raises.
 
-        Raises
-        ------
-        CudaError
-            As the driver says; some of the copies may have begun.
+        Raises CudaError as the driver says; some of the copies may have begun.
         """
         try:
             for memory, data in copies:
@@ -73,10 +62,7 @@ class Uploads:
     def sweep(self) -> None:
         """Let go of the host memory that was read; one thread at a time.
 
-        Raises
-        ------
-        CudaError
-            Something on the device has failed.
+        Raises CudaError: something on the device has failed.
         """
         while self._under_way and self._under_way[0][0].done():
             self._under_way.popleft()

@@ -1,0 +1,216 @@
+"""Strategies of sequence batching, and the choice of a model's scheduler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence as Series
+
+from gpubridge.config import ModelConfig
+from gpubridge.dataplane import DynamicBatcher
+from gpubridge.engine.scheduling.batches import BatchScheduler, dynamic_batcher
+from gpubridge.engine.scheduling.sequence import SequenceScheduler
+from gpubridge.engine.scheduling.sequence_item import Sequence, SequenceItem
+from gpubridge.engine.scheduling.sequence_settings import (
+    DirectStrategy,
+    OldestStrategy,
+    SequenceBatching,
+    parse_sequence_batching,
+)
+from gpubridge.engine.scheduling.settings import (
+    DynamicBatching,
+    parse_dynamic_batching,
+    shape_agreement,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+class DirectSequenceScheduler(SequenceScheduler):
+    """Batches in which the n-th place is always that of the sequence in slot n.
+
+    Places below the last request's that no request fills get padding. An instance has one
+    batch at a time. Requests whose shapes differ from those of the one that waits longest sit a
+    batch out.
+    """
+
+    def __init__(
+        self, settings: SequenceBatching, strategy: DirectStrategy, model: str, max_batch_size: int
+    ) -> None:
+        super().__init__(settings, model, max_batch_size, max(max_batch_size, 1))
+        self._delay_ns = strategy.max_queue_delay_us * 1000
+        self._utilization = strategy.minimum_slot_utilization
+        self._at_work: dict[int, int] = {}
+
+    def take(self, instance: int, now_ns: int) -> list[SequenceItem] | None:
+        """Give away the next batch of an instance if it is due, with control tensors and slots.
+
+        Returns: one per slot, from the first on; padding has `request` None and a `pattern`.
+        """
+        self._age(now_ns)
+        due = self._due_at(instance)
+        if due is None or due > now_ns:
+            return None
+        seats = self._seats[instance]
+        fronts = [s.queue[0] if s is not None and s.queue else None for s in seats]
+        # Whose turn it is decides about the shapes: so no shape can starve another.
+        pattern = min(filter(None, fronts), key=lambda item: item.arrived)
+        batch: list[SequenceItem] = []
+        last = 0
+        for item in fronts:
+            if item is not None and item.shape == pattern.shape:
+                self._hand_out(item)
+                batch.append(item)
+                last = len(batch)
+                self._at_work[instance] = self._at_work.get(instance, 0) + 1
+            else:
+                batch.append(self._padding(pattern))
+        del batch[last:]
+        return batch
+
+    def _padding(self, pattern: SequenceItem) -> SequenceItem:
+        item = SequenceItem(None, shape=pattern.shape)
+        item.pattern = pattern
+        item.controls = self._controls.of_padding()
+        return item
+
+    def _due_at(self, instance: int) -> int | None:
+        """Return from when on an instance's next batch is due; None for not without new requests."""
+        if self._at_work.get(instance):
+            return None
+        ready = [
+            seat.queue[0].arrived
+            for seat in self._seats.get(instance, ())
+            if seat is not None and seat.queue
+        ]
+        if not ready:
+            return None
+        first = min(ready)
+        if not self._delay_ns or len(ready) >= self._utilization * self._slots:
+            return first
+        return first + self._delay_ns
+
+    def _batch_times(self, now_ns: int) -> Iterator[int]:
+        for instance in self._seats:
+            due = self._due_at(instance)
+            if due is not None and due > now_ns:
+                yield due
+
+    def _landed(self, sequence: Sequence) -> None:
+        super()._landed(sequence)
+        self._at_work[sequence.instance] -= 1
+
+    def _instance_removed(self, instance: int) -> None:
+        self._at_work.pop(instance, None)
+
+
+class OldestSequenceScheduler(SequenceScheduler):
+    """Batches of the requests that came first, at most one of each sequence.
+
+    The next request of a sequence is a candidate when the one before it has its answer. Each
+    instance gathers its candidates with a dynamic batcher of its own.
+    """
+
+    def __init__(
+        self, settings: SequenceBatching, strategy: OldestStrategy, model: str, max_batch_size: int
+    ) -> None:
+        slots = strategy.max_candidate_sequences or max(max_batch_size, 1)
+        super().__init__(settings, model, max_batch_size, slots)
+        self._max_batch_size = max_batch_size
+        self._gathering = DynamicBatching(
+            preferred_batch_sizes=strategy.preferred_batch_sizes,
+            max_queue_delay_us=strategy.max_queue_delay_us,
+            preserve_ordering=strategy.preserve_ordering,
+        )
+        self._batchers: dict[int, DynamicBatcher] = {}
+        self._released: list[SequenceItem] = []
+
+    def take(self, instance: int, now_ns: int) -> list[SequenceItem] | None:
+        """Give away the next batch of an instance if it is due, with control tensors and slots."""
+        self._age(now_ns)
+        batcher = self._batchers.get(instance)
+        items: list[SequenceItem] | None = (
+            batcher.take(instance, now_ns) if batcher is not None else None
+        )
+        for item in items or ():
+            if item.sequence is not None:
+                item.sequence.offered = None
+            self._hand_out(item)
+        return items
+
+    def releasable(self) -> list[SequenceItem]:
+        """Return what else may go out since the last call of `answered`."""
+        items, self._released = self._released, []
+        for batcher in self._batchers.values():
+            items += batcher.releasable()
+        return items
+
+    def _batch_times(self, now_ns: int) -> Iterator[int]:
+        for batcher in self._batchers.values():
+            due = batcher.next_wakeup(now_ns)
+            if due is not None:
+                yield due
+
+    def _in_order(self, item: SequenceItem, _now_ns: int) -> list[SequenceItem]:
+        batcher = self._batchers.get(item.instance)
+        return batcher.answered(item) if batcher is not None else [item]
+
+    def _offer(self, sequence: Sequence) -> None:
+        if sequence.instance < 0 or sequence.in_flight or not sequence.queue:
+            return
+        if sequence.offered is None:
+            item = sequence.offered = sequence.queue[0]
+            batcher = self._batchers[sequence.instance]
+            batcher.add(item, item.size, item.shape, 0, 0, item.arrived)
+
+    def _restore(self, items: Series[SequenceItem]) -> None:
+        by_instance: dict[int, list[SequenceItem]] = {}
+        for item in items:
+            sequence = item.sequence
+            if sequence is not None:
+                sequence.offered = item
+                by_instance.setdefault(sequence.instance, []).append(item)
+        for instance, group in by_instance.items():
+            self._batchers[instance].put_back(
+                [(item, item.size, item.shape, 0, item.arrived) for item in group]
+            )
+
+    def _withdraw(self, item: SequenceItem) -> None:
+        sequence = item.sequence
+        if sequence is not None and sequence.offered is item:
+            sequence.offered = None
+            self._batchers[sequence.instance].cancel(item)
+
+    def _instance_added(self, instance: int) -> None:
+        self._batchers[instance] = dynamic_batcher(self._gathering, self._max_batch_size)
+
+    def _instance_removed(self, instance: int) -> None:
+        self._released += self._batchers.pop(instance).abandon_order()
+
+
+def request_scheduler(config: ModelConfig) -> BatchScheduler:
+    """Return the scheduler of a model without ``sequence_batching``.
+
+    Raises BridgeError: ``INVALID_ARG``: its settings contradict each other.
+    """
+    message = config.message
+    if message.WhichOneof("scheduling_choice") != "dynamic_batching":
+        return BatchScheduler(DynamicBatching(), 0, shape_agreement(config))
+    settings = parse_dynamic_batching(config.name, message.dynamic_batching)
+    return BatchScheduler(settings, config.max_batch_size, shape_agreement(config))
+
+
+def sequence_scheduler(config: ModelConfig) -> SequenceScheduler | None:
+    """Return the scheduler of a model with ``sequence_batching``; None for another model.
+
+    Raises BridgeError: ``INVALID_ARG``: its settings cannot be.
+    """
+    message = config.message
+    if message.WhichOneof("scheduling_choice") != "sequence_batching":
+        return None
+    settings = parse_sequence_batching(config.name, message.sequence_batching)
+    for notice in settings.notices:
+        _logger.warning("model '%s': %s", config.name, notice)
+    strategy = settings.strategy
+    if isinstance(strategy, DirectStrategy):
+        return DirectSequenceScheduler(settings, strategy, config.name, config.max_batch_size)
+    return OldestSequenceScheduler(settings, strategy, config.name, config.max_batch_size)
