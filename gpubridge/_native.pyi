@@ -38,6 +38,12 @@ def pack_json_values(
     no lock of the interpreter while it works.
     """
 
+def format_json_string(before: str, text: bytes | memoryview, after: str, /) -> bytes | None:
+    """Return a text in UTF-8 as a JSON string between two others; None for what is no UTF-8.
+
+    Holds no lock of the interpreter while it works.
+    """
+
 def format_json_values(data: bytes | memoryview, datatype: str, count: int, /) -> bytes | None:
     """Return a tensor's elements as a flat JSON array; None for malformed BYTES, or another count.
 

@@ -26,6 +26,9 @@ class ErrorCode(enum.IntEnum):
         return f"__ErrorCode.{self.name}"
 
 
+_LONGEST_CHARACTER = 4
+
+
 class BridgeError(Exception):
     """A failure that is reported to exactly the caller it belongs to.
 
@@ -41,6 +44,41 @@ class BridgeError(Exception):
         super().__init__(message)
         self.message = message
         self.code = code
+
+    def copy(self) -> BridgeError:
+        """Return the same without a traceback, whose frames would hold what they see."""
+        return BridgeError(self.message, self.code)
+
+    def opening(self, length: int) -> str:
+        """Return so many characters of the message."""
+        return self.message[:length]
+
+
+class LongError(BridgeError):
+    """A failure that a model tells in so many words that to look at them takes long.
+
+    - ``text``: the message in UTF-8; it is decoded only for who asks for ``message``.
+    - ``body``: the JSON object by which HTTP tells it.
+    """
+
+    def __init__(self, text: memoryview, body: bytes, code: ErrorCode) -> None:
+        Exception.__init__(self)
+        self.text = text
+        self.body = body
+        self.code = code
+
+    @property
+    def message(self) -> str:  # type: ignore[override]
+        """The decoded text."""
+        return str(self.text, "utf-8")
+
+    def copy(self) -> BridgeError:
+        """Return the same without a traceback."""
+        return LongError(self.text, self.body, self.code)
+
+    def opening(self, length: int) -> str:
+        """Return so many characters of the message; the others are not decoded."""
+        return str(self.text[: _LONGEST_CHARACTER * length], "utf-8", "ignore")[:length]
 
 
 def invalid(message: str) -> BridgeError:

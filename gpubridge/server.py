@@ -24,6 +24,7 @@ from gpubridge.engine.model_loader import ModelLoader
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.repository import ModelRepository, RepositorySettings
 from gpubridge.engine.stub_process import StartStub, StubProcess
+from gpubridge.engine.workers import Workers
 from gpubridge.errors import unavailable
 from gpubridge.frontend.calls.door import ModelCallServer
 from gpubridge.frontend.connection_limits import Sweeper, allow_connections
@@ -31,7 +32,6 @@ from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener, HttpSettings
 from gpubridge.frontend.routes import MetricsRouter, V2Router
-from gpubridge.frontend.workers import Workers
 from gpubridge.telemetry.logs import boxed
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
@@ -63,14 +63,14 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    repository = build_repository(settings, telemetry)
+    workers = Workers()
+    repository = build_repository(settings, telemetry, workers)
     regions = ClientRegions(
         repository.regions,
         repository.devices,
         allowed=settings.allow_client_shm,
         most=settings.client_shm_max_regions,
     )
-    workers = Workers()
     router = V2Router(repository, regions, workers, strict_readiness=settings.strict_readiness)
     service = GrpcService(repository, router.ready, regions, settings.grpc_max_message_size)
     repository.listen(router.model_changed)
@@ -111,11 +111,13 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
 def build_repository(
     settings: ServerSettings,
     telemetry: ServerTelemetry,
+    workers: Workers,
     start_stub: StartStub = StubProcess,
     make_loader: Callable[..., ModelLoader] = ModelLoader,
 ) -> ModelRepository:
     """Build everything behind the doors; nothing is loaded yet.
 
+    - ``workers``: for what takes long.
     - ``start_stub``: starts the stubs.
     - ``make_loader``: takes what :class:`ModelLoader` does.
     """
@@ -135,7 +137,7 @@ def build_repository(
     environments = ModelEnvironments(backend.environment_cache, backend.environment_limit_bytes)
     devices = DeviceMemory(backend.device_arena_bytes, backend.device_memory_handles)
     context = EngineContext(
-        regions, environments, limits, telemetry, calls, devices, start_stub=start_stub
+        regions, environments, limits, telemetry, calls, devices, workers, start_stub=start_stub
     )
     repository = ModelRepository(
         RepositorySettings(

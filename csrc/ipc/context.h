@@ -39,6 +39,7 @@ enum class ContextField : std::uint8_t {
   kError,
   kCode,
   kPassedOn,
+  kSetAside,
 };
 
 struct ContextFieldSpec {
@@ -71,8 +72,9 @@ inline constexpr std::array kContextFields{
     ContextFieldSpec{"error", ContextKind::kText},
     ContextFieldSpec{"code", ContextKind::kU64},
     ContextFieldSpec{"passed_on", ContextKind::kFlag},
+    ContextFieldSpec{"set_aside", ContextKind::kU64},
 };
-static_assert(kContextFields.size() == static_cast<std::size_t>(ContextField::kPassedOn) + 1);
+static_assert(kContextFields.size() == static_cast<std::size_t>(ContextField::kSetAside) + 1);
 
 constexpr std::uint32_t context_bit(ContextField field) {
   return std::uint32_t{1} << static_cast<unsigned>(field);

@@ -126,9 +126,9 @@ void Exchange::fail(nb::object error, nb::object status) {
   connection_->drop_body(*this);
   const nb::object failure = connection_->failure_;
   const nb::object told = failure(error, status);
-  const auto body = nb::cast<nb::bytes>(told[1]);
-  put(nb::cast<int>(told[0]), {body.size(), false}, "Content-Type: application/json\r\n",
-      view_of(body), SentBuffers(nb::tuple()));
+  const SentBuffers body(nb::make_tuple(told[1]));
+  put(nb::cast<int>(told[0]), {body.total(), false}, "Content-Type: application/json\r\n", {},
+      body);
 }
 
 // -- inference ------------------------------------------------------------------------------------

@@ -539,4 +539,10 @@ bool format_values(std::string_view bytes, ElementType type, std::size_t count, 
   return true;
 }
 
+bool format_string(std::string_view text, std::string& out) {
+  if (!is_utf8(text)) return false;
+  append_escaped(text, out);
+  return true;
+}
+
 }  // namespace gpubridge

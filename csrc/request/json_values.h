@@ -44,4 +44,7 @@ bool pack_values(std::string_view array, ElementType type, std::size_t count, st
 // number of strings.
 bool format_values(std::string_view bytes, ElementType type, std::size_t count, std::string& out);
 
+// Appends a text as a JSON string. False where it is no UTF-8.
+bool format_string(std::string_view text, std::string& out);
+
 }  // namespace gpubridge

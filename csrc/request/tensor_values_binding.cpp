@@ -3,6 +3,7 @@
 #include <nanobind/stl/string_view.h>
 
 #include <array>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -43,8 +44,18 @@ std::string_view text_of(const BufferView& buffer) {
   return {static_cast<const char*>(buffer.data()), buffer.size()};
 }
 
+// Copies what may be long without the interpreter's lock.
 nb::object bytes_or_none(bool good, const std::string& bytes) {
-  return good ? nb::object(nb::bytes(bytes.data(), bytes.size())) : nb::none();
+  if (!good) return nb::none();
+  nb::object made =
+      nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes.size())));
+  if (!made.is_valid()) throw nb::python_error();
+  char* data = PyBytes_AsString(made.ptr());
+  {
+    const nb::gil_scoped_release unlocked;
+    std::memcpy(data, bytes.data(), bytes.size());
+  }
+  return made;
 }
 
 nb::object split_json_data(nb::handle document) {
@@ -90,6 +101,19 @@ nb::object format_json_values(nb::handle data, std::string_view datatype, std::s
   return bytes_or_none(good, text);
 }
 
+nb::object format_json_string(std::string_view before, nb::handle text, std::string_view after) {
+  const BufferView buffer(text, PyBUF_SIMPLE);
+  std::string json(before);
+  bool good = false;
+  {
+    const nb::gil_scoped_release unlocked;
+    json.reserve(before.size() + buffer.size() + after.size() + 2);
+    good = format_string(text_of(buffer), json);
+    json += after;
+  }
+  return bytes_or_none(good, json);
+}
+
 nb::object pack_contents(nb::handle message, unsigned field, std::string_view form,
                          std::size_t size) {
   const BufferView buffer(message, PyBUF_SIMPLE);
@@ -114,6 +138,7 @@ void bind_tensor_values(nb::module_& module) {
   module.def("pack_typed_contents", &pack_contents);
   module.def("split_json_data", &split_json_data);
   module.def("pack_json_values", &pack_json_values);
+  module.def("format_json_string", &format_json_string);
   module.def("format_json_values", &format_json_values);
 }
 

@@ -19,6 +19,7 @@ from gpubridge.develop.printed import output_arrays, print_response, save_output
 from gpubridge.develop.requests import RequestMaker, read_input
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.server import build_repository
@@ -124,9 +125,11 @@ class Session:
         # The model's own errors are told in full, with what the client would get.
         for room in ("model_loader", "repository"):
             logging.getLogger(f"gpubridge.engine.{room}").setLevel(logging.CRITICAL)
+        workers = Workers()
         repository = build_repository(
             self._server,
             self._telemetry,
+            workers,
             self._here.start,
             partial(OneInstanceLoader, self._here, settings.directory, settings.version),
         )
@@ -138,6 +141,7 @@ class Session:
                 await self._execute(repository)
         finally:
             await repository.close(0.0 if self._interrupted else _PATIENCE_SECONDS)
+            workers.close()
 
     async def _execute(self, repository: ModelRepository) -> None:
         settings = self._settings

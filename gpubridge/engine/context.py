@@ -11,6 +11,7 @@ from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_process import StartStub, StubProcess
+from gpubridge.engine.workers import Workers
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class EngineContext:
     - ``calls``: serves the models' calls of each other.
     - ``metrics``: what the models count.
     - ``devices``: the GPUs and the server's memory on them.
+    - ``workers``: for what takes long.
     - ``start_stub``: starts the stub of an instance.
     """
 
@@ -57,5 +59,6 @@ class EngineContext:
     telemetry: ServerTelemetry
     calls: CallServer
     devices: DeviceMemory
+    workers: Workers
     metrics: CustomMetrics = field(default_factory=CustomMetrics)
     start_stub: StartStub = StubProcess

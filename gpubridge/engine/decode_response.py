@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from gpubridge.engine.long_messages import LongTexts
 from gpubridge.engine.placed_response import PlacedResponse, held_bytes
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode, LongError
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange, Outcome
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import ResponseContext
@@ -17,6 +18,7 @@ from gpubridge.transport.records import Record, json_object
 __all__ = ["decode_response", "failure_reason"]
 
 _SERVER = 0
+_NONE = LongTexts(None, b"", None)
 Ref = tuple[int, int, int, int]
 
 
@@ -25,6 +27,7 @@ def decode_response(
     borrowed: BorrowedMemory,
     request: InferRequest,
     lent: Callable[[Ref], MemoryRange],
+    texts: Sequence[LongTexts],
 ) -> Outcome:
     """Return the response or the error that a record is; its buffers are views of memory as it is.
 
@@ -35,6 +38,8 @@ def decode_response(
         bytes.
     lent : callable
         Finds memory that was lent to the stub: an output may lie in its request's own.
+    texts : sequence of LongTexts
+        The long texts of the message that the record comes from.
 
     Raises
     ------
@@ -45,10 +50,15 @@ def decode_response(
     context: ResponseContext = record.context
     if flags & ResponseFlag.CANCELLED:
         return BridgeError("the request was cancelled", ErrorCode.CANCELLED)
+    long = _NONE
+    if context.set_aside is not None:
+        if context.set_aside >= len(texts):
+            raise MalformedMessage("a response whose texts are nowhere")
+        long = texts[context.set_aside]
     if flags & ResponseFlag.ERROR:
-        return _error(context)
+        return _error(context, long)
     _check(record, request, borrowed.arena)
-    parameters = None
+    parameters = long.parameters
     if context.parameters:
         parameters = json_object(context.parameters, "response parameters")
     if context.passed_on:
@@ -102,9 +112,11 @@ def failure_reason(record: Record) -> str:
     return "CANCELED" if record.word & ResponseFlag.CANCELLED else "BACKEND"
 
 
-def _error(context: ResponseContext) -> BridgeError:
+def _error(context: ResponseContext, long: LongTexts) -> BridgeError:
     try:
         code = ErrorCode.INTERNAL if context.code is None else ErrorCode(context.code)
     except ValueError:
         code = ErrorCode.UNKNOWN
+    if long.error is not None:
+        return LongError(long.error, long.error_body, code)
     return BridgeError(context.error, code)

@@ -7,7 +7,6 @@ started (they fail) and which it had not (they are sent elsewhere).
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -23,14 +22,22 @@ from gpubridge.engine.devices.region import DeviceRegion
 from gpubridge.engine.execute_watch import ExecuteWatch
 from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
 from gpubridge.engine.lent_memory import LentMemory, ranges_of
+from gpubridge.engine.long_messages import LongMessages, LongTexts, ReadMessage, read_message
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.send_queue import SendQueue
 from gpubridge.engine.stub_fields import completed_text, log_fields, number
 from gpubridge.engine.stub_memory import StubMemory
+from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import RequestArena, Segment
 from gpubridge.request import Completed, InferRequest, MemoryRange, Outcome
-from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
+from gpubridge.transport.channel import (
+    Channel,
+    ChannelClosed,
+    MalformedMessage,
+    close_all,
+    is_unread,
+)
 from gpubridge.transport.control import NO_LEASE, ControlPage
 from gpubridge.transport.device_events import arena_region
 from gpubridge.transport.leases import made_id
@@ -54,6 +61,8 @@ class StubConnection:
         The model's: slots of requests go back there.
     counters : ModelCounters
         The model's: batches are counted there.
+    workers : Workers
+        Read messages of more than `HEAVY_BYTES`.
 
     Attributes
     ----------
@@ -65,7 +74,7 @@ class StubConnection:
         The UUID of the GPU whose memory the stub can be handed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what it connects)
         self,
         sock: socket.socket,
         regions: Regions,
@@ -73,6 +82,7 @@ class StubConnection:
         counters: ModelCounters,
         output_limit: int,
         events: ConnectionEvents,
+        workers: Workers,
     ) -> None:
         sock.setblocking(False)
         self._channel = Channel(sock)
@@ -106,7 +116,12 @@ class StubConnection:
         self._open = True
         self._trusted = True
         self._watch = ExecuteWatch(self._control, self._in_flight)
-        self._loop.add_reader(self._channel.fileno(), self._on_readable)
+        self.workers = workers
+        self._long = LongMessages(workers, read_message, self._take_long)
+        # Of the message that is being taken.
+        self._texts: Sequence[LongTexts] = ()
+        self._heard_out: Callable[[], None] | None = None
+        self._listen(True)
 
     # -- what the owner asks -------------------------------------------------------------------
 
@@ -213,7 +228,7 @@ class StubConnection:
 
     def catch_up(self) -> None:
         """Take what the stub has sent: what it says elsewhere may follow from that."""
-        while self._open and self._on_readable():
+        while self._open and (self._long.finish() or self._on_readable()):
             pass
 
     def distrust(self, what: str) -> None:
@@ -257,25 +272,30 @@ class StubConnection:
         """Say what the stub has taken longer than ``seconds`` for, if anything."""
         return self._watch.overdue(seconds)
 
-    def hear_out(self) -> None:
-        """Take what the stub, now dead, had sent: why it failed, answers."""
+    def hear_out(self, then: Callable[[], None]) -> None:
+        """Take what the stub, now dead, had sent: why it failed, answers; then call ``then``."""
         self._mute()
+        self._heard_out = then
+        self._hear_rest()
+
+    def _hear_rest(self) -> None:
         # Twice: when the stub left messages unread, the kernel first reports a reset connection, and
         # only then hands out what is there.
-        for _ in range(2 if self._trusted else 0):
+        ends = 0 if self._trusted else 2
+        while ends < 2 and not self._long.reading:
             try:
-                while True:
-                    message, fds = self._channel.receive()
-                    self._take(message, fds)
+                self._receive()
             except ChannelClosed:
-                continue
+                ends += 1
             except (BlockingIOError, MalformedMessage):
-                return
+                break
+        then = self._heard_out
+        if then is not None and not self._long.reading:
+            self._heard_out = None
+            then()
 
     def close(self) -> tuple[list[InferRequest], list[InferRequest]]:
-        """Give everything back, the stub being dead.
-
-        Results that it sent before it died are still delivered.
+        """Give everything back, the stub being dead and heard out.
 
         Returns
         -------
@@ -283,7 +303,8 @@ class StubConnection:
             Requests without an outcome: those whose batch had started, and the others, in order.
             The slots of the unstarted are theirs again; all other memory has been taken back.
         """
-        self.hear_out()
+        self._mute()
+        self._long.close()
         self._channel.close()
         started, unstarted = self._in_flight.close(self._control.started)
         if self._device_events is not None:
@@ -312,11 +333,16 @@ class StubConnection:
 
     # -- receiving -----------------------------------------------------------------------------
 
+    def _listen(self, on: bool) -> None:
+        if on:
+            self._loop.add_reader(self._channel.fileno(), self._on_readable)
+        else:
+            self._loop.remove_reader(self._channel.fileno())
+
     def _on_readable(self) -> bool:
-        """Take one message; returns whether there was one."""
+        """Take one message, or have it read if it is long; returns whether there was one."""
         try:
-            message, fds = self._channel.receive()
-            self._take(message, fds)
+            self._receive()
         except BlockingIOError:
             return False
         except ChannelClosed:
@@ -324,6 +350,33 @@ class StubConnection:
         except MalformedMessage as error:
             self.distrust(f"sent a malformed message ({error.message})")
         return True
+
+    def _receive(self) -> None:
+        message, fds = self._channel.receive(HEAVY_BYTES)
+        if is_unread(message):
+            self._listen(False)
+            self._long.begin(message, fds)
+        else:
+            self._take(message, fds)
+
+    def _take_long(self, read: ReadMessage | BridgeError, fds: list[int]) -> None:
+        """Take a message that a worker has read, and go on with those behind it."""
+        try:
+            if isinstance(read, BridgeError) or not self._trusted:
+                close_all(fds)
+            if isinstance(read, BridgeError):
+                raise MalformedMessage(read.message)
+            if self._trusted:
+                self._texts = read.texts
+                self._take(read.message, fds)
+        except MalformedMessage as error:
+            self.distrust(f"sent a malformed message ({error.message})")
+        finally:
+            self._texts = ()
+            if self._open:
+                self._listen(True)
+            elif self._heard_out is not None:
+                self._hear_rest()
 
     def _take(self, message: bytes, fds: list[int]) -> None:
         try:
@@ -348,7 +401,7 @@ class StubConnection:
             else:
                 self._take_stage(kind, message, fds)
         finally:
-            _close(fds)
+            close_all(fds)
 
     def _complete(self, message: bytes) -> None:
         """Take the results of batches."""
@@ -377,7 +430,9 @@ class StubConnection:
 
     def _decode(self, record: Record, request: InferRequest) -> tuple[Outcome, str | None]:
         """Return what a response is, and why its request failed, if it has."""
-        outcome = decode_response(record, self._outputs.borrowed, request, self._lent.find)
+        outcome = decode_response(
+            record, self._outputs.borrowed, request, self._lent.find, self._texts
+        )
         if self._device_events is not None:
             outcome = self._device_events.answered(outcome, record, request)
         return outcome, failure_reason(record) if isinstance(outcome, BridgeError) else None
@@ -416,13 +471,8 @@ class StubConnection:
         if not self._open:
             return
         self._open = False
-        self._loop.remove_reader(self._channel.fileno())
+        self._listen(False)
         self._send_queue.close()
-
-
-def _close(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)
 
 
 def _raise(error: Exception | str | None) -> None:

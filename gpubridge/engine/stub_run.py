@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.cuda_ipc import DeviceInfo
@@ -52,7 +53,6 @@ class StubRun:
         self._context = context
         self._completion = completion
         self._loop = asyncio.get_running_loop()
-        self._open = True
         # By what the arena crosses that the stub has been offered, and may refuse: by a descriptor?
         self._offered: bool | None = None
         self._refusals: dict[bool, str] = {}
@@ -60,6 +60,7 @@ class StubRun:
         self._process: RunningStub | None = None
         self._call_door: CallDoor | None = None
         self._started: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[str] = self._loop.create_future()
         events = ConnectionEvents(
             on_completed=lambda text: completion.returned(text) if completion is not None else None,
             on_ready=self._on_ready,
@@ -78,7 +79,7 @@ class StubRun:
             arena = context.regions.arena(instance.settings.stub["name"])
             limit = instance.settings.output_limit
             self.link = StubConnection(
-                ours, context.regions, arena, instance.counters, limit, events
+                ours, context.regions, arena, instance.counters, limit, events, context.workers
             )
         except BridgeError:
             ours.close()
@@ -87,9 +88,8 @@ class StubRun:
 
     @property
     def exited(self) -> asyncio.Future[str]:
-        """Resolves to how the process ended; only once it was started."""
-        assert self._process is not None
-        return self._process.exited
+        """Resolves to how the process ended, once all that it had sent is taken."""
+        return self._ended
 
     # -- start ---------------------------------------------------------------------------------
 
@@ -125,8 +125,8 @@ class StubRun:
     def expect(self) -> asyncio.Future[None]:
         """Return a future for what the starting stub does next; it fails when the stub dies."""
         self._started = self._loop.create_future()
-        if self.exited.done():
-            self._on_exit(self.exited)
+        if self._ended.done():
+            self._started.set_exception(StubDied(self.unhealthy(self._ended.result())))
         return self._started
 
     # -- end -----------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class StubRun:
         """Kill the process, if there is one, and wait until it is gone."""
         if self._process is not None:
             self._process.kill()
-            await self._process.exited
+            await self._ended
 
     def close(self) -> tuple[list[InferRequest], list[InferRequest]]:
         """Close what led to a dead stub; returns the requests that it had started, and had not."""
@@ -159,7 +159,6 @@ class StubRun:
         if door is not None:
             door.close()
         left = self.link.close()
-        self._open = False
         # It holds this run: what a dead stub had open shall not wait for the collector.
         del self.link
         return left
@@ -210,8 +209,10 @@ class StubRun:
             self._loop.call_later(seconds, self._process.kill, f"{what} and was killed")
 
     def _on_exit(self, future: asyncio.Future[str]) -> None:
-        if self._open:
-            # Its end may be known before what it said last: why its model does not load.
-            self.link.hear_out()
+        # Its end may be known before what it said last: why its model does not load, answers.
+        self.link.hear_out(partial(self._on_end, future.result()))
+
+    def _on_end(self, how: str) -> None:
+        self._ended.set_result(how)
         if not self._started.done():
-            self._started.set_exception(StubDied(self.unhealthy(future.result())))
+            self._started.set_exception(StubDied(self.unhealthy(how)))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpubridge.engine.model import Model
+from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, ErrorCode, invalid
 from gpubridge.frontend.http.message import Exchange
 from gpubridge.frontend.small_body import PrivateBody
-from gpubridge.frontend.workers import HEAVY_BYTES, Workers
 from gpubridge.host_shm import RequestArena
 from gpubridge.protocol.body import pack_inputs
 from gpubridge.protocol.generate import encode_generated, parse_generate
@@ -116,8 +116,7 @@ class _Generation(PrivateBody):
         Raises BridgeError when it is an error, or cannot be encoded.
         """
         if not isinstance(outcome, InferResponse):
-            # A copy: the traceback of the error itself would hold frames that hold it.
-            raise BridgeError(outcome.message, outcome.code)
+            raise outcome.copy()
         return encode_generated(self._form, outcome, self._model.config, self._model.version)
 
     def _respond(self, outcome: Outcome) -> None:
@@ -166,7 +165,8 @@ class GenerateHandler(_Generation):
         self._exchange.respond(200, _JSON, body, plain=True)
 
     def _fail(self, error: BridgeError) -> None:
-        self._exchange.respond(_status(error), _JSON, error_body(error), plain=True)
+        body = memoryview(error_body(error))
+        self._exchange.respond(_status(error), _JSON, b"", (body,), plain=True)
 
 
 class GenerateStreamHandler(_Generation):

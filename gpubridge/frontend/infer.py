@@ -10,11 +10,11 @@ from copy import copy
 from gpubridge.dataplane import HttpInferEndpoint, JsonResponseTemplate
 from gpubridge.engine.model import Model
 from gpubridge.engine.tracing import Received
+from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.frontend.http.coded_bodies import give_up
 from gpubridge.frontend.http.message import Exchange, RequestHead
 from gpubridge.frontend.shared_memory import RequestMemory
-from gpubridge.frontend.workers import HEAVY_BYTES, Workers
 from gpubridge.host_shm import Body, Slot
 from gpubridge.protocol.body import (
     ALIGNMENT,

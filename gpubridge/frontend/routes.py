@@ -13,6 +13,7 @@ from gpubridge.dataplane import InferTargets
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode, invalid, not_found, unsupported
 from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
 from gpubridge.frontend.http.message import Exchange, RequestHandler, RequestHead
@@ -23,7 +24,6 @@ from gpubridge.frontend.repository_control import CONTROL_PATH, ControlHandler, 
 from gpubridge.frontend.settings_routes import SettingsRoutes, SettingsService
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.frontend.small_body import SmallBody
-from gpubridge.frontend.workers import Workers
 from gpubridge.protocol import metadata
 from gpubridge.protocol.fields import JsonObject
 from gpubridge.protocol.status import error_body, http_status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode, LongError
 
 _HTTP_STATUS = {
     ErrorCode.INTERNAL: 500,
@@ -21,6 +21,8 @@ def http_status(code: ErrorCode) -> int:
 
 def error_body(error: BridgeError) -> bytes:
     """Return the JSON body that tells an error."""
+    if isinstance(error, LongError):
+        return error.body
     try:
         return orjson.dumps({"error": error.message})
     except orjson.JSONEncodeError:

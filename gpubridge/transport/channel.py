@@ -18,7 +18,16 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.tensor.native import native
 from gpubridge.transport.short_waits import ShortWaits
 
-__all__ = ["FRAME_LIMIT", "Channel", "ChannelClosed", "MalformedMessage", "close_all", "pair"]
+__all__ = [
+    "FRAME_LIMIT",
+    "Channel",
+    "ChannelClosed",
+    "MalformedMessage",
+    "close_all",
+    "is_unread",
+    "pair",
+    "read_spilled",
+]
 
 FRAME_LIMIT = 128 * 1024
 """Bytes of the longest message that is sent as one datagram."""
@@ -93,8 +102,10 @@ class Channel:
             raise ChannelClosed from error
         return True
 
-    def receive(self) -> tuple[bytes, list[int]]:
+    def receive(self, longest: int | None = None) -> tuple[bytes, list[int]]:
         """Receive one message; the descriptors that came with it are the caller's to close.
+
+        One of more than ``longest`` bytes stays unread, see `is_unread`.
 
         Raises
         ------
@@ -111,9 +122,11 @@ class Channel:
             raise
         except OSError as error:
             raise ChannelClosed from error
-        return self.whole(message, fds, cut)
+        return self.whole(message, fds, cut, longest)
 
-    def whole(self, message: bytes, fds: list[int], cut: bool) -> tuple[bytes, list[int]]:
+    def whole(
+        self, message: bytes, fds: list[int], cut: bool, longest: int | None = None
+    ) -> tuple[bytes, list[int]]:
         """Make of what came in one datagram what `receive` returns.
 
         Raises
@@ -129,9 +142,14 @@ class Channel:
             raise MalformedMessage(
                 f"a message of more than {FRAME_LIMIT} bytes or {_MAX_FDS} descriptors came"
             )
-        if message[0] == _SPILL_KIND:
-            return _read_spilled(message, fds), fds
-        return message, fds
+        if message[0] != _SPILL_KIND:
+            return message, fds
+        if len(message) != _SPILL.size or not fds:
+            close_all(fds)
+            raise MalformedMessage("a notice of a long message came without its descriptor")
+        if longest is not None and _SPILL.unpack(message)[1] > longest:
+            return message, fds
+        return read_spilled(message, fds), fds
 
     def poll(self, nanoseconds: int, waits: ShortWaits) -> bool:
         """Stay awake until `receive` would not wait, for so long at most; tell whether that is so.
@@ -162,11 +180,17 @@ class Channel:
         return True
 
 
-def _read_spilled(notice: bytes, fds: list[int]) -> bytes:
-    """Read the message that lies in ``fds[0]``; removes and closes that descriptor."""
-    if len(notice) != _SPILL.size or not fds:
-        close_all(fds)
-        raise MalformedMessage("a notice of a long message came without its descriptor")
+def is_unread(message: bytes) -> bool:
+    """Say whether what was received is only the notice of a long message, for `read_spilled`."""
+    return message[0] == _SPILL_KIND
+
+
+def read_spilled(notice: bytes, fds: list[int]) -> bytes:
+    """Read the message that lies in ``fds[0]``; removes and closes that descriptor.
+
+    Raises MalformedMessage when it is not as long as announced or longer than allowed; all of
+    ``fds`` are closed then.
+    """
     spill = fds.pop(0)
     try:
         (size,) = _SPILL.unpack(notice)[1:]

@@ -46,6 +46,7 @@ __all__ = [
     "ResponseContext",
     "context_codec",
     "correlated",
+    "without_long_texts",
 ]
 
 
@@ -92,6 +93,7 @@ FIELDS = (
     ContextField("error", 21, FieldKind.TEXT),
     ContextField("code", 22, FieldKind.U64),
     ContextField("passed_on", 23, FieldKind.FLAG),
+    ContextField("set_aside", 24, FieldKind.U64),
 )
 
 K = TypeVar("K")
@@ -264,6 +266,8 @@ class ResponseContext(Context):
         Whether outputs may lie in the memory of the request's inputs.
     waits : sequence or None
         What tensors on a device wait for, see `gpubridge.transport.device_events`.
+    set_aside : int or None
+        Inside the server: by which number it finds the texts that `without_long_texts` has taken out.
     """
 
     parameters: str = ""
@@ -273,6 +277,7 @@ class ResponseContext(Context):
     event_lease: int | None = None
     passed_on: bool = False
     waits: Waits | None = None
+    set_aside: int | None = None
 
 
 class Correlated(TypedDict, total=False):
@@ -317,6 +322,44 @@ def _json_value(text: str) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError(f"a context with JSON that is too deep: {error}") from error
+
+
+_RESPONSE_TEXTS = ("parameters", "error")
+
+
+def without_long_texts(
+    raw: memoryview, longest: int, number: int
+) -> tuple[bytes, dict[str, memoryview]]:
+    """Take the texts of more than ``longest`` bytes out of an encoded `ResponseContext`.
+
+    Returns the context with ``number`` as its field ``set_aside``, and those texts, UTF-8 that
+    nobody has checked, by their fields. Raises ValueError when the context is cut short, or has that
+    field already.
+    """
+    kept: list[bytes | memoryview] = []
+    texts: dict[str, memoryview] = {}
+    try:
+        (mask,) = _MASK.unpack_from(raw)
+        at = _MASK.size
+        for field in (field for field in FIELDS if mask >> field.tag & 1):
+            size = _NUMBERS[field.kind].size if field.kind in _NUMBERS else 0
+            if field.kind in (FieldKind.TEXT, FieldKind.JSON):
+                size = _LENGTH.size + _LENGTH.unpack_from(raw, at)[0]
+            if size > len(raw) - at:
+                raise ValueError(_CUT)
+            if size > longest and field.name in _RESPONSE_TEXTS:
+                texts[field.name] = raw[at + _LENGTH.size : at + size]
+                mask &= ~(1 << field.tag)
+            else:
+                kept.append(raw[at : at + size])
+            at += size
+    except struct.error as error:
+        raise ValueError(_CUT) from error
+    aside = FIELDS[-1]
+    if mask >> aside.tag:
+        raise ValueError(f"a context with bits {mask:#x}")
+    parts = (_MASK.pack(mask | 1 << aside.tag), *kept, raw[at:], _NUMBERS[aside.kind].pack(number))
+    return b"".join(parts), texts
 
 
 class PythonContextCodec:

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.records import Record, json_object
+from gpubridge.transport.context import without_long_texts
+from gpubridge.transport.records import Record, json_object, with_contexts
 
 if TYPE_CHECKING:
     from gpubridge.tensor.native import NativeRecordReader
@@ -39,6 +40,7 @@ __all__ = [
     "encode_frame",
     "encode_responses",
     "encode_result_batch",
+    "set_long_texts_aside",
 ]
 
 Buffer = Union[memoryview, bytes]
@@ -193,3 +195,36 @@ def decode_execute(message: Buffer, reader: NativeRecordReader) -> list[Batch]:
     except (struct.error, ValueError) as error:
         raise MalformedMessage(f"EXECUTE message: {error}") from error
     return batches
+
+
+def set_long_texts_aside(message: bytes, longest: int) -> tuple[bytes, list[dict[str, memoryview]]]:
+    """Take the texts of more than ``longest`` bytes out of a RESULTS or RESPONSES message.
+
+    Returns a message that means the same, or the same where it is malformed, and by the number that
+    the context of a response has in ``set_aside``: its texts by their fields, views, not decoded.
+    """
+    texts: list[dict[str, memoryview]] = []
+
+    def replace(context: memoryview) -> bytes:
+        made, taken = without_long_texts(context, longest, len(texts))
+        texts.append(taken)
+        return made
+
+    view = memoryview(message)
+    try:
+        if message[0] == Kind.RESPONSES:
+            _, count, _ = _RESPONSES.unpack_from(view)
+            records, at = with_contexts(view, _RESPONSES.size, count, longest, replace)
+            parts = [view[: _RESPONSES.size], *records]
+        else:
+            _, _, batches = _FRAME.unpack_from(view)
+            at = _FRAME.size
+            parts = [view[:at]]
+            for _ in range(batches):
+                begin, at = at, at + _RESULT.size
+                count = _RESULT.unpack_from(view, begin)[-1]
+                records, at = with_contexts(view, at, count, longest, replace)
+                parts += (view[begin : begin + _RESULT.size], *records)
+    except (struct.error, ValueError):
+        return message, []
+    return b"".join((*parts, view[at:])), texts

@@ -34,7 +34,14 @@ from gpubridge.transport.signatures import (
 if TYPE_CHECKING:
     from gpubridge.tensor.native import NativeRecordReader
 
-__all__ = ["Record", "TensorRef", "json_object", "record_encoder", "record_reader"]
+__all__ = [
+    "Record",
+    "TensorRef",
+    "json_object",
+    "record_encoder",
+    "record_reader",
+    "with_contexts",
+]
 
 
 class TensorRef(NamedTuple):
@@ -133,6 +140,35 @@ def record_reader(kind: type[Context]) -> NativeRecordReader:
     if compiled is None:
         return cast("NativeRecordReader", _RecordReader(PythonContextCodec(kind)))
     return compiled.RecordReader(parse_signature, context_codec(kind), Record)
+
+
+def with_contexts(
+    message: memoryview, at: int, count: int, longest: int, replace: Callable[[memoryview], bytes]
+) -> tuple[list[bytes | memoryview], int]:
+    """Replace the contexts of more than ``longest`` bytes in response records.
+
+    Returns parts that, joined, are the records, and where in the message those end that were
+    replaced. Raises ValueError or struct.error when they are cut short.
+    """
+    parts: list[bytes | memoryview] = []
+    for _ in range(count):
+        ticket, signed, said, word, tensors, dims = _RECORD.unpack_from(message, at)
+        context = at + _RECORD.size + signed
+        end = context + said + _DIM_BYTES * dims + _TENSOR_REF.size * tensors
+        if end > len(message):
+            raise ValueError(_CUT)
+        if said > longest:
+            made = replace(message[context : context + said])
+            parts += (
+                _RECORD.pack(ticket, signed, len(made), word, tensors, dims),
+                message[at + _RECORD.size : context],
+                made,
+                message[context + said : end],
+            )
+        else:
+            parts.append(message[at:end])
+        at = end
+    return parts, at
 
 
 class _RecordReader:

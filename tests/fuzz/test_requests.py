@@ -16,10 +16,10 @@ from gpubridge.dataplane import InferTargets
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
+from gpubridge.engine.workers import Workers
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener, HttpSettings
 from gpubridge.frontend.infer import InferEndpoint
 from gpubridge.frontend.shared_memory import RequestMemory
-from gpubridge.frontend.workers import Workers
 from gpubridge.host_shm import Budget
 from gpubridge.protocol.generate import parse_generate
 from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype

@@ -14,6 +14,7 @@ from hypothesis import example, given
 from gpubridge.dataplane import ModelCounters
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_connection import ConnectionEvents, StubConnection
+from gpubridge.engine.workers import Workers
 from gpubridge.transport.channel import pair
 from gpubridge.transport.context import CallContext, ResponseContext
 from gpubridge.transport.messages import (
@@ -30,6 +31,7 @@ from tests.fuzz.stub_desk import Asked
 
 _encode = record_encoder()
 _NONE = encode_tensors(())
+WORKERS = Workers()
 _NUMBERS = st.sampled_from(
     [0, 1, -1, 1 << 31, 1 << 32, 1 << 63, 1 << 64, 1 << 70, 1.5, None, "1", []]
 )
@@ -143,6 +145,7 @@ async def _hear(messages: list[bytes]) -> None:
             lambda fields: None,
             lambda reason: None,
         ),
+        WORKERS,
     )
     asked = [Asked(regions.arena("m")) for _ in range(3)]
     link.submit([asked[0].request, asked[1].request])

@@ -141,7 +141,7 @@ The first request of a stub is batch 1 and has ticket 0.
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    for name in ("bystander", "forker", "parallel", "talker", "placer", "memory", *LIES):
+    for name in ("bystander", "forker", "parallel", "talker", "placer", "memory", "long", *LIES):
         write_code_model(repository, name)
     with running_server(repository) as running:
         yield running
@@ -197,6 +197,47 @@ def test_only_sealed_memory_is_taken_from_a_stub(server, memory, what):
     assert status == 503
     assert what in error
     wait_until(lambda: server.is_ready("memory"), "the stub to run again", server)
+
+
+@pytest.mark.parametrize(
+    ("memory", "size", "what"),
+    [
+        ("bytes(5)", 1 << 21, "a long message of 2097152 bytes was announced, its memory holds 5"),
+        ("bytes(1 << 21)", 1 << 40, "a long message of 1099511627776 bytes was announced"),
+        ("bytes([19]) + b'{' * (1 << 21)", (1 << 21) + 1, "no JSON"),
+        (
+            "long_error('x' * (1 << 21), b'x' * 9, b'\\xff' * 9)",
+            None,
+            "an error whose text is no UTF-8",
+        ),
+        ("long_error('x' * (1 << 21))[:-1]", None, "RESULTS message: it ends in the middle"),
+        (
+            "results(encode(0, *NONE, (), 1, context=ResponseContext(set_aside=0).encoded()))",
+            None,
+            "a response whose texts are nowhere",
+        ),
+    ],
+)
+def test_a_lie_in_a_long_message_ends_its_stub(server, memory, size, what):
+    code = f"""{CHANNEL}
+from gpubridge.transport.channel import Channel
+from gpubridge.transport.context import ResponseContext
+def long_error(text, *changed):
+    context = ResponseContext(error=text).encoded().replace(*changed or (b"", b""), 1)
+    return results(encode(0, *NONE, (), 1, context=context))
+message, size = {memory}, {size}
+if size is None:
+    Channel(channel()).send(message)
+else:
+    fd = os.memfd_create("message")
+    os.write(fd, message)
+    socket.send_fds(channel(), [bytes(4) + size.to_bytes(8, "little")], [fd])
+time.sleep(1000)
+"""
+    status, error = server.ask(code, "long")
+    assert status == 503
+    assert what in error
+    wait_until(lambda: server.is_ready("long"), "the stub to run again", server)
 
 
 # -- forks ----------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ from gpubridge.dataplane import InferTargets
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
+from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener, HttpSettings
 from gpubridge.frontend.infer import InferEndpoint
 from gpubridge.frontend.shared_memory import RequestMemory
-from gpubridge.frontend.workers import Workers
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.request import InferResponse
 from gpubridge.transport.signatures import Signature, TensorSpec

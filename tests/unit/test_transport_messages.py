@@ -10,7 +10,7 @@ from hypothesis import example, given, settings, strategies as st
 from gpubridge.tensor import native
 from gpubridge.transport import records as records_room
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.context import RequestContext
+from gpubridge.transport.context import RequestContext, ResponseContext
 from gpubridge.transport.messages import (
     Kind,
     ResponseFlag,
@@ -18,7 +18,9 @@ from gpubridge.transport.messages import (
     decode_control,
     decode_execute,
     encode_frame,
+    encode_responses,
     encode_result_batch,
+    set_long_texts_aside,
 )
 from gpubridge.transport.records import record_encoder, record_reader
 from gpubridge.transport.signatures import (
@@ -27,7 +29,7 @@ from gpubridge.transport.signatures import (
     encode_signature,
     encode_tensors,
 )
-from tests.unit.server_messages import decode_results, encode_batch
+from tests.unit.server_messages import decode_responses, decode_results, encode_batch
 
 U32 = st.integers(0, (1 << 32) - 1)
 U64 = st.integers(0, (1 << 64) - 1)
@@ -296,3 +298,60 @@ def test_rare_messages_round_trip():
     message = control_message(Kind.REGION, region=5, size=1 << 40, text="ä\0")
     assert message[0] == Kind.REGION
     assert decode_control(memoryview(message)) == {"region": 5, "size": 1 << 40, "text": "ä\0"}
+
+
+SAID = st.text("aé\n", max_size=40)
+SPOKEN = st.lists(
+    st.tuples(st.builds(ResponseContext, parameters=SAID, error=SAID, code=st.none() | U32), TEXT),
+    max_size=5,
+)
+
+
+@given(st.lists(SPOKEN, min_size=1, max_size=3), st.booleans())
+def test_a_message_means_the_same_with_its_long_texts_set_aside(batches, in_batches):
+    longest = 20
+    reader = record_reader(ResponseContext)
+    made = [
+        [
+            record_encoder()(1, *encode_tensors([(name, "FP32", [2])]), [1, 2, 3, 4], 5, b"", c)
+            for context, name in spoken
+            for c in [context.encoded()]
+        ]
+        for spoken in batches
+    ]
+    if in_batches:
+        parts = [encode_result_batch(7, (1, 2, 3), 4, records) for records in made]
+        message = encode_frame(Kind.RESULTS, parts)
+    else:
+        message = encode_responses(made[0], 9)
+        batches = batches[:1]
+    short, texts = set_long_texts_aside(message, longest)
+    if in_batches:
+        decoded = [batch.records for batch in decode_results(short, reader)]
+    else:
+        decoded = [decode_responses(short, reader)[0]]
+    used = 0
+    for spoken, records in zip(batches, decoded, strict=True):
+        for (context, name), record in zip(spoken, records, strict=True):
+            got = record.context
+            assert [spec.name for spec in record.signature.tensors] == [name]
+            if len(context.encoded()) > longest:
+                assert got.set_aside == used
+                taken = {field: str(text, "utf-8") for field, text in texts[used].items()}
+                used += 1
+                got = got.changed(set_aside=None, **taken)
+            assert got == context
+            assert all(len(text.encode()) <= longest for text in (record.context.error,))
+    assert used == len(texts)
+
+
+def test_a_malformed_message_is_left_as_it_is():
+    context = ResponseContext(error="x" * 100)
+    record = record_encoder()(1, *encode_tensors([]), [], 1, b"", context.encoded())
+    whole = encode_responses([record], 0)
+    for end in range(1, len(whole)):
+        assert set_long_texts_aside(whole[:end], 10) == (whole[:end], [])
+    marked = record_encoder()(
+        1, *encode_tensors([]), [], 1, b"", context.changed(set_aside=0).encoded()
+    )
+    assert set_long_texts_aside(encode_responses([marked], 0), 10)[1] == []

@@ -12,17 +12,20 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Any
 
 from gpubridge.engine.announcements import Announcements
 from gpubridge.engine.devices.edge_events import tell_waits
 from gpubridge.engine.hand_over import for_others, shared
 from gpubridge.engine.instance import Instance
+from gpubridge.engine.long_messages import LongMessages
 from gpubridge.engine.model import Model
 from gpubridge.engine.placed_response import PlacedResponse
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.send_queue import SendQueue
 from gpubridge.engine.stub_connection import StubConnection
 from gpubridge.engine.tracing import UNTRACED, Caused
+from gpubridge.engine.workers import HEAVY_BYTES
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.calls.answer_signatures import encoded_signature
 from gpubridge.frontend.calls.called_models import CalledModels
@@ -32,7 +35,13 @@ from gpubridge.frontend.calls.requests import CallForms
 from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome
 from gpubridge.transport.calls import CallKind, decode_records, encode_records
-from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, close_all
+from gpubridge.transport.channel import (
+    Channel,
+    ChannelClosed,
+    MalformedMessage,
+    close_all,
+    is_unread,
+)
 from gpubridge.transport.context import CallContext, ResponseContext
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.messages import ResponseFlag, decode_control
@@ -123,9 +132,10 @@ class StubCalls:
         )
         self._answers: list[bytes] = []
         self._open = True
+        self._long = LongMessages(link.workers, self._decode, self._take_long)
         self._questions = server.questions(caller, self._send_queue.send, self._catch_up)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(sock.fileno(), self._on_readable)
+        self._listen(True)
         link.on_abandoned = self._give_up
 
     def close(self) -> None:
@@ -138,6 +148,7 @@ class StubCalls:
         for call in calls.values():
             call.request.cancel()
         self._announcements.close()
+        self._long.close()
         self._channel.close()
 
     def drop_region(self, region: int) -> None:
@@ -156,42 +167,75 @@ class StubCalls:
     def _mute(self) -> None:
         if self._open:
             self._open = False
-            self._loop.remove_reader(self._channel.fileno())
+            self._listen(False)
             self._send_queue.close()
+
+    def _listen(self, on: bool) -> None:
+        if on:
+            self._loop.add_reader(self._channel.fileno(), self._on_readable)
+        else:
+            self._loop.remove_reader(self._channel.fileno())
 
     # -- calls -----------------------------------------------------------------------------------
 
     def _catch_up(self) -> None:
         for _ in range(_HEARD_TOGETHER):
-            if not self._open or not self._on_readable():
+            # What is behind a long message is heard when a worker has read that.
+            if not self._open or self._long.reading or not self._on_readable():
                 return
 
     def _on_readable(self) -> bool:
-        """Take one message; returns whether there was one."""
+        """Take one message, or have it read if it is long; returns whether there was one."""
         try:
-            message, fds = self._channel.receive()
-            try:
-                self._take(message, fds)
-            finally:
-                close_all(fds)
+            message, fds = self._channel.receive(HEAVY_BYTES)
+            if is_unread(message):
+                self._listen(False)
+                self._long.begin(message, fds)
+            else:
+                try:
+                    self._take(*self._decode(message), fds)
+                finally:
+                    close_all(fds)
         except BlockingIOError:
             return False
         except ChannelClosed:
             self._mute()
         except MalformedMessage as error:
-            self._mute()
-            self._link.distrust(f"sent a malformed call ({error.message})")
+            self._refuse(error)
         return True
 
-    def _take(self, message: bytes, fds: Sequence[int]) -> None:
+    def _refuse(self, error: BridgeError) -> None:
+        self._mute()
+        self._link.distrust(f"sent a malformed call ({error.message})")
+
+    def _take_long(self, decoded: tuple[int, Any] | BridgeError, fds: list[int]) -> None:
+        """Take a message that a worker has read, and go on with those behind it."""
+        try:
+            if isinstance(decoded, BridgeError):
+                self._refuse(decoded)
+            elif self._open:
+                self._take(*decoded, fds)
+        except MalformedMessage as error:
+            self._refuse(error)
+        finally:
+            close_all(fds)
+            if self._open:
+                self._listen(True)
+
+    def _decode(self, message: bytes) -> tuple[int, Any]:
+        """Return the kind of a message, and its records or its fields."""
         kind = message[0]
         if kind == CallKind.CALL:
-            self._link.busy_poll.heard()
-            self._begin_all(decode_records(message, self._reader, named=True))
-            return
+            return kind, decode_records(message, self._reader, named=True)
         if kind not in (CallKind.CANCEL, CallKind.TAKEN, CallKind.ASK, CallKind.CLOSE_FAMILY):
             raise MalformedMessage(f"unknown kind {kind}")
-        fields = decode_control(message)
+        return kind, decode_control(message)
+
+    def _take(self, kind: int, fields: Any, fds: Sequence[int]) -> None:
+        if kind == CallKind.CALL:
+            self._link.busy_poll.heard()
+            self._begin_all(fields)
+            return
         if kind == CallKind.ASK:
             self._questions.take(fields, fds)
             return

@@ -6,7 +6,7 @@ import enum
 
 from gpubridge.dataplane import HeaderFields
 from gpubridge.errors import BridgeError
-from gpubridge.protocol.grpc.status import grpc_message, grpc_status
+from gpubridge.protocol.grpc.status import MESSAGE_LIMIT, grpc_message, grpc_status
 
 __all__ = [
     "OK_TRAILERS",
@@ -56,6 +56,10 @@ def failure(error: BridgeError | CallFailed, *, begun: bool) -> HeaderFields:
     begun : bool
         Whether the headers of the response were sent; they are among the fields if not.
     """
-    number = grpc_status(error.code) if isinstance(error, BridgeError) else int(error.status)
-    fields = [(b"grpc-status", b"%d" % number), (b"grpc-message", grpc_message(error.message))]
+    if isinstance(error, BridgeError):
+        # One more than is sent, so that the end shows that there is more.
+        number, text = grpc_status(error.code), error.opening(MESSAGE_LIMIT + 1)
+    else:
+        number, text = int(error.status), error.message
+    fields = [(b"grpc-status", b"%d" % number), (b"grpc-message", grpc_message(text))]
     return HeaderFields(fields if begun else [_STATUS, _CONTENT_TYPE, *fields])

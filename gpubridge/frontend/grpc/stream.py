@@ -321,8 +321,7 @@ def _frame(
         When it is an error, or cannot be encoded.
     """
     if not isinstance(outcome, InferResponse):
-        # A copy: the traceback of the error itself would hold frames that hold it.
-        raise BridgeError(outcome.message, outcome.code)
+        raise outcome.copy()
     model = known.model
     return encode_stream_response(
         known.form, request.identifier, outcome, model.config, model.version, final=final
@@ -333,7 +332,7 @@ def _failure(
     known: KnownRequest[Model], request: InferRequest, error: BridgeError, *, final: bool
 ) -> FrameSegments:
     """Encode an error that is the answer of a model, or one of its answers."""
-    return failure_frame(error.message, known.model.name, request.identifier, final=final)
+    return failure_frame(error, known.model.name, request.identifier, final=final)
 
 
 def _identifier(message: bytes) -> str:

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from gpubridge.dataplane import HttpExchange
+from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.coding import Inflater, compress
 from gpubridge.frontend.http.message import Exchange, RequestHandler
-from gpubridge.frontend.workers import Workers
 from gpubridge.host_shm import LARGE_BYTES, Body, PrivateBytes
 
 __all__ = ["CodedBodies", "CollectedBody", "give_up"]

@@ -17,13 +17,13 @@ from gpubridge.dataplane import (
     IdleConnections,
     InferTargets,
 )
+from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody, give_up
 from gpubridge.frontend.http.faults import FAULTS, Fault
 from gpubridge.frontend.http.message import HttpSettings, RequestHandler, Router
 from gpubridge.frontend.http.watch import Late, Stage, Watch
 from gpubridge.frontend.lateness import bytes_per_second
-from gpubridge.frontend.workers import Workers
 from gpubridge.host_shm import LARGE_BYTES, Account, Body, Budget
 
 __all__ = ["HttpConnection", "HttpListener", "HttpSettings"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.dataplane import MessageResponseTemplate
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, LongError
 from gpubridge.model_io import as_configured
 from gpubridge.protocol.classification import classified
 from gpubridge.protocol.grpc.messages import message_class
@@ -28,6 +28,8 @@ _UINT64 = range(1 << 64)
 _ELSEWHERE, _BINARY = 0, 1
 
 _FINAL = "triton_final_response"
+_ERROR_MESSAGE = 1 << 3 | 2
+"""The tag of that field of ModelStreamInferResponse."""
 
 
 @dataclass(slots=True, eq=False)
@@ -182,14 +184,26 @@ def error_frame(text: str, identifier: str) -> FrameSegments:
     return [encode_frame(message.SerializeToString())]
 
 
-def failure_frame(text: str, model: str, identifier: str, *, final: bool) -> FrameSegments:
+def failure_frame(error: BridgeError, model: str, identifier: str, *, final: bool) -> FrameSegments:
     """Return the frame of a response that is an error; ``final`` when no other one follows it.
 
     Clients that have several requests on a stream count by that flag which of them are over.
     """
-    message = message_class("ModelStreamInferResponse")(error_message=_text(text))
+    message = message_class("ModelStreamInferResponse")()
     _tell_final(message.infer_response, model, identifier, final)
-    return [encode_frame(message.SerializeToString())]
+    if not isinstance(error, LongError):
+        message.error_message = _text(error.message)
+        return [encode_frame(message.SerializeToString())]
+    # The text as it is, in a field of its own behind the others.
+    opening = bytearray(message.SerializeToString())
+    opening.append(_ERROR_MESSAGE)
+    length = len(error.text)
+    while length > 0x7F:
+        opening.append(length & 0x7F | 0x80)
+        length >>= 7
+    opening.append(length)
+    size = len(opening) + len(error.text)
+    return [b"\0%b%b" % (size.to_bytes(4, "big"), bytes(opening)), error.text]
 
 
 def final_frame(model: str, identifier: str) -> FrameSegments:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from gpubridge.errors import BridgeError
 
 HEAVY_BYTES = 1 << 20
-"""Parsing, formatting or decompressing more than this is a worker's."""
+"""Reading, parsing, formatting or decompressing more than this is a worker's."""
 
 _THREADS = 2
 _NICE = 10
@@ -35,11 +35,11 @@ class Workers:
 
     def run(
         self, work: Callable[[], _Result], done: Callable[[_Result | BridgeError], None]
-    ) -> None:
+    ) -> Future[_Result]:
         """Run ``work`` in a thread, then ``done`` on the event loop with its result or error.
 
         Only to be called on the event loop. An exception other than BridgeError is logged and handed
-        on as one.
+        on as one. Once the future that is returned was cancelled, neither runs.
         """
         loop = asyncio.get_running_loop()
 
@@ -48,7 +48,9 @@ class Workers:
                 outcome: _Result | BridgeError = _outcome(future)
                 loop.call_soon_threadsafe(partial(done, outcome))
 
-        self._pool.submit(work).add_done_callback(finished)
+        future = self._pool.submit(work)
+        future.add_done_callback(finished)
+        return future
 
     def close(self) -> None:
         """Wait for the work in progress; drop what has not begun."""

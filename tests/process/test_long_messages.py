@@ -1,0 +1,153 @@
+"""Responses and calls that say so much that a worker of the server reads them: whole, and in order."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.process.callers import run, write_models as write_callers
+from tests.process.server import running_server
+from tests.process.streams import Stream, triton, write_models
+
+MEGABYTES = 3
+TEXT = 'é"\\\n\x01😀' * (MEGABYTES * 100_000)
+LONG = f"""'é"\\\\\\n\\x01😀' * {MEGABYTES * 100_000}"""
+FINAL_FLAG = "pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    write_models(repository)
+    write_callers(repository)
+    with running_server(repository) as running:
+        yield running
+
+
+def coded(code):
+    tensor = triton.InferInput("CODE", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([code], object))
+    return tensor
+
+
+def ask(server, code, path="one/infer"):
+    tensor = {"name": "CODE", "datatype": "BYTES", "shape": [1], "data": [code]}
+    body = {"CODE": code} if "generate" in path else {"inputs": [tensor]}
+    status, _, answer = server.request("POST", f"/v2/models/{path}", json.dumps(body))
+    return status, answer
+
+
+@pytest.mark.parametrize(("path", "status"), [("one/infer", 500), ("one/generate", 400)])
+def test_a_long_error_is_told_whole_over_http(server, path, status):
+    got, answer = ask(server, f"result = failure({LONG})", path)
+    assert got == status
+    assert json.loads(answer) == {"error": TEXT}
+
+
+def test_a_long_error_is_an_event_of_a_generated_stream(server):
+    code = f"""
+sender = request.get_response_sender()
+sender.send(failure({LONG}))
+sender.send(answer(1), flags=FINAL)
+"""
+    _, answer = ask(server, code, "m/generate_stream")
+    first, second = (json.loads(event[6:]) for event in answer.strip().split(b"\n\n"))
+    assert first == {"error": TEXT}
+    assert second["OUT"] == "1"
+
+
+def test_the_beginning_of_a_long_error_is_the_message_of_a_grpc_status(server):
+    client = triton.InferenceServerClient(server.grpc_url)
+    with client, pytest.raises(triton.InferenceServerException) as told:
+        client.infer("one", [coded("result = failure('x' * 4_000_000)")])
+    assert told.value.message() == "x" * 6141 + "..."
+
+
+def test_long_parameters_are_told_whole(server):
+    code = (
+        "out = pb_utils.Tensor('OUT', np.array(['x'], object))\n"
+        f"result = pb_utils.InferenceResponse([out], parameters={{'long': {LONG}, 'short': 7}})"
+    )
+    status, answer = ask(server, code)
+    assert status == 200
+    assert json.loads(answer)["parameters"] == {"long": TEXT, "short": 7}
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        response = client.infer("one", [coded(code)]).get_response()
+    assert response.parameters["long"].string_param == TEXT
+    assert response.parameters["short"].int64_param == 7
+
+
+def test_responses_keep_their_order_around_a_long_one(server):
+    code = f"""
+sender = request.get_response_sender()
+for number in range(3):
+    sender.send(answer(number))
+    sender.send(failure(str(number) + {LONG}))
+sender.send(flags=FINAL)
+"""
+    with Stream(server) as stream:
+        stream.ask(code, "a")
+        for number in range(3):
+            assert stream.take() == ("a", str(number), False)
+            assert stream.take() == str(number) + TEXT
+        assert stream.take() == ("a", None, True)
+
+
+def test_what_a_stub_has_said_before_its_death_is_told_however_long(server):
+    code = f"""
+sender = request.get_response_sender()
+sender.send(answer("first"))
+sender.send(failure({LONG}))
+sender.send(answer("last"))
+sender.send(failure({LONG}))
+os.kill(os.getpid(), 9)
+"""
+    with Stream(server) as stream:
+        stream.ask(code, "a")
+        assert stream.take()[1] == "first"
+        assert stream.take() == TEXT
+        assert stream.take()[1] == "last"
+        assert stream.take() == TEXT
+        assert stream.take().startswith("Stub process 'm_0' is not healthy.")
+        stream.ask(f"request.get_response_sender().send(answer('again'), flags={FINAL_FLAG})", "b")
+        assert stream.take() == ("b", "again", True)
+
+
+def test_a_request_that_is_cancelled_beside_a_long_response_ends(server):
+    code = f"""
+sender = request.get_response_sender()
+while not sender.is_cancelled():
+    sender.send(failure({LONG}))
+sender.send(flags=FINAL)
+"""
+    with Stream(server) as stream:
+        stream.ask(code, "a")
+        assert stream.take() == TEXT
+    with Stream(server) as stream:
+        stream.ask(f"request.get_response_sender().send(answer('next'), flags={FINAL_FLAG})", "b")
+        assert stream.take() == ("b", "next", True)
+
+
+def test_calls_with_long_parameters_are_made_in_order(server):
+    code = """
+async def all_of_them():
+    calls = [
+        call(number, parameters={"text": "y" * length}).async_exec()
+        for number, length in enumerate([3_000_000, 1, 2_000_000, 2])
+    ]
+    return await asyncio.gather(*calls)
+answers = asyncio.run(all_of_them())
+said = [(show(each)["SUM"][0], each.parameters().count("y")) for each in answers]
+"""
+    assert run(server, code) == "[(1.0, 3000000), (2.0, 1), (3.0, 2000000), (4.0, 2)]"
+
+
+def test_a_long_error_of_a_called_model_reaches_its_caller(server):
+    code = """
+inputs = [tensor("CODE", ["result = failure('x' * 3_000_000)"], object)]
+response = call(model="one", inputs=inputs, outputs=["OUT"]).exec()
+said = response.error().message() == 'x' * 3_000_000
+"""
+    assert run(server, code) == "True"
