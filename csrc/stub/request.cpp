@@ -240,19 +240,22 @@ nb::object received_request(PyTypeObject* kind, const Received& received) {
   const Known& python = known();
   nb::object made = allocate<Request>(kind);
   auto& fields = as<Request>(made.ptr())->fields;
-  assign(fields[kInputs], received.inputs.ptr());
-  assign(fields[kRequestId], received.id.is_valid() ? received.id.ptr() : python.empty);
-  assign(fields[kRequested], received.requested.ptr());
-  assign(fields[kModelName], received.model_name.ptr());
-  assign(fields[kModelVersion], received.model_version.ptr());
-  assign(fields[kArrival], received.arrival.ptr());
-  assign(fields[kCorrelationId], python.zero);
-  assign(fields[kFlags], python.zero);
-  assign(fields[kTimeout], python.zero);
-  assign(fields[kRequestParameters], python.no_parameters);
-  assign(fields[kTrace], python.no_trace);
-  assign(fields[kPreferredMemory], Py_None);
-  assign(fields[kReleaseFlags], python.zero);
+  const auto put = [&](RequestField field, nb::handle value, PyObject* otherwise) {
+    assign(fields[field], value.is_valid() ? value.ptr() : otherwise);
+  };
+  put(kInputs, received.inputs, nullptr);
+  put(kRequestId, received.id, python.empty);
+  put(kCorrelationId, received.correlation_id, python.zero);
+  put(kRequested, received.requested, nullptr);
+  put(kFlags, received.flags, python.zero);
+  put(kTimeout, received.timeout, python.zero);
+  put(kRequestParameters, received.parameters, python.no_parameters);
+  put(kModelName, received.model_name, nullptr);
+  put(kModelVersion, received.model_version, nullptr);
+  put(kTrace, received.trace, python.no_trace);
+  put(kPreferredMemory, {}, Py_None);
+  put(kReleaseFlags, {}, python.zero);
+  put(kArrival, received.arrival, nullptr);
   return made;
 }
 

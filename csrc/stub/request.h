@@ -33,14 +33,20 @@ struct Request {
           fields;
 };
 
-// What differs between requests that arrived without a context.
+// What a request that arrived consists of; objects that are not there stand for what requests have
+// that say nothing.
 struct Received {
-  nanobind::object inputs;
-  nanobind::object id;  // none is the empty one
-  nanobind::handle requested;
-  nanobind::handle model_name;
-  nanobind::handle model_version;
-  nanobind::object arrival;
+  nanobind::object inputs = {};
+  nanobind::object id = {};
+  nanobind::object correlation_id = {};
+  nanobind::object flags = {};
+  nanobind::object timeout = {};
+  nanobind::object parameters = {};
+  nanobind::object trace = {};
+  nanobind::handle requested = {};
+  nanobind::handle model_name = {};
+  nanobind::handle model_version = {};
+  nanobind::object arrival = {};
 };
 
 // A request that arrived, of a class derived from the type.

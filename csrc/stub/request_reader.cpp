@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "ipc/context.h"
-#include "little_endian.h"
 #include "stub/arrival.h"
 #include "stub/heap_type.h"
 #include "stub/request.h"
@@ -15,23 +14,38 @@ namespace gpubridge::stub {
 namespace {
 
 constexpr std::size_t kFormsKept = 4096;
+constexpr std::size_t kControlsKept = 1024;
 
 PyTypeObject* type_of(const nb::type_object& type) {
   return reinterpret_cast<PyTypeObject*>(type.ptr());
 }
 
-bool says_only_shared(std::string_view context) {
-  return context.size() == sizeof(std::uint32_t) &&
-         get_number<std::uint32_t>(context.data()) == context_bit(ContextField::kShared);
+template <typename... Fields>
+constexpr std::uint32_t bits_of(Fields... fields) {
+  return (context_bit(fields) | ...);
+}
+
+// What Python need not be asked for.
+constexpr std::uint32_t kPlainFields =
+    bits_of(ContextField::kFlags, ContextField::kCorrelationId, ContextField::kCorrelationText,
+            ContextField::kTimeout, ContextField::kParameters, ContextField::kTrace,
+            ContextField::kShared, ContextField::kControls);
+constexpr std::uint32_t kKnownFields =
+    kPlainFields | bits_of(ContextField::kStateSlot, ContextField::kStateStarts,
+                           ContextField::kClient, ContextField::kDevice,
+                           ContextField::kDeviceOutputs, ContextField::kWaits);
+
+nb::object text_of(std::string_view text) {
+  return checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
 }
 
 }  // namespace
 
 TensorReader::TensorReader(nb::object parse_signature, nb::object outputs, nb::type_object tensor,
                            LeaseBook& book)
-    : parse_signature_(std::move(parse_signature)),
+    : tensor_(std::move(tensor)),
+      parse_signature_(std::move(parse_signature)),
       outputs_(std::move(outputs)),
-      tensor_(std::move(tensor)),
       book_(book) {}
 
 RecordForm& TensorReader::form(const RecordView& record) {
@@ -99,32 +113,88 @@ nb::object TensorReader::tensors(const RecordView& record, const RecordForm& for
   return tensors;
 }
 
-RequestReader::RequestReader(TensorReader reader, nb::object make_origin, ModelWords model,
+RequestReader::RequestReader(TensorReader reader, ReaderParts parts, ModelWords model,
                              nb::type_object request)
     : TensorReader(std::move(reader)),
-      make_origin_(std::move(make_origin)),
+      parts_(std::move(parts)),
       model_(std::move(model)),
       request_(std::move(request)) {}
 
-bool RequestReader::is_plain(const RecordView& record) const {
-  return (record.context().empty() || says_only_shared(record.context())) && exists(record);
+Context RequestReader::context(const RecordView& record) {
+  return Context::read(record.context(), kKnownFields);
+}
+
+bool RequestReader::is_plain(const RecordView& record, const Context& context) const {
+  return (context.mask() & ~kPlainFields) == 0 && exists(record);
 }
 
 nb::object RequestReader::arrival(nb::handle message, std::size_t at) const {
-  return make_arrival(message, at, make_origin_);
+  return make_arrival(message, at, parts_.make_origin);
 }
 
 nb::object RequestReader::request(const RecordView& record, const RecordForm& form,
                                   nb::handle arrival) {
-  nb::object inputs = tensors(record, form, !record.context().empty());
-  const std::string_view id = record.identifier();
-  nb::object identifier;
-  if (!id.empty()) {
-    identifier =
-        checked(PyUnicode_DecodeUTF8(id.data(), static_cast<Py_ssize_t>(id.size()), nullptr));
+  const Context context = this->context(record);
+  nb::object inputs = tensors(record, form, context.has(ContextField::kShared));
+  if (context.has(ContextField::kControls)) {
+    add_controls(context.text(ContextField::kControls), inputs);
   }
-  return received_request(type_of(request_), {std::move(inputs), std::move(identifier), form.wanted,
-                                              model_.name, model_.version, nb::borrow(arrival)});
+  Received received{.inputs = std::move(inputs),
+                    .requested = form.wanted,
+                    .model_name = model_.name,
+                    .model_version = model_.version,
+                    .arrival = nb::borrow(arrival)};
+  if (!record.identifier().empty()) received.id = text_of(record.identifier());
+  if (context.mask() != 0) take_context(context, received);
+  return received_request(type_of(request_), received);
+}
+
+void RequestReader::take_context(const Context& context, Received& received) const {
+  const auto number = [&](ContextField field, nb::object& to) {
+    if (context.has(field)) to = nb::int_(context.number(field));
+  };
+  number(ContextField::kFlags, received.flags);
+  number(ContextField::kTimeout, received.timeout);
+  number(ContextField::kCorrelationId, received.correlation_id);
+  if (context.has(ContextField::kCorrelationText)) {
+    received.correlation_id = text_of(context.text(ContextField::kCorrelationText));
+  }
+  if (context.has(ContextField::kParameters)) {
+    received.parameters = text_of(context.text(ContextField::kParameters));
+  }
+  if (context.has(ContextField::kTrace)) {
+    received.trace = parts_.make_trace(context.number(ContextField::kTrace));
+  }
+}
+
+// Appends the control inputs that a context says. Those of numbers are remembered by the text: it
+// repeats itself within a sequence.
+void RequestReader::add_controls(std::string_view told, nb::handle inputs) {
+  const auto add = [&](nb::object tensor) {
+    if (PyList_Append(inputs.ptr(), tensor.ptr()) != 0) throw nb::python_error();
+  };
+  if (const auto found = controls_.find(told); found != controls_.end()) {
+    for (const Control& control : found->second) {
+      add(received_tensor(type_of(tensor_), control.name, control.datatype, control.shape,
+                          checked(PyByteArray_FromObject(control.bytes.ptr())), nullptr));
+    }
+    return;
+  }
+  std::vector<Control> made;
+  bool numbers = true;
+  for (nb::handle tensor : nb::cast<nb::list>(parts_.make_controls(text_of(told)))) {
+    const auto& fields = as<Tensor>(tensor.ptr())->fields;
+    // Strings have been serialised.
+    numbers = numbers && fields[kSource] == nullptr;
+    if (numbers) {
+      made.push_back({nb::borrow(fields[kName]), nb::borrow(fields[kDatatype]),
+                      nb::borrow(fields[kShape]), checked(PyBytes_FromObject(fields[kArray]))});
+    }
+    add(nb::borrow(tensor));
+  }
+  if (!numbers) return;
+  if (controls_.size() >= kControlsKept) controls_.clear();
+  controls_.emplace(told, std::move(made));
 }
 
 }  // namespace gpubridge::stub

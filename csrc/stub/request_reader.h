@@ -9,8 +9,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ipc/context.h"
 #include "ipc/records.h"
 #include "memory/lease_book.h"
+#include "stub/request.h"
 #include "text_hash.h"
 
 namespace gpubridge::stub {
@@ -48,28 +50,38 @@ class TensorReader {
   // A list of the tensors of a record whose memory is there.
   nanobind::object tensors(const RecordView& record, const RecordForm& form, bool read_only);
 
+ protected:
+  nanobind::type_object tensor_;
+
  private:
   void take_shapes(const RecordView& record, RecordForm& form) const;
 
   nanobind::object parse_signature_;
   nanobind::object outputs_;
-  nanobind::type_object tensor_;
   LeaseBook& book_;
   std::vector<Place> places_;
   std::unordered_map<std::string, RecordForm, TextHash, std::equal_to<>> known_;
 };
 
-// Makes requests of records whose context says at most that others look at the inputs, too, in
-// memory that the server has lent.
+// What a reader of requests needs of Python.
+struct ReaderParts {
+  nanobind::object make_origin;    // that of `Arrival`
+  nanobind::object make_controls;  // gives the control inputs that the text of a context says
+  nanobind::object make_trace;     // gives the InferenceTrace of a number
+};
+
+// Makes requests in memory that the server has lent.
 class RequestReader : public TensorReader {
  public:
-  // `make_origin` is that of `Arrival`.
-  RequestReader(TensorReader reader, nanobind::object make_origin, ModelWords model,
+  RequestReader(TensorReader reader, ReaderParts parts, ModelWords model,
                 nanobind::type_object request);
 
-  // Says whether a request is of memory that is there, with nothing said of it but where it is, and
-  // whether others look at it.
-  [[nodiscard]] bool is_plain(const RecordView& record) const;
+  // What is said of a request besides its tensors; throws MalformedContext.
+  static Context context(const RecordView& record);
+
+  // Says whether a request is of memory that is there, and nothing is said of it that only Python
+  // knows.
+  [[nodiscard]] bool is_plain(const RecordView& record, const Context& context) const;
 
   // Makes a request of a plain record; its inputs are read-only where others look at them.
   nanobind::object request(const RecordView& record, const RecordForm& form,
@@ -78,9 +90,21 @@ class RequestReader : public TensorReader {
   [[nodiscard]] nanobind::object arrival(nanobind::handle message, std::size_t at) const;
 
  private:
-  nanobind::object make_origin_;
+  // A control input of a sequence, whose bytes each request gets for its own.
+  struct Control {
+    nanobind::object name;
+    nanobind::object datatype;
+    nanobind::object shape;
+    nanobind::object bytes;
+  };
+
+  void take_context(const Context& context, Received& received) const;
+  void add_controls(std::string_view told, nanobind::handle inputs);
+
+  ReaderParts parts_;
   ModelWords model_;
   nanobind::type_object request_;
+  std::unordered_map<std::string, std::vector<Control>, TextHash, std::equal_to<>> controls_;
 };
 
 }  // namespace gpubridge::stub

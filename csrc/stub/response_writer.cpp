@@ -2,9 +2,11 @@
 
 #include <cstring>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "buffer_view.h"
+#include "ipc/context.h"
 #include "ipc/records.h"
 #include "stub/heap_type.h"
 #include "stub/response.h"
@@ -20,6 +22,27 @@ constexpr std::size_t kSignaturesKept = 4096;
 constexpr std::uint32_t kNoLease = 0xFFFFFFFFU;
 
 std::size_t aligned(std::size_t size) { return (size + kAlignment - 1) & ~(kAlignment - 1); }
+
+// What is said of a response besides its tensors, encoded.
+std::string context_of(PyObject* response) {
+  PyObject* parameters = as<Response>(response)->fields[kResponseParameters];
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(parameters, &size);
+  if (text == nullptr) throw nb::python_error();
+  const std::string_view json(text, static_cast<std::size_t>(size));
+  Context context;
+  if (json != "{}") context.set_text(ContextField::kParameters, json);
+  std::string encoded(context.size(), '\0');
+  context.write(encoded.data());
+  return encoded;
+}
+
+// Appends a record but for its references; returns where these go.
+char* append_record(const RecordParts& parts, std::string& out) {
+  const std::size_t begin = out.size();
+  out.resize(begin + parts.size());
+  return parts.write(out.data() + begin);
+}
 
 // What exports the bytes that are sent of a tensor.
 PyObject* exporter(const Tensor* tensor) {
@@ -41,10 +64,10 @@ ResponseWriter::ResponseWriter(nb::object encode_signature, nb::type_object tens
                                OutputPool& pool)
     : encode_signature_(std::move(encode_signature)), tensor_(std::move(tensor)), pool_(pool) {}
 
-bool ResponseWriter::write(std::uint32_t ticket, PyObject* response, nb::handle wanted,
-                           std::string& out, std::uint64_t& copied) {
+bool ResponseWriter::write(const ResponseTarget& target, PyObject* response, std::string& out,
+                           std::uint64_t& copied) {
   std::vector<Output> outputs;
-  if (!gather(response, wanted, outputs)) return false;
+  if (!gather(response, target.wanted, outputs)) return false;
   std::size_t total = 0;
   std::size_t sent = 0;
   for (const Output& output : outputs) {
@@ -53,23 +76,41 @@ bool ResponseWriter::write(std::uint32_t ticket, PyObject* response, nb::handle 
   }
   if (total > OutputPool::kMostBytes) return false;
   // First what may fail: a slot that was lent must be sent.
-  signature(outputs);
+  SignatureKey key;
+  for (const Output& output : outputs) key.add(output.tensor);
+  const std::string signature = this->signature(outputs, key);
+  const std::string context = context_of(response);
   std::optional<OutputPool::Slot> slot;
   if (total != 0) {
     slot = pool_.lend(total);
     if (!slot) return false;
   }
-  append(ticket, outputs, slot ? &*slot : nullptr, out);
+  char* to = append_record({.ticket = target.ticket,
+                            .word = target.flags,
+                            .tensors = static_cast<std::uint32_t>(outputs.size()),
+                            .signature = signature,
+                            .context = context,
+                            .identifier = {},
+                            .dims = key.dims},
+                           out);
+  std::size_t at = 0;
+  for (const Output& output : outputs) {
+    const std::size_t size = output.bytes.size();
+    TensorRef ref{0, 0, 0, kNoLease};
+    if (slot) {
+      if (size != 0) std::memcpy(slot->data + at, output.bytes.data(), size);
+      ref = {slot->place.region, slot->place.offset + at, size, slot->place.lease};
+    }
+    to = write_ref(to, ref);
+    at += aligned(size);
+  }
   copied += sent;
   return true;
 }
 
 bool ResponseWriter::gather(PyObject* response, nb::handle wanted, std::vector<Output>& outputs) {
   const auto& fields = as<Response>(response)->fields;
-  if (fields[kError] != Py_None || PyList_CheckExact(fields[kTensors]) == 0 ||
-      PyUnicode_CompareWithASCIIString(fields[kResponseParameters], "{}") != 0) {
-    return false;
-  }
+  if (fields[kError] != Py_None || PyList_CheckExact(fields[kTensors]) == 0) return false;
   const Py_ssize_t count = PyList_Size(fields[kTensors]);
   outputs.reserve(static_cast<std::size_t>(count));
   for (Py_ssize_t index = 0; index < count; ++index) {
@@ -92,11 +133,9 @@ bool ResponseWriter::gather(PyObject* response, nb::handle wanted, std::vector<O
   return true;
 }
 
-// Leaves the dims of the tensors in the key, and returns their signature.
-const std::string& ResponseWriter::signature(const std::vector<Output>& outputs) {
-  key_.clear();
-  for (const Output& output : outputs) key_.add(output.tensor);
-  const auto found = signatures_.find(key_.kinds);
+// Returns the signature of tensors that have such a key.
+std::string ResponseWriter::signature(const std::vector<Output>& outputs, const SignatureKey& key) {
+  const auto found = signatures_.find(key.kinds);
   if (found != signatures_.end()) return found->second;
   nb::list described;
   for (const Output& output : outputs) {
@@ -106,43 +145,16 @@ const std::string& ResponseWriter::signature(const std::vector<Output>& outputs)
   }
   const auto made = nb::cast<nb::bytes>(encode_signature_(described));
   if (signatures_.size() >= kSignaturesKept) signatures_.clear();
-  return signatures_.emplace(key_.kinds, std::string(made.c_str(), made.size())).first->second;
-}
-
-void ResponseWriter::append(std::uint32_t ticket, const std::vector<Output>& outputs,
-                            const OutputPool::Slot* slot, std::string& out) {
-  const std::string& known = signatures_.find(key_.kinds)->second;
-  RecordParts parts;
-  parts.ticket = ticket;
-  parts.tensors = static_cast<std::uint32_t>(outputs.size());
-  parts.signature = known;
-  parts.dims = key_.dims;
-  const std::size_t begin = out.size();
-  out.resize(begin + parts.size());
-  char* to = parts.write(out.data() + begin);
-  std::size_t at = 0;
-  for (const Output& output : outputs) {
-    const std::size_t size = output.bytes.size();
-    TensorRef ref{0, 0, 0, kNoLease};
-    if (slot != nullptr) {
-      if (size != 0) std::memcpy(slot->data + at, output.bytes.data(), size);
-      ref = {slot->place.region, slot->place.offset + at, size, slot->place.lease};
-    }
-    to = write_ref(to, ref);
-    at += aligned(size);
-  }
+  return signatures_.emplace(key.kinds, std::string(made.c_str(), made.size())).first->second;
 }
 
 void ResponseWriter::write_nothing(std::uint32_t ticket, std::uint32_t flags, std::string& out) {
-  const std::vector<Output> none;
-  signature(none);
+  const std::string signature = this->signature({}, {});
   RecordParts parts;
   parts.ticket = ticket;
   parts.word = flags;
-  parts.signature = signatures_.find(key_.kinds)->second;
-  const std::size_t begin = out.size();
-  out.resize(begin + parts.size());
-  parts.write(out.data() + begin);
+  parts.signature = signature;
+  append_record(parts, out);
 }
 
 }  // namespace gpubridge::stub

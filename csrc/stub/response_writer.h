@@ -13,15 +13,23 @@
 
 namespace gpubridge::stub {
 
-// Writes responses of plain tensors in host memory; everything else is left to Python.
+// Where a response goes. `wanted` holds the names of the outputs that are sent.
+struct ResponseTarget {
+  std::uint32_t ticket = 0;
+  std::uint32_t flags = 0;
+  nanobind::handle wanted;
+};
+
+// Writes responses of plain tensors in host memory; everything else is left to Python. Any thread
+// that has the interpreter's lock may, also while another one has let go of it in here.
 class ResponseWriter {
  public:
   // `encode_signature` makes the signature of tuples (name, datatype, rank).
   ResponseWriter(nanobind::object encode_signature, nanobind::type_object tensor, OutputPool& pool);
 
   // Appends the record of a response to `out` and counts what it copied; false where it is none
-  // that is written here. `wanted` holds the names of the outputs that are sent.
-  bool write(std::uint32_t ticket, PyObject* response, nanobind::handle wanted, std::string& out,
+  // that is written here.
+  bool write(const ResponseTarget& target, PyObject* response, std::string& out,
              std::uint64_t& copied);
 
   // Appends a record without tensors, with flags.
@@ -31,14 +39,11 @@ class ResponseWriter {
   struct Output;
 
   bool gather(PyObject* response, nanobind::handle wanted, std::vector<Output>& outputs);
-  const std::string& signature(const std::vector<Output>& outputs);
-  void append(std::uint32_t ticket, const std::vector<Output>& outputs,
-              const OutputPool::Slot* slot, std::string& out);
+  std::string signature(const std::vector<Output>& outputs, const SignatureKey& key);
 
   nanobind::object encode_signature_;
   nanobind::type_object tensor_;
   OutputPool& pool_;
-  SignatureKey key_;
   std::unordered_map<std::string, std::string> signatures_;
 };
 

@@ -17,11 +17,6 @@ struct SignatureKey {
   std::string kinds;
   std::string dims;
 
-  void clear() {
-    kinds.clear();
-    dims.clear();
-  }
-
   void add(const Tensor* tensor) {
     PyObject* shape = tensor->fields[kShape];
     const Py_ssize_t rank = PyTuple_Size(shape);

@@ -4,9 +4,11 @@
 #include <cerrno>
 #include <chrono>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "ipc/datagrams.h"
+#include "ipc/messages.h"
 #include "little_endian.h"
 #include "stub/arrival.h"
 #include "stub/heap_type.h"
@@ -21,7 +23,8 @@ constexpr char kExecute = 2;
 constexpr std::size_t kFrameHead = 8;
 constexpr std::size_t kBatchHead = 16;
 constexpr std::size_t kResultHead = 48;
-constexpr std::uint32_t kCancelled = 2;
+constexpr char kResponses = 21;
+constexpr std::size_t kResponsesHead = 16;
 constexpr std::size_t kFrameLimit = 128 * 1024;
 // As gpubridge/stub/executor.py has them: a model that keeps more gets copies.
 constexpr std::size_t kKeptLeases = 1024;
@@ -63,7 +66,8 @@ StubLoop::StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer,
       scratch_(checked(PyByteArray_FromStringAndSize(nullptr, kFrameLimit))),
       awake_ns_(awake_ns),
       descriptor_(nb::cast<int>(parts_.channel.attr("fileno")())),
-      plain_(nb::cast<bool>(parts_.executor.attr("plain"))) {
+      plain_(nb::cast<bool>(parts_.executor.attr("plain"))),
+      decoupled_(nb::cast<bool>(parts_.executor.attr("identity").attr("decoupled"))) {
   attach();
 }
 
@@ -133,13 +137,16 @@ std::vector<StubLoop::BatchView> StubLoop::batches(nb::handle message) {
       for (std::uint32_t request = 0; request < batch.requests; ++request) {
         const RecordView record = RecordView::read(bytes, at, true);
         reader_.form(record);
-        batch.plain = batch.plain && reader_.is_plain(record) && record.ticket() < lent_->size();
-        batch.shared = batch.shared || !record.context().empty();
+        const Context context = RequestReader::context(record);
+        batch.plain =
+            batch.plain && reader_.is_plain(record, context) && record.ticket() < lent_->size();
+        batch.shared = batch.shared || context.has(ContextField::kShared);
       }
       batches.push_back(batch);
     }
     return batches;
-  } catch (const MalformedRecord&) {
+  } catch (const std::invalid_argument&) {
+    // Of a record or a context: Python words it.
     parts_.decode(message, parts_.reader);
     throw;
   }
@@ -175,7 +182,8 @@ void StubLoop::run_in_python(nb::handle message, const BatchView& batch, bool la
   const auto* words = static_cast<const std::uint64_t*>(words_->data());
   const auto started = static_cast<std::int64_t>(words[1]);
   reclaims_ = true;
-  send(view_of(result), started, nb::cast<std::int64_t>(parts_.executor.attr("ended_at")), last);
+  send_result(view_of(result), started, nb::cast<std::int64_t>(parts_.executor.attr("ended_at")),
+              last);
 }
 
 void StubLoop::run_plain(nb::handle message, const BatchView& batch, bool last) {
@@ -199,7 +207,7 @@ void StubLoop::run_plain(nb::handle message, const BatchView& batch, bool last) 
   result_ += skipped;
   finish(batch);
   responses.reset();
-  send(result_, started_, ended_, last);
+  send_result(result_, started_, ended_, last);
 }
 
 // Makes the requests of a batch that somebody still waits for, and the answers of the others.
@@ -214,7 +222,7 @@ nb::object StubLoop::take_requests(nb::handle message, const BatchView& batch,
     if (is_cancelled(record.ticket())) {
       auto* lent = static_cast<unsigned char*>(lent_->data());
       __atomic_store_n(lent + record.ticket(), 0, __ATOMIC_RELEASE);
-      writer_.write_nothing(record.ticket(), kCancelled, skipped);
+      writer_.write_nothing(record.ticket(), kResponseCancelled, skipped);
       continue;
     }
     const RecordForm& form = reader_.form(record);
@@ -233,7 +241,13 @@ nb::object StubLoop::execute(nb::object requests, std::span<const Live> live) {
   // They hold their memory.
   requests.reset();
   if (!returned.is_valid()) throw nb::python_error();
-  bool usual = PyList_CheckExact(returned.ptr()) != 0 && nb::len(returned) == live.size();
+  if (decoupled_ && returned.is_none()) {
+    nb::list none;
+    for (std::size_t index = 0; index < live.size(); ++index) none.append(nb::none());
+    return none;
+  }
+  bool usual =
+      !decoupled_ && PyList_CheckExact(returned.ptr()) != 0 && nb::len(returned) == live.size();
   for (std::size_t index = 0; usual && index < live.size(); ++index) {
     PyObject* response = PyList_GetItem(returned.ptr(), static_cast<Py_ssize_t>(index));
     usual = reinterpret_cast<PyObject*>(Py_TYPE(response)) == response_.ptr() &&
@@ -249,28 +263,38 @@ nb::object StubLoop::execute(nb::object requests, std::span<const Live> live) {
 void StubLoop::answer(const Live& live, nb::handle responses, std::size_t index) {
   const auto at = static_cast<Py_ssize_t>(index);
   nb::object response = nb::borrow(PyList_GetItem(responses.ptr(), at));
-  auto* arrival = as<Arrival>(live.arrival.ptr());
-  if (!live.large && reinterpret_cast<PyObject*>(Py_TYPE(response.ptr())) == response_.ptr()) {
-    const std::size_t before = result_.size();
-    bool written = false;
-    try {
-      written = writer_.write(live.ticket, response.ptr(), live.wanted, result_, copied_);
-    } catch (nb::python_error&) {
-      // The same happens to Python, which words it.
-      result_.resize(before);
-    }
-    if (written) {
-      if (PyList_SetItem(responses.ptr(), at, Py_NewRef(Py_None)) != 0) throw nb::python_error();
-      // The ticket will be another request's; the model may have kept this one.
-      end_arrival(arrival, is_cancelled(live.ticket));
-      return;
-    }
+  if (answer_here(live, response.ptr())) {
+    if (PyList_SetItem(responses.ptr(), at, Py_NewRef(Py_None)) != 0) throw nb::python_error();
+    return;
   }
   response.reset();
-  const nb::object record = parts_.executor.attr("answered")(origin_of(arrival), responses, index);
+  const nb::object record = parts_.executor.attr("answered")(
+      origin_of(as<Arrival>(live.arrival.ptr())), responses, index);
   result_ += view_of(record);
   copied_ += nb::cast<std::uint64_t>(parts_.executor.attr("take_copied")());
   reclaims_ = true;
+}
+
+bool StubLoop::answer_here(const Live& live, PyObject* response) {
+  auto* arrival = as<Arrival>(live.arrival.ptr());
+  if (decoupled_ && response == Py_None) {
+    // With its origin the request ends, if the model has dropped it.
+    origin_of(arrival);
+    writer_.write_nothing(live.ticket, kResponseOpen | kResponseEmpty, result_);
+    return true;
+  }
+  if (live.large || reinterpret_cast<PyObject*>(Py_TYPE(response)) != response_.ptr()) return false;
+  const std::size_t before = result_.size();
+  try {
+    if (!writer_.write({live.ticket, 0, live.wanted}, response, result_, copied_)) return false;
+  } catch (nb::python_error&) {
+    // The same happens to Python, which words it.
+    result_.resize(before);
+    return false;
+  }
+  // The ticket will be another request's; the model may have kept this one.
+  end_arrival(arrival, is_cancelled(live.ticket));
+  return true;
 }
 
 void StubLoop::finish(const BatchView& batch) {
@@ -281,26 +305,47 @@ void StubLoop::finish(const BatchView& batch) {
   put_number(at, batch.requests);
 }
 
-void StubLoop::send(std::string_view result, std::int64_t started, std::int64_t ended, bool last) {
+void StubLoop::send_result(std::string_view result, std::int64_t started, std::int64_t ended,
+                           bool last) {
   const std::optional<std::string> frame = sender_.add(result, started, ended, last);
   if (sender_.wants_watch() && !std::exchange(watches_, true)) {
     parts_.executor.attr("start_thread")(nb::find(this).attr("watch"));
   }
-  if (!frame) return;
-  if (frame->size() > kFrameLimit) {
-    parts_.channel.attr("send")(nb::bytes(frame->data(), frame->size()));
+  if (frame) send(*frame);
+}
+
+void StubLoop::send(const std::string& message) {
+  if (message.size() > kFrameLimit) {
+    parts_.channel.attr("send")(nb::bytes(message.data(), message.size()));
     return;
   }
   int failed = 0;
   {
     const nb::gil_scoped_release unlocked;
-    failed = sender_.send(*frame);
+    failed = sender_.send(message);
   }
   if (failed != 0) {
     errno = failed;
     PyErr_SetFromErrno(PyExc_OSError);
     throw nb::python_error();
   }
+}
+
+bool StubLoop::respond(std::uint32_t ticket, nb::handle response, bool last, nb::handle wanted) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(response.ptr())) != response_.ptr()) return false;
+  std::string message(kResponsesHead, '\0');
+  std::uint64_t copied = 0;
+  try {
+    const ResponseTarget target{ticket, last ? 0 : kResponseOpen, wanted};
+    if (!writer_.write(target, response.ptr(), message, copied)) return false;
+  } catch (nb::python_error&) {
+    // The same happens to Python, which words it.
+    return false;
+  }
+  message.front() = kResponses;
+  put_number(put_number(message.data() + 4, std::uint32_t{1}), copied);
+  send(message);
+  return true;
 }
 
 void StubLoop::watch() {
@@ -322,8 +367,11 @@ void make_loop(StubLoop* place, nb::object channel, nb::object executor, nb::obj
   use_tensor_class(tensor);
   const nb::object identity = executor.attr("identity");
   auto pool = std::make_unique<OutputPool>(outputs, control.attr("outputs"));
+  const nb::object make_trace =
+      nb::module_::import_("gpubridge.pb_utils.trace").attr("InferenceTrace").attr("_of");
   RequestReader reader(TensorReader(transport[1], identity.attr("outputs"), tensor, book),
-                       executor.attr("arrived"), {identity.attr("name"), identity.attr("version")},
+                       {executor.attr("arrived"), executor.attr("controls"), make_trace},
+                       {identity.attr("name"), identity.attr("version")},
                        nb::borrow<nb::type_object>(classes[1]));
   ResponseWriter writer(transport[2], tensor, *pool);
   LoopParts parts{std::move(channel), std::move(executor), std::move(outputs), std::move(control),
@@ -338,6 +386,7 @@ void bind_stub_loop(nb::module_& module) {
   nb::class_<StubLoop>(module, "StubLoop")
       .def("__init__", &make_loop, nb::keep_alive<1, 7>())
       .def("next_message", &StubLoop::next_message)
+      .def("respond", &StubLoop::respond)
       .def("watch", &StubLoop::watch)
       .def("give_back", &StubLoop::give_back)
       .def("disown", &StubLoop::disown);

@@ -34,7 +34,8 @@ struct LoopParts {
 // Executes the batches of EXECUTE messages. A batch is plain where its requests are in the server's
 // memory, and others look at their inputs at most if the model does not write to these: then Python
 // does nothing but the model's own work, unless a response is other than tensors in host memory.
-// Other batches are run by the Executor, and other messages are returned.
+// Other batches are run by the Executor, and other messages are returned. Responses that models
+// send by themselves are written here, too.
 class StubLoop {
  public:
   StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer,
@@ -43,6 +44,10 @@ class StubLoop {
 
   // Receives messages until one comes that holds no batches; returns it and its descriptors.
   nanobind::object next_message();
+
+  // Sends a response of a request that is open; any thread may. False where it is none that is
+  // written here. `wanted` holds the names of the outputs that are sent.
+  bool respond(std::uint32_t ticket, nanobind::handle response, bool last, nanobind::handle wanted);
 
   // Sends results that wait for a slow batch; returns when the channel is closed.
   void watch();
@@ -77,8 +82,10 @@ class StubLoop {
                                  std::vector<Live>& live, std::string& skipped);
   nanobind::object execute(nanobind::object requests, std::span<const Live> live);
   void answer(const Live& live, nanobind::handle responses, std::size_t index);
+  bool answer_here(const Live& live, PyObject* response);
   void finish(const BatchView& batch);
-  void send(std::string_view result, std::int64_t started, std::int64_t ended, bool last);
+  void send_result(std::string_view result, std::int64_t started, std::int64_t ended, bool last);
+  void send(const std::string& message);
   std::int64_t start(std::uint64_t sequence);
   [[nodiscard]] bool is_cancelled(std::uint32_t ticket) const;
   [[nodiscard]] bool is_crowded() const;
@@ -97,6 +104,7 @@ class StubLoop {
   std::int64_t awake_ns_;
   int descriptor_;
   bool plain_;             // whether batches of this model may be plain
+  bool decoupled_;         // whether the model sends all responses by itself
   bool soon_ = false;      // whether the next message is likely to come soon
   bool watches_ = false;   // whether there is a thread that watches
   bool reclaims_ = false;  // whether the OutputMemory may have lent slots by itself

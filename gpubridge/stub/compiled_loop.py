@@ -53,4 +53,5 @@ def compiled_loop(
         awake_ns,
     )
     outputs.spare = loop.give_back
+    executor.use(loop)
     return loop

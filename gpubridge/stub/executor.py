@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -25,6 +26,7 @@ from gpubridge.stub.results import ResultSender
 from gpubridge.stub.shared_inputs import SharedInputs
 from gpubridge.stub.states import SequenceStates
 from gpubridge.tensor.dtypes import numpy_dtype
+from gpubridge.tensor.native import NativeStubLoop
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.messages import Batch, ResponseFlag, encode_result_batch
@@ -104,7 +106,7 @@ class Executor:
             self.execute is not None
             and states is None
             and inputs is None
-            and not (identity.decoupled or identity.iterative)
+            and not identity.iterative
         )
 
     def run(self, batch: Batch) -> bytes:
@@ -146,6 +148,15 @@ class Executor:
         """Make the origin of the request whose record begins there in an EXECUTE message."""
         (record,), _ = self._reader.read(message, at, 1, True)
         return self._origin(self._desk, record)
+
+    def controls(self, told: str) -> list[Tensor]:
+        """Make the control inputs that the JSON of a context says."""
+        return [_control(*control) for control in json.loads(told)]
+
+    def use(self, loop: NativeStubLoop) -> None:
+        """Let the compiled loop send the responses that a model sends by itself."""
+        if self.plain:
+            self._desk.loop = loop
 
     def answered(self, origin: RequestOrigin, responses: list[Any], index: int) -> bytes:
         """Encode the answer of a request, and take it off the list."""

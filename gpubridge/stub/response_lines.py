@@ -13,6 +13,7 @@ from gpubridge.pb_utils.response_sender import InferenceResponseSender
 from gpubridge.stub.answers import AnswerEncoder, ModelIdentity, error_context
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.results import ResultSender
+from gpubridge.tensor.native import NativeStubLoop
 from gpubridge.transport.channel import ChannelClosed
 from gpubridge.transport.control import NOBODY_WAITS, ControlPage
 from gpubridge.transport.messages import ResponseFlag
@@ -42,9 +43,14 @@ class ResponseDesk:
         Says which requests nobody waits for, and how many responses were passed on.
     identity : ModelIdentity
         Says whether a request may get other than one response, and whether it may come back.
+
+    Attributes
+    ----------
+    loop : NativeStubLoop or None
+        Sends plain responses, where the module is there.
     """
 
-    __slots__ = ("answers", "control", "identity", "outputs", "results")
+    __slots__ = ("answers", "control", "identity", "loop", "outputs", "results")
 
     def __init__(
         self,
@@ -59,6 +65,25 @@ class ResponseDesk:
         self.results = results
         self.answers = answers
         self.identity = identity
+        self.loop: NativeStubLoop | None = None
+
+    def send(self, record: Record, response: InferenceResponse, final: bool) -> None:
+        """Send a response of a request.
+
+        Raises
+        ------
+        ChannelClosed
+            When the server is gone.
+        """
+        if self.loop is not None and record.context.client is None:
+            wanted = record.signature.wanted or self.identity.outputs
+            try:
+                if self.loop.respond(record.ticket, response, final, wanted):
+                    return
+            except OSError as error:
+                raise ChannelClosed from error
+        answer = self.answers.answer(record, response, 0 if final else ResponseFlag.OPEN)
+        self.results.respond(answer, self.outputs.take_copied())
 
 
 class RequestOrigin:
@@ -230,8 +255,7 @@ class _Line:
                     desk.answers.nothing(self._record.ticket, ResponseFlag.EMPTY), 0
                 )
             return
-        answer = desk.answers.answer(self._record, response, 0 if final else ResponseFlag.OPEN)
-        desk.results.respond(answer, desk.outputs.take_copied())
+        desk.send(self._record, response, final)
 
     def cancelled(self) -> bool:
         """Tell whether the client no longer waits, or has asked the model to stop.

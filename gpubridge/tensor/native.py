@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from gpubridge.errors import BridgeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
 __all__ = [
     "BUILD_ADVICE",
@@ -133,6 +133,9 @@ class NativeStubLoop(Protocol):
 
     def next_message(self) -> tuple[bytes, list[int]]:
         """Return the next message that holds no batches, having executed those before it."""
+
+    def respond(self, ticket: int, response: Any, last: bool, wanted: Container[str], /) -> bool:
+        """Send a response of an open request, the outputs that are wanted; False if it is not plain."""
 
     def watch(self) -> None:
         """Send results that wait for a slow batch, until the channel is closed."""

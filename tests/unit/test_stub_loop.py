@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import socket
@@ -18,7 +19,7 @@ import gpubridge
 from gpubridge.host_shm import Segment
 from gpubridge.tensor import native
 from gpubridge.transport.channel import Channel, pair
-from gpubridge.transport.context import ResponseContext
+from gpubridge.transport.context import RequestContext, ResponseContext
 from gpubridge.transport.control import NOBODY_WAITS, ControlPage
 from gpubridge.transport.messages import (
     Kind,
@@ -29,8 +30,9 @@ from gpubridge.transport.messages import (
 )
 from gpubridge.transport.records import record_encoder, record_reader
 from gpubridge.transport.signatures import encode_tensors
-from tests.unit.server_messages import decode_results, encode_batch
+from tests.unit.server_messages import decode_responses, decode_results, encode_batch
 
+NO_CONTEXT = RequestContext()
 BOOTSTRAP = Path(gpubridge.__file__).parent / "stub" / "bootstrap.py"
 REGION = 77
 REGION_BYTES = 8 << 20
@@ -45,7 +47,8 @@ kept = []
 
 class TritonPythonModel:
     def execute(self, requests):
-        return [self.answer(request) for request in requests]
+        answers = [self.answer(request) for request in requests]
+        return None if {decoupled} else answers
 
     def answer(self, request):
         tensor = pb_utils.get_input_tensor_by_name(request, "IN")
@@ -61,7 +64,12 @@ class Stub:
     def __init__(self, folder, runtime, body, outputs, output_limit, **settings):
         (folder / "1").mkdir()
         path = folder / "1" / "model.py"
-        path.write_text(MODEL.format(body="\n".join(f"        {line}" for line in body)))
+        path.write_text(
+            MODEL.format(
+                body="\n".join(f"        {line}" for line in body),
+                decoupled=settings.get("decoupled", False),
+            )
+        )
         ours, theirs = pair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 30, 0))
         calls, their_calls = pair()
@@ -129,7 +137,17 @@ class Stub:
             os.close(fd)
         return message
 
-    def record(self, ticket, array, *, requested=(), identifier=b"", datatype="FP32", at=None):
+    def record(
+        self,
+        ticket,
+        array,
+        *,
+        requested=(),
+        identifier=b"",
+        datatype="FP32",
+        at=None,
+        context=NO_CONTEXT,
+    ):
         """Put an input into memory that is lent, and make the record of its request."""
         at = ticket * 4096 if at is None else at
         data = array if isinstance(array, bytes) else array.tobytes()
@@ -138,7 +156,9 @@ class Stub:
         self.page.lent[ticket] = 1
         signature, dims = encode_tensors([("IN", datatype, shape)], requested)
         refs = [REGION, at, len(data), ticket]
-        return record_encoder()(ticket, signature, dims, refs, identifier=identifier)
+        return record_encoder()(
+            ticket, signature, dims, refs, identifier=identifier, context=context.encoded()
+        )
 
     def send(self, *batches):
         encoded = []
@@ -154,6 +174,15 @@ class Stub:
             message = self._receive()
             if message[0] == Kind.RESULTS:
                 found += decode_results(message, self._reader)
+        return found
+
+    def responses(self, count):
+        """Return so many responses that the model sent by itself."""
+        found = []
+        while len(found) < count:
+            message = self._receive()
+            if message[0] == Kind.RESPONSES:
+                found += decode_responses(message, self._reader)[0]
         return found
 
     def execute(self, *records):
@@ -401,6 +430,120 @@ def test_parameters_of_responses_arrive(start):
     (record,) = stub.execute(stub.record(0, row(5)))
     assert json.loads(record.context.parameters) == {"a": 1}
     assert stub.array(record).tolist() == [[5]]
+
+
+def test_what_is_said_of_a_request_arrives(start):
+    stub = start(
+        "said = [request.flags(), request.correlation_id(), request.timeout(), request.parameters()]",
+        "said += [request._trace._identifier, data.tolist()]",
+        "data = np.array([repr(said).encode()], object)",
+    )
+    context = RequestContext(
+        flags=3, correlation_id=7, timeout=5_000_000, parameters='{"ä":1}', trace=2**63
+    )
+    named = RequestContext(correlation_text="säule", flags=2**32 - 1)
+    expected = [
+        [3, 7, 5_000_000, '{"ä":1}', 2**63, [[1]]],
+        [2**32 - 1, "säule", 0, "{}", 0, [[2]]],
+        [0, 0, 0, "{}", 0, [[3]]],
+    ]
+    told = stub.execute(
+        stub.record(0, row(1), context=context),
+        stub.record(1, row(2), context=named),
+        stub.record(2, row(3)),
+    )
+    assert [ast.literal_eval(stub.data(record)[4:].decode()) for record in told] == expected
+
+
+def test_control_inputs_are_each_requests_own(start):
+    stub = start(
+        "given = [(t.name(), t.as_numpy().dtype.name, t.as_numpy().tolist()) for t in request.inputs()]",
+        "request.inputs()[1].as_numpy()[:] = 9",
+        "request.inputs()[2].as_numpy()[:] = 9",
+        "data = np.array([repr(given).encode()], object)",
+    )
+    controls = [["START", "FP32", [1], 1.0], ["ID", "UINT64", [1, 1], 2**64 - 1]]
+    texts = [*controls, ["TEXT", "BYTES", [1], "äß"]]
+    numbers = [("START", "float32", [1.0]), ("ID", "uint64", [[2**64 - 1]])]
+    given = [("IN", "float32", [[5]]), *numbers]
+    for told, expected in (
+        (controls, given),
+        (controls, given),
+        (texts, [*given, ("TEXT", "object", ["äß".encode()])]),
+        (texts, [*given, ("TEXT", "object", ["äß".encode()])]),
+    ):
+        context = RequestContext(controls=told)
+        (record,) = stub.execute(stub.record(0, row(5), context=context))
+        assert ast.literal_eval(stub.data(record)[4:].decode()) == expected
+        stub.release(record)
+
+
+@pytest.mark.parametrize("raw", [b"\1", b"\0\0\0\x80", b"\x10\0\0\0\4\0\0\0\xff\xff\xff\xff"])
+def test_a_malformed_context_ends_the_stub(start, raw):
+    stub = start()
+    signature, dims = encode_tensors([("IN", "FP32", (1,))])
+    record = record_encoder()(0, signature, dims, [REGION, 0, 4, 0], context=raw)
+    stub.send([record])
+    assert stub.process.wait(30) != 0
+
+
+OPEN = ResponseFlag.OPEN
+EMPTY = ResponseFlag.EMPTY
+
+
+def test_a_decoupled_model_sends_responses_of_any_kind(start):
+    stub = start(
+        "sender = request.get_response_sender()",
+        "respond = lambda data, **said: sender.send(",
+        "    pb_utils.InferenceResponse([pb_utils.Tensor('OUT', data)], **said))",
+        "respond(data)",
+        "respond(np.tile(data, 50_000))",
+        "respond(data * 2, parameters={'last': False})",
+        "respond(data, error=pb_utils.TritonError('no'))",
+        "sender.send(pb_utils.InferenceResponse([pb_utils.Tensor('OUT', data + 1)]), 1)",
+        decoupled=True,
+    )
+    stub.send([stub.record(0, row(3))])
+    small, large, told, error, last = stub.responses(5)
+    assert [record.word for record in (small, large, told, last)] == [OPEN, OPEN, OPEN, 0]
+    assert stub.array(small).tolist() == [[3]]
+    assert stub.array(large).tolist() == [[3] * 50_000]
+    assert stub.array(told).tolist() == [[6]]
+    assert json.loads(told.context.parameters) == {"last": False}
+    assert (error.word, error.context.error) == (OPEN | ResponseFlag.ERROR, "no")
+    assert stub.array(last).tolist() == [[4]]
+    (result,) = stub.results(1)
+    assert [record.word for record in result.records] == [OPEN | EMPTY]
+
+
+def test_threads_of_a_decoupled_model_send_at_the_same_time(start):
+    stub = start(
+        "sender = request.get_response_sender()",
+        "def send():",
+        "    for index in range(40):",
+        "        out = pb_utils.Tensor('OUT', np.full(1 + index % 3, data[0, 0]))",
+        "        sender.send(pb_utils.InferenceResponse([out]))",
+        "    sender.send(flags=1)",
+        "threading.Thread(target=send).start()",
+        decoupled=True,
+    )
+    stub.send([stub.record(ticket, row(ticket)) for ticket in range(8)])
+    seen = {ticket: [] for ticket in range(8)}
+    for record in stub.responses(8 * 41):
+        if record.word & EMPTY:
+            assert len(seen[record.ticket]) == 40
+            continue
+        seen[record.ticket].append(stub.array(record).tolist())
+        stub.release(record)
+    assert seen == {ticket: [[ticket] * (1 + i % 3) for i in range(40)] for ticket in range(8)}
+
+
+def test_a_request_that_a_decoupled_model_drops_ends(start):
+    stub = start("if data[0, 0] == 1: request.get_response_sender()", decoupled=True)
+    stub.send([stub.record(0, row(0)), stub.record(1, row(1))])
+    for record in stub.responses(2):
+        assert "dropped this request without sending a response" in stub.error(record)
+    assert bytes(stub.page.lent[:2]) == b"\0\0"
 
 
 def test_a_sender_answers_one_request_of_a_batch(start):
