@@ -26,7 +26,7 @@ from gpubridge.engine.repository import ModelRepository, RepositorySettings
 from gpubridge.engine.stub_process import StartStub, StubProcess
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import unavailable
-from gpubridge.frontend.calls.door import ModelCallServer
+from gpubridge.frontend.bls.server import BlsServer
 from gpubridge.frontend.connection_limits import Sweeper, allow_connections
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
 from gpubridge.frontend.grpc.service import GrpcService
@@ -132,7 +132,7 @@ def build_repository(
         backend.input_placement,
         settings.debug_ports,
     )
-    calls = ModelCallServer()
+    calls = BlsServer()
     regions = Regions(settings.request_arena_limit)
     environments = ModelEnvironments(backend.environment_cache, backend.environment_limit_bytes)
     devices = DeviceMemory(backend.device_arena_bytes, backend.device_memory_handles)

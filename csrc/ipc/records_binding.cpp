@@ -17,6 +17,8 @@ namespace gpubridge {
 namespace {
 
 constexpr std::size_t kSignaturesKept = 4096;
+constexpr std::size_t kContextsKept = 512;
+constexpr std::size_t kShortContext = 256;
 constexpr std::size_t kFieldsOfRef = 4;
 
 nb::object checked(PyObject* made) {
@@ -56,7 +58,7 @@ nb::tuple RecordReader::read(const nb::bytes& message, std::size_t at, std::size
 
 nb::object RecordReader::record(const RecordView& view) {
   KnownSignature& known = signature(view.signature());
-  nb::object context = nb::cast<ContextCodec&>(codec_).decode(view.context());
+  nb::object context = this->context(view.context());
   const std::string_view text = view.identifier();
   nb::object identifier =
       checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
@@ -87,6 +89,15 @@ RecordReader::KnownSignature& RecordReader::signature(std::string_view raw) {
   }
   if (known_.size() >= kSignaturesKept) known_.clear();
   return known_.emplace(std::string(raw), std::move(made)).first->second;
+}
+
+nb::object RecordReader::context(std::string_view raw) {
+  const auto found = contexts_.find(raw);
+  if (found != contexts_.end()) return found->second;
+  nb::object context = nb::cast<ContextCodec&>(codec_).decode(raw);
+  if (raw.size() > kShortContext) return context;
+  if (contexts_.size() >= kContextsKept) contexts_.clear();
+  return contexts_.emplace(raw, std::move(context)).first->second;
 }
 
 nb::object RecordReader::shapes(const RecordView& view, KnownSignature& known) {

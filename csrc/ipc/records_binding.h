@@ -26,7 +26,8 @@ struct TensorRefItem : TensorRef {
 
 using TensorRefs = LazySequence<TensorRefItem>;
 
-// Takes records apart; what signatures say is remembered, and the shapes that came with each last.
+// Takes records apart; what signatures and short contexts say is remembered, and the shapes that
+// came with each signature last.
 class RecordReader {
  public:
   // What a record's signature and dims say.
@@ -60,6 +61,7 @@ class RecordReader {
   };
 
   KnownSignature& signature(std::string_view raw);
+  nanobind::object context(std::string_view raw);
   static nanobind::object shapes(const RecordView& view, KnownSignature& known);
 
   nanobind::object parse_signature_;
@@ -67,6 +69,7 @@ class RecordReader {
   nanobind::type_object record_;
   newfunc new_tuple_;
   std::unordered_map<std::string, KnownSignature, TextHash, std::equal_to<>> known_;
+  std::unordered_map<std::string, nanobind::object, TextHash, std::equal_to<>> contexts_;
 };
 
 }  // namespace gpubridge

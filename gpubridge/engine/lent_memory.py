@@ -52,13 +52,12 @@ class LentMemory:
         region, offset, nbytes, ticket = ref
         if not nbytes:
             return NO_BYTES
-        slot = self._in_flight.slot(ticket)
-        if slot is not None:
-            shared = SharedSlot(self._arena, slot)
-            self._in_flight.share(ticket, shared)
-            kept: object = shared
-        else:
-            kept = self._in_flight.kept(ticket)
+        kept = self._in_flight.kept(ticket)
+        if kept is None:
+            slot = self._in_flight.slot(ticket)
+            if slot is not None:
+                kept = SharedSlot(self._arena, slot)
+                self._in_flight.share(ticket, kept)
         end = offset + nbytes
         if isinstance(kept, SharedSlot):
             slot = kept.slot

@@ -219,10 +219,11 @@ class StubConnection:
             When it is neither.
         """
         outputs = self._outputs
-        refs = [(made_id(ref[0]), *ref[1:]) for ref in record.refs]
-        ranges = [
-            outputs.range(ref) if outputs.has_made(ref[0]) else self._lent.find(ref) for ref in refs
-        ]
+        ranges = []
+        for region, offset, nbytes, lease in record.refs:
+            ref = made_id(region), offset, nbytes, lease
+            own = region >> 32 == outputs.owner
+            ranges.append(outputs.range(ref) if own else self._lent.find(ref))
         events = self._device_events
         return ranges if events is None else events.called(ranges, record, self._lent.all_ranges())
 

@@ -31,7 +31,8 @@ class StubMemory:
         memory of that size.
         """
         total = sum(self._sizes.values()) + size
-        if not self.has_made(region) or region in self._sizes or not fds:
+        own = region >> 32 == self.owner and not is_read_only(region)
+        if not own or region in self._sizes or not fds:
             raise MalformedMessage(f"region {region:#x} is not the stub's to announce")
         if total > self.limit:
             raise MalformedMessage(f"{total} bytes of output memory (limit {self.limit})")
@@ -40,10 +41,6 @@ class StubMemory:
         except BridgeError as error:
             raise MalformedMessage(error.message) from error
         self._sizes[region] = size
-
-    def has_made(self, region: int) -> bool:
-        """Whether a region's id is one of the stub's."""
-        return region >> 32 == self.owner and not is_read_only(region)
 
     def drop(self, region: int) -> None:
         """Unmap a region.

@@ -28,8 +28,6 @@ from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record, record_encoder, record_reader
 from gpubridge.transport.signatures import encode_dims, encode_signature, parse_signature
 
-__all__ = ["BlsRecords", "CallForms", "CallResponse"]
-
 CallResponse = tuple[int, int, Optional[InferenceResponse]]
 """The number of a call, flags as `ResponseFlag` has them, and a response where there is one."""
 

@@ -119,14 +119,14 @@ FAULT = """
 import sys
 
 if "serve" in sys.orig_argv:
-    from gpubridge.frontend.calls import door
+    from gpubridge.frontend.bls import server
 
-    def find_circle(caller, name, instances, find=door.find_circle):
+    def find_circle(caller, name, instances, find=server.find_circle):
         if name == "repeat":
             raise ZeroDivisionError("planted")
         return find(caller, name, instances)
 
-    door.find_circle = find_circle
+    server.find_circle = find_circle
 """
 
 

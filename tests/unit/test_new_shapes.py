@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+
+from gpubridge.errors import BridgeError
+from gpubridge.frontend.bls import requests
+from gpubridge.frontend.bls.requests import CalledModels
+from gpubridge.request import MemoryRange
 from gpubridge.stub.answers import AnswerEncoder
 from gpubridge.stub.bls_records import CallForms
-from gpubridge.transport.context import RequestContext
+from gpubridge.transport.context import CallContext, RequestContext
 from gpubridge.transport.records import Record
-from gpubridge.transport.signatures import Signature
+from gpubridge.transport.signatures import Signature, TensorSpec, encode_dims
+from tests.unit.model_configs import model_config
 
 SHAPES = ((1,), (2,), (0,), (1000,), (2,))
 
@@ -52,3 +59,52 @@ def test_a_stub_makes_one_signature_for_all_shapes_of_a_call():
         made.append(forms.encode(request, False))
     assert len({(id(signature), id(context)) for signature, _, context in made}) == 1
     assert len({dims for _, dims, _ in made}) == len(set(SHAPES))
+
+
+@pytest.fixture
+def call():
+    """Make a call of a model, of one input of some shape, in a server."""
+    config = model_config("IN FP32 [-1]", more="max_batch_size: 8")
+    # As a key it is compared by identity, like a model.
+    model = type("Called", (), {"name": "m", "config": config, "executed_by": ("m",)})()
+    models = CalledModels(SimpleNamespace(find=lambda name, version: model))
+    signature = Signature((TensorSpec("IN", "FP32", 2, 4),), ("OUT",), frozenset(["OUT"]))
+    said = CallContext(model="m")
+
+    def call(shape, nbytes):
+        record = Record(1, signature, (shape,), said, 0, "me", ())
+        place = MemoryRange(None, 0, nbytes, None)
+        return models.request(models.target(said, ""), record, [place], print)
+
+    return call
+
+
+def test_a_server_makes_one_signature_for_all_shapes_of_a_call(call, monkeypatch):
+    made = [call((1, 3), 12)]
+    # Only the first one needs it.
+    monkeypatch.setattr(requests, "encode_signature", None)
+    shapes = [(2, 3), (8, 1), (1, 3)]
+    made += [call(shape, shape[0] * shape[1] * 4) for shape in shapes]
+    assert len({id(request.signature) for request in made}) == 1
+    assert [request.dims for request in made[1:]] == [encode_dims([shape]) for shape in shapes]
+    assert [request.batch_size for request in made[1:]] == [2, 8, 1]
+    assert [tuple(request.options.shapes) for request in made[1:]] == [
+        (("IN", shape),) for shape in shapes
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "nbytes", "expected"),
+    [
+        ((9, 1), 36, "inference request batch-size must be <= 8 for 'm'"),
+        ((1, 3), 8, "input byte size mismatch for input 'IN' for model 'm'. Expected 12, got 8"),
+        ((2,), 8, "unexpected shape for input 'IN' for model 'm'. Expected [-1,-1], got [2]"),
+    ],
+)
+def test_a_shape_or_size_that_is_wrong_is_refused_each_time(call, shape, nbytes, expected):
+    call((1, 3), 12)
+    for _ in range(2):
+        with pytest.raises(BridgeError) as refused:
+            call(shape, nbytes)
+        assert refused.value.message.startswith(f"[request id: me] {expected}")
+    assert call((1, 3), 12).batch_size == 1

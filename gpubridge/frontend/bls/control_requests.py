@@ -31,8 +31,8 @@ class Sender(Protocol):
         """Send one; the descriptors stay the caller's."""
 
 
-class StubQuestions:
-    """Answers the questions of one stub.
+class ControlRequests:
+    """Answers what one stub asks.
 
     - ``caller``: whose stub it is.
     - ``send``: sends to the stub, or nothing when it is gone.
@@ -56,7 +56,7 @@ class StubQuestions:
     def close(self) -> None:
         """The stub is gone; what it has asked to be loaded or unloaded will be."""
         self._repository.metrics.leave(self._owner)
-        # Its door and this refer to each other: memory must not wait for the garbage collector.
+        # Its connection and this refer to each other: memory must not wait for the garbage collector.
         self._owner.catch_up = _hear_nothing
 
     def close_family(self, fields: dict[str, Any]) -> None:

@@ -1,12 +1,10 @@
-"""Calls that would wait for ever: models that wait for each other in a circle."""
+"""Detects calls that would wait for ever: models that wait for each other in a circle."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 from gpubridge.engine.instance import Instance
-
-__all__ = ["find_circle"]
 
 
 def find_circle(

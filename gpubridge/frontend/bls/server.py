@@ -1,4 +1,4 @@
-"""The door for models: takes the calls of a stub, gives them to the called models, sends the answers.
+"""Serves the calls of models: gives them to the called models, and sends their answers to the caller.
 
 No byte of a tensor is touched: what a call's inputs and an answer's outputs lie in is handed on.
 """
@@ -10,16 +10,15 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from gpubridge.engine.announcements import Announcements
 from gpubridge.engine.devices.edge_events import tell_waits
-from gpubridge.engine.hand_over import for_others, shared
+from gpubridge.engine.hand_over import for_others
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.long_messages import LongMessages
-from gpubridge.engine.model import Model
 from gpubridge.engine.placed_response import PlacedResponse
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.send_queue import SendQueue
@@ -27,11 +26,9 @@ from gpubridge.engine.stub_connection import StubConnection
 from gpubridge.engine.tracing import UNTRACED, Caused
 from gpubridge.engine.workers import HEAVY_BYTES
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.calls.answer_signatures import encoded_signature
-from gpubridge.frontend.calls.called_models import CalledModels
-from gpubridge.frontend.calls.circles import find_circle
-from gpubridge.frontend.calls.questions import StubQuestions
-from gpubridge.frontend.calls.requests import CallForms
+from gpubridge.frontend.bls.control_requests import ControlRequests
+from gpubridge.frontend.bls.deadlock_detection import find_circle
+from gpubridge.frontend.bls.requests import CalledModels, CallTarget
 from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome
 from gpubridge.transport.calls import CallKind, decode_records, encode_records
@@ -46,24 +43,23 @@ from gpubridge.transport.context import CallContext, ResponseContext
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.messages import ResponseFlag, decode_control
 from gpubridge.transport.records import Record, record_encoder, record_reader
-from gpubridge.transport.signatures import encode_dims, encode_signature
-
-__all__ = ["ModelCallServer", "StubCalls"]
+from gpubridge.transport.signatures import Shapes, Signature, encode_dims, encode_signature
 
 _logger = logging.getLogger(__name__)
 
 _NOTHING = encode_signature(())
 _NO_CONTEXT = ResponseContext()
+_NO_REFS: list[int] = []
+_SIGNATURES = 256
 _HEARD_TOGETHER = 256
 """Who says more than that is heard on later."""
 
 
-class ModelCallServer:
+class BlsServer:
     """Serves the calls of all models."""
 
     def __init__(self) -> None:
         self._repository: ModelRepository
-        self.forms = CallForms()
         self._changes = ControlTasks()
         self.models: CalledModels
 
@@ -74,36 +70,32 @@ class ModelCallServer:
 
     def model_changed(self, _: str) -> None:
         """Other versions of a model are served than before."""
-        self.forms.forget()
         self.models.forget()
 
-    def open(self, sock: socket.socket, link: StubConnection, caller: Instance) -> StubCalls:
+    def open(self, sock: socket.socket, link: StubConnection, caller: Instance) -> BlsConnection:
         """Serve the calls of one stub."""
-        return StubCalls(self, sock, link, caller)
+        return BlsConnection(self, sock, link, caller)
 
-    def questions(
+    def control_requests(
         self, caller: Instance, send: Callable[..., None], catch_up: Callable[[], None]
-    ) -> StubQuestions:
+    ) -> ControlRequests:
         """Answer what one stub asks."""
-        return StubQuestions(self._repository, self._changes, caller, send, catch_up)
+        return ControlRequests(self._repository, self._changes, caller, send, catch_up)
 
 
 class _Call:
     """One call on its way."""
 
-    __slots__ = ("began", "number", "of_sequence", "request", "waits_for")
+    __slots__ = ("began", "number", "request", "target")
 
-    def __init__(
-        self, number: int, waits_for: Collection[str], request: InferRequest, of_sequence: bool
-    ) -> None:
+    def __init__(self, number: int, target: CallTarget, request: InferRequest) -> None:
         self.began = time.monotonic_ns()
         self.number = number
-        self.waits_for = waits_for
+        self.target = target
         self.request = request
-        self.of_sequence = of_sequence
 
 
-class StubCalls:
+class BlsConnection:
     """The calls of one stub; owns the channel that they come through.
 
     Parameters
@@ -115,7 +107,7 @@ class StubCalls:
     """
 
     def __init__(
-        self, server: ModelCallServer, sock: socket.socket, link: StubConnection, caller: Instance
+        self, server: BlsServer, sock: socket.socket, link: StubConnection, caller: Instance
     ) -> None:
         sock.setblocking(False)
         self._server = server
@@ -131,9 +123,12 @@ class StubCalls:
             CallKind, link.regions, self, link.open_devices, self._send_queue.send
         )
         self._answers: list[bytes] = []
+        self._signatures: dict[int, tuple[Signature, bytes]] = {}
+        self._shapes: Shapes = ()
+        self._dims = b""
         self._open = True
         self._long = LongMessages(link.workers, self._decode, self._take_long)
-        self._questions = server.questions(caller, self._send_queue.send, self._catch_up)
+        self._control = server.control_requests(caller, self._send_queue.send, self._catch_up)
         self._loop = asyncio.get_running_loop()
         self._listen(True)
         link.on_abandoned = self._give_up
@@ -143,7 +138,7 @@ class StubCalls:
         self._mute()
         # They hold each other: nothing of a dead stub shall wait for the collector.
         self._link.on_abandoned = None
-        self._questions.close()
+        self._control.close()
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.request.cancel()
@@ -237,10 +232,10 @@ class StubCalls:
             self._begin_all(fields)
             return
         if kind == CallKind.ASK:
-            self._questions.take(fields, fds)
+            self._control.take(fields, fds)
             return
         if kind == CallKind.CLOSE_FAMILY:
-            self._questions.close_family(fields)
+            self._control.close_family(fields)
             return
         call = self._calls.get(fields.get("call", 0))
         if kind == CallKind.CANCEL:
@@ -265,48 +260,28 @@ class StubCalls:
     def _begin(self, record: Record) -> None:
         number = record.ticket
         said: CallContext = record.context
-        name = said.model
         if number in self._calls:
-            raise MalformedMessage(f"call {number} of '{name}', which there is already")
+            raise MalformedMessage(f"call {number} of '{said.model}', which there is already")
         ranges = self._ranges(record)
+        models = self._server.models
         try:
-            model = self._server.models.find(name, said.version)
-            if model.config.decoupled and not said.decoupled:
-                raise BridgeError(_NOT_DECOUPLED.format(name), ErrorCode.UNSUPPORTED)
-            needed = model.executed_by
-            for each in needed:
-                self._check_circle(each)
-            device = "" if said.host_outputs else self._link.device or ""
-            form, context, options = self._server.forms.read(record, model, device)
+            target = models.target(said, self._link.device or "")
+            for each in target.needed:
+                self._check_deadlock(each)
+            request = models.request(target, record, ranges, partial(self._end, number))
         except BridgeError as error:
-            text = f"Model {name} - Error when running inference: {error.message}"
+            text = f"Model {said.model} - Error when running inference: {error.message}"
             self._answer(number, BridgeError(text, error.code), 0)
             return
-        request = InferRequest(
-            form.signature,
-            None,
-            0,
-            (),
-            partial(self._end, number),
-            record.identifier,
-            context,
-            0,
-            form.batch_size,
-            options,
-            form.dims,
-        )
-        request.ranges = ranges
-        if for_others(ranges, (model.name,)):
-            request.context = shared(request.context)
         if said.decoupled:
             request.on_partial = partial(self._respond, number)
-        self._calls[number] = _Call(
-            number, needed, request, model.config.message.HasField("sequence_batching")
-        )
+        self._calls[number] = _Call(number, target, request)
         waits_for = self._caller.waits_for
-        for each in needed:
+        for each in target.needed:
             waits_for[each] = waits_for.get(each, 0) + 1
-        model.submit(request, self._cause(said.trace, model))
+        model = target.model
+        cause = Caused(model.traces.find(said.trace)) if said.trace else UNTRACED
+        model.submit(request, cause)
 
     def _fail(self, number: int, error: Exception) -> None:
         failure = BridgeError(f"the server could not take the call: {error!r}", ErrorCode.INTERNAL)
@@ -314,11 +289,6 @@ class StubCalls:
             self._end(number, failure)
         else:
             self._answer(number, failure, 0)
-
-    @staticmethod
-    def _cause(trace: int, model: Model) -> Caused:
-        """Return the trace that the caller has said its call comes of, if there is such a trace."""
-        return Caused(model.traces.find(trace)) if trace else UNTRACED
 
     def _ranges(self, record: Record) -> list[MemoryRange]:
         try:
@@ -328,7 +298,7 @@ class StubCalls:
             self._link.catch_up()
             return self._link.ranges(record)
 
-    def _check_circle(self, name: str) -> None:
+    def _check_deadlock(self, name: str) -> None:
         circle = find_circle(self._caller, name, self._server.models.instances)
         if circle:
             raise BridgeError(
@@ -345,7 +315,8 @@ class StubCalls:
             self._end(call.number, BridgeError("the request was cancelled", ErrorCode.CANCELLED))
         else:
             # A sequence goes on with every request of it that its model has not seen.
-            request.instance.cancel(request, call.of_sequence, still_read)
+            of_sequence = call.target.model.config.message.HasField("sequence_batching")
+            request.instance.cancel(request, of_sequence, still_read)
 
     def _give_up(self, since: int) -> None:
         """Nobody waits for what the caller works on, since then: nor for what it has called for."""
@@ -363,7 +334,7 @@ class StubCalls:
             return
         self._answer(number, outcome, 0)
         waits_for = self._caller.waits_for
-        for each in call.waits_for:
+        for each in call.target.needed:
             left = waits_for.get(each, 1) - 1
             if left:
                 waits_for[each] = left
@@ -373,19 +344,17 @@ class StubCalls:
     def _answer(self, number: int, outcome: Outcome | None, flags: int) -> None:
         if not self._open:
             return
-        context = _NO_CONTEXT
+        refs, context = _NO_REFS, _NO_CONTEXT
         signature, dims = _NOTHING, b""
-        refs: list[int] = []
         if isinstance(outcome, InferResponse):
             try:
                 refs, context = self._lend(outcome)
+                signature, dims = self._encoded(outcome)
             except BridgeError as error:
                 outcome = error
         if outcome is None:
             flags |= ResponseFlag.EMPTY
-        elif isinstance(outcome, InferResponse):
-            signature, dims = encoded_signature(outcome.signature), encode_dims(outcome.shapes)
-        else:
+        elif not isinstance(outcome, InferResponse):
             flags |= ResponseFlag.ERROR
             context = ResponseContext(error=outcome.message, code=int(outcome.code))
         record = self._encode(number, signature, dims, refs, flags, context=context.encoded())
@@ -408,17 +377,21 @@ class StubCalls:
         """Lend the outputs to the caller; returns the fields of their references, and the context."""
         ranges = response.ranges()
         ticket = self._link.lend(ranges)
-        refs: list[int] = []
         # Others may still look at some, or they lie in memory that is another model's own.
         read_only = isinstance(response, PlacedResponse) and (
             not response.shared.isdisjoint(spec.name for spec in response.signature.tensors)
             or for_others(ranges, (self._model,))
         )
+        refs: list[int] = []
+        last: object = None
+        region = 0
         for segment, offset, nbytes, _ in ranges:
             if segment is None:
                 refs += (0, 0, 0, NO_LEASE)
                 continue
-            region = self._announcements.name(segment, read_only=read_only)
+            if segment is not last:
+                region = self._announcements.name(segment, read_only=read_only)
+                last = segment
             refs += (region, offset, nbytes, ticket if nbytes else NO_LEASE)
         context = _NO_CONTEXT
         if response.parameters:
@@ -427,9 +400,16 @@ class StubCalls:
             context = tell_waits(context, ranges, self._announcements)
         return refs, context
 
-
-_NOT_DECOUPLED = (
-    "Model {} is using the decoupled. The current BLS request call doesn't support models using the "
-    "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' "
-    "calls for decoupled models.'"
-)
+    def _encoded(self, response: InferResponse) -> tuple[bytes, bytes]:
+        """Return the signature and the dims of a response, encoded."""
+        signature, shapes = response.signature, response.shapes
+        # Readers have one object for each signature; it is held, so that nothing else gets its address.
+        known = self._signatures.get(id(signature))
+        if known is None:
+            kinds = [(spec.name, spec.datatype, spec.rank) for spec in signature.tensors]
+            if len(self._signatures) >= _SIGNATURES:
+                self._signatures.clear()
+            known = self._signatures[id(signature)] = signature, encode_signature(kinds)
+        if shapes is not self._shapes:
+            self._shapes, self._dims = shapes, encode_dims(shapes)
+        return known[1], self._dims
