@@ -368,7 +368,7 @@ void make_loop(StubLoop* place, nb::object channel, nb::object executor, nb::obj
   const nb::object identity = executor.attr("identity");
   auto pool = std::make_unique<OutputPool>(outputs, control.attr("outputs"));
   const nb::object make_trace =
-      nb::module_::import_("gpubridge.pb_utils.trace").attr("InferenceTrace").attr("_of");
+      nb::module_::import_("gpubridge.pb_utils.request_fields").attr("InferenceTrace").attr("_of");
   RequestReader reader(TensorReader(transport[1], identity.attr("outputs"), tensor, book),
                        {executor.attr("arrived"), executor.attr("controls"), make_trace},
                        {identity.attr("name"), identity.attr("version")},
