@@ -56,14 +56,17 @@
 //   template is resolved when the body is whole, against the model as it is then.
 //
 // The way of a plain inference request
-// - net/http1_inference.h (HTTP) takes a message from its head to its answer without Python code;
-//   what has no template, or fails a check, is handed over with its bytes as they came.
+// - net/http1_inference.h and net/grpc_inference.h take a message to its model, and the answer
+// back,
+//   without Python code; what has no template, or fails a check, is handed over with its bytes as
+//   they came.
 // - request/templates_binding.h makes the InferRequest: values of a template that are neither ids,
 //   dims nor sizes (parameters; forwarded headers would be texts like these) are asked of its
 //   RequestTemplate in Python, the others are filled in.
 // - Between the two, when the request is made and before the model's `submit`, is the place for
-//   who would answer without the model, as a cache does: Inference::submit.
-// - The outcome comes to the exchange, which is its own callback. While a request is at a model the
+//   who would answer without the model, as a cache does: Inference::submit, GrpcInferCall::submit.
+// - The outcome comes to the exchange or the call, which is its own callback. While a request is at
+// a model the
 //   two hold each other; the outcome, or a cancel, parts them.
 #pragma once
 

@@ -31,6 +31,13 @@ inline std::string_view view_of_text(nanobind::handle text) {
   return {data, static_cast<std::size_t>(size)};
 }
 
+// The class of errors that clients are told.
+inline nanobind::handle bridge_error() {
+  static const nanobind::handle type =
+      nanobind::module_::import_("gpubridge.errors").attr("BridgeError").inc_ref();
+  return type;
+}
+
 // The name of an attribute, made once.
 class Attribute {
  public:

@@ -204,6 +204,60 @@ class RequestHeaders:
     def timeout(self) -> bytes | None:
         """Return ``grpc-timeout`` as it came."""
 
+class GrpcInferEndpoint:
+    """What the calls of ModelInfer have in common that the plane takes without Python.
+
+    - ``method``: its number among the methods.
+    - ``templates``: of the requests.
+    - ``traces``: while they are ``active``, all calls are Python's.
+    - ``headers``, ``trailers``: of answers.
+    """
+
+    def __init__(
+        self,
+        method: int,
+        templates: RequestTemplates,
+        traces: object,
+        headers: HeaderFields,
+        trailers: HeaderFields,
+        /,
+    ) -> None: ...
+
+class GrpcConnectionState:
+    """Moves bytes between a transport and an `Http2Connection`, and plain calls to their models.
+
+    - ``owner``: its ``take(events)`` gets the events that are Python's, its ``flushed(outcome)`` what
+      `Http2Connection.flush` returns that is not None, or all of it once the client has ``hung_up``.
+    - ``calls``: those that are open, by stream; the plane puts its own there, too.
+    - ``infer``: None where all calls are Python's.
+    """
+
+    paused: bool
+    """Whether the transport takes no more to be sent."""
+    hung_up: bool
+    """Whether the client sends no more."""
+
+    def __init__(
+        self,
+        http2: Http2Connection,
+        owner: object,
+        calls: dict[int, Any],
+        infer: GrpcInferEndpoint | None,
+        /,
+    ) -> None: ...
+    def start(self, transport: object, descriptor: int, soon: Callable[..., object], /) -> None:
+        """Give it the transport; ``soon`` has something called in the next turn of the event loop."""
+    def get_buffer(self, sizehint: int, /) -> memoryview:
+        """Return where the next bytes go."""
+    def buffer_updated(self, nbytes: int, /) -> None:
+        """Take bytes that have come."""
+    def flush(self) -> None:
+        """Send as much as the socket takes."""
+    def flush_soon(self) -> None:
+        """Send what calls have left to be sent; once for all that they leave in a turn of the loop."""
+    def lose(self) -> None:
+        """Forget all streams and the owner: the socket is gone."""
+
 class Http2Connection:
     """The server's side of an HTTP/2 connection, with gRPC's messages; without a socket.
 

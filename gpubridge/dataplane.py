@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from gpubridge._native import (
     DynamicBatcher,
+    GrpcConnectionState,
+    GrpcInferEndpoint,
     GrpcMethods,
     HeaderFields,
     Http2Connection,
@@ -38,6 +40,8 @@ from gpubridge._native import (
 
 __all__ = [
     "DynamicBatcher",
+    "GrpcConnectionState",
+    "GrpcInferEndpoint",
     "GrpcMethods",
     "HeaderFields",
     "Http2Connection",

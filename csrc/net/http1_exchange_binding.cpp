@@ -17,12 +17,6 @@ constexpr std::size_t kCopiedBuffer = 1024;
 
 nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
-const nb::object& bridge_error() {
-  static const auto* const type =
-      new nb::object(nb::module_::import_("gpubridge.errors").attr("BridgeError"));
-  return *type;
-}
-
 }  // namespace
 
 Exchange::Exchange(Connection& connection, std::unique_ptr<const Head> head, bool close)

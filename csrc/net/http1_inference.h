@@ -100,9 +100,6 @@ class Inference {
   void abort();
 
  private:
-  // Returns the template of answers with a signature; None where Python has to encode them.
-  [[nodiscard]] nanobind::object answer_template(nanobind::handle signature) const;
-
   nanobind::object endpoint_object_;
   InferEndpoint& endpoint_;
   nanobind::object slot_;

@@ -124,19 +124,14 @@ void Inference::hand_over(nb::handle exchange, std::uint64_t copied) {
   names().take_over.of(endpoint_object_)(exchange, slot, body_.start, body_.length, copied);
 }
 
-nb::object Inference::answer_template(nb::handle signature) const {
-  if (!known_->answer_signature.is(signature)) {
-    known_->answer_template = names().plain_template.of(served_->given)(known_->form, signature);
-    known_->answer_signature = nb::borrow(signature);
-  }
-  return known_->answer_template;
-}
-
 void Inference::answer(Exchange& exchange, nb::handle outcome) const {
   const nb::object identifier = nb::borrow(infer_request(request_).get(InferRequest::kIdentifier));
   if (is_infer_response(outcome)) {
     const InferResponse& response = infer_response(outcome);
-    const nb::object known = answer_template(response.get(InferResponse::kSignature));
+    const nb::handle signature = response.get(InferResponse::kSignature);
+    const nb::object known = known_->answer(signature, [&] {
+      return names().plain_template.of(served_->given)(known_->form, signature);
+    });
     if (!known.is_none() && !response.has(InferResponse::kParameters)) {
       const auto& encoder = nb::cast<const JsonResponseTemplate&>(known);
       const nb::object buffers = nb::borrow(response.get(InferResponse::kBuffers));

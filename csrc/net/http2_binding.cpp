@@ -27,6 +27,7 @@ using http2::Event;
 using http2::EventKind;
 using http2::Limits;
 using http2::Place;
+using http2::PythonConnection;
 using http2::Segment;
 
 // One call takes or sends so much of a connection's bytes; then others have their turn.
@@ -65,8 +66,20 @@ nb::object view_of(Memory memory) {
 }
 
 std::vector<Segment> segments_of(nb::handle buffers) {
+  std::vector<nb::object> objects;
+  for (const nb::handle buffer : buffers) objects.push_back(nb::borrow(buffer));
+  return http2::segments_of(objects);
+}
+
+using SharedFields = std::shared_ptr<HeaderFields>;
+
+}  // namespace
+
+namespace http2 {
+
+std::vector<Segment> segments_of(const std::vector<nb::object>& buffers) {
   std::vector<Segment> segments;
-  for (const nb::handle buffer : buffers) {
+  for (const nb::object& buffer : buffers) {
     auto view = std::make_shared<const BufferView>(buffer, PyBUF_SIMPLE);
     segments.push_back(
         {static_cast<const std::uint8_t*>(view->data()), view->size(), std::move(view)});
@@ -74,114 +87,87 @@ std::vector<Segment> segments_of(nb::handle buffers) {
   return segments;
 }
 
-using SharedFields = std::shared_ptr<HeaderFields>;
-using SharedHeaders = std::shared_ptr<RequestHeaders>;
-
-// A connection, and what of Python belongs to it.
-class PythonConnection {
- public:
-  PythonConnection(const std::shared_ptr<GrpcMethods>& methods, const Limits& limits)
-      : connection_(methods, limits) {}
-
-  http2::Connection& core() { return connection_; }
-
-  nb::object memory() {
-    Place place = connection_.memory();
-    if (place.owner != nullptr) {
-      return view_of({place.data, place.size, std::move(place.owner), false});
-    }
-    // Most often it is all of the buffer.
-    if (place.data != viewed_.data || place.size != viewed_.size) {
-      viewed_ = {place.data, place.size, nullptr};
-      view_ = view_of({place.data, place.size, connection_.buffer(), false});
-    }
-    return view_;
+nb::object PythonConnection::memory() {
+  Place place = connection_.memory();
+  if (place.owner != nullptr) {
+    return view_of({place.data, place.size, std::move(place.owner), false});
   }
-
-  nb::list received(std::size_t nbytes, double now) {
-    connection_.received(nbytes, now);
-    return events();
+  // Most often it is all of the buffer.
+  if (place.data != viewed_.data || place.size != viewed_.size) {
+    viewed_ = {place.data, place.size, nullptr};
+    view_ = view_of({place.data, place.size, connection_.buffer(), false});
   }
+  return view_;
+}
 
-  nb::list receive_more(int descriptor, double now) {
-    for (int turn = 0; turn < kTurns && !connection_.has_events(); ++turn) {
-      const std::span<const iovec> places = connection_.places();
-      if (places.empty()) break;
-      ssize_t nbytes = 0;
-      {
-        const nb::gil_scoped_release unlocked;
-        nbytes = readv(descriptor, places.data(), static_cast<int>(places.size()));
-      }
-      // The transport meets the same error, or end, and knows what to do.
-      const auto came = static_cast<std::size_t>(std::max<ssize_t>(nbytes, 0));
-      const bool full = came == connection_.places_size();
-      connection_.placed(came, now);
-      if (!full) break;
-    }
-    return events();
-  }
+nb::list PythonConnection::received(std::size_t nbytes, double now) {
+  connection_.received(nbytes, now);
+  return events();
+}
 
-  nb::object flush(int descriptor) {
-    nb::list left;
-    bool more = false;
-    for (int turn = 0; connection_.output().fill(); ++turn) {
-      if (turn == kTurns) {
-        more = true;
-        break;
-      }
-      if (!write(descriptor)) {
-        for (Segment& segment : connection_.output().take_all()) {
-          left.append(view_of({const_cast<std::uint8_t*>(segment.data), segment.size,
-                               std::move(segment.owner), true}));
-        }
-        break;
-      }
-    }
-    if (left.size() == 0 && !more && !connection_.has_events() && !connection_.closed()) {
-      return nb::none();
-    }
-    return nb::make_tuple(left, events(), more);
-  }
-
-  void receive_into(std::uint32_t stream, nb::handle target) {
-    auto view = std::make_shared<const BufferView>(target, PyBUF_WRITABLE);
-    connection_.receive_into(
-        stream, {static_cast<std::uint8_t*>(view->data()), view->size(), std::move(view)});
-  }
-
-  nb::list events();
-
- private:
-  nb::object convert(Event& event);
-  nb::object headers_of(const std::shared_ptr<const RequestHeaders>& headers);
-
-  // Writes what waits for the socket; false if it does not take all.
-  bool write(int descriptor) {
-    if (descriptor < 0) return false;
-    std::array<iovec, IOV_MAX> pieces;
-    const std::size_t count = connection_.output().gather(pieces);
-    std::size_t size = 0;
-    for (std::size_t index = 0; index < count; ++index) size += pieces[index].iov_len;
-    ssize_t sent = 0;
-    if (size > kLongWrite) {
+void PythonConnection::receive_more(int descriptor, double now) {
+  for (int turn = 0; turn < kTurns && !connection_.has_events(); ++turn) {
+    const std::span<const iovec> places = connection_.places();
+    if (places.empty()) break;
+    ssize_t nbytes = 0;
+    {
       const nb::gil_scoped_release unlocked;
-      sent = writev(descriptor, pieces.data(), static_cast<int>(count));
-    } else {
-      sent = writev(descriptor, pieces.data(), static_cast<int>(count));
+      nbytes = readv(descriptor, places.data(), static_cast<int>(places.size()));
     }
-    // The transport meets the same error, and knows what to do.
-    const auto taken = static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
-    connection_.output().sent(taken);
-    return taken == size;
+    // The transport meets the same error, or end, and knows what to do.
+    const auto came = static_cast<std::size_t>(std::max<ssize_t>(nbytes, 0));
+    const bool full = came == connection_.places_size();
+    connection_.placed(came, now);
+    if (!full) break;
   }
+}
 
-  http2::Connection connection_;
-  // The last part of the buffer that was handed out, and its view.
-  Place viewed_;
-  nb::object view_;
-  // The objects of headers that repeat. They are kept, so that no other has the same address.
-  std::unordered_map<const RequestHeaders*, nb::object> headers_;
-};
+nb::object PythonConnection::flush(int descriptor) {
+  nb::list left;
+  bool more = false;
+  for (int turn = 0; connection_.output().fill(); ++turn) {
+    if (turn == kTurns) {
+      more = true;
+      break;
+    }
+    if (!write(descriptor)) {
+      for (Segment& segment : connection_.output().take_all()) {
+        left.append(view_of({const_cast<std::uint8_t*>(segment.data), segment.size,
+                             std::move(segment.owner), true}));
+      }
+      break;
+    }
+  }
+  if (left.size() == 0 && !more && !connection_.has_events() && !connection_.closed()) {
+    return nb::none();
+  }
+  return nb::make_tuple(left, events(), more);
+}
+
+void PythonConnection::receive_into(std::uint32_t stream, nb::handle target) {
+  auto view = std::make_shared<const BufferView>(target, PyBUF_WRITABLE);
+  connection_.receive_into(
+      stream, {static_cast<std::uint8_t*>(view->data()), view->size(), std::move(view)});
+}
+
+bool PythonConnection::write(int descriptor) {
+  if (descriptor < 0) return false;
+  std::array<iovec, IOV_MAX> pieces;
+  const std::size_t count = connection_.output().gather(pieces);
+  std::size_t size = 0;
+  for (std::size_t index = 0; index < count; ++index) size += pieces[index].iov_len;
+  ssize_t sent = 0;
+  if (size > kLongWrite) {
+    const nb::gil_scoped_release unlocked;
+    sent = writev(descriptor, pieces.data(), static_cast<int>(count));
+  } else {
+    sent = writev(descriptor, pieces.data(), static_cast<int>(count));
+  }
+  // The transport meets the same error, and knows what to do.
+  const auto taken = static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
+  connection_.output().sent(taken);
+  return taken == size;
+}
 
 nb::object PythonConnection::headers_of(const std::shared_ptr<const RequestHeaders>& headers) {
   const auto known = headers_.find(headers.get());
@@ -192,7 +178,7 @@ nb::object PythonConnection::headers_of(const std::shared_ptr<const RequestHeade
   return object;
 }
 
-nb::object PythonConnection::convert(Event& event) {
+nb::object PythonConnection::convert(const Event& event) {
   const int kind = static_cast<int>(event.kind);
   switch (event.kind) {
     case EventKind::kCall:
@@ -232,9 +218,13 @@ nb::object PythonConnection::convert(Event& event) {
 
 nb::list PythonConnection::events() {
   nb::list told;
-  for (Event& event : connection_.take_events()) told.append(convert(event));
+  for (const Event& event : connection_.take_events()) told.append(convert(event));
   return told;
 }
+
+}  // namespace http2
+
+namespace {
 
 Limits limits_of(const nb::kwargs& given) {
   static const std::unordered_map<std::string_view, std::int64_t Limits::*> kNames = {
@@ -332,7 +322,10 @@ void bind_connection(nb::module_& module) {
            nb::arg("limits"));
   kind.def("memory", &Self::memory);
   kind.def("received", &Self::received);
-  kind.def("receive_more", &Self::receive_more);
+  kind.def("receive_more", [](Self& self, int descriptor, double now) {
+    self.receive_more(descriptor, now);
+    return self.events();
+  });
   kind.def("flush", &Self::flush);
   kind.def("end_input", [](Self& self) {
     self.core().end_input();
@@ -392,6 +385,7 @@ void bind_http2(nb::module_& module) {
   bind_headers(module);
   bind_settings(module);
   bind_connection(module);
+  bind_grpc_inference(module);
 }
 
 }  // namespace gpubridge

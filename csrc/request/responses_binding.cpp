@@ -51,24 +51,6 @@ nb::object encode_header(const JsonResponseTemplate& response, std::string_view 
                         outputs.nbytes());
 }
 
-nb::object encode_frame(const MessageResponseTemplate& response, std::string_view id,
-                        const nb::bytes& parameters, nb::handle shapes, nb::handle values,
-                        bool stream) {
-  const SentBuffers buffers(values);
-  const ResponseOutputs outputs(shapes, buffers, response.forms());
-  MessageResponseTemplate::Frame frame =
-      response.encode(id, view_of(parameters), outputs.all(), stream);
-  if (frame.nbytes >= kMessageLimit) return nb::int_(frame.nbytes);
-  MessagePieces pieces(std::move(frame.opening),
-                       frame.nbytes <= kCopiedFrame ? kCopiedFrame : kCopiedBuffer);
-  for (std::size_t index = 0; index < buffers.count(); ++index) {
-    pieces.append(frame.tags[index], buffers, index);
-  }
-  nb::list segments;
-  for (const nb::object& piece : pieces.finish()) segments.append(piece);
-  return segments;
-}
-
 }  // namespace
 
 ResponseOutputs::ResponseOutputs(nb::handle shapes, const SentBuffers& values,
@@ -97,6 +79,21 @@ ResponseOutputs::ResponseOutputs(nb::handle shapes, const SentBuffers& values,
   }
 }
 
+EncodedFrame encode_frame(const MessageResponseTemplate& response, std::string_view id,
+                          std::string_view parameters, nb::handle shapes, nb::handle values,
+                          bool stream) {
+  const SentBuffers buffers(values);
+  const ResponseOutputs outputs(shapes, buffers, response.forms());
+  MessageResponseTemplate::Frame frame = response.encode(id, parameters, outputs.all(), stream);
+  if (frame.nbytes >= kMessageLimit) return {{}, frame.nbytes};
+  MessagePieces pieces(std::move(frame.opening),
+                       frame.nbytes <= kCopiedFrame ? kCopiedFrame : kCopiedBuffer);
+  for (std::size_t index = 0; index < buffers.count(); ++index) {
+    pieces.append(frame.tags[index], buffers, index);
+  }
+  return {pieces.finish(), frame.nbytes};
+}
+
 void bind_responses(nb::module_& module) {
   nb::class_<JsonResponseTemplate>(module, "JsonResponseTemplate")
       .def(nb::new_([](const nb::bytes& names, const std::vector<nb::bytes>& openings,
@@ -111,7 +108,16 @@ void bind_responses(nb::module_& module) {
         return MessageResponseTemplate(std::string(view_of(names)), texts_of(openings),
                                        forms_of(forms, openings.size()));
       }))
-      .def("encode", &encode_frame);
+      .def("encode",
+           [](const MessageResponseTemplate& self, std::string_view id, const nb::bytes& parameters,
+              nb::handle shapes, nb::handle buffers, bool stream) -> nb::object {
+             const EncodedFrame frame =
+                 encode_frame(self, id, view_of(parameters), shapes, buffers, stream);
+             if (frame.pieces.empty()) return nb::int_(frame.nbytes);
+             nb::list segments;
+             for (const nb::object& piece : frame.pieces) segments.append(piece);
+             return segments;
+           });
 }
 
 }  // namespace gpubridge

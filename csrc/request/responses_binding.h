@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "memory/sent_buffers.h"
@@ -28,5 +29,14 @@ class ResponseOutputs {
   std::vector<ResponseOutput> outputs_;
   std::uint64_t nbytes_ = 0;
 };
+
+// A frame in pieces, or how many bytes its message has, where those are too many for one.
+struct EncodedFrame {
+  std::vector<nanobind::object> pieces;
+  std::uint64_t nbytes = 0;
+};
+EncodedFrame encode_frame(const MessageResponseTemplate& response, std::string_view id,
+                          std::string_view parameters, nanobind::handle shapes,
+                          nanobind::handle buffers, bool stream);
 
 }  // namespace gpubridge

@@ -22,6 +22,17 @@ namespace gpubridge {
 struct KnownTemplate {
   explicit KnownTemplate(nanobind::object given);
 
+  // The template of answers with a signature; None for those that Python has to encode. `make` is
+  // asked for that of a signature other than the last one's.
+  template <typename Make>
+  const nanobind::object& answer(nanobind::handle signature, Make&& make) {
+    if (!answer_signature.is(signature)) {
+      answer_template = make();
+      answer_signature = nanobind::borrow(signature);
+    }
+    return answer_template;
+  }
+
   nanobind::object given;
   nanobind::object form;
   nanobind::object signature;
@@ -32,7 +43,6 @@ struct KnownTemplate {
   nanobind::object dims;
   std::vector<InputPlace> places;
   nanobind::object place_objects = nanobind::none();
-  // The template of answers with a signature; None for those that Python has to encode.
   nanobind::object answer_signature = nanobind::none();
   nanobind::object answer_template = nanobind::none();
 };

@@ -14,7 +14,7 @@ from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
-from gpubridge.frontend.grpc.infer import InferCall
+from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.grpc.infer_request import FormCache
@@ -29,7 +29,9 @@ CONFIG = model_config("A FP32 [-1];S STRING [1] optional: true", "OUT FP32 [-1]"
 _DECOUPLED = model_config(
     "A FP32 [-1]", "OUT FP32 [-1]", "model_transaction_policy { decoupled: true }"
 )
+_OUT = Signature((TensorSpec("OUT", "FP32", 1, 4),), ())
 _MESSAGE_LIMIT = 1 << 20
+_UNTRACED = type("Traces", (), {"active": False})()
 _SERVICE = b"/inference.GRPCInferenceService/"
 _METHODS = GrpcMethods(
     [
@@ -91,8 +93,7 @@ class Model:
         begin += request.start
         first = bytes(slot.memory[begin : begin + min(nbytes, 4)])
         self.door.regions.arena(self.config.name).free(slot)
-        signature = Signature((TensorSpec("OUT", "FP32", 1, 4),), ())
-        response = InferResponse(signature, ((len(first) // 4,),), [memoryview(first)])
+        response = InferResponse(_OUT, ((len(first) // 4,),), [memoryview(first)])
         if self.config.decoupled:
             request.respond(response)
             request.finish(None)
@@ -115,10 +116,12 @@ class GrpcDoor:
                 regions, ClientRegions(regions, DeviceMemory(0), allowed=True, most=4)
             )
             self._forms = self._new_forms()
+            self.infer = InferEndpoint(0, self._forms, self._memory, _UNTRACED)
             self.connections: set = set()
         else:
             self.regions, self._memory = beside.regions, beside._memory
             self._forms, self.connections = beside._forms, beside.connections
+            self.infer = beside.infer
         self.sent = bytearray()
         self.closed = False
         self.connection = GrpcConnection(

@@ -33,7 +33,7 @@ def looked(door, times):
         # It answers PINGs, so that it is heard.
         door.receive(frame(6, 1, 0, b"keepaliv"))
         door.connection.check(time)
-        door.connection._flush()
+        door.connection._state.flush()
         if RESET in bytes(door.sent):
             return time
     return None
@@ -59,7 +59,7 @@ def test_an_answer_that_no_window_lets_through_ends_its_call(method):
         # Others on the connection go on.
         door.receive(frame(4, 0, 0, b"\0\4\0\1\0\0"))
         door.receive(head(3, "ModelInfer") + frame(0, 1, 3, REQUEST))
-        door.connection._flush()
+        door.connection._state.flush()
         assert door.statuses()[3] == [0]
 
     run(scenario)

@@ -45,8 +45,9 @@ class CallOwner(Protocol):
     def forget(self, stream_id: int) -> None:
         """Hear that a call has ended."""
 
-    def flush_soon(self) -> None:
-        """Send what calls have left to be sent."""
+    @property
+    def flush_soon(self) -> Callable[[], None]:
+        """Sends what calls have left to be sent; once for all that they leave in a turn of the loop."""
 
 
 class Call:

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from gpubridge.config import GrpcConnections
-from gpubridge.dataplane import Http2Connection, Http2Limits, RequestHeaders
+from gpubridge.dataplane import GrpcConnectionState, Http2Connection, Http2Limits, RequestHeaders
 from gpubridge.frontend.connection_limits import longest_idle
 from gpubridge.frontend.grpc.call import Call, read_timeout
 from gpubridge.frontend.grpc.events import (
@@ -36,10 +36,6 @@ _CODINGS = (b"", b"identity", b"gzip", b"deflate")
 _KEEPALIVE_PING = b"keepaliv"
 _ENHANCE_YOUR_CALM = 11
 _SETTINGS_TIMEOUT = 4
-# Below this no read was one of a large body into its place.
-_LARGE_READ = 1 << 12
-# Then others have their turn.
-_VECTORED_READS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +72,20 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._calls: dict[int, Call] = {}
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._descriptor = -1
         self._max_connections = settings.connections.max_connections
         self._compression = settings.connections.infer_response_compression_level
         self._message_timeout = settings.connections.message_timeout
         self._watch = Watch(settings.connections, self._loop.time())
-        # Something came since the last look; the client was asked to leave; it sends no more.
-        self._heard = self._leaving = self._hung_up = False
-        self._paused = False
-        self._flush_due = False
+        # When something had come at the last look; whether the client was asked to leave.
+        self._heard = 0.0
+        self._leaving = False
+        # Whose answers may be compressed, those calls are Python's.
+        infer = service.infer if self._compression == "none" else None
+        state = self._state = GrpcConnectionState(self.http2, self, self._calls, infer)
+        # asyncio calls these for every read, and calls the last for every answer: no detour.
+        self.get_buffer = state.get_buffer  # type: ignore[method-assign, assignment]
+        self.buffer_updated = state.buffer_updated  # type: ignore[method-assign, assignment]
+        self.flush_soon = state.flush_soon
 
     # -- what asyncio calls ----------------------------------------------------------------------
 
@@ -93,8 +94,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._transport = transport  # type: ignore[assignment]
         # Told of every byte that the socket does not take: then nothing is written past it.
         self._transport.set_write_buffer_limits(high=0)
-        self._descriptor = transport.get_extra_info("socket").fileno()
+        descriptor = transport.get_extra_info("socket").fileno()
+        self._state.start(transport, descriptor, self._loop.call_soon)
         self.http2.received(0, monotonic())
+        self._heard = self.http2.heard
         if 0 < self._max_connections <= len(self._connections):
             idle = longest_idle(self._connections)
             if idle is not None:
@@ -106,47 +109,24 @@ class GrpcConnection(asyncio.BufferedProtocol):
                     "(--grpc-max-connections), all with calls open, got one more",
                 )
         self._connections.add(self)
-        self._flush()
+        self._state.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give up what is not finished."""
         self._connections.discard(self)
-        self.http2.lost()
+        self._state.lose()
         self._abort_calls()
         self.account.close()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go."""
-        return self.http2.memory()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Take ``nbytes`` that have come."""
-        self._heard = True
-        now = monotonic()
-        self._take(self.http2.received(nbytes, now))
-        if nbytes >= _LARGE_READ:
-            self._read_more(now)
-        self._flush()
-
-    def _read_more(self, now: float) -> None:
-        """Receive what else there is of a body in many frames, with few reads."""
-        for _ in range(_VECTORED_READS):
-            if self._paused or self._transport.is_closing():
-                return
-            events = self.http2.receive_more(self._descriptor, now)
-            if not events:
-                return
-            self._take(events)
 
     def eof_received(self) -> bool:
         """The client sends no more: what it has asked is answered, then the connection closes."""
         if not self._calls:
             # What has just been answered may not be on its way yet.
-            self._flush()
+            self._state.flush()
             return False
-        self._hung_up = True
+        self._state.hung_up = True
         self.http2.goaway()
-        self._take(self.http2.end_input())
+        self.take(self.http2.end_input())
         for call in list(self._calls.values()):
             call.cut_short()
         self.flush_soon()
@@ -154,12 +134,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """The client reads too slowly: neither read from it nor take more to be sent."""
-        self._paused = True
+        self._state.paused = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """The client has caught up."""
-        self._paused = False
+        self._state.paused = False
         self._transport.resume_reading()
         self.flush_soon()
 
@@ -181,7 +161,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Close an idle connection: another client needs its place."""
         self.http2.goaway()
         self._connections.discard(self)
-        self._flush()
+        self._state.flush()
 
     def abort(self) -> None:
         """Close at once."""
@@ -205,8 +185,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def check(self, now: float) -> None:
         """Ping a silent client; ask one to leave, or end the connection, if it is time."""
-        heard, self._heard = self._heard, False
         http2 = self.http2
+        before, self._heard = self._heard, http2.heard
+        heard = self._heard != before
         finding = self._watch.look(now, http2, self.unsent, leaving=self._leaving, heard=heard)
         for call in list(self._calls.values()):
             call.check(now, self._message_timeout)
@@ -223,12 +204,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
             http2.drain()
         else:
             http2.close(_SETTINGS_TIMEOUT, "expected the client preface and SETTINGS in time")
-        self._flush()
+        self._state.flush()
 
     def _end_unwanted(self, now: float) -> None:
         """End the calls whose answers the client does not let through."""
         http2 = self.http2
-        for stream_id in self._watch.unwanted(now, [] if self._paused else http2.held_back()):
+        for stream_id in self._watch.unwanted(now, [] if self._state.paused else http2.held_back()):
             # What clients call RESOURCE_EXHAUSTED; trailers would have to stand behind the answer.
             http2.reset(stream_id, _ENHANCE_YOUR_CALM)
             self._abort(stream_id)
@@ -240,37 +221,25 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """A call has ended."""
         self._calls.pop(stream_id, None)
 
-    def flush_soon(self) -> None:
-        """Send what calls have left to be sent; once for all that they leave in a turn of the loop."""
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush)
+    # -- what the compiled half tells --------------------------------------------------------------
 
-    def _flush(self) -> None:
-        """Send as much as the socket takes; its transport keeps the rest."""
-        self._flush_due = False
-        transport = self._transport
-        # A socket that has failed: connection_lost comes, and drops all.
-        if self._paused or transport.is_closing():
-            return
-        outcome = self.http2.flush(self._descriptor)
-        if outcome is not None:
-            left, events, more = outcome
-            if left:
-                transport.writelines(left)
-            if events:
-                self._take(events)
-            if more or events:
-                self.flush_soon()
+    def flushed(self, outcome: tuple[list[memoryview], list[Any], bool] | None) -> None:
+        """Pass on what the socket has not taken, as `Http2Connection.flush` returns it."""
+        left, events, more = outcome or ((), (), False)
+        if left:
+            self._transport.writelines(left)
+        if events:
+            self.take(events)
+        if more or events:
+            self.flush_soon()
         # Who sends no more widens no window: what is held back now never goes.
-        if (self.http2.closed and not (outcome and outcome[2])) or (
-            self._hung_up and not self._paused and self.http2.held_back()
+        state = self._state
+        if (self.http2.closed and not more) or (
+            state.hung_up and not state.paused and self.http2.held_back()
         ):
-            transport.close()
+            self._transport.close()
 
-    # -- what HTTP/2 tells -----------------------------------------------------------------------
-
-    def _take(self, events: Sequence[tuple[Any, ...]]) -> None:
+    def take(self, events: Sequence[tuple[Any, ...]]) -> None:
         """Take what has happened."""
         for event in events:
             kind = event[0]
@@ -349,8 +318,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
             http2.close(_ENHANCE_YOUR_CALM, "too_many_pings")
 
     def _abort_calls(self) -> None:
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
+        calls = list(self._calls.values())
+        self._calls.clear()
+        for call in calls:
             call.abort()
 
 

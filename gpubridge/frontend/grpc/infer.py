@@ -4,21 +4,79 @@ from __future__ import annotations
 
 import time
 
-from gpubridge.dataplane import RequestHeaders
+from gpubridge.dataplane import (
+    GrpcInferEndpoint,
+    HeaderFields,
+    MessageResponseTemplate,
+    RequestHeaders,
+)
 from gpubridge.engine.model import Model
 from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner
 from gpubridge.frontend.grpc.packing import Packing
-from gpubridge.frontend.grpc.status import CallFailed, Status
+from gpubridge.frontend.grpc.status import (
+    OK_TRAILERS,
+    RESPONSE_HEADERS,
+    CallFailed,
+    Status,
+    failure,
+)
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import Body
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest, MadeRequest
-from gpubridge.protocol.grpc.infer_response import encode_response
+from gpubridge.protocol.grpc.infer_response import (
+    FrameSegments,
+    encode_response,
+    plain_template,
+)
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
+from gpubridge.protocol.request_form import RequestRegions
 from gpubridge.request import InferRequest, InferResponse, Outcome
+from gpubridge.telemetry.traces import Traces
+from gpubridge.transport.signatures import Signature
 
-__all__ = ["InferCall", "TracedInferCall"]
+__all__ = ["InferCall", "InferEndpoint", "TracedInferCall"]
+
+
+class InferEndpoint(GrpcInferEndpoint):
+    """What plain calls have in common: those that the compiled module takes without one of these here.
+
+    - ``method``: the number of ModelInfer among the methods.
+    """
+
+    def __init__(
+        self, method: int, forms: FormCache[Model], memory: RequestMemory, traces: Traces
+    ) -> None:
+        super().__init__(method, forms.templates, traces, RESPONSE_HEADERS, OK_TRAILERS)
+        self._memory = memory
+
+    def share(
+        self, request: InferRequest, regions: RequestRegions, known: KnownRequest[Model]
+    ) -> None:
+        """Give a request its places in the client's memory; see `RequestMemory.share`."""
+        self._memory.share(request, regions, known.model.config.name)
+
+    @staticmethod
+    def plain_template(
+        known: KnownRequest[Model], signature: Signature
+    ) -> MessageResponseTemplate | None:
+        """Return the template of answers of which nothing has to be formatted."""
+        return plain_template(known.form, signature, known.model.config, known.model.version)
+
+    @staticmethod
+    def frame(known: KnownRequest[Model], identifier: str, outcome: Outcome) -> FrameSegments:
+        """Encode an outcome that `plain_template` is not for; raises BridgeError for an error."""
+        if not isinstance(outcome, InferResponse):
+            # A copy: the traceback of the error itself would hold frames that hold it.
+            raise BridgeError(outcome.message, outcome.code)
+        model = known.model
+        return encode_response(known.form, identifier, outcome, model.config, model.version)
+
+    @staticmethod
+    def failure(error: BridgeError | CallFailed) -> HeaderFields:
+        """Return the fields that end a call with an error."""
+        return failure(error, begun=False)
 
 
 class InferCall(Call):
@@ -132,7 +190,8 @@ class InferCall(Call):
 
     def _hand_over(self, made: MadeRequest[Model]) -> None:
         known, request, regions = made
-        if known.model.config.decoupled:
+        submit = known.submit
+        if submit is None:
             if request.slot is not None:
                 known.arena.free(request.slot)
             raise BridgeError(
@@ -143,7 +202,7 @@ class InferCall(Call):
             self._memory.share(request, regions, known.model.config.name)
         self._known = known
         self._request = request
-        known.model.submit(request, self._received())
+        submit(request, self._received())
 
     def _received(self) -> Received | None:
         """When the request came, should it be traced."""
@@ -168,11 +227,8 @@ class InferCall(Call):
             self.fail(outcome)
             return
         assert self._request is not None
-        model = known.model
         try:
-            frame = encode_response(
-                known.form, self._request.identifier, outcome, model.config, model.version
-            )
+            frame = InferEndpoint.frame(known, self._request.identifier, outcome)
         except BridgeError as error:
             self.fail(error)
             return

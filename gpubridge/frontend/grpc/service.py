@@ -13,7 +13,7 @@ from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner, DeferredCall, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
-from gpubridge.frontend.grpc.infer import InferCall, TracedInferCall
+from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint, TracedInferCall
 from gpubridge.frontend.grpc.memory import Deferred, cuda_calls, memory_calls
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.model_readiness import tell_ready
@@ -115,6 +115,7 @@ class GrpcService:
             deferred[_SERVICE + method.encode()] = begin
         self._methods = self._table(unary, deferred, message_limit)
         self.methods = GrpcMethods([(m.path, m.kind, m.limit) for m in self._methods])
+        self.infer = InferEndpoint(0, self._forms, self._memory, self._traces)
 
     def _table(
         self,
@@ -122,7 +123,7 @@ class GrpcService:
         deferred: dict[bytes, Deferred],
         message_limit: int,
     ) -> list[_Method]:
-        """List the methods; the compiled module knows each by its place."""
+        """List the methods, ModelInfer first; the compiled module knows each by its place."""
         small = min(_CONTROL_BYTES, message_limit)
         table = [
             _Method(_SERVICE + b"ModelInfer", _INFER, message_limit, self._open_infer),

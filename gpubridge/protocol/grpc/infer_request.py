@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
@@ -53,6 +53,9 @@ _INVALID = "<invalid>"
 class HasConfig(Protocol):
     """A model, as far as requests have to know it."""
 
+    def submit(self, request: InferRequest, origin: Any = None, /) -> None:
+        """Take a request over."""
+
     @property
     def config(self) -> ModelConfig:
         """Its configuration."""
@@ -67,9 +70,10 @@ class KnownRequest(RequestTemplate, Generic[T]):
     - ``model``: as found by name and version.
     - ``arena``: where its requests lie.
     - ``empty_final_response``: see `RequestParameters`.
+    - ``submit``: gives the model a request that gets one response; None where there may be others.
     """
 
-    __slots__ = ("arena", "empty_final_response", "model")
+    __slots__ = ("arena", "empty_final_response", "model", "submit")
 
     def __init__(
         self,
@@ -82,6 +86,7 @@ class KnownRequest(RequestTemplate, Generic[T]):
         self.model = model
         self.arena = arena
         self.empty_final_response = empty_final_response
+        self.submit = None if model.config.decoupled else model.submit
 
 
 MadeRequest = tuple[KnownRequest[T], InferRequest, RequestRegions | None]

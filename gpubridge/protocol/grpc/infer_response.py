@@ -44,6 +44,14 @@ class _Answer:
     reshaped: bool
 
 
+def plain_template(
+    form: RequestForm, signature: Signature, config: ModelConfig, version: int
+) -> MessageResponseTemplate | None:
+    """Return what makes the frames of answers of which nothing has to be formatted; else None."""
+    answer = _answer(form, signature, config, version)
+    return None if answer.reshaped or classes_of(form.outputs) else answer.template
+
+
 def encode_frame(message: bytes) -> bytes:
     """Put the prefix before a message that gRPC sends as one frame."""
     return b"\0%b%b" % (len(message).to_bytes(4, "big"), message)

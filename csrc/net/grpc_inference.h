@@ -1,0 +1,110 @@
+// A gRPC connection between its socket and its calls. Plain unary inference requests go to their
+// models, and their answers to the socket, without Python code: those that have a template, no
+// time-out and no compression. All other events are for Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "net/http2_binding.h"
+#include "request/templates_binding.h"
+
+namespace gpubridge::http2 {
+
+// What all calls of ModelInfer have in common; the base of the class InferEndpoint of
+// gpubridge/frontend/grpc/infer.py.
+class GrpcInferEndpoint {
+ public:
+  GrpcInferEndpoint(int method, nanobind::object templates, nanobind::object traces,
+                    std::shared_ptr<HeaderFields> headers, std::shared_ptr<HeaderFields> trailers);
+
+  // Whether a call is plain, and is not traced.
+  [[nodiscard]] bool takes(const Event& event) const;
+  [[nodiscard]] PythonTemplates& templates() const { return *templates_; }
+  [[nodiscard]] const std::shared_ptr<HeaderFields>& headers() const { return headers_; }
+  [[nodiscard]] const std::shared_ptr<HeaderFields>& trailers() const { return trailers_; }
+
+ private:
+  int method_;
+  nanobind::object templates_object_;
+  PythonTemplates* templates_;
+  nanobind::object traces_;
+  std::shared_ptr<HeaderFields> headers_;
+  std::shared_ptr<HeaderFields> trailers_;
+};
+
+// Moves bytes between a transport and an Http2Connection. It holds its owner until it is lost.
+class GrpcConnection {
+ public:
+  // The owner has `take(events)` and `flushed(outcome)`; `calls` are those by stream, to which the
+  // plane adds its own. Without an endpoint all calls are Python's.
+  GrpcConnection(nanobind::object http2, nanobind::object owner, nanobind::object calls,
+                 nanobind::object endpoint);
+
+  // `soon` has a callable called in the next turn of the event loop.
+  void start(nanobind::object transport, int descriptor, nanobind::object soon);
+  nanobind::object get_buffer(nanobind::handle /*size_hint*/) { return http2_.memory(); }
+  void buffer_updated(std::size_t nbytes);
+  // Sends as much as the socket takes; its transport keeps the rest.
+  void flush();
+  // Has it called once for all that is left to be sent in a turn of the event loop.
+  void flush_soon();
+  void lose();
+
+  // Of the plane's calls.
+  [[nodiscard]] nanobind::object endpoint() const { return endpoint_object_; }
+  [[nodiscard]] Connection& core() { return http2_.core(); }
+  void forget(std::uint32_t stream);
+
+  bool paused = false;
+  // The client sends no more: what is held back is looked at with each flush.
+  bool hung_up = false;
+
+ private:
+  [[nodiscard]] bool stopped() const;
+  // Takes what has happened; returns whether anything had.
+  bool take();
+  bool infer(const Event& event);
+
+  nanobind::object http2_object_;
+  PythonConnection& http2_;
+  nanobind::object take_;
+  nanobind::object flushed_;
+  nanobind::object calls_;
+  nanobind::object endpoint_object_;
+  GrpcInferEndpoint* endpoint_ = nullptr;
+  nanobind::object transport_ = nanobind::none();
+  nanobind::object soon_ = nanobind::none();
+  int descriptor_ = -1;
+  bool flush_due_ = false;
+};
+
+// One plain request, with the methods of a Call that its connection uses.
+class GrpcInferCall {
+ public:
+  GrpcInferCall(nanobind::object connection, std::uint32_t stream);
+
+  // Gives the model a request of the message; it calls `self` with the outcome. False if it is for
+  // Python.
+  bool submit(const nanobind::object& self, std::string_view message, const nanobind::dict& calls);
+  void answer(nanobind::handle outcome);
+  void refuse(nanobind::handle error);
+  void fail(nanobind::handle error);
+  void abort();
+
+ private:
+  void finish();
+  // Returns the frame of a response, which Python encodes if it is not plain.
+  std::vector<nanobind::object> frame(nanobind::handle outcome) const;
+
+  nanobind::object connection_object_;
+  GrpcConnection* connection_;  // null when it is over
+  nanobind::object endpoint_;
+  std::uint32_t stream_;
+  std::shared_ptr<KnownTemplate> known_;
+  nanobind::object request_;
+};
+
+}  // namespace gpubridge::http2

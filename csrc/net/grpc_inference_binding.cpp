@@ -1,0 +1,284 @@
+#include <nanobind/stl/shared_ptr.h>
+#include <time.h>
+
+#include <string_view>
+#include <utility>
+
+#include "ipc/infer_request_binding.h"
+#include "net/grpc_inference.h"
+#include "python_object.h"
+#include "request/responses_binding.h"
+#include "stub/heap_type.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge::http2 {
+namespace {
+
+// Below this no read was one of a large body into its place; after so many others have their turn.
+constexpr std::size_t kLargeRead = std::size_t{1} << 12U;
+constexpr int kVectoredReads = 4;
+
+struct Names {
+  Attribute active{"active"};
+  Attribute arena{"arena"};
+  Attribute failure{"failure"};
+  Attribute frame{"frame"};
+  Attribute free{"free"};
+  Attribute is_closing{"is_closing"};
+  Attribute plain_template{"plain_template"};
+  Attribute share{"share"};
+  Attribute submit{"submit"};
+};
+
+const Names& names() {
+  static const Names made;
+  return made;
+}
+
+// As Python's time.monotonic.
+double monotonic() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+}  // namespace
+
+GrpcInferEndpoint::GrpcInferEndpoint(int method, nb::object templates, nb::object traces,
+                                     std::shared_ptr<HeaderFields> headers,
+                                     std::shared_ptr<HeaderFields> trailers)
+    : method_(method),
+      templates_object_(std::move(templates)),
+      templates_(nb::cast<PythonTemplates*>(templates_object_)),
+      traces_(std::move(traces)),
+      headers_(std::move(headers)),
+      trailers_(std::move(trailers)) {}
+
+bool GrpcInferEndpoint::takes(const Event& event) const {
+  return event.kind == EventKind::kCall && event.headers->method() == method_ &&
+         event.headers->plain() && !event.compressed && !nb::cast<bool>(names().active.of(traces_));
+}
+
+// -- the connection -------------------------------------------------------------------------------
+
+GrpcConnection::GrpcConnection(nb::object http2, nb::object owner, nb::object calls,
+                               nb::object endpoint)
+    : http2_object_(std::move(http2)),
+      http2_(nb::cast<PythonConnection&>(http2_object_)),
+      take_(owner.attr("take")),
+      flushed_(owner.attr("flushed")),
+      calls_(std::move(calls)),
+      endpoint_object_(std::move(endpoint)) {
+  if (!endpoint_object_.is_none()) endpoint_ = nb::cast<GrpcInferEndpoint*>(endpoint_object_);
+}
+
+void GrpcConnection::start(nb::object transport, int descriptor, nb::object soon) {
+  transport_ = std::move(transport);
+  descriptor_ = descriptor;
+  soon_ = std::move(soon);
+}
+
+// A socket that has failed: the owner hears that it is lost, and drops all.
+bool GrpcConnection::stopped() const {
+  return paused || transport_.is_none() || nb::cast<bool>(names().is_closing.of(transport_)());
+}
+
+void GrpcConnection::buffer_updated(std::size_t nbytes) {
+  const double now = monotonic();
+  core().received(nbytes, now);
+  take();
+  // What else there is of a body in many frames is received with few reads.
+  for (int read = 0; nbytes >= kLargeRead && read < kVectoredReads && !stopped(); ++read) {
+    http2_.receive_more(descriptor_, now);
+    if (!take()) break;
+  }
+  flush();
+}
+
+bool GrpcConnection::take() {
+  nb::list told;
+  const Events events = core().take_events();
+  for (const Event& event : events) {
+    if (!infer(event)) told.append(http2_.convert(event));
+  }
+  // What is called may lose the connection.
+  if (const nb::object take = take_; told.size() != 0 && !take.is_none()) take(told);
+  return !events.empty();
+}
+
+bool GrpcConnection::infer(const Event& event) {
+  if (endpoint_ == nullptr || take_.is_none() || !endpoint_->takes(event)) return false;
+  const std::span<const std::uint8_t> bytes = event.messages.front().bytes();
+  const std::string_view message(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const nb::object call = nb::cast(GrpcInferCall(nb::find(*this), event.stream));
+  return nb::inst_ptr<GrpcInferCall>(call)->submit(call, message, nb::borrow<nb::dict>(calls_));
+}
+
+void GrpcConnection::flush() {
+  flush_due_ = false;
+  if (stopped()) return;
+  const nb::object outcome = http2_.flush(descriptor_);
+  if (const nb::object flushed = flushed_; !outcome.is_none() || hung_up) flushed(outcome);
+}
+
+void GrpcConnection::flush_soon() {
+  if (flush_due_ || soon_.is_none()) return;
+  flush_due_ = true;
+  soon_(nb::find(*this).attr("flush"));
+}
+
+void GrpcConnection::lose() {
+  core().lost();
+  for (nb::object* each : {&take_, &flushed_, &transport_, &soon_}) *each = nb::none();
+}
+
+void GrpcConnection::forget(std::uint32_t stream) {
+  const nb::int_ key(stream);
+  if (PyDict_Contains(calls_.ptr(), key.ptr()) == 1) PyDict_DelItem(calls_.ptr(), key.ptr());
+}
+
+// -- calls ----------------------------------------------------------------------------------------
+
+GrpcInferCall::GrpcInferCall(nb::object connection, std::uint32_t stream)
+    : connection_object_(std::move(connection)),
+      connection_(nb::cast<GrpcConnection*>(connection_object_)),
+      endpoint_(connection_->endpoint()),
+      stream_(stream) {}
+
+bool GrpcInferCall::submit(const nb::object& self, std::string_view message,
+                           const nb::dict& calls) {
+  try {
+    MadeRequest made =
+        nb::cast<GrpcInferEndpoint&>(endpoint_).templates().take_message(message, self);
+    if (made.known == nullptr) return false;
+    known_ = made.known;
+    request_ = made.request;
+    const nb::object submit = names().submit.of(known_->given);
+    if (submit.is_none()) {
+      // Not for unary calls, as Python will say.
+      names().free.of(names().arena.of(known_->given))(made.request.attr("slot"));
+      return false;
+    }
+    calls[nb::int_(stream_)] = self;
+    if (!made.regions.is_none()) {
+      names().share.of(endpoint_)(made.request, made.regions, known_->given);
+    }
+    // As over HTTP, a cache would look the request up here.
+    submit(made.request, nb::none());
+  } catch (nb::python_error& error) {
+    if (!error.matches(bridge_error())) throw;
+    refuse(error.value());
+  }
+  return true;
+}
+
+void GrpcInferCall::answer(nb::handle outcome) {
+  if (connection_ == nullptr) return;
+  try {
+    const std::vector<Segment> body = segments_of(frame(outcome));
+    const auto& endpoint = nb::cast<const GrpcInferEndpoint&>(endpoint_);
+    connection_->core().send_response(stream_, endpoint.headers(), body, endpoint.trailers());
+  } catch (nb::python_error& error) {
+    if (!error.matches(bridge_error())) throw;
+    fail(error.value());
+    return;
+  }
+  finish();
+}
+
+std::vector<nb::object> GrpcInferCall::frame(nb::handle outcome) const {
+  const nb::object identifier = nb::borrow(infer_request(request_).get(InferRequest::kIdentifier));
+  if (is_infer_response(outcome)) {
+    const InferResponse& response = infer_response(outcome);
+    const nb::handle signature = response.get(InferResponse::kSignature);
+    const nb::object known = known_->answer(
+        signature, [&] { return names().plain_template.of(endpoint_)(known_->given, signature); });
+    if (!known.is_none() && !response.has(InferResponse::kParameters)) {
+      EncodedFrame made = encode_frame(
+          nb::cast<const MessageResponseTemplate&>(known), view_of_text(identifier), {},
+          response.get(InferResponse::kShapes), response.get(InferResponse::kBuffers), false);
+      if (!made.pieces.empty()) return std::move(made.pieces);
+    }
+  }
+  std::vector<nb::object> pieces;
+  for (const nb::handle piece : names().frame.of(endpoint_)(known_->given, identifier, outcome)) {
+    pieces.push_back(nb::borrow(piece));
+  }
+  return pieces;
+}
+
+void GrpcInferCall::refuse(nb::handle error) {
+  if (connection_ == nullptr) return;
+  if (request_.is_valid()) infer_request(request_).cancel();
+  fail(error);
+}
+
+void GrpcInferCall::fail(nb::handle error) {
+  if (connection_ == nullptr) return;
+  const nb::object fields = names().failure.of(endpoint_)(error);
+  connection_->core().send_headers(stream_, nb::cast<std::shared_ptr<HeaderFields>>(fields), true);
+  finish();
+}
+
+void GrpcInferCall::finish() {
+  GrpcConnection& connection = *std::exchange(connection_, nullptr);
+  connection.forget(stream_);
+  connection.flush_soon();
+  request_.reset();
+}
+
+void GrpcInferCall::abort() {
+  if (std::exchange(connection_, nullptr) == nullptr) return;
+  if (const nb::object request = std::exchange(request_, {}); request.is_valid()) {
+    infer_request(request).cancel();
+  }
+}
+
+namespace {
+
+PyObject* call_with_outcome(PyObject* self, PyObject* arguments, PyObject* /*keywords*/) {
+  PyObject* const outcome = PyTuple_GetItem(arguments, 0);
+  if (outcome == nullptr) return nullptr;
+  return stub::guarded<PyObject*>(nullptr, [&] {
+    nb::inst_ptr<GrpcInferCall>(self)->answer(outcome);
+    return Py_NewRef(Py_None);
+  });
+}
+
+}  // namespace
+}  // namespace gpubridge::http2
+
+namespace gpubridge {
+
+void bind_grpc_inference(nb::module_& module) {
+  using http2::GrpcConnection;
+  using http2::GrpcInferCall;
+  using http2::GrpcInferEndpoint;
+  nb::class_<GrpcInferEndpoint>(module, "GrpcInferEndpoint")
+      .def(nb::init<int, nb::object, nb::object, std::shared_ptr<HeaderFields>,
+                    std::shared_ptr<HeaderFields>>());
+  nb::class_<GrpcConnection>(module, "GrpcConnectionState")
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object>(), nb::arg(), nb::arg(),
+           nb::arg(), nb::arg().none())
+      .def("start", &GrpcConnection::start)
+      .def("get_buffer", &GrpcConnection::get_buffer)
+      .def("buffer_updated", &GrpcConnection::buffer_updated)
+      .def("flush", &GrpcConnection::flush)
+      .def("flush_soon", &GrpcConnection::flush_soon)
+      .def("lose", &GrpcConnection::lose)
+      .def_rw("paused", &GrpcConnection::paused)
+      .def_rw("hung_up", &GrpcConnection::hung_up);
+  static PyType_Slot slots[] = {{Py_tp_call, stub::slot(http2::call_with_outcome)}, {0, nullptr}};
+  const auto nothing = [](GrpcInferCall&, const nb::args&) {};
+  nb::class_<GrpcInferCall>(module, "GrpcInferCall", nb::type_slots(slots))
+      .def("refuse", &GrpcInferCall::refuse)
+      .def("fail", &GrpcInferCall::fail)
+      .def("abort", &GrpcInferCall::abort)
+      .def("drain", nothing)
+      .def("cut_short", nothing)
+      .def("check", nothing)
+      .def("writable", nothing);
+}
+
+}  // namespace gpubridge
