@@ -7,7 +7,6 @@ are matched with it by compiled code (`gpubridge.protocol.request_templates`).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -15,7 +14,7 @@ import orjson
 from gpubridge.config import ModelConfig
 from gpubridge.dataplane import RequestTemplates
 from gpubridge.errors import BridgeError, invalid
-from gpubridge.model_io import check_inputs, model_shape
+from gpubridge.model_io import check_inputs
 from gpubridge.protocol.fields import (
     JsonObject,
     array,
@@ -28,7 +27,14 @@ from gpubridge.protocol.fields import (
 )
 from gpubridge.protocol.json_document import JsonValues, NotPacked, parse_without_values
 from gpubridge.protocol.json_tensor import JSON_DATATYPES, data_from_json
-from gpubridge.protocol.request_form import LENGTH_BYTES, InputForm, OutputForm, RequestForm
+from gpubridge.protocol.request_form import (
+    LENGTH_BYTES,
+    InputForm,
+    OutputForm,
+    RequestForm,
+    placed_form,
+    sent_inputs,
+)
 from gpubridge.protocol.request_templates import (
     TEMPLATE_BYTES,
     RequestTemplate,
@@ -38,10 +44,6 @@ from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered, re
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, RequestOptions
 from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
 from gpubridge.transport.context import RequestContext, correlated
-from gpubridge.transport.signatures import encode_tensors
-
-__all__ = ["FormCache", "make_form", "parse_request", "raw_request"]
-
 
 _DIM_LIMIT = 1 << 63
 
@@ -105,7 +107,7 @@ def _read_request(
     context, binary_default, options = _parameters(document)
     inputs = [_input(entry, check_region) for entry in array(document, "inputs")]
     outputs = _outputs(document, config, check_region)
-    _check_following(_sent(inputs), following, config.name)
+    _check_following(sent_inputs(inputs), following, config.name)
     return make_form(identifier, inputs, outputs, binary_default, context, options, config)
 
 
@@ -122,52 +124,23 @@ def make_form(  # noqa: PLR0913  (what a request says, as one thing)
 
     Raises BridgeError: in Triton's words.
     """
-    sent = _sent(inputs)
     check_inputs(identifier, inputs, config)
     at = 0
     places = []
-    for entry in sent:
+    for entry in sent_inputs(inputs):
         places.append((at, entry.nbytes))
         if entry.data is None:
             at += entry.nbytes
-    shapes = [model_shape(entry, config) for entry in inputs]
-    signature, dims = encode_tensors(
-        [(entry.name, entry.datatype, shape) for entry, shape in zip(inputs, shapes, strict=True)],
-        tuple(outputs or ()),
+    form = placed_form(inputs, outputs, tuple(places), context, options, config)
+    form.identifier = identifier
+    form.binary_default = binary_default
+    # Strings that came as JSON are well formed.
+    form.strings = tuple(pair for pair in form.strings if form.sent[pair[0]].data is None)
+    form.aligned = all(
+        place[0] % (item_size(entry.datatype) or 1) == 0
+        for entry, place in zip(form.sent, places, strict=True)
     )
-    return RequestForm(
-        identifier=identifier,
-        inputs=inputs,
-        sent=sent,
-        outputs=outputs,
-        binary_default=binary_default,
-        signature=signature,
-        dims=dims,
-        context=context,
-        binary_bytes=at,
-        places=tuple(places),
-        strings=tuple(
-            (i, element_count(entry.shape))
-            for i, entry in enumerate(sent)
-            if entry.datatype == "BYTES" and entry.data is None
-        ),
-        aligned=all(
-            place[0] % (item_size(entry.datatype) or 1) == 0
-            for entry, place in zip(sent, places, strict=True)
-        ),
-        packed=any(entry.data is not None for entry in inputs),
-        shared=len(sent) != len(inputs)
-        or any(output.region is not None for output in (outputs or {}).values()),
-        options=replace(
-            options, shapes=tuple(zip([entry.name for entry in inputs], shapes, strict=True))
-        ),
-        batch_size=inputs[0].shape[0] if config.max_batch_size and inputs else 1,
-    )
-
-
-def _sent(inputs: list[InputForm]) -> list[InputForm]:
-    """Return the inputs that come with the request."""
-    return [entry for entry in inputs if entry.region is None]
+    return form
 
 
 def _check_following(inputs: list[InputForm], following: int, model: str) -> None:
@@ -215,22 +188,10 @@ def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
         # Nothing came, so nothing has a place yet.
         entry.data = bytes(LENGTH_BYTES)
     check_inputs("", [entry], config, raw=True)
-    signature, dims = encode_tensors([(entry.name, entry.datatype, model_shape(entry, config))])
-    return RequestForm(
-        identifier="",
-        inputs=[entry],
-        sent=[entry],
-        outputs=None,
-        binary_default=True,
-        signature=signature,
-        dims=dims,
-        context=NO_CONTEXT,
-        binary_bytes=nbytes,
-        places=((-before, entry.nbytes),),
-        strings=((0, element_count(entry.shape)),) if text else (),
-        aligned=True,
-        packed=entry.data is not None,
-    )
+    places = ((-before, entry.nbytes),)
+    form = placed_form([entry], None, places, NO_CONTEXT, NO_OPTIONS, config)
+    form.binary_bytes = nbytes
+    return form
 
 
 def _has(document: Any, name: str) -> bool:

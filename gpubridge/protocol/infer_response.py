@@ -18,8 +18,6 @@ from gpubridge.request import InferResponse
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.signatures import Shapes, Signature, TensorSpec
 
-__all__ = ["EncodedResponse", "encode_response", "formats_more_than", "plain_template"]
-
 # How an output is told; the numbers are those of csrc/request/response_templates.h.
 _ELSEWHERE, _BINARY, _JSON = 0, 1, 2
 
@@ -28,14 +26,9 @@ _ELSEWHERE, _BINARY, _JSON = 0, 1, 2
 class EncodedResponse:
     """A response ready to be sent.
 
-    Attributes
-    ----------
-    header : bytes
-        The JSON.
-    buffers : sequence of memoryview
-        The binary outputs that follow it, not copied.
-    nbytes : int
-        Bytes of all of them; -1 where nothing follows the JSON.
+    - ``header``: the JSON.
+    - ``buffers``: the binary outputs that follow it, not copied.
+    - ``nbytes``: bytes of all of them; -1 where nothing follows the JSON.
     """
 
     header: bytes
@@ -52,14 +45,9 @@ class EncodedResponse:
 class _Answer:
     """What all answers of a signature to requests of a form have in common.
 
-    Attributes
-    ----------
-    template : JsonResponseTemplate
-        Makes the header.
-    forms : bytes
-        How each output is told.
-    simple : bool
-        Whether all outputs are binary, with the shapes that the model gives them.
+    - ``template``: makes the header.
+    - ``forms``: how each output is told.
+    - ``simple``: whether all outputs are binary, with the shapes that the model gives them.
     """
 
     template: JsonResponseTemplate
@@ -72,17 +60,10 @@ def encode_response(
 ) -> EncodedResponse:
     """Encode an answer in the form that its request asked for.
 
-    Parameters
-    ----------
-    form : RequestForm
-        That of the request; it remembers what the answer has in common with the next.
-    identifier : str
-        The request's id.
+    - ``form``: that of the request; it remembers what the answer has in common with the next.
+    - ``identifier``: the request's id.
 
-    Raises
-    ------
-    BridgeError
-        When an output cannot be told as JSON.
+    Raises BridgeError when an output cannot be told as JSON.
     """
     classes: dict[str, int] = {}
     if form.answer_for is response.signature:

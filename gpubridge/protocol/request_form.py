@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from gpubridge.config import ModelConfig
+from gpubridge.model_io import model_shape
 from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_OPTIONS, RequestOptions
+from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.context import RequestContext
+from gpubridge.transport.signatures import encode_tensors
 
 LENGTH_BYTES = 4
 """Each element of a BYTES tensor comes after its length, a number of so many bytes."""
@@ -116,3 +120,53 @@ class RequestForm:
             [entry.region for entry in self.inputs],
             {name: wanted.region for name, wanted in outputs.items() if wanted.region is not None},
         )
+
+
+def sent_inputs(inputs: list[InputForm]) -> list[InputForm]:
+    """Return the inputs that come with the request."""
+    return [entry for entry in inputs if entry.region is None]
+
+
+def placed_form(
+    inputs: list[InputForm],
+    outputs: dict[str, OutputForm] | None,
+    places: tuple[tuple[int, int], ...],
+    context: RequestContext,
+    options: RequestOptions,
+    config: ModelConfig,
+) -> RequestForm:
+    """Put together what a request says that was checked: without an identifier, aligned, binary.
+
+    ``places``: of the inputs that are sent.
+    """
+    sent = sent_inputs(inputs)
+    shapes = [model_shape(entry, config) for entry in inputs]
+    named = zip(inputs, shapes, strict=True)
+    signature, dims = encode_tensors(
+        [(entry.name, entry.datatype, shape) for entry, shape in named], tuple(outputs or ())
+    )
+    return RequestForm(
+        identifier="",
+        inputs=inputs,
+        sent=sent,
+        outputs=outputs,
+        binary_default=True,
+        signature=signature,
+        dims=dims,
+        context=context,
+        binary_bytes=sum(entry.nbytes for entry in sent if entry.data is None),
+        places=places,
+        strings=tuple(
+            (i, element_count(entry.shape))
+            for i, entry in enumerate(sent)
+            if entry.datatype == "BYTES"
+        ),
+        aligned=True,
+        packed=any(entry.data is not None for entry in inputs),
+        shared=len(sent) != len(inputs)
+        or any(output.region is not None for output in (outputs or {}).values()),
+        options=replace(
+            options, shapes=tuple(zip([entry.name for entry in inputs], shapes, strict=True))
+        ),
+        batch_size=inputs[0].shape[0] if config.max_batch_size and inputs else 1,
+    )

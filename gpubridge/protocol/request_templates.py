@@ -20,14 +20,6 @@ from gpubridge.request import RequestOptions
 from gpubridge.tensor.dtypes import item_size
 from gpubridge.transport.context import RequestContext, correlated
 
-__all__ = [
-    "TEMPLATE_BYTES",
-    "InputRule",
-    "RequestTemplate",
-    "VaryingValues",
-    "input_rules",
-]
-
 TEMPLATE_BYTES = 2 << 20
 """Limit of the templates of one model version, or of all models over gRPC."""
 

@@ -15,18 +15,12 @@ from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import close_all
 from gpubridge.transport.metric_board import CounterCell, GaugeCell, HistogramCell, MetricBoard
 
-__all__ = ["MetricDesk"]
-
 
 class MetricDesk:
     """Asks the server for families and metrics; owns the mapping of its board.
 
-    Parameters
-    ----------
-    calls : BlsClient
-        Speaks with the server.
-    instance : str
-        The model instance's name.
+    - ``calls``: speaks with the server.
+    - ``instance``: the model instance's name.
     """
 
     def __init__(self, calls: BlsClient, instance: str) -> None:
@@ -42,10 +36,8 @@ class MetricDesk:
     def open_family(self, name: str, description: str, kind: str) -> int:
         """Make a family, or join the one of that name; returns its number.
 
-        Raises
-        ------
-        BridgeError
-            With Triton's text when the server has another under that name, or no such name can be.
+        Raises BridgeError with Triton's text when the server has another under that name, or no
+        such name can be.
         """
         number = next(self._numbers)
         self._calls.ask("family", family=number, name=name, text=description, metric=kind)
@@ -56,10 +48,7 @@ class MetricDesk:
     ) -> Cell:
         """Make a metric, or join the one with these labels.
 
-        Raises
-        ------
-        BridgeError
-            With Triton's text when there can be none of such labels or buckets.
+        Raises BridgeError with Triton's text when there can be none of such labels or buckets.
         """
         question = self._calls.ask("metric", family=family, labels=labels, buckets=buckets)
         answer = question.answer

@@ -7,18 +7,12 @@ from collections.abc import Mapping
 
 from gpubridge.stub.bls_client import BlsClient
 
-__all__ = ["ModelControl"]
-
 
 class ModelControl:
     """Asks the server, and waits for what it says.
 
-    Parameters
-    ----------
-    calls : BlsClient
-        Speaks with the server.
-    instance : str
-        The model instance's name.
+    - ``calls``: speaks with the server.
+    - ``instance``: the model instance's name.
     """
 
     def __init__(self, calls: BlsClient, instance: str) -> None:

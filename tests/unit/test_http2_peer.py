@@ -22,7 +22,7 @@ OK = HeaderFields([(b":status", b"200")])
 OK_BLOCK = b"\x88"
 DONE = HeaderFields([(b"grpc-status", b"0")])
 DONE_BLOCK = b"\x00\x0bgrpc-status\x010"
-NAMES = {getattr(events_of, name): name.lower() for name in events_of.__all__ if name.isupper()}
+NAMES = {value: name.lower() for name, value in vars(events_of).items() if name.isupper()}
 
 
 class Recorder:

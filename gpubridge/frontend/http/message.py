@@ -11,19 +11,13 @@ from gpubridge.dataplane import HttpInferEndpoint
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Body, Slot
 
-__all__ = ["Exchange", "HttpSettings", "RequestHandler", "RequestHead", "Router"]
-
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
     """Limits of a connection.
 
-    Attributes
-    ----------
-    body_limit : int
-        Bytes of a request body, after decompression too.
-    connections : HttpConnections
-        How many connections there may be, and how long they may take.
+    - ``body_limit``: bytes of a request body, after decompression too.
+    - ``connections``: how many connections there may be, and how long they may take.
     """
 
     body_limit: int
@@ -57,24 +51,16 @@ class RequestHandler(Protocol):
     def body_memory(self, nbytes: int, body: Body | None) -> memoryview:
         """Return the memory that the body is received into.
 
-        Parameters
-        ----------
-        body : Body or None
-            What a large body is charged to, as `grow` hands its memory out; released by who has it.
+        ``body``: what a large body is charged to, as `grow` hands its memory out; released by who
+        has it.
 
-        Raises
-        ------
-        BridgeError
-            When there is none: the error is the answer.
+        Raises BridgeError when there is none: the error is the answer.
         """
 
     def grow(self, arrived: int) -> int:
         """Return how many bytes of a large body there is memory for, of which so many have come.
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE without room for more.
+        Raises BridgeError: UNAVAILABLE without room for more.
         """
 
     def complete(self, exchange: Exchange, copied: int) -> None:
@@ -94,10 +80,7 @@ class Router(Protocol):
     def route(self, head: RequestHead) -> RequestHandler:
         """Return the handler of a request.
 
-        Raises
-        ------
-        BridgeError
-            When there is none: the error is the answer.
+        Raises BridgeError when there is none: the error is the answer.
         """
 
     def failure(self, error: BridgeError, status: int | None) -> tuple[int, bytes]:
@@ -107,10 +90,7 @@ class Router(Protocol):
 class Exchange(Protocol):
     """Where the answer of one request goes.
 
-    Attributes
-    ----------
-    handler : RequestHandler or None
-        Hears if nobody waits for the answer any more.
+    ``handler``: hears if nobody waits for the answer any more.
     """
 
     handler: RequestHandler | None
@@ -147,16 +127,10 @@ class Exchange(Protocol):
 
         Returns whether it was taken, and answered if it could not be: no error is raised.
 
-        Parameters
-        ----------
-        slot : Slot
-            Belongs to the request if that is taken.
-        body : (int, int, int)
-            Where in the slot the body begins, its bytes, and those of its JSON header.
-        copied : int
-            Bytes of the body that were copied.
-        origin : Origin or None
-            Where it comes from, should it be traced.
+        - ``slot``: belongs to the request if that is taken.
+        - ``body``: where in the slot the body begins, its bytes, and those of its JSON header.
+        - ``copied``: bytes of the body that were copied.
+        - ``origin``: where it comes from, should it be traced.
         """
 
     def begin(

@@ -15,7 +15,7 @@ from gpubridge.config.schema import ProtoMessage
 from gpubridge.dataplane import RequestTemplates
 from gpubridge.errors import invalid
 from gpubridge.host_shm import HostArena, RequestArena, Slot
-from gpubridge.model_io import check_inputs, model_shape
+from gpubridge.model_io import check_inputs
 from gpubridge.protocol.body import ALIGNMENT, check_strings
 from gpubridge.protocol.grpc.contents import data_from_contents
 from gpubridge.protocol.grpc.fields import RequestHead
@@ -25,7 +25,14 @@ from gpubridge.protocol.grpc.parameters import (
     classes_wanted,
     shared_region,
 )
-from gpubridge.protocol.request_form import InputForm, OutputForm, RequestForm, RequestRegions
+from gpubridge.protocol.request_form import (
+    InputForm,
+    OutputForm,
+    RequestForm,
+    RequestRegions,
+    placed_form,
+    sent_inputs,
+)
 from gpubridge.protocol.request_templates import (
     TEMPLATE_BYTES,
     RequestTemplate,
@@ -33,8 +40,7 @@ from gpubridge.protocol.request_templates import (
 )
 from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered
 from gpubridge.request import InferRequest, Outcome
-from gpubridge.tensor.dtypes import DATATYPES, element_count
-from gpubridge.transport.signatures import encode_tensors
+from gpubridge.tensor.dtypes import DATATYPES
 
 __all__ = [
     "FormCache",
@@ -157,40 +163,10 @@ def build_form(
     context, options, empty_final = RequestParameters.read(message.parameters)
     inputs = _inputs(message, head, config, check_region)
     outputs = _outputs(message, config, check_region)
-    sent = [entry for entry in inputs if entry.region is None]
     _check_dims(head.identifier, inputs, config)
     check_inputs(head.identifier, inputs, config)
-    shapes = [model_shape(entry, config) for entry in inputs]
-    signature, dims = encode_tensors(
-        [(entry.name, entry.datatype, shape) for entry, shape in zip(inputs, shapes, strict=True)],
-        tuple(outputs or ()),
-    )
-    form = RequestForm(
-        identifier="",
-        inputs=inputs,
-        sent=sent,
-        outputs=outputs,
-        binary_default=True,
-        signature=signature,
-        dims=dims,
-        context=context,
-        binary_bytes=sum(entry.nbytes for entry in sent if entry.data is None),
-        places=_places([entry.nbytes for entry in sent]),
-        strings=tuple(
-            (i, element_count(entry.shape))
-            for i, entry in enumerate(sent)
-            if entry.datatype == "BYTES"
-        ),
-        aligned=True,
-        packed=any(entry.data is not None for entry in inputs),
-        shared=len(sent) != len(inputs)
-        or any(output.region is not None for output in (outputs or {}).values()),
-        batch_size=inputs[0].shape[0] if config.max_batch_size and inputs else 1,
-        options=replace(
-            options, shapes=tuple(zip([entry.name for entry in inputs], shapes, strict=True))
-        ),
-    )
-    return form, empty_final
+    places = _places([entry.nbytes for entry in sent_inputs(inputs)])
+    return placed_form(inputs, outputs, places, context, options, config), empty_final
 
 
 def aligned_end(end: int) -> int:

@@ -19,8 +19,6 @@ from gpubridge.protocol.grpc.infer_request import (
 )
 from gpubridge.request import Outcome
 
-__all__ = ["RequestReceiver", "whole_request"]
-
 T = TypeVar("T", bound=HasConfig)
 
 
