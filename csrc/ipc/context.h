@@ -40,6 +40,7 @@ enum class ContextField : std::uint8_t {
   kCode,
   kPassedOn,
   kSetAside,
+  kOutputsFor,
 };
 
 struct ContextFieldSpec {
@@ -73,8 +74,9 @@ inline constexpr std::array kContextFields{
     ContextFieldSpec{"code", ContextKind::kU64},
     ContextFieldSpec{"passed_on", ContextKind::kFlag},
     ContextFieldSpec{"set_aside", ContextKind::kU64},
+    ContextFieldSpec{"outputs_for", ContextKind::kText},
 };
-static_assert(kContextFields.size() == static_cast<std::size_t>(ContextField::kSetAside) + 1);
+static_assert(kContextFields.size() == static_cast<std::size_t>(ContextField::kOutputsFor) + 1);
 
 constexpr std::uint32_t context_bit(ContextField field) {
   return std::uint32_t{1} << static_cast<unsigned>(field);

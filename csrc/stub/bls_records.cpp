@@ -117,7 +117,8 @@ nb::object CallWriter::write(std::uint32_t number, nb::handle request, bool deco
           at, {place.region, place.offset, place.nbytes, static_cast<std::uint32_t>(place.lease)});
     }
   } else {
-    const auto refs = nb::cast<nb::list>(references_(inputs));
+    const auto refs = nb::cast<nb::list>(
+        references_(inputs, nb::handle(as<Request>(request.ptr())->fields[kModelName])));
     if (refs.size() != kFieldsPerRef * parts.tensors) throw nb::value_error("references");
     for (std::size_t first = 0; first < refs.size(); first += kFieldsPerRef) {
       at = write_ref(

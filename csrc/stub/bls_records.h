@@ -16,7 +16,8 @@ namespace gpubridge::stub {
 class CallWriter {
  public:
   // `encode` gives the signature, dims and context of a call; `references` says where tensors lie
-  // that are in no shared memory yet, as the fields of all references one after another.
+  // that are in no shared memory yet, for a model, as the fields of all references one after
+  // another.
   CallWriter(nanobind::object encode, nanobind::object references, nanobind::type_object tensor);
 
   // The record of a call; None where it is left to Python.

@@ -33,8 +33,10 @@ OutputPool::Slot OutputPool::take(Entry& entry) {
 }
 
 // Leases end nearly in the order in which slots were lent, so the first ones are looked at.
-std::optional<OutputPool::Slot> OutputPool::lend(std::size_t nbytes) {
-  Class& entries = classes_.at(class_of(nbytes));
+std::optional<OutputPool::Slot> OutputPool::lend(std::size_t nbytes, std::string_view consumer) {
+  auto found = classes_.find(consumer);
+  if (found == classes_.end()) found = classes_.try_emplace(std::string(consumer)).first;
+  Class& entries = found->second.at(class_of(nbytes));
   for (int looks = 0; looks < kPatience && !entries.empty(); ++looks) {
     Entry entry = std::move(entries.front());
     entries.pop_front();
@@ -42,12 +44,14 @@ std::optional<OutputPool::Slot> OutputPool::lend(std::size_t nbytes) {
     entries.push_back(std::move(entry));
     if (free) return take(entries.back());
   }
-  return grow(entries, nbytes);
+  return grow(entries, nbytes, consumer);
 }
 
-std::optional<OutputPool::Slot> OutputPool::grow(Class& entries, std::size_t nbytes) {
+std::optional<OutputPool::Slot> OutputPool::grow(Class& entries, std::size_t nbytes,
+                                                 std::string_view consumer) {
   if (entries.size() >= kMostSlots) return std::nullopt;
-  const auto made = nb::cast<nb::tuple>(memory_.attr("reserve_lease")(nbytes));
+  const auto made = nb::cast<nb::tuple>(
+      memory_.attr("reserve_lease")(nbytes, nb::str(consumer.data(), consumer.size())));
   nb::object slot = made[0];
   auto memory = std::make_unique<BufferView>(slot.attr("memory"), PyBUF_WRITABLE);
   const TensorRef place{nb::cast<std::uint64_t>(slot.attr("segment").attr("region")),
@@ -58,21 +62,21 @@ std::optional<OutputPool::Slot> OutputPool::grow(Class& entries, std::size_t nby
 }
 
 void OutputPool::give_back() {
-  for (Class& entries : classes_) {
-    // Python may let other threads in, which lend what is in the class then.
-    for (Entry& entry : std::exchange(entries, {})) {
-      if (__atomic_load_n(lease(entry), __ATOMIC_ACQUIRE) != 0) {
-        entries.push_back(std::move(entry));
-        continue;
+  for (auto& [consumer, sizes] : classes_) {
+    for (Class& entries : sizes) {
+      // Python may let other threads in, which lend what is in the class then.
+      for (Entry& entry : std::exchange(entries, {})) {
+        if (__atomic_load_n(lease(entry), __ATOMIC_ACQUIRE) != 0) {
+          entries.push_back(std::move(entry));
+          continue;
+        }
+        entry.memory.reset();
+        memory_.attr("return_lease")(entry.slot, entry.place.lease);
       }
-      entry.memory.reset();
-      memory_.attr("return_lease")(entry.slot, entry.place.lease);
     }
   }
 }
 
-void OutputPool::disown() {
-  for (Class& entries : classes_) entries.clear();
-}
+void OutputPool::disown() { classes_.clear(); }
 
 }  // namespace gpubridge::stub

@@ -6,8 +6,12 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "buffer_view.h"
 #include "ipc/records.h"
@@ -30,8 +34,9 @@ class OutputPool {
   static constexpr std::size_t kMostBytes = std::size_t{1} << 16U;
 
   // A slot of at least so many bytes, lent to the server from now on; none where the pool is at its
-  // limit and all its slots are in use. Throws what the OutputMemory raises.
-  std::optional<Slot> lend(std::size_t nbytes);
+  // limit and all its slots are in use. It lies in memory for the processes of a model, or for the
+  // server alone where the name is empty. Throws what the OutputMemory raises.
+  std::optional<Slot> lend(std::size_t nbytes, std::string_view consumer);
 
   // Gives all free slots back.
   void give_back();
@@ -48,11 +53,12 @@ class OutputPool {
 
   [[nodiscard]] unsigned char* lease(const Entry& entry) const;
   Slot take(Entry& entry);
-  std::optional<Slot> grow(Class& entries, std::size_t nbytes);
+  std::optional<Slot> grow(Class& entries, std::size_t nbytes, std::string_view consumer);
 
   nanobind::object memory_;
   std::unique_ptr<BufferView> table_;
-  std::array<Class, 5> classes_;  // 4 KiB to 64 KiB
+  // By consumer: classes of 4 KiB to 64 KiB.
+  std::map<std::string, std::array<Class, 5>, std::less<>> classes_;
 };
 
 }  // namespace gpubridge::stub

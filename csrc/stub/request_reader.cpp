@@ -29,7 +29,7 @@ constexpr std::uint32_t bits_of(Fields... fields) {
 constexpr std::uint32_t kPlainFields =
     bits_of(ContextField::kFlags, ContextField::kCorrelationId, ContextField::kCorrelationText,
             ContextField::kTimeout, ContextField::kParameters, ContextField::kTrace,
-            ContextField::kShared, ContextField::kControls);
+            ContextField::kShared, ContextField::kControls, ContextField::kOutputsFor);
 constexpr std::uint32_t kKnownFields =
     kPlainFields | bits_of(ContextField::kStateSlot, ContextField::kStateStarts,
                            ContextField::kClient, ContextField::kDevice,

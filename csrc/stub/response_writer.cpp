@@ -82,7 +82,7 @@ bool ResponseWriter::write(const ResponseTarget& target, PyObject* response, std
   const std::string context = context_of(response);
   std::optional<OutputPool::Slot> slot;
   if (total != 0) {
-    slot = pool_.lend(total);
+    slot = pool_.lend(total, target.consumer);
     if (!slot) return false;
   }
   char* to = append_record({.ticket = target.ticket,

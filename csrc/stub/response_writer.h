@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -13,11 +14,13 @@
 
 namespace gpubridge::stub {
 
-// Where a response goes. `wanted` holds the names of the outputs that are sent.
+// Where a response goes. `wanted` holds the names of the outputs that are sent; `consumer` is whose
+// processes take them, empty for the server.
 struct ResponseTarget {
   std::uint32_t ticket = 0;
   std::uint32_t flags = 0;
   nanobind::handle wanted;
+  std::string_view consumer;
 };
 
 // Writes responses of plain tensors in host memory; everything else is left to Python. Any thread

@@ -1,5 +1,7 @@
 #include "stub/stub_loop.h"
 
+#include <nanobind/stl/string.h>
+
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -227,7 +229,9 @@ nb::object StubLoop::take_requests(nb::handle message, const BatchView& batch,
     }
     const RecordForm& form = reader_.form(record);
     nb::object arrival = reader_.arrival(message, begin);
-    live.push_back({record.ticket(), form.wanted, arrival, is_large(record)});
+    const Context context = RequestReader::context(record);
+    live.push_back({record.ticket(), form.wanted, arrival, is_large(record),
+                    context.text(ContextField::kOutputsFor)});
     const nb::object request = reader_.request(record, form, arrival);
     if (PyList_Append(requests.ptr(), request.ptr()) != 0) throw nb::python_error();
   }
@@ -286,7 +290,8 @@ bool StubLoop::answer_here(const Live& live, PyObject* response) {
   if (live.large || reinterpret_cast<PyObject*>(Py_TYPE(response)) != response_.ptr()) return false;
   const std::size_t before = result_.size();
   try {
-    if (!writer_.write({live.ticket, 0, live.wanted}, response, result_, copied_)) return false;
+    if (!writer_.write({live.ticket, 0, live.wanted, live.outputs_for}, response, result_, copied_))
+      return false;
   } catch (nb::python_error&) {
     // The same happens to Python, which words it.
     result_.resize(before);
@@ -331,12 +336,13 @@ void StubLoop::send(const std::string& message) {
   }
 }
 
-bool StubLoop::respond(std::uint32_t ticket, nb::handle response, bool last, nb::handle wanted) {
+bool StubLoop::respond(std::uint32_t ticket, nb::handle response, bool last, nb::handle wanted,
+                       const std::string& consumer) {
   if (reinterpret_cast<PyObject*>(Py_TYPE(response.ptr())) != response_.ptr()) return false;
   std::string message(kResponsesHead, '\0');
   std::uint64_t copied = 0;
   try {
-    const ResponseTarget target{ticket, last ? 0 : kResponseOpen, wanted};
+    const ResponseTarget target{ticket, last ? 0 : kResponseOpen, wanted, consumer};
     if (!writer_.write(target, response.ptr(), message, copied)) return false;
   } catch (nb::python_error&) {
     // The same happens to Python, which words it.

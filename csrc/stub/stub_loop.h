@@ -47,7 +47,8 @@ class StubLoop {
 
   // Sends a response of a request that is open; any thread may. False where it is none that is
   // written here. `wanted` holds the names of the outputs that are sent.
-  bool respond(std::uint32_t ticket, nanobind::handle response, bool last, nanobind::handle wanted);
+  bool respond(std::uint32_t ticket, nanobind::handle response, bool last, nanobind::handle wanted,
+               const std::string& consumer);
 
   // Sends results that wait for a slow batch; returns when the channel is closed.
   void watch();
@@ -68,9 +69,10 @@ class StubLoop {
   // A request that is being executed.
   struct Live {
     std::uint32_t ticket;
-    nanobind::object wanted;   // of RecordForm
-    nanobind::object arrival;  // its Arrival
-    bool large;                // whether its memory may be passed on as an output
+    nanobind::object wanted;       // of RecordForm
+    nanobind::object arrival;      // its Arrival
+    bool large;                    // whether its memory may be passed on as an output
+    std::string_view outputs_for;  // of its context, in its message
   };
 
   void attach();

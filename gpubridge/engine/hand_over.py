@@ -16,7 +16,7 @@ def for_others(ranges: Iterable[MemoryRange], names: Collection[str]) -> bool:
     """
     for part in ranges:
         segment = part.segment
-        if isinstance(segment, Segment) and segment.home and segment.home not in names:
+        if isinstance(segment, Segment) and segment.home not in names:
             return True
     return False
 

@@ -388,7 +388,8 @@ class StubConnection:
                 self._respond(message)
             elif kind == Kind.REGION:
                 fields = decode_control(message)
-                self._outputs.announce(number(fields, "region"), number(fields, "size"), fds)
+                region, size = number(fields, "region"), number(fields, "size")
+                self._outputs.announce(region, size, fds, str(fields.get("home", "")))
             elif kind == Kind.DROP_REGION:
                 region = number(decode_control(message), "region")
                 self._outputs.drop(region)

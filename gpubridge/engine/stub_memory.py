@@ -24,8 +24,8 @@ class StubMemory:
         self.borrowed = BorrowedMemory(table)
         self._sizes: dict[int, int] = {}
 
-    def announce(self, region: int, size: int, fds: list[int]) -> None:
-        """Map a region whose descriptor is the last of ``fds``, which is taken over.
+    def announce(self, region: int, size: int, fds: list[int], home: str) -> None:
+        """Map a region, made for who is named by ``home``; its descriptor is the last of ``fds``.
 
         Raises MalformedMessage when it is not the stub's to announce, too large, or no sealed
         memory of that size.
@@ -37,7 +37,7 @@ class StubMemory:
         if total > self.limit:
             raise MalformedMessage(f"{total} bytes of output memory (limit {self.limit})")
         try:
-            self.borrowed.announce(region, fds.pop(), size)
+            self.borrowed.announce(region, fds.pop(), size, home)
         except BridgeError as error:
             raise MalformedMessage(error.message) from error
         self._sizes[region] = size

@@ -28,7 +28,8 @@ class Segment:
     - ``size``: bytes.
     - ``view``: all of it; writable where it was opened so.
     - ``home``: the model that the memory is meant for, or the ensemble whose members it is meant
-      for: they may map it writable. Empty for memory that is only read by the server.
+      for: they may map it writable. Empty for memory that is meant for the server: others may only
+      read it.
     """
 
     __slots__ = ("_map", "_read_only_fd", "fd", "home", "region", "size", "view")

@@ -150,7 +150,9 @@ class AnswerEncoder:
     def _response(self, record: Record, response: InferenceResponse, flags: int) -> bytes:
         tensors, signature, dims, context = self._form(record, response)
         if self._plain(record):
-            refs = self._outputs.place([tensor._payload() for tensor in tensors])
+            refs = self._outputs.place(
+                [tensor._payload() for tensor in tensors], record.context.outputs_for
+            )
         else:
             refs, event = self.placement.place(record, tensors)
             if event is not None:

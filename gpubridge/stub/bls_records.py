@@ -125,7 +125,7 @@ class BlsRecords:
                 return record
         signature, dims, context = self._forms.encode(request, decoupled)
         context.encoded()
-        refs, event = self._references(request._inputs)
+        refs, event = self._references(request._inputs, request._model_name)
         if event is not None:
             context = context.changed(event=event[0], event_lease=event[1])
         identifier = request._request_id.encode()
@@ -154,18 +154,18 @@ class BlsRecords:
         except ValueError as error:
             raise MalformedMessage(f"message of calls: {error}") from error
 
-    def _references(self, tensors: Sequence[Tensor]) -> Placed:
+    def _references(self, tensors: Sequence[Tensor], model: str) -> Placed:
         """Return where tensors lie in shared memory, and the event that those on a device wait for."""
         if self._placement is not None:
-            return self._placement.references(tensors)
-        return self._place(tensors), None
+            return self._placement.references(tensors, model)
+        return self._place(tensors, model), None
 
-    def _place(self, tensors: Sequence[Tensor]) -> list[int]:
-        """Return where tensors lie in shared memory; those that do not are copied there."""
+    def _place(self, tensors: Sequence[Tensor], model: str) -> list[int]:
+        """Return where tensors lie in shared memory; others are copied to memory for the called model."""
         refs: list[Any] = [tensor._place for tensor in tensors]
         if None in refs:
             own = [tensor for tensor, ref in zip(tensors, refs) if ref is None]
-            placed = iter(self._outputs.place([tensor._payload() for tensor in own]))
+            placed = iter(self._outputs.place([tensor._payload() for tensor in own], model))
             refs = [tuple(itertools.islice(placed, 4)) if ref is None else ref for ref in refs]
         return [field for ref in refs for field in ref]
 

@@ -74,10 +74,12 @@ class OutputMemory:
         self.shown = False
         self.spare: Callable[[], None] = _nothing
 
-    def place(self, payloads: Sequence[Any]) -> list[int]:
+    def place(self, payloads: Sequence[Any], consumer: str = "") -> list[int]:
         """Copy the payloads into a slot; returns the fields of their references, one after another.
 
-        ``payloads``: c-contiguous.
+        - ``payloads``: C-contiguous.
+        - ``consumer``: the model, or the ensemble, whose processes take them; their memory holds nothing
+          else. Empty where only the server does.
 
         Raises BridgeError: UNAVAILABLE when the output memory is full.
         """
@@ -89,13 +91,13 @@ class OutputMemory:
         if total == 0:
             return [0, 0, 0, NO_LEASE] * len(payloads)
         with self._lock:
-            slot = self._allocate(total)
+            slot = self._allocate(total, consumer)
             lease = self._lent.lend(slot)
             self._copied += copied
         return self._place(slot.memory, payloads, slot.segment.region, slot.offset, lease)
 
-    def lend_to_model(self, nbytes: int) -> tuple[Slot, NDArray[np.uint8]]:
-        """Give a model a slot to write an output to; returns it and its bytes.
+    def lend_to_model(self, nbytes: int, consumer: str = "") -> tuple[Slot, NDArray[np.uint8]]:
+        """Give a model a slot to write an output for ``consumer`` to; returns it and its bytes.
 
         It comes back when no array refers to it any more, and the server, if it was sent, is done
         with it.
@@ -106,7 +108,7 @@ class OutputMemory:
             if not self.shown:
                 self.shown = True
                 self._lent.return_to(self)
-            slot = self._allocate(max(nbytes, 1))
+            slot = self._allocate(max(nbytes, 1), consumer)
             memory = np.frombuffer(slot.memory, np.uint8)
             look = self._looks[slot] = _Look(memory, self._looked.append)
             look.slot = slot
@@ -123,21 +125,21 @@ class OutputMemory:
             self._sent.add(slot)
             return slot.segment.region, slot.offset, nbytes, self._lent.lend(slot)
 
-    def reserve(self, nbytes: int) -> Slot:
-        """Take a slot that somebody else will fill; to be lent, or freed.
+    def reserve(self, nbytes: int, consumer: str = "") -> Slot:
+        """Take a slot that somebody else will fill for ``consumer``; to be lent, or freed.
 
         Raises BridgeError: UNAVAILABLE when the output memory is full.
         """
         with self._lock:
-            return self._allocate(nbytes)
+            return self._allocate(nbytes, consumer)
 
-    def reserve_lease(self, nbytes: int) -> tuple[Slot, int]:
-        """Take a slot and a lease for somebody who will lend it again and again by himself.
+    def reserve_lease(self, nbytes: int, consumer: str) -> tuple[Slot, int]:
+        """Take a slot and a lease for somebody who will lend it to ``consumer`` again and again.
 
         Raises BridgeError: UNAVAILABLE when the output memory is full.
         """
         with self._lock:
-            slot = self._allocate(nbytes)
+            slot = self._allocate(nbytes, consumer)
             return slot, self._lent.lend(None)
 
     def return_lease(self, slot: Slot, lease: int) -> None:
@@ -228,7 +230,7 @@ class OutputMemory:
             if slot not in self._sent:
                 self._arena.free(slot)
 
-    def _allocate(self, nbytes: int) -> Slot:
+    def _allocate(self, nbytes: int, consumer: str) -> Slot:
         if self._foreign:
             raise ChannelClosed("this process was forked from a stub: it has no output memory")
         if self._looked:
@@ -239,11 +241,11 @@ class OutputMemory:
             if self._lent.exhausted:
                 raise _exhausted(len(self._lent))
         try:
-            return self._arena.allocate(nbytes)
+            return self._arena.allocate(nbytes, consumer)
         except BridgeError:
             self._lent.sweep()
             self.spare()
-            return self._arena.allocate(nbytes)
+            return self._arena.allocate(nbytes, consumer)
 
 
 def _nothing() -> None:

@@ -43,21 +43,24 @@ class PassedOn:
     """The outputs of one response, some of which are to stay where they are.
 
     - ``outputs``: where the others are, and these if need be.
+    - ``consumer``: who takes them, see `OutputMemory.place`.
     - ``borrowed``: the server's memory.
     - ``places``: where each output lies in the request's memory, if it does.
     - ``fields``: the references' fields of all others, one after another.
     """
 
-    __slots__ = ("_borrowed", "_fields", "_outputs", "_places")
+    __slots__ = ("_borrowed", "_consumer", "_fields", "_outputs", "_places")
 
     def __init__(
         self,
         outputs: OutputMemory,
+        consumer: str,
         borrowed: BorrowedMemory,
         places: Sequence[Any],
         fields: Sequence[int],
     ) -> None:
         self._outputs = outputs
+        self._consumer = consumer
         self._borrowed = borrowed
         self._places = places
         self._fields = fields
@@ -89,7 +92,8 @@ class PassedOn:
     def _copied(self, places: Sequence[Any]) -> list[int]:
         segment = self._borrowed.segment
         return self._outputs.place(
-            [segment(region).view[at : at + nbytes] for region, at, nbytes, _ in places]
+            [segment(region).view[at : at + nbytes] for region, at, nbytes, _ in places],
+            self._consumer,
         )
 
 
@@ -117,10 +121,11 @@ class PassingOn:
         if not found or (len(found) > 1 and _overlap(found)):
             return None
         fields: Sequence[int] = ()
+        consumer = record.context.outputs_for
         if len(found) < len(places):
             others = [tensor._payload() for tensor, place in zip(tensors, places) if place is None]
-            fields = self._outputs.place(others)
-        return PassedOn(self._outputs, self._borrowed, places, fields)
+            fields = self._outputs.place(others, consumer)
+        return PassedOn(self._outputs, consumer, self._borrowed, places, fields)
 
     def _place(
         self, ticket: int, inputs: dict[int, _Inputs], tensor: Tensor

@@ -53,7 +53,7 @@ class Placement:
         if target is not None and 0 < nbytes <= target.nbytes and not self._is_on_device(target):
             memory = np.frombuffer(self._clients.memory(target)[:nbytes], np.uint8)
         else:
-            place, memory = self._outputs.lend_to_model(nbytes)
+            place, memory = self._outputs.lend_to_model(nbytes, record.context.outputs_for)
         return OutputTensor._placed(name, datatype, memory.view(dtype).reshape(shape), place)
 
     def _is_on_device(self, target: Target) -> bool:
@@ -91,10 +91,11 @@ class Placement:
         payloads = [tensor._payload() for tensor in tensors]
         for tensor, payload in zip(tensors, payloads):
             _check_room(tensor, payload, targets.get(tensor._name) or copies.get(tensor._name))
-        return self._placed(tensors, payloads, targets, copies), None
+        return self._placed(record, tensors, payloads, targets, copies), None
 
     def _placed(
         self,
+        record: Record,
         tensors: Sequence[Tensor],
         payloads: Sequence[Any],
         targets: Mapping[str, Target],
@@ -115,7 +116,9 @@ class Placement:
             if refs[index] is None:
                 others.append(index)
         if others:
-            fields = self._outputs.place([payloads[index] for index in others])
+            fields = self._outputs.place(
+                [payloads[index] for index in others], record.context.outputs_for
+            )
             for number, index in enumerate(others):
                 refs[index] = fields[4 * number : 4 * number + 4]
         return [field for ref in refs for field in ref]

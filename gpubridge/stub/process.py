@@ -383,7 +383,10 @@ class Stub:
         if self._device is not None:
             self._device.pinning.add(segment.region, segment, 0, segment.size)
         self._channel.send(
-            control_message(Kind.REGION, region=segment.region, size=segment.size), (segment.fd,)
+            control_message(
+                Kind.REGION, region=segment.region, size=segment.size, home=segment.home
+            ),
+            (segment.fd,),
         )
 
     def _tell_closed(self, region: int, announcements: int) -> None:

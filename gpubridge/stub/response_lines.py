@@ -78,7 +78,8 @@ class ResponseDesk:
         if self.loop is not None and record.context.client is None:
             wanted = record.signature.wanted or self.identity.outputs
             try:
-                if self.loop.respond(record.ticket, response, final, wanted):
+                consumer = record.context.outputs_for
+                if self.loop.respond(record.ticket, response, final, wanted, consumer):
                     return
             except OSError as error:
                 raise ChannelClosed from error

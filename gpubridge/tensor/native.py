@@ -134,8 +134,13 @@ class NativeStubLoop(Protocol):
     def next_message(self) -> tuple[bytes, list[int]]:
         """Return the next message that holds no batches, having executed those before it."""
 
-    def respond(self, ticket: int, response: Any, last: bool, wanted: Container[str], /) -> bool:
-        """Send a response of an open request, the outputs that are wanted; False if it is not plain."""
+    def respond(
+        self, ticket: int, response: Any, last: bool, wanted: Container[str], consumer: str, /
+    ) -> bool:
+        """Send a response of an open request, the outputs that are wanted; False if it is not plain.
+
+        ``consumer`` is that of `OutputMemory.place`.
+        """
 
     def watch(self) -> None:
         """Send results that wait for a slow batch, until the channel is closed."""

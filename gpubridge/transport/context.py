@@ -94,6 +94,7 @@ FIELDS = (
     ContextField("code", 22, FieldKind.U64),
     ContextField("passed_on", 23, FieldKind.FLAG),
     ContextField("set_aside", 24, FieldKind.U64),
+    ContextField("outputs_for", 25, FieldKind.TEXT),
 )
 
 K = TypeVar("K")
@@ -180,6 +181,8 @@ class RequestContext(Context):
         The same by output, where it differs.
     waits : sequence or None
         What tensors on a device wait for, see `gpubridge.transport.device_events`.
+    outputs_for : str
+        The model, or the ensemble, whose processes take the outputs; empty where only the server does.
     """
 
     flags: int = 0
@@ -196,6 +199,7 @@ class RequestContext(Context):
     device: str = ""
     device_outputs: Mapping[str, str] | None = None
     waits: Waits | None = None
+    outputs_for: str = ""
 
     @property
     def state(self) -> tuple[int, bool] | None:

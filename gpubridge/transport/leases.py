@@ -308,12 +308,12 @@ class BorrowedMemory:
         self._segments: dict[int, KnownSegment] = {}
         self.arena = False
 
-    def announce(self, region: int, fd: int, size: int) -> None:
-        """Map a region from now on; takes over ``fd``.
+    def announce(self, region: int, fd: int, size: int, home: str = "") -> None:
+        """Map a region of some `Segment.home` from now on; takes over ``fd``.
 
         Raises BridgeError: INVALID_ARG when the descriptor is not what was announced.
         """
-        segment = Segment.open(region, fd, size, writable=not is_read_only(region))
+        segment = Segment.open(region, fd, size, home, writable=not is_read_only(region))
         self._segments[region] = segment
         self.book.add(region, segment.view)
 

@@ -74,7 +74,7 @@ def call():
     def call(shape, nbytes):
         record = Record(1, signature, (shape,), said, 0, "me", ())
         place = MemoryRange(None, 0, nbytes, None)
-        return models.request(models.target(said, ""), record, [place], print)
+        return models.request(models.target(said, "", "caller"), record, [place], print)
 
     return call
 

@@ -160,11 +160,13 @@ class MemberRequests:
         inside = tuple(i for i, p in enumerate(ranges) if isinstance(p.segment, OF_CLIENTS))
         uses = execution.course.uses
         outputs = _NO_OUTPUTS if targets is None else targets.of_step(step, uses)
+        consumer = execution.course.consumers.get(step.index, client.context.outputs_for)
         if outputs.out or outputs.also:
             request.client = _ClientMemory(ranges, targets, outputs)
-            request.context = _passed_on(client.context, read_only, inside, outputs, on_device)
+            context = _passed_on(client.context, read_only, inside, outputs, on_device, consumer)
+            request.context = context
             return
-        request.context = self._context(client.context, read_only, inside, on_device)
+        request.context = self._context(client.context, read_only, inside, on_device, consumer)
         if inside:
             request.client = _ClientMemory(ranges, None, outputs)
 
@@ -174,17 +176,18 @@ class MemberRequests:
         read_only: bool,
         inside: tuple[int, ...],
         on_device: dict[str, str],
+        consumer: str,
     ) -> RequestContext:
         """Return what a member's stub is told: those of a client's wishes that every member may know.
 
         ``inside`` are the inputs that lie in the client's own memory.
         """
-        if client is NO_CONTEXT and not read_only and not inside and not on_device:
+        if client is NO_CONTEXT and not (read_only or inside or on_device or consumer):
             return NO_CONTEXT
-        key = client.encoded(), read_only, inside, tuple(on_device.items())
+        key = client.encoded(), read_only, inside, tuple(on_device.items()), consumer
         kept = self._contexts.get(key)
         if kept is None:
-            kept = _passed_on(client, read_only, inside, _NO_OUTPUTS, on_device)
+            kept = _passed_on(client, read_only, inside, _NO_OUTPUTS, on_device, consumer)
             if len(self._contexts) >= _FORMS_KEPT:
                 self._contexts.clear()
             self._contexts[key] = kept
@@ -197,6 +200,7 @@ def _passed_on(
     inside: tuple[int, ...],
     outputs: StepOutputs,
     on_device: dict[str, str],
+    consumer: str,
 ) -> RequestContext:
     memory = {"in": inside, **outputs._asdict()}
     return RequestContext(
@@ -208,6 +212,7 @@ def _passed_on(
         shared=read_only,
         client=memory if any(memory.values()) else None,
         device_outputs=on_device or None,
+        outputs_for=consumer,
     )
 
 

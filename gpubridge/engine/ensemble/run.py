@@ -28,6 +28,8 @@ class Course:
     - ``uses``: by tensor, how often it is needed: by steps, and once as an output.
     - ``outputs``: in the order of the answer.
     - ``shared``: tensors that are needed more than once.
+    - ``consumers``: by step, the model that takes its outputs, or the ensemble where several do; none for
+      a step whose outputs no other takes.
     """
 
     graph: EnsembleGraph
@@ -36,6 +38,7 @@ class Course:
     uses: dict[str, int]
     outputs: tuple[str, ...]
     shared: frozenset[str]
+    consumers: dict[int, str]
 
 
 def plan_course(graph: EnsembleGraph, wiring: Wiring, requested: Sequence[str]) -> Course:
@@ -48,7 +51,13 @@ def plan_course(graph: EnsembleGraph, wiring: Wiring, requested: Sequence[str]) 
         for tensor in tensors
     }
     shared = frozenset(tensor for tensor, uses_of_it in uses.items() if uses_of_it > 1)
-    return Course(graph, wiring, steps, uses, outputs, shared)
+    consumers = {}
+    for index in steps:
+        takers = [graph.consumers.get(t, ()) for t in graph.steps[index].outputs.values()]
+        models = {graph.steps[i].model for taken in takers for i in taken if i in steps}
+        if models:
+            consumers[index] = models.pop() if len(models) == 1 else graph.name
+    return Course(graph, wiring, steps, uses, outputs, shared, consumers)
 
 
 class _Wave(Generic[T]):

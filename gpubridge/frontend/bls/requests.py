@@ -107,6 +107,8 @@ class CallTarget:
         What the caller says of them.
     device : str
         The UUID of the GPU on which the caller's outputs can stay; empty for none.
+    caller : str
+        The model that calls.
 
     Attributes
     ----------
@@ -118,7 +120,7 @@ class CallTarget:
 
     __slots__ = ("_context", "_plain", "_said", "_shared", "model", "needed")
 
-    def __init__(self, said: CallContext, model: Model, device: str) -> None:
+    def __init__(self, said: CallContext, model: Model, device: str, caller: str) -> None:
         if model.config.decoupled and not said.decoupled:
             raise BridgeError(_NOT_DECOUPLED.format(said.model), ErrorCode.UNSUPPORTED)
         if said.correlation_text:
@@ -135,6 +137,7 @@ class CallTarget:
             parameters=said.parameters,
             shared=said.handed_on,
             device="" if said.host_outputs else device,
+            outputs_for=caller,
         )
         self._shared = shared(self._context)
 
@@ -171,7 +174,7 @@ class CalledModels:
         # Records with equal signatures or contexts mostly have the same object, which is held here: so
         # nothing else gets its address.
         self._forms: dict[tuple[int, Model], tuple[Signature, _Form]] = {}
-        self._targets: dict[tuple[int, str], tuple[CallContext, CallTarget]] = {}
+        self._targets: dict[tuple[int, str, str], tuple[CallContext, CallTarget]] = {}
         self._versions: dict[str, list[Model]] = {}
 
     def forget(self) -> None:
@@ -180,20 +183,20 @@ class CalledModels:
         self._targets.clear()
         self._versions.clear()
 
-    def target(self, said: CallContext, device: str) -> CallTarget:
-        """Return what a call is for.
+    def target(self, said: CallContext, device: str, caller: str) -> CallTarget:
+        """Return what a call of the model ``caller`` is for.
 
         Raises
         ------
         BridgeError
             In Triton's words, when there is no such model, or it cannot be called so.
         """
-        known = self._targets.get((id(said), device))
+        known = self._targets.get((id(said), device, caller))
         if known is None:
-            target = CallTarget(said, self._find(said.model, said.version), device)
+            target = CallTarget(said, self._find(said.model, said.version), device, caller)
             if len(self._targets) >= _KEPT:
                 self._targets.clear()
-            known = self._targets[id(said), device] = said, target
+            known = self._targets[id(said), device, caller] = said, target
         return known[1]
 
     def request(

@@ -265,7 +265,7 @@ class BlsConnection:
         ranges = self._ranges(record)
         models = self._server.models
         try:
-            target = models.target(said, self._link.device or "")
+            target = models.target(said, self._link.device or "", self._model)
             for each in target.needed:
                 self._check_deadlock(each)
             request = models.request(target, record, ranges, partial(self._end, number))
@@ -377,10 +377,10 @@ class BlsConnection:
         """Lend the outputs to the caller; returns the fields of their references, and the context."""
         ranges = response.ranges()
         ticket = self._link.lend(ranges)
-        # Others may still look at some, or they lie in memory that is another model's own.
-        read_only = isinstance(response, PlacedResponse) and (
-            not response.shared.isdisjoint(spec.name for spec in response.signature.tensors)
-            or for_others(ranges, (self._model,))
+        # Others may still look at some, or they lie in memory that was not made for this call.
+        read_only = for_others(ranges, (self._model,)) or (
+            isinstance(response, PlacedResponse)
+            and not response.shared.isdisjoint(spec.name for spec in response.signature.tensors)
         )
         refs: list[int] = []
         last: object = None

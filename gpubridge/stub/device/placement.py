@@ -82,7 +82,7 @@ class DevicePlacement:
         BridgeError
             UNAVAILABLE where there is no room, INTERNAL when the device fails.
         """
-        job = _Job(self._outputs, self._device)
+        job = _Job(self._outputs, self._device, record.context.outputs_for)
         try:
             for tensor in tensors:
                 self._begin(job, tensor, targets, copies, record.context)
@@ -92,13 +92,13 @@ class DevicePlacement:
             job.abandon()
             raise
 
-    def references(self, tensors: Sequence[Tensor]) -> Placed:
-        """Place the inputs of a call, those excepted that lie in memory that can be handed on.
+    def references(self, tensors: Sequence[Tensor], model: str) -> Placed:
+        """Place the inputs of a call of ``model``, those excepted that lie in memory that can be handed on.
 
         Returns as `place`; where there is an event, what was handed on waits for it, too, and else
         for whatever it has waited for here.
         """
-        job = _Job(self._outputs, self._device)
+        job = _Job(self._outputs, self._device, model)
         try:
             for tensor in tensors:
                 if tensor._place is not None and tensor._place[2]:
@@ -176,6 +176,7 @@ class _Job:
     """One response on its way: what was begun, and what has to go back if it comes to nothing."""
 
     __slots__ = (
+        "_consumer",
         "_device",
         "_handed_on",
         "_held",
@@ -189,9 +190,10 @@ class _Job:
         "_slots",
     )
 
-    def __init__(self, outputs: OutputMemory, device: StubDevice) -> None:
+    def __init__(self, outputs: OutputMemory, device: StubDevice, consumer: str) -> None:
         self._outputs = outputs
         self._device = device
+        self._consumer = consumer
         self._refs: list[Any] = []
         # By their places in _refs: what is lent when all is done.
         self._kept: list[tuple[int, object]] = []
@@ -221,7 +223,7 @@ class _Job:
 
     def send_from_device(self, data: DeviceBytes) -> None:
         """Send bytes of the device by way of host memory."""
-        slot = self._outputs.reserve(data.nbytes)
+        slot = self._outputs.reserve(data.nbytes, self._consumer)
         self._slots.append(slot)
         self.read(data, slot.memory[: data.nbytes])
         self._lend((slot.segment.region, slot.offset, data.nbytes), slot)
@@ -279,7 +281,7 @@ class _Job:
         for (index, _), lease in zip(self._kept, self._leases):
             self._refs[index] = (*self._refs[index], lease)
         if self._sent:
-            fields = self._outputs.place([payload for _, payload in self._sent])
+            fields = self._outputs.place([payload for _, payload in self._sent], self._consumer)
             for number, (index, _) in enumerate(self._sent):
                 self._refs[index] = fields[4 * number : 4 * number + 4]
         refs = [field for ref in self._refs for field in ref]
