@@ -1,8 +1,8 @@
 // The compiled data plane of gpubridge: what it consists of, and who owns what.
 //
-// The plane is a set of C++ objects without sockets and without an event loop: bytes go in, bytes
-// and batches of events come out. Python drives it (gpubridge/dataplane.py has the types that
-// Python sees).
+// The plane is a set of C++ objects without an event loop: bytes go in, bytes and batches of events
+// come out. Python drives it (gpubridge/dataplane.py has the types that Python sees), and owns all
+// sockets; those to stubs are lent to the bindings, which send and receive without blocking.
 //
 //   csrc/net/      HTTP/1.1, HTTP/2, HPACK, gRPC framing: bytes of a connection <-> messages
 //   csrc/request/  request templates: bytes of a message -> checked request; responses -> bytes
@@ -65,6 +65,13 @@
 //   RequestTemplate in Python, the others are filled in.
 // - Between the two, when the request is made and before the model's `submit`, is the place for
 //   who would answer without the model, as a cache does: Inference::submit, GrpcInferCall::submit.
+// - schedule/request_dispatch_binding.h queues it, and gives it to the least loaded instance;
+//   ipc/in_flight_binding.h lends its memory, and sends it on the stub's channel at once, or with
+//   others of this turn of the event loop. Messages that wait for the channel are Python's to keep.
+// - ipc/in_flight_binding.h takes what comes on the channel: it understands a whole message, then
+//   gives each request its outcome, then has the dispatch fill the room. Messages other than
+//   results and responses, and those with descriptors, go to Python. Sequences are dispatched in
+//   Python, and so are policies: refusals, cancels, the order of outcomes, dead stubs.
 // - The outcome comes to the exchange or the call, which is its own callback. While a request is at
 // a model the
 //   two hold each other; the outcome, or a cancel, parts them.

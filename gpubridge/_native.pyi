@@ -390,6 +390,9 @@ class Http2Connection:
 class InFlightRequests:
     """The requests at one stub: which there are, how far each is, and the memory lent for them.
 
+    It sends them on the stub's channel, takes the messages with results and responses that come there,
+    tells each request its outcome, and then the instance's `InstanceFeed`.
+
     Each request enters once and leaves once: with its answer, or among those that a dead stub leaves.
     It has a ticket meanwhile, under which its memory is lent: its ``slot``, which goes back to the
     arena, or ``ranges``, which are held, until the stub has let go of them, too.
@@ -406,6 +409,8 @@ class InFlightRequests:
         Of the stub's responses.
     hooks : InFlightHooks
         See `gpubridge.engine.in_flight`.
+    descriptor : int
+        That of the channel, which is the caller's; in use until `close`.
     """
 
     def __init__(
@@ -416,6 +421,8 @@ class InFlightRequests:
         progress: memoryview,
         reader: Any,
         hooks: Any,
+        descriptor: int,
+        /,
     ) -> None: ...
     @property
     def free_tickets(self) -> int:
@@ -435,49 +442,37 @@ class InFlightRequests:
 
         All responses are given to the hook ``decode`` from then on, until both are None.
         """
-    def enter(self, requests: Sequence[Any], owner: object, /) -> bool:
-        """Give the requests of a batch tickets, lend their memory, and encode them.
+    def poll_with(self, waits: Any, /) -> None:
+        """Call ``sent`` of ``waits`` for each batch, and ``answered`` when all are; None for neither."""
+    def block(self, blocked: bool, /) -> None:
+        """Leave all messages to the hook ``send``, or no longer."""
+    def submit(self, requests: list[InferRequest], /) -> None:
+        """Give the requests of a batch tickets, lend their memory, and send them.
 
-        ``owner`` is who their `InferRequest.instance` is. Returns whether the encoded batches have to
-        be sent now.
+        Batches of one turn of the event loop are sent together, unless the stub has nothing to do.
 
         Raises
         ------
         ValueError
             When there are not enough tickets left.
         """
-    def take_frame(self, alone: bool, /) -> bytes | None:
-        """Return the message with the batches that have entered since the last call, if any have.
+    def flush(self) -> None:
+        """Send the batches that were not sent yet."""
+    def cancel(
+        self, request: InferRequest, running_only: bool = False, still_read: bool = False, /
+    ) -> None:
+        """Let the stub know that a request is cancelled; with ``running_only`` if it has started.
 
-        ``alone`` tells the stub that requests come one after the other.
+        Nobody waits for what the model still sends, unless ``still_read``.
         """
-    def cancel(self, ticket: int, running_only: bool, still_read: bool, /) -> int | None:
-        """Note that a request is cancelled, for the stub to see; with ``running_only`` if it has started.
-
-        Returns
-        -------
-        int or None
-            When (ns) the model began what it does, if nobody waits for any of that now; 0 where it
-            may have been at any time.
-        """
-    def passed_on(self, ticket: int, responses: int, /) -> None:
+    def passed_on(self, request: InferRequest, responses: int, /) -> None:
         """Tell the stub that responses of a request have left, so that it may send others."""
-    def complete(self, message: bytes, now: int, /) -> Any:
-        """Take a RESULTS message that came at ``now`` (CLOCK_MONOTONIC, ns); returns a `Completed`."""
-    def respond(
-        self, message: bytes, now: int, /
-    ) -> tuple[list[tuple[Any, Any, bool]], list[Any], Exception | str | None]:
-        """Take a RESPONSES message that came at ``now``.
-
-        Returns
-        -------
-        outcomes : list of (InferRequest, Outcome or None, bool)
-            In their order; whether each is the last of its request.
-        closed : list of InferRequest
-            Those that went on after their batch and are over now.
-        error : Exception, str or None
-            As that of `Completed`.
-        """
+    def receive(self) -> bool | None:
+        """Take one message of the channel; None where that is closed, False where there is none."""
+    def on_readable(self) -> None:
+        """As `receive`, for an event loop: calls the hook ``closed``."""
+    def take(self, message: bytes, now: int = 0, /) -> None:
+        """Take a RESULTS or RESPONSES message that came at ``now``, CLOCK_MONOTONIC ns; 0: just now."""
     def settle_kept(self) -> bool:
         """Take back the memory that the stub is done with by now; returns whether some is left."""
     def lend(self, ranges: Sequence[Any], /) -> int | None:
@@ -632,6 +627,98 @@ class InferResponseFields:
         refs: Sequence[tuple[int, int, int, int]] = (),
         event: Any = None,
     ) -> None: ...
+
+class InstanceFeed:
+    """Leads batches to one model instance, to whichever stub it has; knows how many are there.
+
+    Parameters
+    ----------
+    listener : InstanceListener or None
+        Its ``on_batches`` is called when batches were answered, unless the instance's `RequestDispatch`
+        can do without.
+    """
+
+    def __init__(self, listener: Any) -> None: ...
+    def listen(self, listener: Any, /) -> None:
+        """Have another listener from now on."""
+    def connect(self, stub: InFlightRequests, /) -> None:
+        """Send batches to a stub from now on."""
+    def open(self, least_window: int, /) -> None:
+        """Let the stub have requests; so many, or batches of them, however long they take."""
+    def close(self) -> None:
+        """There is no stub any more, and nothing at one."""
+    def submit(self, requests: list[InferRequest], /) -> None:
+        """Send one batch to the stub."""
+    @property
+    def open_requests(self) -> int:
+        """Requests that the model still answers although their batch has ended."""
+    @property
+    def in_flight(self) -> int:
+        """Requests of batches at the stub."""
+    @property
+    def batches(self) -> int:
+        """Batches at the stub."""
+    @property
+    def window(self) -> int:
+        """Requests that the stub may have at once; 0 while it takes none."""
+    @property
+    def least_window(self) -> int:
+        """As given to `open`."""
+
+class RequestDispatch:
+    """The dispatch loop of a model without sequences: its queue, and which instance gets what.
+
+    Parameters
+    ----------
+    owner : Dispatcher
+        Has the policies, and words all errors.
+    batcher : DynamicBatcher
+        The queue.
+    ahead : bool
+        Requests are batches by themselves, and may wait at a stub as well as here.
+    ordered : bool
+        Outcomes are held back until it is their turn.
+    counters : ModelCounters
+        The model's.
+    shapes : callable or None
+        Gives the number of the shapes of a request's options, where they matter.
+    clock : callable or None
+        Returns the time, where that is not CLOCK_MONOTONIC.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        batcher: DynamicBatcher,
+        ahead: bool,
+        ordered: bool,
+        counters: ModelCounters,
+        shapes: Callable[[Any], int] | None,
+        clock: Callable[[], int] | None,
+    ) -> None: ...
+    def prepare_with(
+        self, prepare: Callable[[InferRequest, Any], bool], traces: Any, always: bool, /
+    ) -> None:
+        """Have `submit` ask ``prepare`` whether a request goes on.
+
+        It asks for each request with ``always``, else while ``traces.active``, and for requests with
+        ``ranges``.
+        """
+    def serve(self, feeds: Sequence[InstanceFeed], /) -> None:
+        """Feed these instances."""
+    def submit(self, request: InferRequest, origin: Any = None, /) -> None:
+        """Take a request over, after what has to be done before; ``origin`` is for that."""
+    def enqueue(self, request: InferRequest, /) -> None:
+        """Take a request over: its slot is freed, its outcome comes by ``on_done``."""
+    def dispatch(self, now: int = 0, /) -> None:
+        """Send what is due to the instances that have room, the least loaded first."""
+    def ring(self) -> None:
+        """Dispatch what the owner was asked to set a timer for."""
+    def stop(self) -> None:
+        """Call ``on_idle`` of the owner whenever nothing is pending, from now on."""
+    @property
+    def pending(self) -> int:
+        """Requests that are queued or at a stub."""
 
 class RequestTemplates:
     """What requests with one skeleton have in common, found by the skeleton.

@@ -1,10 +1,9 @@
 """The contract between the server's control plane (Python) and its compiled data plane (C++).
 
-The plane is a set of objects without sockets and without an event loop: bytes go in, bytes and batches
-of events come out. ``csrc/dataplane.h`` says what they consist of and who owns what. Each object is
-used by one thread, the event loop's; none holds a Python object: what Python wants back with an event
-it names by a number of its own. The plane words no error of a request: where a check fails it says so,
-and Python parses the same bytes anew and words it.
+The plane is a set of objects without an event loop: bytes go in, bytes and batches of events come out.
+``csrc/dataplane.h`` says what they consist of and who owns what. Each object is used by one thread, the
+event loop's. The plane words no error of a request: where a check fails it says so, and Python parses the
+same bytes anew and words it.
 """
 
 from __future__ import annotations
@@ -25,9 +24,11 @@ from gpubridge._native import (
     InferResponseFields,
     InferTargets,
     InFlightRequests,
+    InstanceFeed,
     JsonResponseTemplate,
     MessageResponseTemplate,
     ModelCounters,
+    RequestDispatch,
     RequestHeaders,
     RequestShapes,
     RequestTemplates,
@@ -54,9 +55,11 @@ __all__ = [
     "InferRequest",
     "InferResponseFields",
     "InferTargets",
+    "InstanceFeed",
     "JsonResponseTemplate",
     "MessageResponseTemplate",
     "ModelCounters",
+    "RequestDispatch",
     "RequestHeaders",
     "RequestShapes",
     "RequestTemplates",

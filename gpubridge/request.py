@@ -19,7 +19,6 @@ __all__ = [
     "NO_OPTIONS",
     "NO_RESPONSE",
     "ClientUse",
-    "Completed",
     "CompletedBatch",
     "FollowedRequest",
     "InferRequest",
@@ -214,29 +213,3 @@ class CompletedBatch(NamedTuple):
     called: int
     ended: int
     requests: Sequence[InferRequest]
-
-
-class Completed(NamedTuple):
-    """What came of a message with the results of batches; they are counted already.
-
-    Attributes
-    ----------
-    outcomes : sequence of (InferRequest, Outcome)
-        Requests that are over.
-    returning : sequence of InferRequest
-        Those that their model wants to have again.
-    traced : sequence of CompletedBatch
-        The batches of requests that are traced.
-    batches, requests, execute_ns : int
-        How many, and how long they were executed.
-    error : Exception, str or None
-        What the message could not be taken further for: the stub is to blame for a text.
-    """
-
-    outcomes: Sequence[tuple[InferRequest, Outcome]] = ()
-    returning: Sequence[InferRequest] = ()
-    traced: Sequence[CompletedBatch] = ()
-    batches: int = 0
-    requests: int = 0
-    execute_ns: int = 0
-    error: Exception | str | None = None

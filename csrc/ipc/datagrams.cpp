@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "buffer_view.h"
 
@@ -24,8 +25,8 @@ std::int64_t now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
 }
 
-nb::list descriptors_of(msghdr& message) {
-  nb::list descriptors;
+std::vector<int> descriptors_of(msghdr& message) {
+  std::vector<int> descriptors;
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
        part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
@@ -33,7 +34,7 @@ nb::list descriptors_of(msghdr& message) {
     for (std::size_t index = 0; index < count; ++index) {
       int descriptor = -1;
       std::memcpy(&descriptor, CMSG_DATA(part) + index * sizeof(int), sizeof(int));
-      descriptors.append(descriptor);
+      descriptors.push_back(descriptor);
     }
   }
   return descriptors;
@@ -41,30 +42,49 @@ nb::list descriptors_of(msghdr& message) {
 
 }  // namespace
 
-nb::tuple receive_message(int descriptor, nb::handle scratch) {
-  const BufferView room(scratch, PyBUF_WRITABLE);
-  iovec piece{room.data(), room.size()};
+Datagram receive_datagram(int descriptor, std::span<char> memory, int flags) {
+  iovec piece{memory.data(), memory.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> ancillary;
   msghdr message{};
   message.msg_iov = &piece;
   message.msg_iovlen = 1;
-  ssize_t count = -1;
+  message.msg_control = ancillary.data();
+  message.msg_controllen = ancillary.size();
+  Datagram received;
+  received.count = recvmsg(descriptor, &message, flags | MSG_CMSG_CLOEXEC);
+  if (received.count >= 0) {
+    received.cut = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0;
+    received.descriptors = descriptors_of(message);
+  }
+  return received;
+}
+
+bool send_datagram(int descriptor, std::string_view message) {
+  ssize_t sent = -1;
   do {
-    message.msg_control = ancillary.data();
-    message.msg_controllen = ancillary.size();
+    sent = send(descriptor, message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  return sent >= 0;
+}
+
+nb::tuple receive_message(int descriptor, nb::handle scratch) {
+  const BufferView room(scratch, PyBUF_WRITABLE);
+  auto* const memory = static_cast<char*>(room.data());
+  Datagram received;
+  do {
     {
       const nb::gil_scoped_release unlocked;
-      count = recvmsg(descriptor, &message, MSG_CMSG_CLOEXEC);
+      received = receive_datagram(descriptor, {memory, room.size()}, 0);
     }
-    if (count < 0 && (errno != EINTR || PyErr_CheckSignals() != 0)) {
+    if (received.count < 0 && (errno != EINTR || PyErr_CheckSignals() != 0)) {
       if (PyErr_Occurred() == nullptr) PyErr_SetFromErrno(PyExc_OSError);
       throw nb::python_error();
     }
-  } while (count < 0);
-  const bool cut = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0;
-  return nb::make_tuple(
-      nb::bytes(static_cast<const char*>(room.data()), static_cast<std::size_t>(count)),
-      descriptors_of(message), cut);
+  } while (received.count < 0);
+  nb::list descriptors;
+  for (const int each : received.descriptors) descriptors.append(each);
+  return nb::make_tuple(nb::bytes(memory, static_cast<std::size_t>(received.count)),
+                        std::move(descriptors), received.cut);
 }
 
 nb::tuple stay_awake(int descriptor, std::int64_t nanoseconds, std::int64_t patience) {

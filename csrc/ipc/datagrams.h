@@ -4,8 +4,26 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
 
 namespace gpubridge {
+
+// The longest message that is sent as one datagram.
+inline constexpr std::size_t kDatagramLimit = 128UL * 1024;
+
+// One message of a SEQPACKET socket.
+struct Datagram {
+  std::ptrdiff_t count = -1;     // bytes; negative where errno says why there are none
+  bool cut = false;              // whether anything of it was left out
+  std::vector<int> descriptors;  // they are the receiver's
+};
+
+// Receives into `memory`; with MSG_DONTWAIT among the flags it does not block.
+Datagram receive_datagram(int descriptor, std::span<char> memory, int flags);
+// Sends a message without blocking; false with errno set where it was not sent.
+bool send_datagram(int descriptor, std::string_view message);
 
 // Receives one message of a SEQPACKET socket by way of `scratch`, which holds the longest there is.
 // Returns its bytes, the descriptors that came with it, which are the caller's, and whether any of

@@ -1,7 +1,9 @@
 #include "ipc/in_flight_binding.h"
 
-#include <nanobind/stl/optional.h>
+#include <sys/socket.h>
 
+#include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -15,6 +17,9 @@ namespace gpubridge {
 namespace at_stub {
 namespace {
 
+// Kinds of messages, as gpubridge/transport/messages.py numbers them.
+constexpr char kResults = 18;
+constexpr char kResponses = 21;
 constexpr std::uint32_t kNoLease = 0xFFFFFFFFU;
 // Answers that are looked at for each new one: they end nearly in order.
 constexpr std::size_t kLooks = 4;
@@ -30,40 +35,101 @@ constexpr const char* kComesBack = "comes back";
 // Calls `take`; returns what stopped it: an exception, or the text of one that a stub is to blame
 // for. None for nothing.
 template <typename Take>
-nb::object stopped(Take&& take, const char* what) {
+nb::object stopped(Take&& take) {
   try {
     take();
   } catch (const std::invalid_argument& error) {
-    // Of a record, or of its context.
-    const std::string text = std::string(what) + error.what();
-    return nb::str(text.data(), text.size());
+    // Of a message, a record, or its context.
+    return nb::str(error.what());
   } catch (nb::python_error& error) {
     return nb::borrow(error.value());
   }
   return nb::none();
 }
 
-nb::object RequestsAtStub::complete(const nb::bytes& message, Duration now) {
-  Completed completed;
-  std::vector<ResultBatch> decoded;
-  nb::object error = stopped([&] { decoded = decode_results({message.c_str(), message.size()}); },
-                             "RESULTS message: ");
-  if (error.is_none()) {
-    error = stopped(
-        [&] {
-          for (const ResultBatch& batch : decoded) complete_batch(batch, now, completed);
-        },
-        "");
+// Says of which message it is that the length or the count of something is wrong.
+template <typename Decode>
+auto named_errors(const std::string& message, Decode&& decode) {
+  try {
+    return decode();
+  } catch (const MalformedRecord& error) {
+    throw MalformedRecord(message + error.what());
   }
-  counters().copied(completed.copied);
-  return named(hooks_->completed,
-               nb::make_tuple(std::move(completed.outcomes), std::move(completed.returning),
-                              std::move(completed.traced), completed.batches, completed.requests,
-                              completed.execute, std::move(error)));
+}
+
+Duration monotonic_ns() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<Duration>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
+}
+
+RequestsAtStub::Received RequestsAtStub::receive() {
+  if (!hooks_) return Received::kNothing;
+  Datagram datagram;
+  do {
+    datagram = receive_datagram(descriptor_, received_, MSG_DONTWAIT);
+  } while (datagram.count < 0 && errno == EINTR);
+  if (datagram.count < 0) return errno == EAGAIN ? Received::kNothing : Received::kClosed;
+  const std::string_view message(received_.data(), static_cast<std::size_t>(datagram.count));
+  const bool plain = !datagram.cut && datagram.descriptors.empty() && !message.empty();
+  if (plain && (message[0] == kResults || message[0] == kResponses)) {
+    take(message, 0);
+    return Received::kMessage;
+  }
+  nb::list descriptors;
+  for (const int each : datagram.descriptors) descriptors.append(each);
+  const nb::object receive = hooks_->receive;
+  const bool more =
+      nb::cast<bool>(receive(nb::bytes(message.data(), message.size()), descriptors, datagram.cut));
+  return more ? Received::kMessage : Received::kClosed;
+}
+
+// Nothing looks at the message any more when Python is called for what came of it.
+void RequestsAtStub::take(std::string_view message, Duration now) {
+  if (!hooks_) return;
+  if (now == 0) now = monotonic_ns();
+  Taken taken;
+  const bool results = !message.empty() && message[0] == kResults;
+  const nb::object error =
+      stopped([&] { results ? complete(message, now, taken) : respond(message, now, taken); });
+  counters().copied(taken.copied);
+  tell(taken, now, error);
+}
+
+// Tells the requests and their model; what one of them raises keeps nothing from the others.
+void RequestsAtStub::tell(const Taken& taken, Duration now, const nb::object& error) {
+  std::optional<nb::python_error> raised;
+  const auto run = [&raised](auto&& function) {
+    try {
+      function();
+    } catch (nb::python_error& thrown) {
+      if (!raised) raised.emplace(thrown);
+    }
+  };
+  const nb::object feed = hooks_->feed;
+  const nb::object failed = hooks_->failed;
+  for (const auto& [object, outcome, last] : taken.outcomes) {
+    InferRequest& request = infer_request(object);
+    run([&] { last ? request.finish(outcome) : request.respond(outcome); });
+  }
+  if (taken.answered.batches != 0 || taken.closed) {
+    run([&] {
+      nb::cast<InstanceFeed&>(feed).answered(taken.answered, static_cast<Nanoseconds>(now));
+    });
+  }
+  if (taken.answered.batches != 0 && core_.idle() && !waits_.is_none()) {
+    run([&] { waits_.attr("answered")(); });
+  }
+  if (!error.is_none()) run([&] { failed(error); });
+  if (raised) throw nb::python_error(*raised);
+}
+
+void RequestsAtStub::complete(std::string_view message, Duration now, Taken& taken) {
+  const auto decoded = named_errors("RESULTS message: ", [&] { return decode_results(message); });
+  for (const ResultBatch& batch : decoded) complete_batch(batch, now, taken);
 }
 
 // A batch changes nothing until all of it is understood.
-void RequestsAtStub::complete_batch(const ResultBatch& batch, Duration now, Completed& completed) {
+void RequestsAtStub::complete_batch(const ResultBatch& batch, Duration now, Taken& taken) {
   core_.check(batch);
   std::vector<Ending> endings;
   for (const RecordView& record : batch.records) {
@@ -74,33 +140,35 @@ void RequestsAtStub::complete_batch(const ResultBatch& batch, Duration now, Comp
     }
     endings.push_back(std::move(ending));
   }
-  nb::list requests;
+  std::vector<nb::object> requests;
   bool traced = false;
   for (const Ticket ticket : core_.end_batch(batch.sequence)) {
     traced = traced || held_[ticket].traced;
-    requests.append(held_[ticket].request);
+    requests.push_back(held_[ticket].request);
   }
   std::vector<Run> runs;
   for (const Ending& ending : endings) {
     const Held& held = held_[ending.ticket];
     Run run{ending.ticket, held.size, held.arrived, {}};
-    if (const nb::object reason = end(ending, completed); !reason.is_none()) {
+    if (const nb::object reason = end(ending, taken); !reason.is_none()) {
       run.reason = text_of(reason);
     }
     runs.push_back(std::move(run));
   }
   count(batch, now, runs);
-  completed.batches += 1;
-  completed.requests += runs.size();
-  completed.execute += batch.ended - batch.started;
-  completed.copied += batch.copied;
+  taken.answered.batches += 1;
+  taken.answered.requests += runs.size();
+  taken.answered.execute_ns += batch.ended - batch.started;
+  taken.copied += batch.copied;
   if (!traced) return;
-  completed.traced.append(
+  nb::list members;
+  for (nb::object& request : requests) members.append(std::move(request));
+  taken.answered.traced.push_back(
       named(hooks_->batch, nb::make_tuple(batch.sequence, batch.started, batch.called, batch.ended,
-                                          std::move(requests))));
+                                          std::move(members))));
 }
 
-nb::object RequestsAtStub::end(const Ending& ending, Completed& completed) {
+nb::object RequestsAtStub::end(const Ending& ending, Taken& taken) {
   using Step = InFlightRequests::Step;
   Held& held = held_[ending.ticket];
   const nb::object request = held.request;
@@ -116,7 +184,7 @@ nb::object RequestsAtStub::end(const Ending& ending, Completed& completed) {
     }
     case Step::kComesBack:
       // Nobody asked for what fills up a batch, whatever the model wants.
-      if (held.size != 0) completed.returning.append(request);
+      if (held.size != 0) taken.answered.returning.push_back(request);
       held = {};
       infer_request(request).ticket = kAnswered;
       infer_request(request).take(InferRequest::kInstance);
@@ -124,7 +192,7 @@ nb::object RequestsAtStub::end(const Ending& ending, Completed& completed) {
     case Step::kOver:
       reason = ending.decoded.reason;
       leave(ending.ticket, infer_request(request));
-      completed.outcomes.append(nb::make_tuple(request, ending.decoded.outcome));
+      taken.outcomes.push_back({request, ending.decoded.outcome});
   }
   return reason;
 }
@@ -192,43 +260,32 @@ Decoded RequestsAtStub::decode(const RecordView& record, const Held& held) {
   return {made[0], made[1]};
 }
 
-nb::tuple RequestsAtStub::respond(const nb::bytes& message, Duration now) {
-  nb::list outcomes;
-  nb::list closed;
-  ResponsesMessage decoded;
-  nb::object error = stopped([&] { decoded = decode_responses({message.c_str(), message.size()}); },
-                             "RESPONSES message: ");
-  const auto take = [&](const RecordView& record) {
+void RequestsAtStub::respond(std::string_view message, Duration now, Taken& taken) {
+  const auto decoded =
+      named_errors("RESPONSES message: ", [&] { return decode_responses(message); });
+  taken.copied = decoded.copied;
+  for (const RecordView& record : decoded.records) {
     core_.check_response(record.ticket());
     const Held& held = held_[record.ticket()];
     const nb::object request = held.request;
     Decoded made{nb::none(), nb::none()};
     if ((record.word() & kResponseEmpty) == 0) made = decode(record, held);
     const bool last = (record.word() & kResponseOpen) == 0;
-    if (last) end_response(record.ticket(), made.reason, now, closed);
+    if (last) end_response(record.ticket(), made.reason, now, taken);
     if (last || !made.outcome.is_none()) {
-      outcomes.append(nb::make_tuple(request, made.outcome, last));
+      taken.outcomes.push_back({request, std::move(made.outcome), last});
     }
-  };
-  if (error.is_none()) {
-    error = stopped(
-        [&] {
-          for (const RecordView& record : decoded.records) take(record);
-        },
-        "");
   }
-  counters().copied(decoded.copied);
-  return nb::make_tuple(std::move(outcomes), std::move(closed), std::move(error));
 }
 
 void RequestsAtStub::end_response(Ticket ticket, const nb::object& reason, Duration now,
-                                  nb::list& closed) {
+                                  Taken& taken) {
   const nb::object request = held_[ticket].request;
   const std::string why(reason.is_none() ? std::string_view() : text_of(reason));
   if (core_.end_response(ticket)) {
     count_closed(held_[ticket], why, now);
     leave(ticket, infer_request(request));
-    closed.append(request);
+    taken.closed = true;
   } else {
     held_[ticket].early_reason = why;
     infer_request(request).ticket = kAnswered;
@@ -337,6 +394,7 @@ nb::tuple RequestsAtStub::close(std::uint64_t started_last) {
     }
   }
   hooks_.reset();
+  waits_ = nb::none();
   on_kept_ = on_ended_ = nb::none();
   buffers_.reset();
   return nb::make_tuple(std::move(started), std::move(unstarted));
@@ -348,18 +406,31 @@ void bind_in_flight(nanobind::module_& module) {
   namespace nb = nanobind;
   using at_stub::RequestsAtStub;
   nb::class_<RequestsAtStub> type(module, "InFlightRequests");
-  type.def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::object, nb::handle>())
+  type.def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::object, nb::handle, int>())
       .def_prop_ro("free_tickets", &RequestsAtStub::free_tickets)
       .def_prop_ro("open_requests", &RequestsAtStub::open_requests)
       .def_prop_ro("idle", &RequestsAtStub::idle)
       .def("holds", &RequestsAtStub::holds)
       .def("watch", &RequestsAtStub::watch, nb::arg().none(), nb::arg().none())
-      .def("enter", &RequestsAtStub::enter, nb::arg(), nb::arg().none())
-      .def("take_frame", &RequestsAtStub::take_frame)
-      .def("cancel", &RequestsAtStub::cancel)
+      .def("poll_with", &RequestsAtStub::poll_with, nb::arg().none())
+      .def("block", &RequestsAtStub::block)
+      .def("submit", &RequestsAtStub::submit)
+      .def("flush", &RequestsAtStub::flush)
+      .def("cancel", &RequestsAtStub::cancel, nb::arg(), nb::arg() = false, nb::arg() = false)
       .def("passed_on", &RequestsAtStub::passed_on)
-      .def("complete", &RequestsAtStub::complete)
-      .def("respond", &RequestsAtStub::respond)
+      .def("receive",
+           [](RequestsAtStub& self) -> nb::object {
+             const auto received = self.receive();
+             if (received == RequestsAtStub::Received::kClosed) return nb::none();
+             return nb::bool_(received == RequestsAtStub::Received::kMessage);
+           })
+      .def("on_readable", &RequestsAtStub::on_readable)
+      .def(
+          "take",
+          [](RequestsAtStub& self, const nb::bytes& message, Duration now) {
+            self.take({message.c_str(), message.size()}, now);
+          },
+          nb::arg(), nb::arg() = 0)
       .def("settle_kept", &RequestsAtStub::settle_kept)
       .def("lend", &RequestsAtStub::lend)
       .def_prop_ro("lent_answers", &RequestsAtStub::lent_answers)

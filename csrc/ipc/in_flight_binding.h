@@ -12,12 +12,14 @@
 #include <vector>
 
 #include "buffer_view.h"
+#include "ipc/datagrams.h"
 #include "ipc/in_flight.h"
 #include "ipc/infer_request_binding.h"
 #include "ipc/messages.h"
 #include "ipc/model_counters.h"
 #include "ipc/records_binding.h"
 #include "memory/lease_book.h"
+#include "schedule/request_dispatch_binding.h"
 #include "stub/heap_type.h"
 
 namespace gpubridge::at_stub {
@@ -125,12 +127,19 @@ struct Hooks {
         announce(hooks.attr("announce")),
         references(hooks.attr("references")),
         decode(hooks.attr("decode")),
+        abandoned(hooks.attr("abandoned")),
+        send(hooks.attr("send")),
+        receive(hooks.attr("receive")),
+        failed(hooks.attr("failed")),
+        closed(hooks.attr("closed")),
+        call_soon(hooks.attr("call_soon")),
+        flush(nb::none()),
+        feed(hooks.attr("feed")),
         memory(hooks.attr("memory")),
         book(memory.attr("book")),
         counters(hooks.attr("counters")),
         response(hooks.attr("response")),
         batch(hooks.attr("batch")),
-        completed(hooks.attr("completed")),
         no_context(hooks.attr("no_context")) {}
 
   nb::object free;
@@ -138,12 +147,19 @@ struct Hooks {
   nb::object announce;
   nb::object references;
   nb::object decode;
+  nb::object abandoned;
+  nb::object send;
+  nb::object receive;
+  nb::object failed;
+  nb::object closed;
+  nb::object call_soon;
+  nb::object flush;  // of the requests themselves, once it was asked for
+  nb::object feed;
   nb::object memory;
   nb::object book;  // a LeaseBook, of that memory
   nb::object counters;
   nb::object response;
   nb::object batch;
-  nb::object completed;
   nb::object no_context;
 };
 
@@ -154,14 +170,19 @@ struct Decoded {
 
 class RequestsAtStub {
  public:
+  // How `receive` ended.
+  enum class Received { kNothing, kMessage, kClosed };
+
+  // `descriptor` is the channel's, which stays the caller's and open until `close`.
   RequestsAtStub(nb::handle lent, nb::handle cancelled, nb::handle passed_on, nb::handle progress,
-                 nb::object reader, nb::handle hooks)
+                 nb::object reader, nb::handle hooks, int descriptor)
       : buffers_(std::in_place, lent, cancelled, passed_on, progress),
         core_(buffers_->cells()),
         held_(buffers_->lent.size()),
         reader_(std::move(reader)),
         hooks_(std::in_place, hooks),
-        new_tuple_(reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new))) {}
+        new_tuple_(reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new))),
+        descriptor_(descriptor) {}
 
   [[nodiscard]] std::size_t free_tickets() const { return core_.free_tickets(); }
   [[nodiscard]] std::size_t open_requests() const { return core_.open_requests(); }
@@ -172,24 +193,27 @@ class RequestsAtStub {
     on_kept_ = std::move(on_kept);
     on_ended_ = std::move(on_ended);
   }
+  // Tells `waits` of each batch, and when all are answered; None for nobody.
+  void poll_with(nb::object waits) { waits_ = std::move(waits); }
+  // Whether messages wait for the channel, so that others have to wait behind them.
+  void block(bool blocked) { blocked_ = blocked; }
 
-  bool enter(nb::handle requests, nb::handle owner);
-  nb::object take_frame(bool alone) {
-    if (frame_.batches() == 0) return nb::none();
-    const std::string message = frame_.take(alone);
-    return nb::bytes(message.data(), message.size());
-  }
+  void submit(nb::handle requests);
+  void flush();
 
-  std::optional<std::uint64_t> cancel(std::int64_t ticket, bool running_only, bool still_read) {
-    if (!is_at_stub(ticket)) return std::nullopt;
-    return core_.cancel(static_cast<Ticket>(ticket), running_only, still_read);
-  }
-  void passed_on(std::int64_t ticket, std::uint32_t responses) {
+  void cancel(nb::handle request, bool running_only, bool still_read);
+  void passed_on(nb::handle request, std::uint32_t responses) {
+    const auto ticket = infer_request(request).ticket;
     if (is_at_stub(ticket)) core_.passed_on(static_cast<Ticket>(ticket), responses);
   }
 
-  nb::object complete(const nb::bytes& message, Duration now);
-  nb::tuple respond(const nb::bytes& message, Duration now);
+  // Takes one message of the channel.
+  Received receive();
+  void on_readable() {
+    if (receive() == Received::kClosed && hooks_) nb::object(hooks_->closed)();
+  }
+  // Takes a message with results or responses that came at `now`; 0: just now.
+  void take(std::string_view message, Duration now);
 
   bool settle_kept();
   nb::object lend(nb::object ranges);
@@ -213,14 +237,17 @@ class RequestsAtStub {
     Decoded decoded;
   };
 
-  // What came of the batches of a message.
-  struct Completed {
-    nb::list outcomes;
-    nb::list returning;  // requests to be executed again
-    nb::list traced;     // batches of requests that are followed
-    std::size_t batches = 0;
-    std::size_t requests = 0;
-    Duration execute = 0;
+  // A request, and what it is told.
+  struct Outcome {
+    nb::object request;
+    nb::object outcome;
+    bool last = true;
+  };
+  // What came of a message.
+  struct Taken {
+    std::vector<Outcome> outcomes;
+    AnsweredBatches answered;
+    bool closed = false;  // whether requests ended after their batches
     std::uint64_t copied = 0;
   };
   // A request of a batch that has ended, and why it has not just succeeded, if so.
@@ -240,12 +267,16 @@ class RequestsAtStub {
     return held_[ticket].*part;
   }
 
+  bool enter(nb::handle requests);
   void write(InferRequest& request, std::string& records);
   void write_slot(const InferRequest& source, RecordParts& parts, std::string& records);
   void write_references(InferRequest& request, RecordParts& parts, std::string& records);
 
-  void complete_batch(const ResultBatch& batch, Duration now, Completed& completed);
-  nb::object end(const Ending& ending, Completed& completed);
+  void complete(std::string_view message, Duration now, Taken& taken);
+  void complete_batch(const ResultBatch& batch, Duration now, Taken& taken);
+  nb::object end(const Ending& ending, Taken& taken);
+  void respond(std::string_view message, Duration now, Taken& taken);
+  void tell(const Taken& taken, Duration now, const nb::object& error);
   void count(const ResultBatch& batch, Duration now, const std::vector<Run>& runs);
   Decoded decode(const RecordView& record, const Held& held);
   [[nodiscard]] nb::object buffers(const RecordView& record) const;
@@ -253,7 +284,7 @@ class RequestsAtStub {
     return !held.of_client && on_kept_.is_none() && (record.word() & ~kResponseOpen) == 0 &&
            record.context().empty();
   }
-  void end_response(Ticket ticket, const nb::object& reason, Duration now, nb::list& closed);
+  void end_response(Ticket ticket, const nb::object& reason, Duration now, Taken& taken);
   void count_closed(const Held& held, std::string_view reason, Duration now);
 
   void leave(Ticket ticket, InferRequest& request);
@@ -275,6 +306,12 @@ class RequestsAtStub {
   nb::object on_ended_ = nb::none();
   std::uint64_t sequence_ = 0;
   ExecuteFrame frame_;
+  int descriptor_;
+  std::vector<char> received_ = std::vector<char>(kDatagramLimit);
+  nb::object waits_ = nb::none();
+  bool alone_ = false;
+  bool blocked_ = false;
+  bool flush_due_ = false;
 };
 
 }  // namespace gpubridge::at_stub

@@ -37,7 +37,38 @@ Held held_for(InferRequest& request) {
   return held;
 }
 
-bool RequestsAtStub::enter(nb::handle requests, nb::handle owner) {
+void RequestsAtStub::submit(nb::handle requests) {
+  const bool idle = core_.idle();
+  alone_ = !waits_.is_none() && nb::cast<bool>(waits_.attr("sent")(idle));
+  const bool full = enter(requests);
+  if (idle || full) {
+    // A stub that has nothing to do need not wait for what else may come in this turn.
+    flush();
+  } else if (!flush_due_) {
+    flush_due_ = true;
+    if (hooks_->flush.is_none()) hooks_->flush = nb::find(this).attr("flush");
+    hooks_->call_soon(hooks_->flush);
+  }
+}
+
+void RequestsAtStub::flush() {
+  flush_due_ = false;
+  if (frame_.batches() == 0) return;
+  const std::string message = frame_.take(alone_);
+  const bool direct = !blocked_ && message.size() <= kDatagramLimit;
+  if (!hooks_ || (direct && send_datagram(descriptor_, message))) return;
+  hooks_->send(nb::bytes(message.data(), message.size()));
+}
+
+void RequestsAtStub::cancel(nb::handle request, bool running_only, bool still_read) {
+  const auto ticket = infer_request(request).ticket;
+  if (!is_at_stub(ticket)) return;
+  const auto since = core_.cancel(static_cast<Ticket>(ticket), running_only, still_read);
+  if (since) hooks_->abandoned(*since);
+}
+
+// Writes a batch; returns whether its message should not grow any more.
+bool RequestsAtStub::enter(nb::handle requests) {
   if (!buffers_ || nb::len(requests) > core_.free_tickets()) {
     throw nb::value_error("the stub has no ticket left for a request");
   }
@@ -51,13 +82,14 @@ bool RequestsAtStub::enter(nb::handle requests, nb::handle owner) {
         lent.back().in_slot ? lent.back().slot.is_valid() : lent.back().kept.is_valid();
     entering.push_back({has_memory, static_cast<std::uint32_t>(request.unsent)});
   }
+  const nb::object self = nb::find(this);
   const std::uint64_t sequence = ++sequence_;
   const std::span<const Ticket> tickets = core_.enter(sequence, entering);
   for (std::size_t index = 0; index < lent.size(); ++index) {
     InferRequest& request = infer_request(lent[index].request);
     held_[tickets[index]] = std::move(lent[index]);
     request.ticket = tickets[index];
-    request.set(InferRequest::kInstance, owner);
+    request.set(InferRequest::kInstance, self);
   }
   std::string records;
   for (nb::handle request : requests) write(infer_request(request), records);

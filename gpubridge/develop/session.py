@@ -166,7 +166,7 @@ class Session:
                 answers[-1].follow(requests[-1])
             if settings.batch > 1:
                 # By hand: what the batcher of a server does with requests that come together.
-                model.instances[0].submit(requests)
+                model.instances[0].feed.submit(requests)
             else:
                 model.submit(requests[0])
             await asyncio.gather(*(each.done for each in answers))

@@ -5,39 +5,48 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from gpubridge.config import ModelConfig
-from gpubridge.dataplane import ModelCounters
+from gpubridge.dataplane import ModelCounters, RequestDispatch
 from gpubridge.engine.alarm import Alarm
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.scheduling import (
+    Refusal,
     Scheduler,
     SequenceItem,
     SequenceScheduler,
-    ShapeIds,
     request_scheduler,
     sequence_scheduler,
-    shape_agreement,
 )
-from gpubridge.engine.sequence_requests import SequenceRequests
-from gpubridge.engine.tracing import RequestTracing
+from gpubridge.engine.scheduling.batches import late_error, queue_full
+from gpubridge.engine.scheduling.policy import stopping_error
+from gpubridge.engine.sequence_dispatch import SequenceDispatch
+from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena
-from gpubridge.request import Completed, InferRequest, Outcome
+from gpubridge.request import CompletedBatch, InferRequest, Outcome
 from gpubridge.telemetry.statistics import ModelStatistics
+from gpubridge.telemetry.traces import Traces
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "Submission"]
 
-_clock = time.monotonic_ns
 _OnDone = Callable[[Outcome], None]
 
 
-class Dispatcher:
-    """A model's requests from the moment they are submitted to that of their outcome.
+class Submission(Protocol):
+    """Takes requests over."""
 
-    Holds no request itself: those that wait are the scheduler's, the others at an instance.
+    def __call__(self, request: InferRequest, origin: Origin | None = None, /) -> None:
+        """Take a request over; ``origin`` is where it comes from, should it be traced."""
+
+
+class Dispatcher:
+    """A model's requests from the moment they are submitted to that of their outcome: the policies.
+
+    Holds no request itself: those that wait are the scheduler's, the others at an instance. The loop
+    that brings the ones to the others is that of `RequestDispatch`, or `SequenceDispatch`.
 
     Parameters
     ----------
@@ -49,6 +58,8 @@ class Dispatcher:
         Counted here.
     tracing : RequestTracing
         Follows the requests that are traced.
+    clock : callable or None
+        Returns CLOCK_MONOTONIC nanoseconds, where another clock is to be used.
 
     Raises
     ------
@@ -62,28 +73,36 @@ class Dispatcher:
         arena: HostArena,
         statistics: ModelStatistics,
         tracing: RequestTracing,
+        clock: Callable[[], int] | None = None,
     ) -> None:
         self._name = config.name
         self._arena = arena
         self._statistics = statistics
         self._tracing = tracing
+        self._clock = clock or time.monotonic_ns
         sequences = sequence_scheduler(config)
-        self._sequences = SequenceRequests(config) if sequences is not None else None
-        self._shapes = ShapeIds(shape_agreement(config))
+        self._of_sequences = sequences is not None
         # It holds the requests themselves, or the items of a sequence batcher.
-        self._scheduler: Scheduler = sequences or request_scheduler(config)
+        self._scheduler: Scheduler
+        self._queue: RequestDispatch | SequenceDispatch
         # Requests that are no batch with others may wait at the stub as well as here; batches form
         # as late as possible.
-        choice = config.message.WhichOneof("scheduling_choice")
-        self._ahead = choice is None
-        self._alarm = None if self._ahead else Alarm(self.dispatch)
-        self._ordered = self._scheduler.wants_answers
+        ahead = config.message.WhichOneof("scheduling_choice") is None
+        if sequences is None:
+            batches = self._scheduler = request_scheduler(config)
+            shapes = None if batches.shapes is None else batches.shapes.of
+            self._queue = RequestDispatch(
+                self, batches.batcher, ahead, batches.wants_answers, statistics, shapes, clock
+            )
+        else:
+            self._scheduler = sequences
+            self._queue = SequenceDispatch(self, config, sequences, statistics, self._clock)
+        self.enqueue: Callable[[InferRequest], None] = self._queue.enqueue
+        self.dispatch = self._queue.dispatch
+        self._timer = None if ahead else Alarm(self._queue.ring)
         self._held: dict[Any, tuple[_OnDone | None, Outcome]] = {}
-        self._stopping = False
         self._on_idle: Callable[[], None] | None = None
-        self.instances: Sequence[Instance] = ()
-        #: Those of them that get batches before they are free.
-        self.fed_ahead: Sequence[Instance] = ()
+        self._instances: Sequence[Instance] = ()
 
     # -- what the model asks -------------------------------------------------------------------
 
@@ -95,177 +114,156 @@ class Dispatcher:
     @property
     def pending(self) -> int:
         """Requests that are queued or at a stub."""
-        at_stubs = sum(i.in_flight + i.open_requests for i in self.instances)
-        return self._scheduler.pending + at_stubs
+        return self._queue.pending
 
     @property
     def queued(self) -> int:
         """Requests that are at no stub yet."""
         return self._scheduler.pending
 
-    def submit(self, request: InferRequest) -> None:
-        """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
-        now = request.arrived = _clock()
-        request.cancelled = self._cancel
-        if request.copied:
-            self._statistics.copied(request.copied)
-        try:
-            item = request if self._sequences is None else self._sequence_item(request)
-            self._scheduler.add(item, now)
-            if self._ordered:
-                request.on_done = partial(self._hold, item, request.on_done)
-        except BridgeError as error:
-            self._refuse(request, error)
-            return
-        self.dispatch(now)
+    def serve(self, instances: Sequence[Instance]) -> None:
+        """Give requests to these instances, in the order of their indices."""
+        self._instances = instances
+        self._queue.serve([instance.feed for instance in instances])
+
+    def submission(
+        self,
+        prepare: Callable[[InferRequest, Origin | None], bool],
+        traces: Traces,
+        always: bool,
+    ) -> Submission:
+        """Return what takes requests over: each slot is freed here, each outcome comes by ``on_done``.
+
+        Parameters
+        ----------
+        prepare : callable
+            Called before a request is queued, if it may be traced or its inputs do not lie in a slot;
+            returns whether it is queued now.
+        traces : Traces
+            Say whether requests may be traced.
+        always : bool
+            Have it called for every request.
+        """
+        if isinstance(self._queue, RequestDispatch):
+            self._queue.prepare_with(prepare, traces, always)
+            return self._queue.submit
+
+        def submit(request: InferRequest, origin: Origin | None = None) -> None:
+            if prepare(request, origin):
+                self.enqueue(request)
+
+        return submit
 
     def stop(self, on_idle: Callable[[], None]) -> None:
         """Take nothing new; ``on_idle`` is called, once or more, when nothing is pending."""
-        self._stopping = True
         self._on_idle = on_idle
         self._scheduler.stop()
+        self._queue.stop()
         if not self.pending:
             on_idle()
 
     def refuse_queued(self, text: str) -> None:
         """Refuse everything that is at no stub yet."""
         for item in self._scheduler.clear():
-            self._refuse(_request(item), BridgeError(text, ErrorCode.UNAVAILABLE))
+            self.refuse(_request(item), BridgeError(text, ErrorCode.UNAVAILABLE))
         self._release(self._scheduler.releasable())
 
     def close(self) -> None:
         """Give the timer back; idempotent."""
-        if self._alarm is not None:
-            self._alarm.close()
+        if self._timer is not None:
+            self._timer.close()
 
-    # -- from the scheduler to the instances ---------------------------------------------------
+    # -- what the queue asks -------------------------------------------------------------------
 
-    def dispatch(self, now: int = 0) -> None:
-        """Send what is due to the instances that have room, the least loaded first."""
-        if self._ahead:
-            self._feed_ahead()
-        else:
-            now = now or _clock()
-            self._settle_refused(now)
-            self._feed(now)
-            due = self._scheduler.next_wakeup(now)
-            if due is not None and self._alarm is not None:
-                self._alarm.set(due)
-        if self._stopping and self._on_idle is not None and not self.pending:
+    def set_timer(self, due_ns: int) -> None:
+        """Have the queue told when it is so late."""
+        if self._timer is not None:
+            self._timer.set(due_ns)
+
+    def on_idle(self) -> None:
+        """Nothing is pending, and nothing new comes."""
+        if self._on_idle is not None:
             self._on_idle()
 
-    def _feed_ahead(self) -> None:
-        """Hand out requests that are batches by themselves; some may wait at the stub."""
-        take = self._scheduler.take
-        while True:
-            best: Instance | None = None
-            for instance in self.instances:
-                load = instance.in_flight
-                if load < instance.window and (best is None or load < best.in_flight):
-                    best = instance
-            if best is None:
-                self._check_hope()
-                return
-            requests = take(best.index, 0)
-            if requests is None:
-                return
-            best.submit(requests)
-
-    def _feed(self, now: int) -> None:
-        """Hand out batches, each as late as possible: to instances that have nothing to do.
-
-        Those that copy the inputs of a batch while they execute another get it before, if it is full.
-        """
-        free = [i for i in self.instances if i.window and not i.in_flight]
-        if not free:
-            self._check_hope()
-        for instance in free:
-            items = self._scheduler.take(instance.index, now)
-            if items:
-                made = self._sequences
-                instance.submit(items if made is None else [made.of(item) for item in items])
-        for instance in self.fed_ahead:
-            while instance.window and 0 < instance.batches_at_stub < instance.least_window:
-                items = self._scheduler.take_ahead(instance.index, now)
-                if not items:
-                    break
-                instance.submit(items)
-
-    def _check_hope(self) -> None:
+    def check_hope(self) -> None:
         """Refuse what waits when no instance is going to take it."""
         if self._scheduler.pending and not self._may_come_up():
             self.refuse_queued(self._why_not())
 
-    def _sequence_item(self, request: InferRequest) -> SequenceItem:
-        options = request.options
-        item = request.item = SequenceItem(
-            request,
-            options.correlation_id,
-            options.start,
-            options.end,
-            self._shapes.of(options),
-            options.timeout_us,
-            request.batch_size,
-        )
-        return item
-
     def _may_come_up(self) -> bool:
         return any(
             instance.state in (InstanceState.READY, InstanceState.RESTARTING)
-            for instance in self.instances
+            for instance in self._instances
         )
 
     def _why_not(self) -> str:
-        reason = next((i.last_error for i in self.instances if i.last_error), "it is not ready")
+        reason = next((i.last_error for i in self._instances if i.last_error), "it is not ready")
         return f"Request for model '{self._name}' cannot be served: {reason}"
 
     # -- outcomes that are not a model's -------------------------------------------------------
 
-    def _settle_refused(self, now: int) -> None:
-        refusals = self._scheduler.refused(now)
+    def refuse_new(self, request: InferRequest, stopped: bool) -> None:
+        """Refuse a request that the queue does not take: it takes none any more, or is full."""
+        self.refuse(request, stopping_error() if stopped else queue_full(request))
+
+    def refuse_late(self, requests: Sequence[InferRequest]) -> None:
+        """Refuse requests that waited too long."""
+        self.refuse_items([(request, late_error()) for request in requests])
+
+    def refuse_items(self, refusals: Sequence[Refusal]) -> None:
+        """Refuse what the scheduler has given away."""
         for item, error in refusals:
-            self._refuse(_request(item), error)
+            self.refuse(_request(item), error)
         if refusals:
             self._release(self._scheduler.releasable())
 
-    def _refuse(self, request: InferRequest, error: BridgeError) -> None:
+    def refuse(self, request: InferRequest, error: BridgeError) -> None:
+        """End a request that never ran."""
         self._free(request)
         reason = "CANCELED" if error.code == ErrorCode.CANCELLED else "REJECTED"
-        self._statistics.failed(reason, _clock() - request.arrived)
+        self._statistics.failed(reason, self._clock() - request.arrived)
         if self._is_held_back(request.on_done):
             # It never ran, so it has no place in the order of outcomes.
             request.on_done = request.on_done.args[1]
         request.finish(error)
 
+    def hold_back(self, request: InferRequest) -> None:
+        """Keep the outcome of a request until it is its turn."""
+        request.on_done = partial(self._hold, self._item(request), request.on_done)
+
     def _is_held_back(self, on_done: Any) -> TypeGuard[partial[None]]:
         """Whether this is how an outcome gets into the order of outcomes."""
         return isinstance(on_done, partial) and on_done.func == self._hold
 
-    def _cancel(self, request: InferRequest) -> None:
+    def _item(self, request: InferRequest) -> Any:
+        """Return what the scheduler holds for a request."""
+        return request.item if self._of_sequences else request
+
+    def cancel(self, request: InferRequest) -> None:
         """Spare the model a request that nobody waits for, if that is still possible."""
         if request.trace is not None:
             request.trace.abandoned()
-        item: Any = request if self._sequences is None else request.item
+        item = self._item(request)
         if self._scheduler.cancel(item):
             self._free(request)
-            self._statistics.failed("CANCELED", _clock() - request.arrived)
+            self._statistics.failed("CANCELED", self._clock() - request.arrived)
             self._release(self._scheduler.releasable())
             self.dispatch()
             return
-        if self._ordered:
+        if self._scheduler.wants_answers:
             # The scheduler still wants to know when it is over.
             request.on_done = partial(self._hold, item, None)
             request.on_partial = None
             if item in self._held:
                 self._held[item] = None, self._held[item][1]
-        for instance in self.instances:
+        for instance in self._instances:
             # A sequence must not go on with a gap: what has not started is executed all the same.
-            instance.cancel(request, running_only=self._sequences is not None)
+            instance.cancel(request, running_only=self._of_sequences)
 
     def _hold(self, item: Any, on_done: _OnDone | None, outcome: Outcome) -> None:
         """Keep an outcome until it is its turn."""
         self._held[item] = on_done, outcome
-        self._release(self._scheduler.answered(item, _clock()))
+        self._release(self._scheduler.answered(item, self._clock()))
 
     def _release(self, items: Iterable[Any]) -> None:
         for item in items:
@@ -298,13 +296,12 @@ class Dispatcher:
         error: BridgeError,
     ) -> None:
         """An instance's process died: the requests it had started fail, the others wait again."""
-        items: list[Any] = [r if self._sequences is None else r.item for r in unstarted]
-        self._scheduler.put_back(items)
+        self._scheduler.put_back([self._item(request) for request in unstarted])
         for request in unstarted:
             request.instance = None
             if request.on_done is None:
-                self._cancel(request)
-        now = _clock()
+                self.cancel(request)
+        now = self._clock()
         self._scheduler.instance_died(instance.index, now)
         for request in lost:
             if request.batch_size:
@@ -314,11 +311,13 @@ class Dispatcher:
         self._release(self._scheduler.releasable())
         self.dispatch()
 
-    def on_batches(self, completed: Completed, now: int) -> None:
-        """Batches were answered, at ``now``, so that there is room for others."""
-        if completed.traced:
-            self._tracing.completed(completed.traced)
-        for request in completed.returning:
+    def on_batches(
+        self, returning: Sequence[InferRequest], traced: Sequence[CompletedBatch], now: int
+    ) -> None:
+        """Batches were answered, or requests of earlier ones ended, at ``now``: there is room for others."""
+        if traced:
+            self._tracing.completed(traced)
+        for request in returning:
             self._run_again(request, now)
         self.dispatch(now)
 
@@ -338,10 +337,6 @@ class Dispatcher:
             reason = "CANCELED" if error.code == ErrorCode.CANCELLED else "BACKEND"
             self._statistics.failed(reason, now - request.arrived)
             request.finish(error)
-
-    def on_responses(self, _closed: list[InferRequest], now: int) -> None:
-        """Requests ended some time after their batch, at ``now``."""
-        self.dispatch(now)
 
 
 def _request(item: Any) -> Any:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gpubridge.dataplane import InFlightRequests, ModelCounters
+from gpubridge.dataplane import InFlightRequests, InstanceFeed, ModelCounters
 from gpubridge.request import (
     NO_CONTEXT,
-    Completed,
     CompletedBatch,
     InferRequest,
     InferResponse,
@@ -45,6 +44,21 @@ class InFlightHooks(NamedTuple):
         them one after another, and its encoded context.
     decode : callable
         Returns what a response out of the ordinary is, and why its request failed, if it has.
+    abandoned : callable
+        Told when nobody waits any more for what the model does, and since when (ns) it does that.
+    send : callable
+        Sends a message that cannot be sent at once.
+    receive : callable
+        Takes a message of another kind, or with descriptors, which it then owns; gets its bytes, those,
+        and whether something of it was cut off. Returns whether the channel is open.
+    failed : callable
+        Gets the error or the text for which a message could not be taken further.
+    closed : callable
+        Told when the other side of the channel is gone.
+    call_soon : callable
+        Has something called in this turn of the event loop.
+    feed : InstanceFeed
+        The instance's: hears of answered batches.
     """
 
     free: Callable[[Any], None]
@@ -54,15 +68,22 @@ class InFlightHooks(NamedTuple):
     announce: Callable[[Any], None]
     references: Callable[[InferRequest], tuple[Sequence[int], bytes]]
     decode: Callable[[Record, InferRequest], tuple[Outcome, str | None]]
+    abandoned: Callable[[int], None]
+    send: Callable[[bytes], None]
+    receive: Callable[[bytes, list[int], bool], bool]
+    failed: Callable[[Exception | str], None]
+    closed: Callable[[], None]
+    call_soon: Callable[[Callable[[], None]], object]
+    feed: InstanceFeed
     response: type[InferResponse] = InferResponse
     batch: type[CompletedBatch] = CompletedBatch
-    completed: type[Completed] = Completed
     no_context: object = NO_CONTEXT
 
 
-def requests_at_stub(control: ControlPage, hooks: InFlightHooks) -> InFlightRequests:
-    """Return the requests at a stub, of which there are none yet."""
+def requests_at_stub(
+    control: ControlPage, hooks: InFlightHooks, descriptor: int
+) -> InFlightRequests:
+    """Return the requests at a stub, of which there are none yet; its channel has ``descriptor``."""
     reader = record_reader(ResponseContext)
-    return InFlightRequests(
-        control.lent, control.cancelled, control.passed_on, control.progress, reader, hooks
-    )
+    cells = control.lent, control.cancelled, control.passed_on, control.progress
+    return InFlightRequests(*cells, reader, hooks, descriptor)

@@ -17,12 +17,10 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
 
-from gpubridge.dataplane import ModelCounters
+from gpubridge.dataplane import InstanceFeed, ModelCounters
 from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
-from gpubridge.engine.feed_window import FeedWindow
 from gpubridge.engine.instance_owner import InstanceListener
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.instance_state import InstanceState
@@ -31,7 +29,7 @@ from gpubridge.engine.stub_process import RestartBackoff, StubLog
 from gpubridge.engine.stub_run import StubRun
 from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, StubDied
-from gpubridge.request import Completed, InferRequest
+from gpubridge.request import InferRequest
 from gpubridge.telemetry.statistics import DeviceWork
 from gpubridge.transport.messages import Kind
 
@@ -57,6 +55,8 @@ class Instance:
 
     Attributes
     ----------
+    feed : InstanceFeed
+        Leads batches to its stub; says how many are there, and how many may be.
     waits_for : dict
         The models that its calls wait for, each with the number of those calls.
     ready_check : ReadyCheck
@@ -73,12 +73,10 @@ class Instance:
         self.settings = settings
         self.name = settings.name
         self.state = InstanceState.STOPPED
-        self.in_flight = 0
-        self.batches_at_stub = 0
-        self.window = 0
         self.restarts = 0
         self.index = index
         self._listener = listener
+        self.feed = InstanceFeed(listener)
         self._context = context
         self._log = context.telemetry.log
         self._said = StubLog(settings.stub["name"], settings.name)
@@ -88,7 +86,6 @@ class Instance:
         self.ready_check = ReadyCheck(self.name)
         self._keeper: asyncio.Task[None] | None = None
         self._stopping = False
-        self._feed = FeedWindow()
         self._backoff = RestartBackoff(context.limits.restart_backoff_limit)
         self._dead_work = DeviceWork()
         self._last_error = ""
@@ -102,11 +99,6 @@ class Instance:
     def fallbacks(self) -> Counter[str]:
         """How often its stubs took a slower way, by reason."""
         return self._said.fallbacks
-
-    @property
-    def least_window(self) -> int:
-        """How many requests, or batches of them, its stub may have however long they take."""
-        return self.settings.least_window
 
     @property
     def device(self) -> str | None:
@@ -125,6 +117,7 @@ class Instance:
         """Run by the settings of the complete configuration, where it began by those of a draft."""
         self.settings = settings
         self._listener = listener
+        self.feed.listen(listener)
 
     async def start(self, completion: Completion | None = None) -> None:
         """Start the stub and wait until its model is initialized, once its configuration is complete.
@@ -168,19 +161,13 @@ class Instance:
 
     async def _launch(self, completion: Completion | None = None) -> None:
         """Start one stub process; returns when it is ready, raises when it is not going to be."""
-        run = self._run = StubRun(
-            self,
-            self._context,
-            completion,
-            on_batches=self._on_batches,
-            on_responses=self._on_responses,
-            on_log=self._said.take,
-        )
+        run = self._run = StubRun(self, self._context, completion, self._said.take)
+        self.feed.connect(run.link.requests)
         self.tell_log_levels()
         arena = self._context.regions.arena(self.settings.stub["name"])
         try:
             await run.start()
-            await warm_up(self.settings.warmup, arena, self.submit, run.expect)
+            await warm_up(self.settings.warmup, arena, self.feed.submit, run.expect)
         except (BridgeError, asyncio.CancelledError):
             # What the model raised is known, or nobody wants this stub any more.
             await run.end()
@@ -189,7 +176,6 @@ class Instance:
                 if request.slot is not None:
                     arena.free(request.slot)
             raise
-        self._feed.forget(self.settings.least_window)
 
     async def _keep_running(self) -> None:
         """Wait for the stub's death, settle its debts, start the next; until told to stop."""
@@ -198,7 +184,7 @@ class Instance:
             assert self._run is not None
             exited = self._run.exited
             self.state = InstanceState.READY
-            self.window = 1
+            self.feed.open(self.settings.least_window)
             since = time.monotonic()
             # They may have changed while the model was loaded.
             self.tell_log_levels()
@@ -254,9 +240,9 @@ class Instance:
         self.ready_check.close()
         assert run is not None
         self._dead_work.add(run.link.device_work())
-        left = run.close()
-        self.in_flight = self.batches_at_stub = self.window = 0
-        return left
+        # Nothing more is sent there, whatever its last answers make room for.
+        self.feed.close()
+        return run.close()
 
     # -- work ----------------------------------------------------------------------------------
 
@@ -270,25 +256,10 @@ class Instance:
         """Why the last stub died or did not start."""
         return self._last_error
 
-    @property
-    def open_requests(self) -> int:
-        """Requests that the model still answers although their batch has ended."""
-        return 0 if self._run is None else self._run.link.open_requests
-
-    def submit(self, requests: Sequence[InferRequest]) -> None:
-        """Send one batch to the stub; only while fewer than ``window`` requests are in flight.
-
-        Or, of batches of several requests, fewer than ``least_window`` batches.
-        """
-        assert self._run is not None
-        self.batches_at_stub += 1
-        self.in_flight += len(requests)
-        self._run.link.submit(requests)
-
     def cancel(self, request: InferRequest, *, running_only: bool = False) -> None:
         """Spare the stub a request that it has not started; tell its model of one that it has."""
-        if self._run is not None and request.instance is self._run.link:
-            self._run.link.cancel(request, running_only)
+        if self._run is not None and request.instance is self._run.link.requests:
+            self._run.link.requests.cancel(request, running_only)
 
     def tell_log_levels(self) -> None:
         """Have the stub know which levels are logged now."""
@@ -314,19 +285,3 @@ class Instance:
         what = self._run.link.overdue(timeout)
         if what is not None:
             self._run.kill(f"was killed: {what} longer than stub-timeout-seconds={timeout:g}")
-
-    # -- what the link tells ---------------------------------------------------------------------
-
-    def _on_responses(self, closed: list[InferRequest], now: int) -> None:
-        if closed and self._run is not None and self.state is InstanceState.READY:
-            # There may have been no ticket left.
-            self.window = max(self.window, min(1, self._run.link.free_tickets))
-        self._listener.on_responses(closed, now)
-
-    def _on_batches(self, completed: Completed, now: int) -> None:
-        self._feed.observe(completed.requests, completed.execute_ns)
-        self.in_flight -= completed.requests
-        self.batches_at_stub -= completed.batches
-        if self._run is not None and self.state is InstanceState.READY:
-            self.window = min(self._feed.size, self.in_flight + self._run.link.free_tickets)
-        self._listener.on_batches(completed, now)

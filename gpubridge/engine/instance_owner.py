@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from gpubridge.dataplane import ModelCounters
 from gpubridge.engine.stub_connection import StubConnection
 from gpubridge.errors import BridgeError
-from gpubridge.request import Completed, InferRequest
+from gpubridge.request import CompletedBatch, InferRequest
 
 if TYPE_CHECKING:
     from gpubridge.engine.instance import Instance
@@ -41,11 +41,14 @@ class InstanceListener(Protocol):
     def on_room(self) -> None:
         """It may take more requests than before, or none any longer."""
 
-    def on_batches(self, completed: Completed, now: int, /) -> None:
-        """Batches were answered, at ``now``, so that there is room for others."""
+    def on_batches(
+        self, returning: list[InferRequest], traced: list[CompletedBatch], now: int, /
+    ) -> None:
+        """Batches were answered, or requests of earlier ones ended, at ``now``: there is room for others.
 
-    def on_responses(self, closed: list[InferRequest], now: int, /) -> None:
-        """Requests of earlier batches ended, at ``now``."""
+        Requests are to be executed again that are ``returning``; batches are ``traced`` if one of their
+        requests is.
+        """
 
     def on_death(
         self,

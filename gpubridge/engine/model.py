@@ -91,15 +91,15 @@ class Model(Protocol):
     def executed_by(self) -> Collection[str]:
         """The models whose instances execute its requests."""
 
-    def submit(self, request: InferRequest, origin: Origin | None = None) -> None:
+    @property
+    def device(self) -> str | None:
+        """The GPU on which all its instances are; None where they are not on one."""
+
+    def submit(self, request: InferRequest, origin: Origin | None = None, /) -> None:
         """Take a request over: its slot is freed, its outcome comes by ``on_done``.
 
         ``origin`` is where it comes from, should it be traced.
         """
-
-    @property
-    def device(self) -> str | None:
-        """The GPU on which all its instances are; None where they are not on one."""
 
     def tell_log_levels(self) -> None:
         """Have the stubs know which levels are logged now."""
@@ -111,7 +111,7 @@ class Model(Protocol):
         """Called often when executes have a time limit."""
 
 
-class StubModel(Model):
+class StubModel:
     """A model version that stubs execute; owns its instances and its queued requests.
 
     - ``config``: the validated configuration, or a draft that the model completes when it is
@@ -143,7 +143,7 @@ class StubModel(Model):
         self._placing = InstancePlacing(version, directory, context.limits)
         self._finish = finish
         # While the model completes its configuration, there is nothing to schedule.
-        self._dispatcher = self._new_dispatcher(config.unscheduled() if config.draft else config)
+        self._use_dispatcher(config.unscheduled() if config.draft else config)
         self._instances: list[Instance] = []
         self._staging = DeviceStaging(
             context.devices, context.regions.arena(config.name), self.statistics
@@ -175,8 +175,7 @@ class StubModel(Model):
             Instance(entry, index, self._dispatcher, self._context)
             for index, entry in enumerate(entries)
         ]
-        self._dispatcher.instances = self._instances
-        self._dispatcher.fed_ahead = self._fed_ahead()
+        self._dispatcher.serve(self._instances)
         try:
             failures = await start_all(self._instances, completion)
         except asyncio.CancelledError:
@@ -228,20 +227,18 @@ class StubModel(Model):
         """Go on with the configuration that the model returned, if it can be served."""
         # It may be long: not on the event loop.
         self.config = await asyncio.to_thread(self._finish, returned)
-        dispatcher = self._new_dispatcher(self.config)
-        dispatcher.instances = self._instances
-        self._dispatcher.close()
-        self._dispatcher = dispatcher
+        former = self._dispatcher
+        self._use_dispatcher(self.config)
+        former.close()
+        self._dispatcher.serve(self._instances)
         for instance, entry in zip(self._instances, await self._settings(environment), strict=True):
-            instance.configure(entry, dispatcher)
-        dispatcher.fed_ahead = self._fed_ahead()
+            instance.configure(entry, self._dispatcher)
 
-    def _fed_ahead(self) -> list[Instance]:
-        return [instance for instance in self._instances if instance.least_window > 1]
-
-    def _new_dispatcher(self, config: ModelConfig) -> Dispatcher:
+    def _use_dispatcher(self, config: ModelConfig) -> None:
         arena = self._context.regions.arena(self.name)
-        return Dispatcher(config, arena, self.statistics, self.tracing)
+        self._dispatcher = Dispatcher(config, arena, self.statistics, self.tracing)
+        measured = self.statistics.first_response is not None
+        self.submit = self._dispatcher.submission(self._prepare, self.traces, measured)
 
     async def _settings(self, environment: StubEnvironment) -> list[InstanceSettings]:
         """Return what each instance needs to know, by the configuration as it is now."""
@@ -299,11 +296,8 @@ class StubModel(Model):
 
     # -- work ----------------------------------------------------------------------------------
 
-    def submit(self, request: InferRequest, origin: Origin | None = None) -> None:
-        """Take a request over: its slot is freed here, its outcome comes by ``on_done``.
-
-        ``origin`` is where it comes from, should it be traced.
-        """
+    def _prepare(self, request: InferRequest, origin: Origin | None) -> bool:
+        """Do what some requests need before they are queued; returns False where that takes longer."""
         if self.traces.active:
             self.tracing.begin(request, origin)
             self.tracing.tell(request)
@@ -312,13 +306,13 @@ class StubModel(Model):
         if request.ranges is not None and self._staging.possible:
             device = self.device
             if self._staging.needed(request, device):
-                self._staging.begin(request, device, self._submit)
-                return
-        self._dispatcher.submit(request)
+                self._staging.begin(request, device, self._enqueue)
+                return False
+        return True
 
-    def _submit(self, request: InferRequest) -> None:
+    def _enqueue(self, request: InferRequest) -> None:
         # Its dispatcher may be another by now.
-        self._dispatcher.submit(request)
+        self._dispatcher.enqueue(request)
 
     def tell_log_levels(self) -> None:
         """Have the stubs know which levels are logged now."""

@@ -21,11 +21,19 @@ class SendQueue:
         Stays the caller's.
     on_closed : callable
         Told when the other side is gone.
+    block : callable, optional
+        Told whether others that send on the channel must not, since messages wait or this is closed.
     """
 
-    def __init__(self, channel: Channel, on_closed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        on_closed: Callable[[], None],
+        block: Callable[[bool], None] | None = None,
+    ) -> None:
         self._channel = channel
         self._on_closed = on_closed
+        self._block = block or _ignore
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._open = True
@@ -42,6 +50,7 @@ class SendQueue:
             return
         if not self._waiting:
             self._loop.add_writer(self._channel.fileno(), self._on_writable)
+            self._block(True)
         # Duplicated, since their owner may close them before their turn comes.
         self._waiting.append((message, tuple(os.dup(fd) for fd in fds)))
 
@@ -52,6 +61,7 @@ class SendQueue:
         self._open = False
         # Its owner and this refer to each other: memory must not wait for the garbage collector.
         self._on_closed = _ignore
+        self._block(True)
         self._loop.remove_writer(self._channel.fileno())
         while self._waiting:
             self._forget()
@@ -67,11 +77,12 @@ class SendQueue:
             self._on_closed()
             return
         self._loop.remove_writer(self._channel.fileno())
+        self._block(False)
 
     def _forget(self) -> None:
         for fd in self._waiting.popleft()[1]:
             os.close(fd)
 
 
-def _ignore() -> None:
-    """Nobody is to be told any more."""
+def _ignore(*_: object) -> None:
+    """Nobody is to be told."""

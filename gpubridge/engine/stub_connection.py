@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ from gpubridge.engine.stub_memory import StubMemory
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import RequestArena, Segment
-from gpubridge.request import Completed, InferRequest, MemoryRange, Outcome
+from gpubridge.request import InferRequest, MemoryRange, Outcome
 from gpubridge.transport.channel import (
     Channel,
     ChannelClosed,
@@ -66,6 +65,8 @@ class StubConnection:
 
     Attributes
     ----------
+    requests : InFlightRequests
+        Those at the stub.
     regions : Regions
         As given.
     open_devices : OpenDeviceRegions
@@ -103,19 +104,24 @@ class StubConnection:
             announce=self._announcements.tell,
             references=self._references,
             decode=self._decode,
+            abandoned=self._abandon,
+            send=self._send,
+            receive=self._receive,
+            failed=self._fail,
+            closed=self._close_early,
+            call_soon=self._loop.call_soon,
+            feed=events.feed,
         )
-        self._in_flight = requests_at_stub(self._control, hooks)
-        self._lent = LentMemory(self._in_flight, arena)
+        self.requests = requests_at_stub(self._control, hooks, self._channel.fileno())
+        self._lent = LentMemory(self.requests, arena)
         self._device_events: StubEvents | None = None
-        self._flush_due = False
-        self._send_queue = SendQueue(self._channel, lambda: self._break("closed its channel"))
+        self._send_queue = SendQueue(self._channel, self._close_early, self.requests.block)
         self.busy_poll = BusyPoll(self._loop, 0)
         # Told when nobody waits any more for what the model does, and since when (ns) it does that.
         self.on_abandoned: Callable[[int], None] | None = None
-        self._alone = False
         self._open = True
         self._trusted = True
-        self._watch = ExecuteWatch(self._control, self._in_flight)
+        self._watch = ExecuteWatch(self._control, self.requests)
         self.workers = workers
         self._long = LongMessages(workers, read_message, self._take_long)
         # Of the message that is being taken.
@@ -127,7 +133,9 @@ class StubConnection:
 
     def initialize(self, settings: dict[str, Any], calls: int, arena: tuple[int, ...]) -> None:
         """Send the stub its settings, the control page, its end of the calls' channel, its arena."""
-        self.busy_poll = BusyPoll(self._loop, busy_poll_ns(settings["busy_poll_us"]))
+        awake_ns = busy_poll_ns(settings["busy_poll_us"])
+        self.busy_poll = BusyPoll(self._loop, awake_ns)
+        self.requests.poll_with(self.busy_poll if awake_ns else None)
         message = control_message(
             Kind.INITIALIZE, owner=self._outputs.owner, output_limit=self._outputs.limit, **settings
         )
@@ -136,7 +144,7 @@ class StubConnection:
     def give_arena(self, arena: DeviceRegion, release: ReleaseWaiters) -> None:
         """Let the stub put outputs into device memory; its settings say where that is."""
         self.device = arena.uuid
-        borrowed, in_flight = self._outputs.borrowed, self._in_flight
+        borrowed, in_flight = self._outputs.borrowed, self.requests
         events = self._device_events = StubEvents(
             arena, borrowed, self._control.pending, release, in_flight.settle_kept
         )
@@ -156,28 +164,6 @@ class StubConnection:
         """The upper half of the ids of the stub's own regions."""
         return self._outputs.owner
 
-    @property
-    def free_tickets(self) -> int:
-        """How many more requests can be at the stub."""
-        return self._in_flight.free_tickets
-
-    @property
-    def open_requests(self) -> int:
-        """Requests whose batch has ended, but which their model still answers."""
-        return self._in_flight.open_requests
-
-    def submit(self, requests: Sequence[InferRequest]) -> None:
-        """Send one batch; batches submitted in one turn of the event loop travel in one message."""
-        idle = self._in_flight.idle
-        self._alone = self.busy_poll.sent(idle)
-        full = self._in_flight.enter(requests, self)
-        if idle or full:
-            # A stub that has nothing to do need not wait for what else may come in this turn.
-            self._flush()
-        elif not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush)
-
     def _references(self, request: InferRequest) -> tuple[list[int], bytes]:
         """Return where the inputs of a request lie, and its context, for its record."""
         source = request.pattern or request
@@ -196,19 +182,9 @@ class StubConnection:
             context = tell_waits(context, ranges, self._announcements)
         return refs, context.encoded()
 
-    def cancel(self, request: InferRequest, running_only: bool, still_read: bool = False) -> None:
-        """Tell the stub that a request is cancelled; it is skipped if it has not started.
-
-        With ``running_only`` a request that has not started is left alone. Nobody waits for what the
-        model still sends, unless ``still_read``.
-        """
-        since = self._in_flight.cancel(request.ticket, running_only, still_read)
-        if since is not None and self.on_abandoned is not None:
+    def _abandon(self, since: int) -> None:
+        if self.on_abandoned is not None:
             self.on_abandoned(since)
-
-    def passed_on(self, request: InferRequest, responses: int) -> None:
-        """Tell the stub that responses of a request have left."""
-        self._in_flight.passed_on(request.ticket, responses)
 
     def ranges(self, record: Record) -> list[MemoryRange]:
         """Return the memory that a call of the stub names, its own or lent to it, to hand it on.
@@ -229,7 +205,7 @@ class StubConnection:
 
     def catch_up(self) -> None:
         """Take what the stub has sent: what it says elsewhere may follow from that."""
-        while self._open and (self._long.finish() or self._on_readable()):
+        while self._open and (self._long.finish() or self.requests.receive()):
             pass
 
     def distrust(self, what: str) -> None:
@@ -261,12 +237,12 @@ class StubConnection:
 
     def settle_kept(self) -> None:
         """Take back the memory that the stub has let go of since its requests were answered."""
-        self._in_flight.settle_kept()
+        self.requests.settle_kept()
 
     def housekeep(self, idle_seconds: float) -> None:
         """Settle memory that models kept, and have the stub give idle memory back."""
         self.settle_kept()
-        if self._in_flight.idle:
+        if self.requests.idle:
             self.tell(Kind.TRIM, idle_seconds=idle_seconds)
 
     def overdue(self, seconds: float) -> str | None:
@@ -282,13 +258,12 @@ class StubConnection:
     def _hear_rest(self) -> None:
         # Twice: when the stub left messages unread, the kernel first reports a reset connection, and
         # only then hands out what is there.
-        ends = 0 if self._trusted else 2
-        while ends < 2 and not self._long.reading:
-            try:
-                self._receive()
-            except ChannelClosed:
+        ends = 0
+        while ends < 2 and self._trusted and not self._long.reading:
+            more = self.requests.receive()
+            if more is None:
                 ends += 1
-            except (BlockingIOError, MalformedMessage):
+            elif not more:
                 break
         then = self._heard_out
         if then is not None and not self._long.reading:
@@ -307,7 +282,7 @@ class StubConnection:
         self._mute()
         self._long.close()
         self._channel.close()
-        started, unstarted = self._in_flight.close(self._control.started)
+        started, unstarted = self.requests.close(self._control.started)
         if self._device_events is not None:
             # They hold the dead stub's arena.
             self._device_events.close()
@@ -321,44 +296,47 @@ class StubConnection:
 
     # -- sending -------------------------------------------------------------------------------
 
-    def _flush(self) -> None:
-        self._flush_due = False
-        message = self._in_flight.take_frame(self._alone)
-        if message is not None:
-            self._send_queue.send(message)
+    def _send(self, message: bytes) -> None:
+        self._send_queue.send(message)
 
     def _tell(self, message: bytes, fds: tuple[int, ...] = ()) -> None:
         """Send a message behind the batches that were submitted before it."""
-        self._flush()
+        self.requests.flush()
         self._send_queue.send(message, fds)
 
     # -- receiving -----------------------------------------------------------------------------
 
     def _listen(self, on: bool) -> None:
         if on:
-            self._loop.add_reader(self._channel.fileno(), self._on_readable)
+            self._loop.add_reader(self._channel.fileno(), self.requests.on_readable)
         else:
             self._loop.remove_reader(self._channel.fileno())
 
-    def _on_readable(self) -> bool:
-        """Take one message, or have it read if it is long; returns whether there was one."""
+    def _receive(self, message: bytes, fds: list[int], cut: bool) -> bool:
+        """Take a message that the compiled module leaves to others, or have it read if it is long.
+
+        Returns whether the channel is open.
+        """
         try:
-            self._receive()
-        except BlockingIOError:
-            return False
+            message, fds = self._channel.whole(message, fds, cut, HEAVY_BYTES)
+            if is_unread(message):
+                self._listen(False)
+                self._long.begin(message, fds)
+            else:
+                self._take(message, fds)
         except ChannelClosed:
-            self._break("closed its channel")
+            return False
         except MalformedMessage as error:
-            self.distrust(f"sent a malformed message ({error.message})")
+            self._fail(error.message)
         return True
 
-    def _receive(self) -> None:
-        message, fds = self._channel.receive(HEAVY_BYTES)
-        if is_unread(message):
-            self._listen(False)
-            self._long.begin(message, fds)
-        else:
-            self._take(message, fds)
+    def _fail(self, error: Exception | str) -> None:
+        """Trust the stub no more because of what it has sent; raise what is no fault of its."""
+        if isinstance(error, MalformedMessage):
+            error = error.message
+        elif not isinstance(error, (str, ValueError)):
+            raise error
+        self.distrust(f"sent a malformed message ({error})")
 
     def _take_long(self, read: ReadMessage | BridgeError, fds: list[int]) -> None:
         """Take a message that a worker has read, and go on with those behind it."""
@@ -371,7 +349,7 @@ class StubConnection:
                 self._texts = read.texts
                 self._take(read.message, fds)
         except MalformedMessage as error:
-            self.distrust(f"sent a malformed message ({error.message})")
+            self._fail(error)
         finally:
             self._texts = ()
             if self._open:
@@ -382,10 +360,8 @@ class StubConnection:
     def _take(self, message: bytes, fds: list[int]) -> None:
         try:
             kind = message[0]
-            if kind == Kind.RESULTS:
-                self._complete(message)
-            elif kind == Kind.RESPONSES:
-                self._respond(message)
+            if kind in (Kind.RESULTS, Kind.RESPONSES):
+                self.requests.take(message)
             elif kind == Kind.REGION:
                 fields = decode_control(message)
                 region, size = number(fields, "region"), number(fields, "size")
@@ -404,31 +380,6 @@ class StubConnection:
                 self._take_stage(kind, message, fds)
         finally:
             close_all(fds)
-
-    def _complete(self, message: bytes) -> None:
-        """Take the results of batches."""
-        now = time.monotonic_ns()
-        completed: Completed = self._in_flight.complete(message, now)
-        for request, outcome in completed.outcomes:
-            request.finish(outcome)
-        if completed.batches:
-            self._events.on_batches(completed, now)
-        if self._in_flight.idle:
-            self.busy_poll.answered()
-        _raise(completed.error)
-
-    def _respond(self, message: bytes) -> None:
-        """Take responses that models have sent by themselves."""
-        now = time.monotonic_ns()
-        outcomes, closed, error = self._in_flight.respond(message, now)
-        for request, outcome, last in outcomes:
-            if last:
-                request.finish(outcome)
-            else:
-                request.respond(outcome)
-        if closed:
-            self._events.on_responses(closed, now)
-        _raise(error)
 
     def _decode(self, record: Record, request: InferRequest) -> tuple[Outcome, str | None]:
         """Return what a response is, and why its request failed, if it has."""
@@ -457,11 +408,14 @@ class StubConnection:
     def take_back_arena(self) -> None:
         """The stub has no device after all, or cannot open what others have there."""
         self.device = self._device_events = None
-        self._in_flight.watch(None, None)
+        self.requests.watch(None, None)
         self.open_devices.close()
         self._outputs.borrowed.drop(arena_region(self.owner))
 
     # -- the end -------------------------------------------------------------------------------
+
+    def _close_early(self) -> None:
+        self._break("closed its channel")
 
     def _break(self, what: str) -> None:
         if self._open:
@@ -475,11 +429,3 @@ class StubConnection:
         self._open = False
         self._listen(False)
         self._send_queue.close()
-
-
-def _raise(error: Exception | str | None) -> None:
-    """Raise what a message of a stub could not be taken for, if there is such."""
-    if isinstance(error, (str, ValueError)):
-        raise MalformedMessage(str(error))
-    if error is not None:
-        raise error

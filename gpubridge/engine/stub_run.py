@@ -15,7 +15,7 @@ from gpubridge.engine.instance_owner import CallDoor
 from gpubridge.engine.stub_connection import StubConnection
 from gpubridge.engine.stub_process import RunningStub, cannot_start
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
-from gpubridge.request import Completed, InferRequest
+from gpubridge.request import InferRequest
 from gpubridge.transport.channel import pair
 from gpubridge.transport.messages import Kind
 
@@ -32,7 +32,7 @@ class StubRun:
       configuration.
     - ``context``: what all instances share.
     - ``completion``: what completes the model's configuration, if that is not done yet.
-    - ``on_batches``, ``on_responses``, ``on_log``: as those of `ConnectionEvents`.
+    - ``on_log``: as that of `ConnectionEvents`.
 
     Raises BridgeError: UNAVAILABLE when there are no descriptors or no memory for it.
 
@@ -44,9 +44,6 @@ class StubRun:
         instance: Instance,
         context: EngineContext,
         completion: Completion | None,
-        *,
-        on_batches: Callable[[Completed, int], None],
-        on_responses: Callable[[list[InferRequest], int], None],
         on_log: Callable[[dict[str, Any]], None],
     ) -> None:
         self._instance = instance
@@ -62,12 +59,11 @@ class StubRun:
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         events = ConnectionEvents(
+            feed=instance.feed,
             on_completed=lambda text: completion.returned(text) if completion is not None else None,
             on_ready=self._on_ready,
             on_failed=self._on_failed,
             on_broken=self._on_broken,
-            on_batches=on_batches,
-            on_responses=on_responses,
             on_log=on_log,
             on_arena_refused=self._on_arena_refused,
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from gpubridge.dataplane import ModelCounters
+from gpubridge.dataplane import InstanceFeed, ModelCounters
 from gpubridge.engine.decode_response import decode_response, failure_reason
 from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
 from gpubridge.engine.lent_memory import LentMemory
@@ -83,11 +83,18 @@ def record(ticket: int, flags: int = 0) -> bytes:
     return record_encoder()(ticket, *_NOTHING, (), flags, b"", context.encoded())
 
 
-def check(error):
-    if isinstance(error, (str, ValueError)):
-        raise MalformedMessage(str(error))
-    if error is not None:
-        raise error
+@dataclass
+class Heard:
+    """What an instance's listener is told of a message."""
+
+    times: int = 0
+    returning: list[InferRequest] = field(default_factory=list)
+    traced: list[tuple] = field(default_factory=list)
+
+    def on_batches(self, returning, traced, now):
+        assert now == NOW
+        self.times += 1
+        self.returning, self.traced = returning, traced
 
 
 class Desk:
@@ -98,6 +105,7 @@ class Desk:
         self.control = ControlPage(Segment.create(0, ControlPage.SIZE))
         self.memory = BorrowedMemory(self.control.outputs)
         self.counters = counters or ModelCounters()
+        self.feed = InstanceFeed(self)
         hooks = InFlightHooks(
             free=self.arena.free,
             memory=self.memory,
@@ -106,40 +114,54 @@ class Desk:
             announce=lambda segment: None,
             references=lambda request: ((), b""),
             decode=self.decode,
+            abandoned=lambda since: None,
+            send=lambda message: None,
+            receive=lambda *_: False,
+            failed=self.fail,
+            closed=lambda: None,
+            call_soon=lambda function: None,
+            feed=self.feed,
         )
-        self.in_flight = requests_at_stub(self.control, hooks)
+        self.heard = Heard()
+        self.in_flight = requests_at_stub(self.control, hooks, -1)
+        self.feed.connect(self.in_flight)
         self.lent = LentMemory(self.in_flight, self.arena)
         self.flights: dict[int, list[Asked]] = {}
         self.asked: list[Asked] = []
         self.sent = 0
 
     def decode(self, record, request):
-        outcome = decode_response(record, self.memory, request, self.lent.find)
+        outcome = decode_response(record, self.memory, request, self.lent.find, ())
         return outcome, failure_reason(record) if isinstance(outcome, BridgeError) else None
+
+    @staticmethod
+    def fail(error):
+        if isinstance(error, (str, ValueError)):
+            raise MalformedMessage(str(error))
+        raise error
+
+    def on_batches(self, *told):
+        self.heard.on_batches(*told)
+
+    def take(self, message):
+        """Take a message; returns what the listener heard of it."""
+        self.heard = Heard()
+        self.in_flight.take(message, NOW)
+        return self.heard
 
     def complete(self, *batches):
         """Take the results of batches, given as (sequence, records)."""
         results = [encode_result_batch(number, (1, 2, 3), 0, made) for number, made in batches]
-        message = encode_frame(Kind.RESULTS, results)
-        completed = self.in_flight.complete(message, NOW)
-        for request, outcome in completed.outcomes:
-            request.finish(outcome)
-        check(completed.error)
-        return completed
+        return self.take(encode_frame(Kind.RESULTS, results))
 
     def respond(self, *records):
-        """Take responses that a model sends by itself; return the requests that are over now."""
-        message = encode_responses(records, 0)
-        outcomes, closed, error = self.in_flight.respond(message, NOW)
-        for request, outcome, last in outcomes:
-            (request.finish if last else request.respond)(outcome)
-        check(error)
-        return closed
+        """Take responses that a model sends by itself; returns whether requests are over now."""
+        return self.take(encode_responses(records, 0)).times > 0
 
     def enter(self, size: int) -> None:
         batch = [Asked(self.arena) for _ in range(size)]
         self.sent += 1
-        self.in_flight.enter([asked.request for asked in batch], None)
+        self.feed.submit([asked.request for asked in batch])
         self.flights[self.sent] = batch
         self.asked += batch
 

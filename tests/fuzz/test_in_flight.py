@@ -43,11 +43,12 @@ class Play:
         sequence = self.draw(st.sampled_from(sorted(self.desk.flights)))
         batch = self.desk.flights.pop(sequence)
         records = [self.result(asked) for asked in self.draw(st.permutations(batch))]
-        before = self.desk.in_flight.open_requests
-        completed = self.desk.complete((sequence, records))
-        assert (completed.batches, completed.requests) == (1, len(batch))
+        feed = self.desk.feed
+        before, at_stub = feed.open_requests, (feed.batches, feed.in_flight)
+        assert self.desk.complete((sequence, records)).times == 1
+        assert (feed.batches + 1, feed.in_flight + len(batch)) == at_stub
         going_on = [asked for asked in batch if asked in self.going_on]
-        assert self.desk.in_flight.open_requests == before + len(going_on)
+        assert feed.open_requests == before + len(going_on)
         for asked in batch:
             if asked in self.over:
                 del self.tickets[asked]
@@ -69,14 +70,14 @@ class Play:
 
     def respond(self, asked: Asked) -> None:
         flags = ResponseFlag.OPEN | self.draw(st.sampled_from([0, 1, ResponseFlag.EMPTY]))
-        assert self.desk.respond(record(self.tickets[asked], flags)) == []
+        assert not self.desk.respond(record(self.tickets[asked], flags))
         self.sent[asked] = self.sent.get(asked, 0) + (not flags & ResponseFlag.EMPTY)
 
     def finish(self, asked: Asked) -> None:
         flags = self.draw(st.sampled_from([0, ResponseFlag.ERROR, ResponseFlag.EMPTY]))
         closed = self.desk.respond(record(self.tickets[asked], flags))
         self.over.add(asked)
-        assert (closed != []) == (asked in self.going_on)
+        assert closed == (asked in self.going_on)
         if asked in self.going_on:
             self.going_on.discard(asked)
             self.let_go(self.tickets.pop(asked))

@@ -11,7 +11,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 from hypothesis import example, given
 
-from gpubridge.dataplane import ModelCounters
+from gpubridge.dataplane import InstanceFeed, ModelCounters
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_connection import ConnectionEvents, StubConnection
 from gpubridge.engine.workers import Workers
@@ -136,20 +136,19 @@ async def _hear(messages: list[bytes]) -> None:
         ModelCounters(),
         1 << 16,
         ConnectionEvents(
+            InstanceFeed(None),
             lambda text: None,
             lambda fd: None,
             lambda text: None,
             broken.append,
-            lambda completed, now: None,
-            lambda closed, now: None,
             lambda fields: None,
             lambda reason: None,
         ),
         WORKERS,
     )
     asked = [Asked(regions.arena("m")) for _ in range(3)]
-    link.submit([asked[0].request, asked[1].request])
-    link.submit([asked[2].request])
+    link.requests.submit([asked[0].request, asked[1].request])
+    link.requests.submit([asked[2].request])
     await asyncio.sleep(0)
     region = os.memfd_create("region", os.MFD_ALLOW_SEALING)
     try:

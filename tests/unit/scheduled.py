@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from gpubridge.engine.scheduling import BatchScheduler, DynamicBatching, ShapeAgreement
+from gpubridge.engine.scheduling.batches import late_error, queue_full
+from gpubridge.engine.scheduling.policy import stopping_error
 from gpubridge.errors import BridgeError
 from gpubridge.request import RequestOptions
 
 __all__ = ["Recorded", "Request", "default", "dynamic_scheduler"]
 
+_STOPPED = 2
 _AGREEMENT = ShapeAgreement(frozenset({"IN"}), same_inputs=False)
 
 
@@ -36,12 +39,34 @@ class Request:
 
 def default():
     """Return the scheduler of a model that asks for none."""
-    return BatchScheduler(DynamicBatching(), 0, _AGREEMENT)
+    return Scheduled(DynamicBatching(), 0, _AGREEMENT)
 
 
 def dynamic_scheduler(settings, max_batch_size):
     """Return a dynamic batcher for requests of one input whose shape may vary."""
-    return BatchScheduler(settings, max_batch_size, _AGREEMENT)
+    return Scheduled(settings, max_batch_size, _AGREEMENT)
+
+
+class Scheduled(BatchScheduler):
+    """Adds and takes requests as the compiled dispatch does, and refuses as its owner does."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.take = self.batcher.take
+        self.take_ahead = self.batcher.take_ahead
+        self.next_wakeup = self.batcher.next_wakeup
+
+    def add(self, request, now_ns):
+        request.arrived = now_ns
+        options = request.options
+        shape = 0 if self.shapes is None else self.shapes.of(options)
+        limits = options.priority, options.timeout_us
+        admission = self.batcher.add(request, request.batch_size, shape, *limits, now_ns)
+        if admission:
+            raise stopping_error() if admission == _STOPPED else queue_full(request)
+
+    def refused(self, now_ns):
+        return [(request, late_error()) for request in self.batcher.refused(now_ns)]
 
 
 class Recorded:

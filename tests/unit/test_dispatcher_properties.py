@@ -104,7 +104,6 @@ class ModelMachine(RuleBasedStateMachine):
             else None
         )
         self.model = VirtualModel(config, instances, window)
-        self.model.__enter__()
         self.model.instances[0].come_up()
 
     def teardown(self):
@@ -113,7 +112,7 @@ class ModelMachine(RuleBasedStateMachine):
         try:
             self.settle()
         finally:
-            self.model.__exit__()
+            self.model.close()
 
     # -- clients ---
 
@@ -251,7 +250,7 @@ class ModelMachine(RuleBasedStateMachine):
         if self.sequences and self.flying():
             # They may wait for the one before them, or for a place beside it.
             return
-        if any(i.in_flight < i.window for i in ready):
+        if any(i.feed.in_flight < (i.feed.window if self.kind == "default" else 1) for i in ready):
             alarm = self.model.alarm
             assert alarm is not None
             assert alarm.due is not None

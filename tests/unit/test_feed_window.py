@@ -6,16 +6,28 @@ import pytest
 
 from gpubridge.config import InstanceGroup
 from gpubridge.engine.devices.placing import _least_window
-from gpubridge.engine.feed_window import FeedWindow
+from gpubridge.request import InferRequest
+from gpubridge.transport.messages import Kind, encode_frame, encode_result_batch
+from tests.fuzz.stub_desk import NOW, Desk, record
 
 MILLISECOND = 1_000_000
 
 
-def window(least, execute_ns):
-    found = FeedWindow()
-    found.forget(least)
-    found.observe(1, execute_ns)
-    return found.size
+@pytest.fixture
+def desk():
+    made = Desk()
+    yield made
+    made.close()
+
+
+def window(desk, execute_ns):
+    """Return the window after a request that was executed for so long."""
+    request = InferRequest(b"", None, 0, (), lambda outcome: None)
+    desk.feed.submit([request])
+    desk.sent += 1
+    made = encode_result_batch(desk.sent, (1, 1, 1 + execute_ns), 0, [record(request.ticket)])
+    desk.in_flight.take(encode_frame(Kind.RESULTS, [made]), NOW)
+    return desk.feed.window
 
 
 @pytest.mark.parametrize(
@@ -28,8 +40,27 @@ def window(least, execute_ns):
         (3, MILLISECOND // 10, 9),
     ],
 )
-def test_slow_models_are_fed_as_few_as_they_may_be(least, execute_ns, size):
-    assert window(least, execute_ns) == size
+def test_slow_models_are_fed_as_few_as_they_may_be(desk, least, execute_ns, size):
+    desk.feed.open(least)
+    assert window(desk, execute_ns) == size
+
+
+def test_a_model_is_fed_more_while_it_gets_faster(desk):
+    desk.feed.open(1)
+    windows = [window(desk, execute_ns) for execute_ns in (MILLISECOND, *[MILLISECOND // 20] * 40)]
+    assert windows == sorted(windows)
+    assert windows[0] == 1
+    assert windows[-1] > 10
+
+
+def test_another_stub_begins_anew(desk):
+    desk.feed.open(1)
+    assert window(desk, MILLISECOND // 10) == 9
+    desk.feed.close()
+    assert desk.feed.window == 0
+    desk.feed.connect(desk.in_flight)
+    desk.feed.open(1)
+    assert desk.feed.window == 1
 
 
 @pytest.mark.parametrize(

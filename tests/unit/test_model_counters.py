@@ -27,7 +27,7 @@ def enter(desk, *sizes):
     for size in sizes:
         requests.append(InferRequest(b"", None, 0, (), lambda _: None, batch_size=size))
         requests[-1].on_partial = lambda _: None
-    desk.in_flight.enter(requests, None)
+    desk.feed.submit(requests)
     desk.sent += 1
     return requests
 
@@ -65,7 +65,7 @@ def test_a_request_that_goes_on_is_counted_when_it_ends(desk):
     complete(desk, (going_on, done), OPEN, 0)
     assert desk.counters.batch_rows == {4: (1, *STEPS)}
     assert figures(desk.counters) == (1, NOW, 1, 0)
-    assert desk.respond(record(going_on.ticket, ResponseFlag.EMPTY)) == [going_on]
+    assert desk.respond(record(going_on.ticket, ResponseFlag.EMPTY))
     assert figures(desk.counters) == (2, 2 * NOW, 2, 0)
     assert desk.counters.inferences == 4
 
@@ -82,7 +82,7 @@ def test_a_request_that_goes_on_and_fails(desk):
 def test_a_request_that_ends_before_its_batch_is_counted_with_it(desk, flag, failed):
     (early,) = enter(desk, 2)
     ticket = early.ticket
-    assert desk.respond(record(ticket, flag)) == []
+    assert not desk.respond(record(ticket, flag))
     assert figures(desk.counters) == (0, 0, 0, 0)
     desk.complete((desk.sent, [record(ticket, OPEN)]))
     assert desk.counters.success_count == 1 - failed
@@ -121,7 +121,7 @@ def test_only_what_is_followed_is_told_of_its_batch(desk):
     (followed,) = requests = enter(desk, 1)
     followed = InferRequest(b"", None, 0, (), lambda _: None)
     followed.trace = object()
-    desk.in_flight.enter([followed], None)
+    desk.feed.submit([followed])
     desk.sent += 1
     assert complete(desk, [followed], 0).traced == [(desk.sent, 1, 2, 3, [followed])]
     assert desk.complete((desk.sent - 1, [record(requests[0].ticket)])).traced == []

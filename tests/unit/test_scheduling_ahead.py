@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpubridge.engine.scheduling import QueuePolicy
-from tests.unit import test_scheduling_sequences as sequences
+from tests.unit.model_configs import model_config
 from tests.unit.scheduled import default
 from tests.unit.test_scheduling_batches import add, dynamic, names, take
+from tests.unit.virtual_model import VirtualModel
 
 
 def take_ahead(scheduler, now=0):
@@ -47,9 +48,15 @@ def test_dynamic_gives_nothing_ahead_where_it_matters_what_still_waits(settings)
     assert take(scheduler) == ["a", "b"]
 
 
-@pytest.mark.parametrize("make", [sequences.direct, sequences.oldest])
-def test_nothing_of_a_sequence_is_given_ahead(make):
-    scheduler = make(size=1)
-    sequences.add(scheduler, "a", 1, "s")
-    assert take_ahead(scheduler) is None
-    assert sequences.take(scheduler) == ["a"]
+@pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 2 }"])
+def test_nothing_of_a_sequence_is_given_ahead(strategy):
+    config = model_config("IN FP32 [-1]", more=f"sequence_batching {{ {strategy} }}")
+    model = VirtualModel(config, instances=1, window=3)
+    (instance,) = model.instances
+    instance.come_up()
+    for place in range(3):
+        model.submit(number=1, start=place == 0)
+    assert len(instance.batches) == 1
+    instance.land()
+    assert len(instance.batches) == 1
+    model.close()

@@ -64,8 +64,8 @@ def test_the_scheduler_is_the_one_asked_for():
     for text, first_batch in (("", 1), ("dynamic_batching { }", 2)):
         scheduler = request_scheduler(config(text))
         for name in "ab":
-            scheduler.add(Request(name), 0)
-        assert len(scheduler.take(0, 0)) == first_batch
+            scheduler.batcher.add(Request(name), 1, 0, 0, 0, 0)
+        assert len(scheduler.batcher.take(0, 0)) == first_batch
     assert sequence_scheduler(config("dynamic_batching { }")) is None
     for text, kind in (
         ("", DirectSequenceScheduler),

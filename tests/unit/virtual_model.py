@@ -1,4 +1,4 @@
-"""A model in virtual time: the real dispatcher before instances that only pretend to work."""
+"""A model in virtual time: the real dispatcher and the real ends of stubs that only pretend to work."""
 
 from __future__ import annotations
 
@@ -6,17 +6,42 @@ import dataclasses
 from types import SimpleNamespace
 from unittest import mock
 
+from gpubridge.dataplane import InstanceFeed
 from gpubridge.engine import dispatcher as dispatcher_module
+from gpubridge.engine.decode_response import decode_response, failure_reason
 from gpubridge.engine.dispatcher import Dispatcher
+from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
 from gpubridge.engine.instance_state import InstanceState
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.request import Completed, InferRequest, RequestOptions
+from gpubridge.host_shm import Segment
+from gpubridge.request import InferRequest, RequestOptions
 from gpubridge.telemetry.statistics import ModelStatistics
+from gpubridge.transport.context import ResponseContext
+from gpubridge.transport.control import ControlPage
+from gpubridge.transport.leases import BorrowedMemory
+from gpubridge.transport.messages import (
+    Kind,
+    ResponseFlag,
+    encode_frame,
+    encode_responses,
+    encode_result_batch,
+)
+from gpubridge.transport.records import record_encoder
+from gpubridge.transport.signatures import encode_tensors
 
 __all__ = ["Client", "Execution", "VirtualInstance", "VirtualModel"]
 
 
 _OF_INSTANCES = ("it failed", "it died")
+_FAILED = ResponseContext(error="it failed", code=int(ErrorCode.INTERNAL)).encoded()
+_REGION = SimpleNamespace(region=7)
+_NOTHING = encode_tensors(())
+_AHEAD_NS = 1_000_000
+"""About how much work a stub is sent ahead."""
+
+
+def _record(ticket, flags, context=b""):
+    return record_encoder()(ticket, *_NOTHING, (), flags, b"", context)
 
 
 @dataclasses.dataclass(eq=False)
@@ -40,6 +65,7 @@ class Client:
 class Execution:
     """A batch at an instance."""
 
+    sequence: int
     requests: list
     started: bool = False
 
@@ -58,82 +84,109 @@ class VirtualAlarm:
 
 
 class VirtualInstance:
-    """Has the surface of `Instance` that the dispatcher sees; ``window`` batches may wait here."""
+    """An instance whose stub's answers are made up; ``window`` batches may wait at it."""
 
-    def __init__(self, model, index, window):
-        self.model, self.index, self.room = model, index, window
-        self.least_window = 1
+    def __init__(self, model, index, window, least_window):
+        self.model, self.index, self.least_window = model, index, least_window
+        # Executed for so long, a request leaves time for as many as the window has.
+        self.execute_ns = _AHEAD_NS // window - 1
         self.state = InstanceState.RESTARTING
-        self.window = self.in_flight = 0
+        self.feed = InstanceFeed(model.dispatcher)
         self.open: list[InferRequest] = []
         self.last_error = ""
         self.batches: list[Execution] = []
-        self.life = 0
-
-    @property
-    def open_requests(self):
-        return len(self.open)
-
-    @property
-    def batches_at_stub(self):
-        return len(self.batches)
-
-    def submit(self, requests):
-        assert self.state is InstanceState.READY
-        assert self.in_flight < self.window or len(self.batches) < self.least_window
-        assert requests
-        self.in_flight += len(requests)
-        self.batches.append(Execution(list(requests)))
-        for request in requests:
-            if request.batch_size:
-                request.instance = self
-                self.model.given_out(request, self)
+        self.tickets: dict[InferRequest, int] = {}
+        self.started = self.sent = self.life = 0
+        self.requests = None
 
     def cancel(self, request, *, running_only=False):
-        pass
+        if request.instance is not None and request.instance is self.requests:
+            self.requests.cancel(request, running_only)
 
-    def passed_on(self, request, responses):
-        pass
+    # -- what its stub is sent ---
+
+    def sent_to_stub(self, _message):
+        assert self.state is InstanceState.READY
+        batches: dict[int, list[InferRequest]] = {}
+        for sequence, ticket, request in self.requests.left():
+            if sequence > self.sent:
+                batches.setdefault(sequence, []).append(request)
+                self.tickets[request] = ticket
+        for self.sent, requests in sorted(batches.items()):
+            self.batches.append(Execution(self.sent, requests))
+            before = self.feed.in_flight - len(requests)
+            assert before < self.feed.window or len(self.batches) <= self.least_window
+            for request in requests:
+                if request.batch_size:
+                    self.model.given_out(request, self)
+
+    def decode(self, record, request):
+        outcome = decode_response(record, self.memory, request, None, ())
+        return outcome, failure_reason(record)
 
     # -- what happens to it ---
 
     def come_up(self):
         self.state = InstanceState.READY
-        self.window = self.room
         self.life += 1
+        self.control = ControlPage(Segment.create(0, ControlPage.SIZE))
+        self.memory = BorrowedMemory(self.control.outputs)
+        self.started = self.sent = 0
+        hooks = InFlightHooks(
+            free=self.model.free,
+            memory=self.memory,
+            counters=self.model.statistics,
+            announced={_REGION.region},
+            announce=None,
+            references=None,
+            decode=self.decode,
+            abandoned=lambda since: None,
+            send=self.sent_to_stub,
+            receive=None,
+            failed=self.fail,
+            closed=None,
+            call_soon=lambda flush: flush(),
+            feed=self.feed,
+        )
+        self.requests = requests_at_stub(self.control, hooks, -1)
+        self.feed.connect(self.requests)
+        self.feed.open(self.least_window)
         self.model.dispatcher.on_up(self)
+
+    @staticmethod
+    def fail(error):
+        raise AssertionError(error)
 
     def start(self):
         """Start the batch that is first in line."""
         if self.batches and not self.batches[0].started:
             self.batches[0].started = True
+            self.started = self.batches[0].sequence
 
     def land(self, failing=(), rescheduled=(), going_on=()):
         """End the first batch; requests at some places fail, want to run again, or are not over."""
         self.start()
         execution = self.batches.pop(0)
-        returning = []
+        records = []
         for place, request in enumerate(execution.requests):
+            ticket = self.tickets[request]
             if place in going_on and request.batch_size:
                 self.open.append(request)
+                records.append(_record(ticket, ResponseFlag.OPEN | ResponseFlag.EMPTY))
                 continue
             self.note_end(request)
             if place in rescheduled and self.model.iterative:
-                request.instance = None
-                if request.batch_size:
-                    returning.append(request)
-                continue
-            self.model.give_back(request)
-            if place in failing:
-                request.finish(BridgeError(_OF_INSTANCES[0], ErrorCode.INTERNAL))
+                records.append(_record(ticket, ResponseFlag.RESCHEDULED))
+            elif place in failing:
+                records.append(_record(ticket, ResponseFlag.ERROR, _FAILED))
             else:
-                request.finish("response")
-        self.in_flight -= len(execution.requests)
-        now = self.model.now
-        completed = Completed(returning=returning, batches=1, requests=len(execution.requests))
-        self.model.dispatcher.on_batches(completed, now)
+                records.append(_record(ticket, 0))
+        times = (1, 2, 1 + self.execute_ns * len(records))
+        batch = encode_result_batch(execution.sequence, times, 0, records)
+        self.requests.take(encode_frame(Kind.RESULTS, [batch]), self.model.now)
 
     def note_end(self, request):
+        self.control.lent[self.tickets[request]] = 0
         if request.batch_size:
             self.model.clients[request].executions[-1].append("landed")
 
@@ -141,23 +194,24 @@ class VirtualInstance:
         """End a request that went on after its batch."""
         self.open.remove(request)
         self.note_end(request)
-        self.model.give_back(request)
-        request.finish("last response")
-        self.model.dispatcher.on_responses([request], self.model.now)
+        ended = encode_responses([_record(self.tickets[request], 0)], 0)
+        self.requests.take(ended, self.model.now)
 
     def die(self, hopeless):
         """Lose what was started; ``hopeless`` keeps it from being waited for."""
-        lost = self.open + [r for e in self.batches if e.started for r in e.requests]
         self.open = []
-        unstarted = [r for e in self.batches if not e.started for r in e.requests]
-        for request in lost:
-            self.model.give_back(request)
         self.batches.clear()
-        self.in_flight = self.window = 0
         self.state = InstanceState.FAILING if hopeless else InstanceState.RESTARTING
         self.last_error = "it died"
         error = BridgeError(_OF_INSTANCES[1], ErrorCode.UNAVAILABLE)
-        self.model.dispatcher.on_death(self, lost, unstarted, error)
+        self.model.dispatcher.on_death(self, *self.end(), error)
+
+    def end(self):
+        """Let go of the stub; returns the requests that it had started, and had not."""
+        self.feed.close()
+        left = self.requests.close(self.started)
+        self.control.close()
+        return left
 
 
 class VirtualModel:
@@ -176,37 +230,30 @@ class VirtualModel:
         self.iterative = config.message.sequence_batching.iterative_sequence
         self.on_outcome = None
         self.idle = 0
-        arena = SimpleNamespace(free=self._free)
+        self.statistics = ModelStatistics("m", 1)
+        arena = SimpleNamespace(free=self.free)
         with mock.patch.object(dispatcher_module, "Alarm", VirtualAlarm):
             self.dispatcher = Dispatcher(
-                config, arena, ModelStatistics("m", 1), SimpleNamespace(used=False)
+                config, arena, self.statistics, SimpleNamespace(used=False), lambda: self.now
             )
         # Only a scheduler without choice feeds ahead of what any instance does now; others do for those
         # that want to have a batch before its turn.
         ahead = config.message.WhichOneof("scheduling_choice") is None
         self.instances = [
-            VirtualInstance(self, i, window if ahead else 1) for i in range(instances)
+            VirtualInstance(self, i, window if ahead else 1, 1 if ahead else window)
+            for i in range(instances)
         ]
-        self.dispatcher.instances = self.instances
-        if not ahead and window > 1:
-            self.dispatcher.fed_ahead = self.instances
-            for instance in self.instances:
-                instance.least_window = window
+        self.dispatcher.serve(self.instances)
 
     @property
     def alarm(self):
-        return self.dispatcher._alarm
+        return self.dispatcher._timer
 
-    def __enter__(self):
-        def clock():
-            return self.now
-
-        self.clock = mock.patch.object(dispatcher_module, "_clock", clock)
-        self.clock.start()
-        return self
-
-    def __exit__(self, *_):
-        self.clock.stop()
+    def close(self):
+        """Let go of all stubs."""
+        for instance in self.instances:
+            if instance.state is InstanceState.READY:
+                instance.end()
 
     # -- clients ---
 
@@ -215,17 +262,18 @@ class VirtualModel:
         options = RequestOptions(
             correlation_id=number, start=start, end=end, shapes=(("IN", (size, *shape)),), **options
         )
-        slot = object()
+        slot = SimpleNamespace(segment=_REGION, offset=0)
         request = InferRequest(
             b"", slot, 0, (), self._done, f"r{len(self.clients)}", batch_size=size, options=options
         )
         client = self.clients[request] = Client(request, len(self.clients))
+        slot.client = client
         request.on_done = lambda outcome: self._done(client, outcome)
         if number:
             client.previous = None if start else self.known.get(number)
         # It may be executed, or refused, at once.
         before, self.known[number] = self.known.get(number), client
-        self.dispatcher.submit(request)
+        self.dispatcher.enqueue(request)
         turned_away = client.outcomes and not client.executions
         if turned_away and before is not None and self.known[number] is client:
             self.known[number] = before
@@ -263,20 +311,10 @@ class VirtualModel:
             assert before[-1][2:] == ["landed"], "a sequence went on before its answer"
         client.executions.append(home)
 
-    def give_back(self, request):
-        slot, request.slot = request.slot, None
-        if slot is not None:
-            self._free_of(self.clients[request])
-
-    def _free(self, slot):
-        # The request that is refused has let go of its slot already: find it by what it had.
-        free = [c for c in self.clients.values() if c.request.slot is None and not c.slot_freed]
-        assert len(free) == 1, "a slot was given back twice"
-        self._free_of(free[0])
-
-    def _free_of(self, client):
-        assert not client.slot_freed, "a slot was given back twice"
-        client.slot_freed = True
+    def free(self, slot):
+        """Take a slot back."""
+        assert not slot.client.slot_freed, "a slot was given back twice"
+        slot.client.slot_freed = True
 
     # -- time ---
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gpubridge.dataplane import DynamicBatcher
-from gpubridge.engine.scheduling.policy import Refusal, stopping_error
 from gpubridge.engine.scheduling.settings import (
     DynamicBatching,
     QueuePolicy,
@@ -17,10 +16,8 @@ from gpubridge.engine.scheduling.settings import (
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import RequestOptions
 
-__all__ = ["BatchScheduler", "QueuedRequest", "dynamic_batcher"]
+__all__ = ["BatchScheduler", "QueuedRequest", "dynamic_batcher", "late_error", "queue_full"]
 
-_ACCEPTED = 0
-_STOPPED = 2
 _PolicyFields = tuple[bool, int, bool, int]
 
 
@@ -66,10 +63,11 @@ def _fields(policy: QueuePolicy) -> _PolicyFields:
 
 
 class BatchScheduler:
-    """Drives the compiled batcher, and words what it refuses; see `Scheduler` for its methods.
+    """What Python asks of the compiled batcher, and the words for what it refuses; see `Scheduler`.
 
-    With settings that say nothing and no batch dimension it is the default queue: one request after
-    the other, priorities and time-outs without effect, as in Triton.
+    The compiled `RequestDispatch` adds requests, and takes batches. With settings that say nothing and
+    no batch dimension it is the default queue: one request after the other, priorities and time-outs
+    without effect, as in Triton.
 
     Parameters
     ----------
@@ -78,19 +76,23 @@ class BatchScheduler:
         0: every request is a batch.
     agreement : ShapeAgreement
         Which inputs must agree for two requests to share a batch.
+
+    Attributes
+    ----------
+    batcher : DynamicBatcher
+        Holds the requests.
+    shapes : ShapeIds or None
+        Numbers their shapes, where those matter.
     """
 
     def __init__(
         self, settings: DynamicBatching, max_batch_size: int, agreement: ShapeAgreement
     ) -> None:
-        batcher = self._batcher = dynamic_batcher(settings, max_batch_size)
-        self._add = batcher.add
+        batcher = self.batcher = dynamic_batcher(settings, max_batch_size)
         # Where no two requests share a batch, their shapes do not matter.
-        self._shapes = ShapeIds(agreement) if max_batch_size > 1 else None
+        matters = max_batch_size > 1 and (agreement.inputs or agreement.same_inputs)
+        self.shapes = ShapeIds(agreement) if matters else None
         self.wants_answers = settings.preserve_ordering
-        self.take = batcher.take
-        self.take_ahead = batcher.take_ahead
-        self.next_wakeup = batcher.next_wakeup
         self.cancel = batcher.cancel
         self.releasable = batcher.releasable
         self.stop = batcher.stop
@@ -99,35 +101,12 @@ class BatchScheduler:
     @property
     def pending(self) -> int:
         """How many requests it holds that were not taken."""
-        return self._batcher.pending
-
-    def add(self, request: QueuedRequest, now_ns: int) -> None:
-        """Take a request over; ``UNAVAILABLE`` for a full queue, and after `stop`."""
-        request.arrived = now_ns
-        options = request.options
-        shapes = self._shapes
-        admission = self._add(
-            request,
-            request.batch_size,
-            0 if shapes is None else shapes.of(options),
-            options.priority,
-            options.timeout_us,
-            now_ns,
-        )
-        if admission != _ACCEPTED:
-            raise stopping_error() if admission == _STOPPED else _queue_full(request)
-
-    def refused(self, now_ns: int) -> list[Refusal]:
-        """Give away the requests whose time in the queue is over."""
-        return [
-            (request, BridgeError("Request timeout expired", ErrorCode.UNAVAILABLE))
-            for request in self._batcher.refused(now_ns)
-        ]
+        return self.batcher.pending
 
     def put_back(self, requests: Sequence[QueuedRequest]) -> None:
         """Put requests that were never started before all others of their priority."""
-        shapes = self._shapes
-        self._batcher.put_back(
+        shapes = self.shapes
+        self.batcher.put_back(
             [
                 (
                     request,
@@ -142,7 +121,7 @@ class BatchScheduler:
 
     def answered(self, request: QueuedRequest, _now_ns: int) -> list[QueuedRequest]:
         """Return the requests whose outcomes can go out: none or several, where order is kept."""
-        return self._batcher.answered(request)
+        return self.batcher.answered(request)
 
     def instance_up(self, _instance: int) -> None:
         """Nothing: any instance takes any batch."""
@@ -151,7 +130,13 @@ class BatchScheduler:
         """Nothing: no request belongs to an instance."""
 
 
-def _queue_full(request: QueuedRequest) -> BridgeError:
+def queue_full(request: QueuedRequest) -> BridgeError:
+    """Return the refusal of a request for which there is no place in the queue."""
     # As Triton begins messages about one request.
     prefix = f"[request id: {request.identifier or '<id_unknown>'}] "
     return BridgeError(f"{prefix}Exceeds maximum queue size", ErrorCode.UNAVAILABLE)
+
+
+def late_error() -> BridgeError:
+    """Return the refusal of a request whose time in the queue is over."""
+    return BridgeError("Request timeout expired", ErrorCode.UNAVAILABLE)

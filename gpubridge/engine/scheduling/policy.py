@@ -34,34 +34,6 @@ class Scheduler(Protocol):
     def pending(self) -> int:
         """How many items it holds that were not taken."""
 
-    def add(self, item: Any, now_ns: int, /) -> None:
-        """Take an item over.
-
-        Raises
-        ------
-        BridgeError
-            The item is refused and was not taken over; ``UNAVAILABLE`` for a full queue.
-        """
-
-    def take(self, instance: int, now_ns: int, /) -> list[Any] | None:
-        """Give away the next batch for an instance that has room, if one is due."""
-
-    def take_ahead(self, instance: int, now_ns: int, /) -> list[Any] | None:
-        """Give away the next batch for an instance that is at another, if that takes nothing from it.
-
-        Nothing that comes later could join it, overtake it, or be refused if it stayed.
-        """
-
-    def next_wakeup(self, now_ns: int, /) -> int | None:
-        """Return when to call `refused`, and `take` for the free instances, if nothing else happens.
-
-        Never before ``now_ns``; None for never. A batch that only waits for an instance needs no
-        waking.
-        """
-
-    def refused(self, now_ns: int, /) -> list[Refusal]:
-        """Give away the items that will not be executed, each with the reason."""
-
     def cancel(self, item: Any, /) -> bool:
         """Give an item away if it was not taken yet; return whether that was so."""
 

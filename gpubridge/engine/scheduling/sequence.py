@@ -121,10 +121,6 @@ class SequenceScheduler(ABC):
             item.correlation_id, start=item.start, end=item.end
         )
 
-    def take_ahead(self, _instance: int, _now_ns: int) -> list[SequenceItem] | None:
-        """Return None: what a sequence sends next may depend on what comes of this."""
-        return None
-
     def next_wakeup(self, now_ns: int) -> int | None:
         """Return when a batch becomes due or a sequence is over by the mere passing of time."""
         if self._refused:

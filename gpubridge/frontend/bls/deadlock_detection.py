@@ -28,7 +28,7 @@ def find_circle(
         if not each.waits_for and each is not caller:
             return []
     # Without a batch it executes nothing that waits.
-    return _circle(caller, target, instances) if caller.in_flight else []
+    return _circle(caller, target, instances) if caller.feed.in_flight else []
 
 
 def _circle(
@@ -56,7 +56,7 @@ def _circle(
 
 
 def _can_go_on(instance: Instance, caller: Instance, target: str, alive: set[str]) -> bool:
-    if not instance.in_flight:
+    if not instance.feed.in_flight:
         return True
     calls = set(instance.waits_for)
     if instance is caller:

@@ -1,0 +1,47 @@
+#include "schedule/instance_load.h"
+
+#include <algorithm>
+
+namespace gpubridge {
+namespace {
+
+// About this much work is sent ahead.
+constexpr double kAheadNs = 1e6;
+constexpr double kLimit = 64;
+// How much the latest batch counts.
+constexpr double kWeight = 0.125;
+
+}  // namespace
+
+void InstanceLoad::open(std::size_t least_window) {
+  least_ = least_window;
+  execute_ns_ = 0;
+  window_ = 1;
+  open_ = true;
+}
+
+void InstanceLoad::close() {
+  in_flight_ = batches_ = window_ = 0;
+  open_ = false;
+}
+
+void InstanceLoad::sent(std::size_t requests) {
+  ++batches_;
+  in_flight_ += requests;
+}
+
+void InstanceLoad::answered(std::size_t batches, std::size_t requests, std::uint64_t execute_ns,
+                            std::size_t free_tickets) {
+  // What a stub sent before its end may be heard after that.
+  in_flight_ -= std::min(in_flight_, requests);
+  batches_ -= std::min(batches_, batches);
+  if (requests != 0) {
+    const double mean = static_cast<double>(execute_ns) / static_cast<double>(requests);
+    execute_ns_ += (mean - execute_ns_) * (execute_ns_ == 0 ? 1 : kWeight);
+  }
+  if (!open_) return;
+  const auto ahead = static_cast<std::size_t>(std::min(kLimit, kAheadNs / (execute_ns_ + 1)));
+  window_ = std::min(std::max(least_, ahead), in_flight_ + free_tickets);
+}
+
+}  // namespace gpubridge

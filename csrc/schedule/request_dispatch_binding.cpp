@@ -1,0 +1,300 @@
+#include "schedule/request_dispatch_binding.h"
+
+#include <chrono>
+#include <utility>
+
+#include "ipc/in_flight_binding.h"
+#include "ipc/infer_request_binding.h"
+
+namespace gpubridge {
+
+using at_stub::RequestsAtStub;
+using Admission = DynamicBatcher::Admission;
+
+// -- one instance --------------------------------------------------------------------------------
+
+std::size_t InstanceFeed::open_requests() const {
+  return at_stub_ == nullptr ? 0 : at_stub_->open_requests();
+}
+
+void InstanceFeed::connect(nb::object stub) {
+  at_stub_ = nb::cast<RequestsAtStub*>(stub);
+  stub_ = std::move(stub);
+}
+
+void InstanceFeed::close() {
+  load_.close();
+  at_stub_ = nullptr;
+  stub_.reset();
+}
+
+void InstanceFeed::submit(nb::handle requests) {
+  if (at_stub_ == nullptr) throw nb::value_error("the instance has no stub");
+  load_.sent(nb::len(requests));
+  at_stub_->submit(requests);
+}
+
+static nb::list list_of(const std::vector<nb::object>& objects) {
+  nb::list list;
+  for (const nb::object& object : objects) list.append(object);
+  return list;
+}
+
+void InstanceFeed::answered(const AnsweredBatches& answered, Nanoseconds now) {
+  load_.answered(answered.batches, answered.requests, answered.execute_ns,
+                 at_stub_ == nullptr ? 0 : at_stub_->free_tickets());
+  const bool plain = answered.returning.empty() && answered.traced.empty();
+  if (plain && dispatch_ != nullptr) {
+    const nb::object held = nb::find(dispatch_);
+    dispatch_->dispatch(now);
+  } else if (!listener_.is_none()) {
+    listener_.attr("on_batches")(list_of(answered.returning), list_of(answered.traced), now);
+  }
+}
+
+int InstanceFeed::traverse(visitproc visit, void* arg) const {
+  Py_VISIT(listener_.ptr());
+  Py_VISIT(stub_.ptr());
+  return 0;
+}
+
+void InstanceFeed::clear() {
+  listener_ = nb::none();
+  close();
+}
+
+// -- the dispatch --------------------------------------------------------------------------------
+
+RequestDispatch::RequestDispatch(nb::object owner, nb::object batcher, bool ahead, bool ordered,
+                                 nb::object counters, nb::object shapes, nb::object clock)
+    : owner_(std::move(owner)),
+      cancel_(owner_.attr("cancel")),
+      batcher_object_(std::move(batcher)),
+      batcher_(nb::cast<ItemBatcher*>(batcher_object_)),
+      counters_object_(std::move(counters)),
+      counters_(nb::cast<ModelCounters*>(counters_object_)),
+      shapes_(std::move(shapes)),
+      clock_(std::move(clock)),
+      ahead_(ahead),
+      ordered_(ordered) {}
+
+void RequestDispatch::prepare_with(nb::object prepare, nb::object traces, bool always) {
+  prepare_ = std::move(prepare);
+  traces_ = std::move(traces);
+  always_ = always;
+}
+
+void RequestDispatch::serve(nb::handle feeds) {
+  for (InstanceFeed* feed : std::exchange(feeds_, {})) feed->leave(this);
+  feed_objects_.clear();
+  for (nb::handle object : feeds) {
+    feeds_.push_back(nb::cast<InstanceFeed*>(object));
+    feed_objects_.push_back(nb::borrow(object));
+    feeds_.back()->serve(this);
+  }
+}
+
+Nanoseconds RequestDispatch::now() const {
+  if (!clock_.is_none()) return nb::cast<Nanoseconds>(clock_());
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
+std::size_t RequestDispatch::pending() const {
+  std::size_t count = batcher_->pending();
+  for (const InstanceFeed* feed : feeds_) count += feed->load().in_flight() + feed->open_requests();
+  return count;
+}
+
+void RequestDispatch::submit(nb::handle object, nb::handle origin) {
+  if (!prepare_.is_none()) {
+    static const auto* const active = new at_stub::Name("active");
+    const bool out_of_the_ordinary = always_ || infer_request(object).has(InferRequest::kRanges) ||
+                                     !active->of(traces_).is(Py_False);
+    if (out_of_the_ordinary && !nb::cast<bool>(prepare_(object, origin))) return;
+  }
+  enqueue(object);
+}
+
+void RequestDispatch::enqueue(nb::handle object) {
+  InferRequest& request = infer_request(object);
+  const Nanoseconds now = this->now();
+  request.arrived = now;
+  request.set(InferRequest::kCancelled, cancel_);
+  if (request.copied != 0) counters_->copied(static_cast<std::uint64_t>(request.copied));
+  QueuedRequest queued;
+  queued.size = static_cast<std::uint64_t>(request.batch_size);
+  queued.arrived = now;
+  if (!ahead_) {
+    read_options(request.get(InferRequest::kOptions));
+    queued.shape = latest_.shape;
+    queued.priority = latest_.priority;
+    queued.timeout = latest_.timeout;
+  }
+  const Admission admission = batcher_->add(object, queued, now);
+  if (admission != Admission::kAccepted) {
+    owner_.attr("refuse_new")(object, admission == Admission::kStopped);
+    return;
+  }
+  if (ordered_) owner_.attr("hold_back")(object);
+  dispatch(now);
+}
+
+void RequestDispatch::read_options(nb::handle options) {
+  if (latest_.object.is(options)) return;
+  latest_ = {};
+  if (!shapes_.is_none()) latest_.shape = nb::cast<std::uint64_t>(shapes_(options));
+  latest_.priority = nb::cast<std::uint64_t>(options.attr("priority"));
+  latest_.timeout = from_microseconds(nb::cast<std::uint64_t>(options.attr("timeout_us")));
+  latest_.object = nb::borrow(options);
+}
+
+void RequestDispatch::dispatch(Nanoseconds now) {
+  if (ahead_) {
+    feed_ahead();
+  } else {
+    if (now == 0) now = this->now();
+    if (const nb::list late = batcher_->refused(now); late.size() != 0) {
+      owner_.attr("refuse_late")(late);
+    }
+    feed(now);
+    set_timer(now);
+  }
+  if (stopping_ && pending() == 0) owner_.attr("on_idle")();
+}
+
+InstanceFeed* RequestDispatch::least_loaded() const {
+  InstanceFeed* best = nullptr;
+  for (InstanceFeed* feed : feeds_) {
+    const std::size_t load = feed->load().in_flight();
+    if (load < feed->load().window() && (best == nullptr || load < best->load().in_flight())) {
+      best = feed;
+    }
+  }
+  return best;
+}
+
+void RequestDispatch::feed_ahead() {
+  while (batcher_->pending() != 0) {
+    InstanceFeed* best = least_loaded();
+    if (best == nullptr) {
+      check_hope();
+      return;
+    }
+    best->submit(batcher_->take(0));
+  }
+}
+
+// Each batch as late as possible: to instances that have nothing to do. Those that copy the inputs
+// of a batch while they execute another get it before, if it is full.
+void RequestDispatch::feed(Nanoseconds now) {
+  const auto is_free = [](const InstanceLoad& load) {
+    return load.window() != 0 && load.in_flight() == 0;
+  };
+  bool found = false;
+  for (InstanceFeed* feed : feeds_) {
+    if (!is_free(feed->load())) continue;
+    found = true;
+    if (const nb::object batch = batcher_->take(now); !batch.is_none()) feed->submit(batch);
+  }
+  if (!found) check_hope();
+  for (InstanceFeed* feed : feeds_) {
+    const InstanceLoad& load = feed->load();
+    while (load.window() != 0 && load.batches() != 0 && load.batches() < load.least_window()) {
+      const nb::object batch = batcher_->take_ahead(now);
+      if (batch.is_none()) break;
+      feed->submit(batch);
+    }
+  }
+}
+
+void RequestDispatch::set_timer(Nanoseconds now) {
+  const auto due = batcher_->next_wakeup(now);
+  if (!due || (timer_ != 0 && timer_ <= *due)) return;
+  timer_ = *due;
+  owner_.attr("set_timer")(timer_);
+}
+
+void RequestDispatch::ring() {
+  timer_ = 0;
+  dispatch(0);
+}
+
+// Has what waits refused when no instance is going to take it.
+void RequestDispatch::check_hope() {
+  if (batcher_->pending() == 0) return;
+  for (const InstanceFeed* feed : feeds_) {
+    if (feed->load().window() != 0) return;
+  }
+  owner_.attr("check_hope")();
+}
+
+int RequestDispatch::traverse(visitproc visit, void* arg) const {
+  for (const nb::object* held : {&owner_, &cancel_, &batcher_object_, &counters_object_, &shapes_,
+                                 &clock_, &prepare_, &traces_, &latest_.object}) {
+    Py_VISIT(held->ptr());
+  }
+  for (const nb::object& feed : feed_objects_) Py_VISIT(feed.ptr());
+  return 0;
+}
+
+void RequestDispatch::clear() {
+  serve(nb::tuple());
+  owner_ = cancel_ = shapes_ = clock_ = prepare_ = traces_ = latest_.object = nb::none();
+}
+
+namespace {
+
+template <typename Held>
+int traverse_held(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<Held>(self)->traverse(visit, arg) : 0;
+}
+
+template <typename Held>
+int clear_held(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<Held>(self)->clear();
+  return 0;
+}
+
+template <typename Held>
+PyType_Slot* collected() {
+  static PyType_Slot slots[] = {// NOLINT: the C API's own form
+                                {Py_tp_traverse, stub::slot(traverse_held<Held>)},
+                                {Py_tp_clear, stub::slot(clear_held<Held>)},
+                                {0, nullptr}};
+  return slots;
+}
+
+}  // namespace
+
+void bind_request_dispatch(nb::module_& module) {
+  nb::class_<InstanceFeed>(module, "InstanceFeed", nb::type_slots(collected<InstanceFeed>()))
+      .def(nb::init<nb::object>(), nb::arg().none())
+      .def("listen", &InstanceFeed::listen)
+      .def("connect", &InstanceFeed::connect)
+      .def("open", &InstanceFeed::open)
+      .def("close", &InstanceFeed::close)
+      .def("submit", &InstanceFeed::submit)
+      .def_prop_ro("open_requests", &InstanceFeed::open_requests)
+      .def_prop_ro("in_flight", [](const InstanceFeed& feed) { return feed.load().in_flight(); })
+      .def_prop_ro("batches", [](const InstanceFeed& feed) { return feed.load().batches(); })
+      .def_prop_ro("window", [](const InstanceFeed& feed) { return feed.load().window(); })
+      .def_prop_ro("least_window",
+                   [](const InstanceFeed& feed) { return feed.load().least_window(); });
+  nb::class_<RequestDispatch>(module, "RequestDispatch",
+                              nb::type_slots(collected<RequestDispatch>()))
+      .def(nb::init<nb::object, nb::object, bool, bool, nb::object, nb::object, nb::object>(),
+           nb::arg("owner"), nb::arg("batcher"), nb::arg("ahead"), nb::arg("ordered"),
+           nb::arg("counters"), nb::arg("shapes").none(), nb::arg("clock").none())
+      .def("prepare_with", &RequestDispatch::prepare_with)
+      .def("serve", &RequestDispatch::serve)
+      .def("submit", &RequestDispatch::submit, nb::arg(), nb::arg() = nb::none())
+      .def("enqueue", &RequestDispatch::enqueue)
+      .def("dispatch", &RequestDispatch::dispatch, nb::arg() = 0)
+      .def("ring", &RequestDispatch::ring)
+      .def("stop", &RequestDispatch::stop)
+      .def_prop_ro("pending", &RequestDispatch::pending);
+}
+
+}  // namespace gpubridge

@@ -1,0 +1,137 @@
+// The way of requests from a model's queue to its instances, and back to what follows from answers.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ipc/model_counters.h"
+#include "schedule/instance_load.h"
+#include "schedule/item_batcher_binding.h"
+
+namespace gpubridge {
+
+namespace at_stub {
+class RequestsAtStub;
+}  // namespace at_stub
+
+class RequestDispatch;
+
+// What came of the batches of a message.
+struct AnsweredBatches {
+  std::size_t batches = 0;
+  std::size_t requests = 0;
+  std::uint64_t execute_ns = 0;
+  std::vector<nb::object> returning;  // requests to be executed again
+  std::vector<nb::object> traced;     // batches of requests that are followed
+};
+
+// Leads batches to one model instance, to whichever stub it has; knows how many are there.
+class InstanceFeed {
+ public:
+  // `listener` hears what the dispatch of a model has no part in, and everything where there is
+  // none: a model of sequences.
+  explicit InstanceFeed(nb::object listener) : listener_(std::move(listener)) {}
+  InstanceFeed(const InstanceFeed&) = delete;
+  InstanceFeed& operator=(const InstanceFeed&) = delete;
+
+  [[nodiscard]] const InstanceLoad& load() const { return load_; }
+  [[nodiscard]] std::size_t open_requests() const;
+  void listen(nb::object listener) { listener_ = std::move(listener); }
+
+  // Sends batches to a stub, whose instance may not take any by itself yet.
+  void connect(nb::object stub);
+  void open(std::size_t least_window) { load_.open(least_window); }
+  void close();
+  void submit(nb::handle requests);
+
+  // Batches were answered, or a request ended after its batch.
+  void answered(const AnsweredBatches& answered, Nanoseconds now);
+
+  // The dispatch that serves it; outlives that, or is told.
+  void serve(RequestDispatch* dispatch) { dispatch_ = dispatch; }
+  void leave(const RequestDispatch* dispatch) {
+    if (dispatch_ == dispatch) dispatch_ = nullptr;
+  }
+  int traverse(visitproc visit, void* arg) const;
+  void clear();
+
+ private:
+  InstanceLoad load_;
+  nb::object listener_;
+  nb::object stub_;
+  at_stub::RequestsAtStub* at_stub_ = nullptr;  // in `stub_`
+  RequestDispatch* dispatch_ = nullptr;
+};
+
+// The dispatch loop of a model without sequences: its queue, and which instance gets what. The
+// Python object that owns it has the policies, and words all errors.
+class RequestDispatch {
+ public:
+  // `ahead`: requests are batches by themselves, and may wait at a stub as well as here. `shapes`
+  // gives the number of a request's options, or is None where shapes do not matter.
+  RequestDispatch(nb::object owner, nb::object batcher, bool ahead, bool ordered,
+                  nb::object counters, nb::object shapes, nb::object clock);
+  RequestDispatch(const RequestDispatch&) = delete;
+  RequestDispatch& operator=(const RequestDispatch&) = delete;
+  ~RequestDispatch() { clear(); }
+
+  // Has `prepare` called for each request, or only while the attribute `active` of `traces` is
+  // true, and for requests that do not lie in a slot; it says whether the request goes on.
+  void prepare_with(nb::object prepare, nb::object traces, bool always);
+  void serve(nb::handle feeds);
+
+  void submit(nb::handle request, nb::handle origin);
+  void enqueue(nb::handle request);
+  void dispatch(Nanoseconds now);
+  // The timer that the owner was asked to set is due.
+  void ring();
+  // Calls `on_idle` of the owner whenever nothing is pending, from now on.
+  void stop() { stopping_ = true; }
+  [[nodiscard]] std::size_t pending() const;
+
+  int traverse(visitproc visit, void* arg) const;
+  void clear();
+
+ private:
+  struct Options {
+    nb::object object;
+    std::uint64_t shape = 0;
+    std::uint64_t priority = 0;
+    Nanoseconds timeout = 0;
+  };
+
+  [[nodiscard]] Nanoseconds now() const;
+  [[nodiscard]] InstanceFeed* least_loaded() const;
+  void read_options(nb::handle options);
+  void feed_ahead();
+  void feed(Nanoseconds now);
+  void set_timer(Nanoseconds now);
+  void check_hope();
+
+  nb::object owner_;
+  nb::object cancel_;
+  nb::object batcher_object_;
+  ItemBatcher* batcher_;
+  nb::object counters_object_;
+  ModelCounters* counters_;
+  nb::object shapes_;
+  nb::object clock_;
+  nb::object prepare_ = nb::none();
+  nb::object traces_ = nb::none();
+  bool always_ = false;
+  bool ahead_;
+  bool ordered_;
+  bool stopping_ = false;
+  std::vector<nb::object> feed_objects_;
+  std::vector<InstanceFeed*> feeds_;
+  Options latest_;  // requests of one form share their options
+  Nanoseconds timer_ = 0;
+};
+
+// Adds the classes InstanceFeed and RequestDispatch to the module.
+void bind_request_dispatch(nb::module_& module);
+
+}  // namespace gpubridge
