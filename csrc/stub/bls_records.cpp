@@ -46,8 +46,10 @@ std::string_view bytes_of(nb::handle bytes) {
 // -- calls
 // -----------------------------------------------------------------------------------------
 
-CallWriter::CallWriter(nb::object encode, nb::object references, nb::type_object tensor)
-    : encode_(std::move(encode)), references_(std::move(references)), tensor_(std::move(tensor)) {}
+CallWriter::CallWriter(nb::object describe, nb::object references, nb::type_object tensor)
+    : describe_(std::move(describe)),
+      references_(std::move(references)),
+      tensor_(std::move(tensor)) {}
 
 // Takes what a call says; false where Python has to look.
 bool CallWriter::read(nb::handle request, Call& call) {
@@ -75,9 +77,9 @@ const CallWriter::Known& CallWriter::known(nb::handle request, bool decoupled, C
   key += {decoupled ? '\1' : '\0', call.handed_on ? '\1' : '\0'};
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
-  const auto encoded = nb::cast<nb::tuple>(encode_(request, decoupled));
+  const auto encoded = nb::cast<nb::tuple>(describe_(request, decoupled));
   Known made{std::string(bytes_of(encoded[0])),
-             std::string(bytes_of(nb::object(encoded[2].attr("encoded")())))};
+             std::string(bytes_of(nb::object(encoded[1].attr("encoded")())))};
   if (known_.size() >= kKept) known_.clear();
   return known_.emplace(key, std::move(made)).first->second;
 }

@@ -15,10 +15,10 @@ namespace gpubridge::stub {
 // Encodes calls that say no more than which model they are for and which outputs are wanted.
 class CallWriter {
  public:
-  // `encode` gives the signature, dims and context of a call; `references` says where tensors lie
+  // `describe` gives the signature and the context of a call; `references` says where tensors lie
   // that are in no shared memory yet, for a model, as the fields of all references one after
   // another.
-  CallWriter(nanobind::object encode, nanobind::object references, nanobind::type_object tensor);
+  CallWriter(nanobind::object describe, nanobind::object references, nanobind::type_object tensor);
 
   // The record of a call; None where it is left to Python.
   nanobind::object write(std::uint32_t number, nanobind::handle request, bool decoupled);
@@ -39,7 +39,7 @@ class CallWriter {
   void describe(nanobind::handle request, bool decoupled, Call& call, RecordParts& parts);
   const Known& known(nanobind::handle request, bool decoupled, Call& call);
 
-  nanobind::object encode_;
+  nanobind::object describe_;
   nanobind::object references_;
   nanobind::type_object tensor_;
   std::unordered_map<std::string, Known> known_;

@@ -31,49 +31,6 @@ from gpubridge.transport.signatures import encode_dims, encode_signature, parse_
 CallResponse = tuple[int, int, Optional[InferenceResponse]]
 """The number of a call, flags as `ResponseFlag` has them, and a response where there is one."""
 
-_KEPT = 512
-
-
-class CallForms:
-    """Encodes what calls say besides their tensors' bytes; remembers it, bounded. Any thread may use it."""
-
-    __slots__ = ("_known",)
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], tuple[bytes, CallContext]] = {}
-
-    def encode(
-        self, request: InferenceRequest, decoupled: bool
-    ) -> tuple[bytes, bytes, CallContext]:
-        """Return the signature and the dims of a call, encoded, and its context."""
-        tensors = [(t._name, t._datatype, len(t._shape)) for t in request._inputs]
-        dims = encode_dims([t._shape for t in request._inputs])
-        requested = tuple(request._requested_output_names)
-        # Of what is copied for the call nobody else has a view.
-        handed_on = False
-        for tensor in request._inputs:
-            if tensor._place is not None or tensor._device_bytes is not None:
-                handed_on = True
-        plain = not (
-            request._correlation_id
-            or request._flags
-            or request._timeout
-            or request._trace._identifier
-            or request._parameters != "{}"
-            or request._preferred_memory is not None
-        )
-        if not plain:
-            context = _context(request, decoupled, handed_on)
-            return encode_signature(tensors, requested), dims, context
-        key = request._model_name, request._model_version, decoupled, handed_on, requested, *tensors
-        known = self._known.get(key)
-        if known is None:
-            known = encode_signature(tensors, requested), _context(request, decoupled, handed_on)
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            self._known[key] = known
-        return known[0], dims, known[1]
-
 
 class BlsRecords:
     """Encodes calls, and decodes the responses to them.
@@ -91,14 +48,13 @@ class BlsRecords:
         self._outputs = outputs
         self._device: StubDevice | None = None
         self._placement: DevicePlacement | None = None
-        self._forms = CallForms()
         self._encode = record_encoder()
         self._reader = record_reader(ResponseContext)
         self._writer: NativeCallWriter | None = None
         self._responses: NativeCallResponseReader | None = None
         compiled = native()
         if compiled is not None:
-            self._writer = compiled.CallWriter(self._forms.encode, self._place, Tensor)
+            self._writer = compiled.CallWriter(_described, self._place, Tensor)
             self._responses = compiled.CallResponseReader(
                 parse_signature, Tensor, InferenceResponse, borrowed.book, self._response_at
             )
@@ -123,12 +79,13 @@ class BlsRecords:
             record = self._writer.write(number, request, decoupled)
             if record is not None:
                 return record
-        signature, dims, context = self._forms.encode(request, decoupled)
+        signature, context = _described(request, decoupled)
         context.encoded()
         refs, event = self._references(request._inputs, request._model_name)
         if event is not None:
             context = context.changed(event=event[0], event_lease=event[1])
         identifier = request._request_id.encode()
+        dims = encode_dims([tensor._shape for tensor in request._inputs])
         return self._encode(number, signature, dims, refs, 0, identifier, context.encoded())
 
     def decode(self, message: bytes) -> Sequence[CallResponse]:
@@ -198,17 +155,23 @@ class BlsRecords:
         return tensors
 
 
-def _context(request: InferenceRequest, decoupled: bool, handed_on: bool) -> CallContext:
+def _described(request: InferenceRequest, decoupled: bool) -> tuple[bytes, CallContext]:
+    """Return the encoded signature of a call, and its context."""
+    tensors = [(each._name, each._datatype, len(each._shape)) for each in request._inputs]
     preferred = request._preferred_memory
     parameters = ""
     if request._parameters != "{}":
         # As the called model reads it; Triton writes no blanks there.
         parameters = json.dumps(json.loads(request._parameters), separators=(",", ":"))
-    return CallContext(
+    context = CallContext(
         model=request._model_name,
         version=request._model_version,
         decoupled=decoupled,
-        handed_on=handed_on,
+        # Of what is copied for the call nobody else has a view.
+        handed_on=any(
+            tensor._place is not None or tensor._device_bytes is not None
+            for tensor in request._inputs
+        ),
         host_outputs=preferred is not None
         and preferred._memory_type is MemoryType.TRITONSERVER_MEMORY_CPU,
         **correlated(request._correlation_id or 0),
@@ -217,6 +180,7 @@ def _context(request: InferenceRequest, decoupled: bool, handed_on: bool) -> Cal
         parameters=parameters,
         trace=request._trace._identifier,
     )
+    return encode_signature(tensors, tuple(request._requested_output_names)), context
 
 
 def _code(number: int) -> Any:

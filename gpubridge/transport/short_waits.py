@@ -30,20 +30,15 @@ def busy_poll_ns(microseconds: int) -> int:
 
 
 class ShortWaits:
-    """Judges the next wait by the last ones.
-
-    - ``awake_ns``: for how long one would stay awake; 0 for never.
-    - ``for_work``: whether it is other processes' work that one waits for: then that they take the
-      processor for a while is no reason to sleep, as what one waits for comes of it.
+    """Judges the next wait by the last ones; ``awake_ns``: for how long one would stay awake, 0 for never.
 
     Attribute ``taken``: whether others wanted the processor when one stayed awake last.
     """
 
-    __slots__ = ("_limit", "_look", "_patience", "_run", "_since", "taken")
+    __slots__ = ("_limit", "_look", "_run", "_since", "taken")
 
-    def __init__(self, awake_ns: int, for_work: bool = False) -> None:
+    def __init__(self, awake_ns: int) -> None:
         self._limit = _SHORT * awake_ns
-        self._patience = _CONTENDED_NS if for_work else _TAKEN_NS
         self._since = 0
         self._run = 0
         self.taken = False
@@ -69,8 +64,8 @@ class ShortWaits:
 
         The processor is offered to others meanwhile. Where they take it, staying awake is no use.
         """
-        readable, away = self._look(descriptor, nanoseconds, self._patience)
-        self.taken = away > self._patience
+        readable, away = self._look(descriptor, nanoseconds, _TAKEN_NS)
+        self.taken = away > _TAKEN_NS
         if away > _CONTENDED_NS:
             self._run = -_PENALTY
         return readable

@@ -136,14 +136,6 @@ def test_a_client_that_takes_the_processor_is_no_other_work(clock: Clock) -> Non
     assert waits.begin(0)
 
 
-def test_the_work_that_is_waited_for_may_take_the_processor(clock: Clock) -> None:
-    waits = ShortWaits(AWAKE, for_work=True)
-    clock.taken = 50_000
-    assert not offered(waits)
-    clock.taken = 600_000
-    assert offered(waits)
-
-
 def test_a_single_processor_is_never_kept_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     assert busy_poll_ns(200) == 200_000
@@ -227,7 +219,7 @@ def test_poll_sees_what_comes_while_it_looks(
     ends: tuple[Channel, Channel], waits: ShortWaits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whoever else runs meanwhile is to be no reason to sleep.
-    monkeypatch.setattr(waits, "_patience", 10**12)
+    monkeypatch.setattr(short_waits, "_TAKEN_NS", 10**12)
     here, there = ends
     later = threading.Timer(0.01, there.send, [b"\x20later"])
     later.start()
@@ -240,7 +232,7 @@ def test_poll_ends_when_somebody_wants_the_processor(
     ends: tuple[Channel, Channel], waits: ShortWaits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No time is too short: whoever had the processor had it for longer.
-    monkeypatch.setattr(waits, "_patience", -1)
+    monkeypatch.setattr(short_waits, "_TAKEN_NS", -1)
     assert not ends[0].poll(10**12, waits)
     assert waits.taken
 

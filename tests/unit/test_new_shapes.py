@@ -11,7 +11,6 @@ from gpubridge.frontend.bls import requests
 from gpubridge.frontend.bls.requests import CalledModels
 from gpubridge.request import MemoryRange
 from gpubridge.stub.answers import AnswerEncoder
-from gpubridge.stub.bls_records import CallForms
 from gpubridge.transport.context import CallContext, RequestContext
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import Signature, TensorSpec, encode_dims
@@ -40,27 +39,6 @@ def test_a_stub_makes_one_signature_for_all_shapes_of_an_answer():
     assert len({dims for _, dims in made}) == len(set(SHAPES))
 
 
-def test_a_stub_makes_one_signature_for_all_shapes_of_a_call():
-    forms = CallForms()
-    made = []
-    for shape in SHAPES:
-        request = SimpleNamespace(
-            _inputs=[tensor(shape)],
-            _requested_output_names=["OUT"],
-            _model_name="m",
-            _model_version=-1,
-            _correlation_id=0,
-            _flags=0,
-            _timeout=0,
-            _trace=SimpleNamespace(_identifier=0),
-            _parameters="{}",
-            _preferred_memory=None,
-        )
-        made.append(forms.encode(request, False))
-    assert len({(id(signature), id(context)) for signature, _, context in made}) == 1
-    assert len({dims for _, dims, _ in made}) == len(set(SHAPES))
-
-
 @pytest.fixture
 def call():
     """Make a call of a model, of one input of some shape, in a server."""
@@ -74,7 +52,7 @@ def call():
     def call(shape, nbytes):
         record = Record(1, signature, (shape,), said, 0, "me", ())
         place = MemoryRange(None, 0, nbytes, None)
-        return models.request(models.target(said, "", "caller"), record, [place], print)
+        return models.form(record, "caller", "").request(record, [place], print)
 
     return call
 

@@ -28,7 +28,7 @@ from gpubridge.engine.workers import HEAVY_BYTES
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.bls.control_requests import ControlRequests
 from gpubridge.frontend.bls.deadlock_detection import find_circle
-from gpubridge.frontend.bls.requests import CalledModels, CallTarget
+from gpubridge.frontend.bls.requests import CalledModels, CallForm
 from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome
 from gpubridge.transport.calls import CallKind, decode_records, encode_records
@@ -86,12 +86,12 @@ class BlsServer:
 class _Call:
     """One call on its way."""
 
-    __slots__ = ("began", "number", "request", "target")
+    __slots__ = ("began", "form", "number", "request")
 
-    def __init__(self, number: int, target: CallTarget, request: InferRequest) -> None:
+    def __init__(self, number: int, form: CallForm, request: InferRequest) -> None:
         self.began = time.monotonic_ns()
         self.number = number
-        self.target = target
+        self.form = form
         self.request = request
 
 
@@ -263,23 +263,22 @@ class BlsConnection:
         if number in self._calls:
             raise MalformedMessage(f"call {number} of '{said.model}', which there is already")
         ranges = self._ranges(record)
-        models = self._server.models
         try:
-            target = models.target(said, self._link.device or "", self._model)
-            for each in target.needed:
+            form = self._server.models.form(record, self._model, self._link.device or "")
+            for each in form.needed:
                 self._check_deadlock(each)
-            request = models.request(target, record, ranges, partial(self._end, number))
+            request = form.request(record, ranges, partial(self._end, number))
         except BridgeError as error:
             text = f"Model {said.model} - Error when running inference: {error.message}"
             self._answer(number, BridgeError(text, error.code), 0)
             return
         if said.decoupled:
             request.on_partial = partial(self._respond, number)
-        self._calls[number] = _Call(number, target, request)
+        self._calls[number] = _Call(number, form, request)
         waits_for = self._caller.waits_for
-        for each in target.needed:
+        for each in form.needed:
             waits_for[each] = waits_for.get(each, 0) + 1
-        model = target.model
+        model = form.model
         cause = Caused(model.traces.find(said.trace)) if said.trace else UNTRACED
         model.submit(request, cause)
 
@@ -315,7 +314,7 @@ class BlsConnection:
             self._end(call.number, BridgeError("the request was cancelled", ErrorCode.CANCELLED))
         else:
             # A sequence goes on with every request of it that its model has not seen.
-            of_sequence = call.target.model.config.message.HasField("sequence_batching")
+            of_sequence = call.form.model.config.message.HasField("sequence_batching")
             request.instance.cancel(request, of_sequence, still_read)
 
     def _give_up(self, since: int) -> None:
@@ -334,7 +333,7 @@ class BlsConnection:
             return
         self._answer(number, outcome, 0)
         waits_for = self._caller.waits_for
-        for each in call.target.needed:
+        for each in call.form.needed:
             left = waits_for.get(each, 1) - 1
             if left:
                 waits_for[each] = left
