@@ -89,4 +89,4 @@ class Unsent:
             # More was added: what was sent meanwhile cannot be told.
             self._what = object()
         self._left = left
-        return self._rate.too_slow(now, self._what if left else None, -left)
+        return self._rate.too_slow(now, self._what if left else None, -left, left)

@@ -192,8 +192,13 @@ def test_answers_that_nobody_reads_leave_room_for_others(server):
         for sock in socks:
             # It has been answered: the beginning is there.
             assert sock.recv(8, socket.MSG_PEEK) == b"HTTP/1.1"
-        with others(server, sizes=(16, 20_000, 300_000)):
-            pass
+        with others(server, sizes=(16, 20_000, 300_000)), connected(server.http_url) as sock:
+            # Answers that are not small, too.
+            medium = values(64)
+            medium[0] = 75_000
+            for _ in range(5):
+                sock.sendall(request(medium))
+                assert read_answer(sock)[0] == 200
     # When they are gone, so is what they held.
     with connected(server.http_url) as sock:
 

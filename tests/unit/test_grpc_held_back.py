@@ -119,3 +119,18 @@ def test_a_socket_that_is_full_is_another_matter():
         assert looked(door, range(200, 300)) == 260
 
     run(scenario)
+
+
+@pytest.mark.parametrize(("rate", "ends"), [(600, True), (9000, False)])
+def test_an_answer_that_holds_much_has_to_be_let_through_faster(rate, ends):
+    def scenario():
+        door = held_back("ModelStreamInfer", end=False)
+        door.connection.http2.send_data(1, [bytes(8 << 20)])
+        for time in range(0, 3 * TIMEOUT, 20):
+            if looked(door, [time]) is not None:
+                break
+            widen(door, 20 * rate)
+            widen(door, 20 * rate, 0)
+        assert (RESET in bytes(door.sent)) is ends
+
+    run(scenario)

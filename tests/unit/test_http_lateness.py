@@ -130,9 +130,18 @@ def test_a_client_that_does_not_take_its_answers_is_cut_off(door):
 def test_a_client_that_takes_its_answers_fast_enough_is_not(door):
     door.receive(GET)
     for time in range(0, 200, 10):
-        door.transport.unsent = 1_000_000 - 510 * time
+        door.transport.unsent = 500_000 - 510 * time
         check(door, time)
     assert door.transport.state == "open"
+
+
+@pytest.mark.parametrize(("rate", "state"), [(600, "closed"), (61_000, "open")])
+def test_a_client_that_leaves_much_unread_has_to_take_it_faster(door, rate, state):
+    door.receive(GET)
+    for time in range(0, 200, 10):
+        door.transport.unsent = (60 << 20) - rate * time
+        check(door, time)
+    assert door.transport.state == state
 
 
 def test_zero_is_no_limit():

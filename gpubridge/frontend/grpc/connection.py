@@ -209,7 +209,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _end_unwanted(self, now: float) -> None:
         """End the calls whose answers the client does not let through."""
         http2 = self.http2
-        for stream_id in self._watch.unwanted(now, [] if self._state.paused else http2.held_back()):
+        held_back = [] if self._state.paused else http2.held_back()
+        for stream_id in self._watch.unwanted(now, held_back, http2.queued):
             # What clients call RESOURCE_EXHAUSTED; trailers would have to stand behind the answer.
             http2.reset(stream_id, _ENHANCE_YOUR_CALM)
             self._abort(stream_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gpubridge.config import GrpcConnections
 from gpubridge.dataplane import Http2Connection
@@ -174,11 +174,14 @@ class Watch:
             return Finding.LEAVE
         return Finding.PING if pulse is Pulse.PING else None
 
-    def unwanted(self, now: float, held_back: Sequence[tuple[int, int]]) -> list[int]:
+    def unwanted(
+        self, now: float, held_back: Sequence[tuple[int, int]], queued: Callable[[int], int]
+    ) -> list[int]:
         """Return the streams whose answers the client's windows have held back for too long.
 
-        ``held_back``: those that have more to send than the windows allow, and how many bytes of
-        each were let through; none while it is the socket that takes no more.
+        - ``held_back``: those that have more to send than the windows allow, and how many bytes of
+          each were let through; none while it is the socket that takes no more.
+        - ``queued``: returns the bytes that a stream has to send.
         """
         if not (held_back or self._windows):
             return []
@@ -190,5 +193,5 @@ class Watch:
         return [
             stream_id
             for stream_id, nbytes in held_back
-            if self._windows[stream_id].too_slow(now, self._windows[stream_id], nbytes)
+            if self._windows[stream_id].too_slow(now, stream_id, nbytes, queued(stream_id))
         ]
