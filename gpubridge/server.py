@@ -72,7 +72,9 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
         most=settings.client_shm_max_regions,
     )
     router = V2Router(repository, regions, workers, strict_readiness=settings.strict_readiness)
-    service = GrpcService(repository, router.ready, regions, settings.grpc_max_message_size)
+    service = GrpcService(
+        repository, router.ready, regions, settings.grpc_max_message_size, workers
+    )
     repository.listen(router.model_changed)
     repository.listen(service.model_changed)
     doors: list[_Door] = []

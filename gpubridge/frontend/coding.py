@@ -87,15 +87,6 @@ class Inflater:
         return data
 
 
-def decompress(coding: bytes, body: bytes | bytearray, limit: int) -> bytes:
-    """Return a body as it was before its coding was applied.
-
-    Raises BridgeError as `Inflater` says.
-    """
-    inflater = Inflater(coding, body, limit)
-    return inflater.read(limit + 1)
-
-
 def compress(coding: str, parts: Sequence[bytes | memoryview], level: int = -1) -> bytes:
     """Compress the parts as one body, as well as ``level`` (zlib's) says."""
     packer = zlib.compressobj(level, wbits=31 if coding == "gzip" else 15)

@@ -12,9 +12,11 @@ from gpubridge.dataplane import GrpcMethods, Http2Limits
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
+from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
 from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
+from gpubridge.frontend.grpc.packing import MessageCoder
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.grpc.infer_request import FormCache
@@ -32,6 +34,7 @@ _DECOUPLED = model_config(
 _OUT = Signature((TensorSpec("OUT", "FP32", 1, 4),), ())
 _MESSAGE_LIMIT = 1 << 20
 _UNTRACED = type("Traces", (), {"active": False})()
+_WORKERS = Workers()
 _SERVICE = b"/inference.GRPCInferenceService/"
 _METHODS = GrpcMethods(
     [
@@ -122,6 +125,7 @@ class GrpcDoor:
             self.regions, self._memory = beside.regions, beside._memory
             self._forms, self.connections = beside._forms, beside.connections
             self.infer = beside.infer
+        self.coder = MessageCoder(_WORKERS, self.regions.budget)
         self.sent = bytearray()
         self.closed = False
         self.connection = GrpcConnection(

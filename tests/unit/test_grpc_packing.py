@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from gpubridge.frontend.grpc.packing import accepted_packing, unpacked
+from gpubridge.frontend.grpc.packing import accepted_packing
 from gpubridge.protocol.grpc.infer_response import encode_frame
 
 MESSAGE = bytes(range(64)) * 1000
@@ -32,7 +32,7 @@ def test_a_frame_comes_back_as_it_was(segments, accepted, coding):
     assert len(frame) < len(MESSAGE) / 10
     assert frame[0] == 1
     assert int.from_bytes(frame[1:5], "big") == len(frame) - 5
-    assert unpacked(frame[5:], coding, 1 << 20) == MESSAGE
+    assert zlib.decompress(frame[5:], wbits=31 if coding == b"gzip" else 15) == MESSAGE
 
 
 def test_levels_are_zlibs():

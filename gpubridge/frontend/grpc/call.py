@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gpubridge.dataplane import HeaderFields, Http2Connection, RequestHeaders
 from gpubridge.errors import BridgeError
-from gpubridge.frontend.grpc.packing import Packing, unpacked
+from gpubridge.frontend.grpc.packing import MessageCoder, Packing
 from gpubridge.frontend.grpc.status import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
@@ -42,6 +42,10 @@ class CallOwner(Protocol):
     def account(self) -> Account:
         """What the connection holds."""
 
+    @property
+    def coder(self) -> MessageCoder:
+        """Unpacks their messages and packs their answers."""
+
     def forget(self, stream_id: int) -> None:
         """Hear that a call has ended."""
 
@@ -69,6 +73,7 @@ class Call:
         "_stream_id",
         "_timer",
         "_told",
+        "_unpacking",
     )
 
     def __init__(
@@ -81,6 +86,8 @@ class Call:
         self._packing: Packing | None = None
         self._rate: Rate | None = None
         self._timer: asyncio.TimerHandle | None = None
+        # Gives a compressed message as it was.
+        self._unpacking: asyncio.Task[None] | None = None
         self._told = False
         self._done = False
 
@@ -175,6 +182,9 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._unpacking is not None:
+            self._unpacking.cancel()
+            self._unpacking = None
 
     def _late(self) -> None:
         self._timer = None
@@ -199,9 +209,36 @@ class Call:
                 CallFailed(Status.DEADLINE_EXCEEDED, f"{text}within {window:g} s, or its end")
             )
 
-    def _plain(self, message: bytes) -> bytes:
-        """Return a compressed message as it was; raises CallFailed."""
-        return unpacked(message, self._headers.coding, self._limit)
+    def _unpack(self, message: bytes, then: Callable[[bytes], None]) -> bytes | None:
+        """Return a compressed message as it was; None where ``then`` gets it later.
+
+        Raises CallFailed for what is none; later, that ends the call.
+        """
+
+        def done(plain: bytes | BridgeError | CallFailed) -> None:
+            self._unpacking = None
+            if isinstance(plain, bytes):
+                then(plain)
+            else:
+                self.refuse(plain)
+
+        plain = self._connection.coder.unpack(
+            message, self._headers.coding, self._limit, self._connection.account, done
+        )
+        if isinstance(plain, bytes):
+            return plain
+        self._unpacking = plain
+        return None
+
+    def _complete_packed(self, message: bytes) -> None:
+        """Take the request's only message, which is compressed."""
+        try:
+            plain = self._unpack(message, lambda plain: self.complete(plain, False))
+        except CallFailed as error:
+            self.fail(error)
+        else:
+            if plain is not None:
+                self.complete(plain, False)
 
 
 class UnaryCall(Call):
@@ -225,8 +262,11 @@ class UnaryCall(Call):
 
     def complete(self, message: bytes, compressed: bool) -> None:
         """Answer the one message."""
+        if compressed:
+            self._complete_packed(message)
+            return
         try:
-            self._begin(self._plain(message) if compressed else message)
+            self._begin(message)
         except (BridgeError, CallFailed) as error:
             self.fail(error)
 

@@ -60,6 +60,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     - ``http2``: where calls send their answers.
     - ``account``: what the connection holds.
+    - ``coder``: unpacks messages and packs answers.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     ) -> None:
         self.http2 = Http2Connection(service.methods, settings.http2)
         self.account = Account(self._unread)
+        self.coder = service.coder
         self._service = service
         self._connections = connections
         self._calls: dict[int, Call] = {}

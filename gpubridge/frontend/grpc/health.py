@@ -73,8 +73,11 @@ class HealthWatch(Call):
 
     def complete(self, message: bytes, compressed: bool) -> None:
         """Take the request, and begin to tell."""
+        if compressed:
+            self._complete_packed(message)
+            return
         try:
-            self._service = metadata.health_service(self._plain(message) if compressed else message)
+            self._service = metadata.health_service(message)
         except (BridgeError, CallFailed) as error:
             self.fail(error)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from gpubridge.dataplane import (
@@ -23,7 +24,7 @@ from gpubridge.frontend.grpc.status import (
     failure,
 )
 from gpubridge.frontend.shared_memory import RequestMemory
-from gpubridge.host_shm import Body
+from gpubridge.host_shm import LARGE_BYTES, Body
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest, MadeRequest
 from gpubridge.protocol.grpc.infer_response import (
     FrameSegments,
@@ -68,8 +69,7 @@ class InferEndpoint(GrpcInferEndpoint):
     def frame(known: KnownRequest[Model], identifier: str, outcome: Outcome) -> FrameSegments:
         """Encode an outcome that `plain_template` is not for; raises BridgeError for an error."""
         if not isinstance(outcome, InferResponse):
-            # A copy: the traceback of the error itself would hold frames that hold it.
-            raise BridgeError(outcome.message, outcome.code)
+            raise outcome.copy()
         model = known.model
         return encode_response(known.form, identifier, outcome, model.config, model.version)
 
@@ -77,6 +77,9 @@ class InferEndpoint(GrpcInferEndpoint):
     def failure(error: BridgeError | CallFailed) -> HeaderFields:
         """Return the fields that end a call with an error."""
         return failure(error, begun=False)
+
+
+_PIECE = 1 << 20
 
 
 class InferCall(Call):
@@ -116,10 +119,16 @@ class InferCall(Call):
         self._known: KnownRequest[Model] | None = None
 
     def complete(self, message: bytes, compressed: bool) -> None:
-        """Take a small message: its inputs are copied into shared memory."""
+        """Take a small message, or a compressed one: its inputs are copied into shared memory."""
+        if compressed:
+            self._complete_packed(message)
+            return
+        if len(message) > LARGE_BYTES:
+            self.large(len(message))
+            self._feed(memoryview(message))
+            return
         try:
-            plain = self._plain(message) if compressed else message
-            self._hand_over(whole_request(plain, self._forms, self._answer))
+            self._hand_over(whole_request(message, self._forms, self._answer))
         except (BridgeError, CallFailed) as error:
             self.fail(error)
 
@@ -141,6 +150,20 @@ class InferCall(Call):
         except (BridgeError, CallFailed) as error:
             self._give_up()
             self.fail(error)
+
+    def _feed(self, message: memoryview) -> None:
+        """Take a large message that was compressed, a piece in each turn of the event loop."""
+        receiver = self._receiver
+        if receiver is None:
+            return
+        try:
+            receiver.feed(message[:_PIECE])
+            if len(message) > _PIECE:
+                asyncio.get_running_loop().call_soon(self._feed, message[_PIECE:])
+            else:
+                self._end(receiver, True)
+        except (BridgeError, CallFailed) as error:
+            self.refuse(error)
 
     def filled(self, end: bool) -> None:
         """A tensor has been received."""
@@ -232,9 +255,22 @@ class InferCall(Call):
         except BridgeError as error:
             self.fail(error)
             return
-        if self._packing is not None:
-            frame = self._packing.frame(frame)
-        self._answer_all(frame)
+        packing, packed = self._packing, None
+        if packing is None:
+            packed = frame
+        else:
+            packed = self._connection.coder.pack(packing, frame, self._packed)
+        if packed is not None:
+            self._answer_all(packed)
+
+    def _packed(self, frame: FrameSegments | BridgeError) -> None:
+        """Send an answer that a worker has compressed."""
+        if self._done:
+            return
+        if isinstance(frame, BridgeError):
+            self.fail(frame)
+        else:
+            self._answer_all(frame)
 
 
 class TracedInferCall(InferCall):

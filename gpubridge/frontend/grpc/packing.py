@@ -1,38 +1,37 @@
-"""Compressed messages: gzip or deflate, in requests, and in answers if the server is told to."""
+"""Compressed messages: gzip or deflate, in requests, and in answers if the server is told to.
+
+What is small is done at once, the rest by worker threads, a few messages at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from io import BytesIO
 
 from gpubridge.config import CompressionLevel
 from gpubridge.dataplane import HeaderFields
+from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.coding import compress, decompress
+from gpubridge.frontend.coding import Inflater, compress
 from gpubridge.frontend.grpc.status import RESPONSE_FIELDS, CallFailed, Status
+from gpubridge.host_shm import Account, Body, Budget, PrivateBytes
 from gpubridge.protocol.grpc.infer_response import FrameSegments
 
 PREFIX = 5
 """Bytes before each message: a flag and its length."""
 
 _ZLIB_LEVELS: dict[CompressionLevel, int] = {"low": 1, "medium": 6, "high": 9}
+_AT_ONCE = 256 * 1024
+"""Bytes of a message that are unpacked on the event loop: about a millisecond."""
+_PACKED_AT_ONCE = 64 * 1024
+"""Likewise for answers, which take ten times as long."""
+_PIECE = 1 << 20
+_MESSAGES = 4
+"""Messages that are unpacked at a time."""
 
-
-def unpacked(message: bytes, coding: bytes, limit: int) -> bytes:
-    """Return a compressed message as it was.
-
-    - ``coding``: the call's ``grpc-encoding``; empty for none.
-    - ``limit``: bytes of the longest message.
-
-    Raises CallFailed: INTERNAL for what was not compressed so, or is too long; UNIMPLEMENTED for
-    another coding.
-    """
-    try:
-        return decompress(coding or b"identity", message, limit)
-    except BridgeError as error:
-        status = Status.INTERNAL
-        if error.code == ErrorCode.UNSUPPORTED:
-            status = Status.UNIMPLEMENTED
-        raise CallFailed(status, error.message) from error
+Failed = BridgeError | CallFailed
 
 
 class Packing:
@@ -60,6 +59,109 @@ class Packing:
         if len(packed) >= length:
             return segments
         return [b"\1%b%b" % (len(packed).to_bytes(PREFIX - 1, "big"), packed)]
+
+
+class MessageCoder:
+    """Unpacks the messages of requests, and packs those of answers, for any number of calls.
+
+    - ``workers``: do what takes long.
+    - ``budget``: what becomes of messages is charged there.
+    """
+
+    def __init__(self, workers: Workers, budget: Budget) -> None:
+        self._workers = workers
+        self._budget = budget
+        self._turns = asyncio.Semaphore(_MESSAGES)
+
+    def unpack(
+        self,
+        message: bytes,
+        coding: bytes,
+        limit: int,
+        account: Account,
+        done: Callable[[bytes | Failed], None],
+    ) -> bytes | asyncio.Task[None]:
+        """Return a compressed message as it was, if that is small.
+
+        Else the task that gives it, or why there is none, to ``done``; it can be cancelled.
+
+        - ``coding``: the call's ``grpc-encoding``; empty for none.
+        - ``limit``: bytes of the longest message.
+        - ``account``: what the connection holds.
+
+        Raises CallFailed: INTERNAL for what was not compressed so, or is too long; UNIMPLEMENTED for
+        another coding.
+        """
+        try:
+            inflater = Inflater(coding or b"identity", message, limit)
+            first = inflater.read(_AT_ONCE)
+        except BridgeError as error:
+            raise _failed(error) from error
+        if inflater.finished:
+            return first
+        return asyncio.get_running_loop().create_task(self._unpack(inflater, first, account, done))
+
+    async def _unpack(
+        self,
+        inflater: Inflater,
+        first: bytes,
+        account: Account,
+        done: Callable[[bytes | Failed], None],
+    ) -> None:
+        refusals: list[BridgeError] = []
+
+        def refuse(error: BridgeError) -> None:
+            refusals.append(error)
+            counted.close()
+
+        async with self._turns:
+            counted = PrivateBytes(Body(self._budget, account, refuse))
+            try:
+                message = BytesIO()
+                message.write(first)
+                while not inflater.finished and not refusals:
+                    counted.count(message.tell() + _PIECE)
+                    await self._by_worker(partial(_read_piece, inflater, message))
+                outcome: bytes | Failed = refusals[0] if refusals else message.getvalue()
+            except BridgeError as error:
+                outcome = error if error.code == ErrorCode.UNAVAILABLE else _failed(error)
+            finally:
+                counted.close()
+        done(outcome)
+
+    async def _by_worker(self, work: Callable[[], None]) -> None:
+        """Do some work; raises its error."""
+        result: asyncio.Future[BridgeError | None] = asyncio.get_running_loop().create_future()
+
+        def end(outcome: BridgeError | None) -> None:
+            if not result.done():
+                result.set_result(outcome)
+
+        self._workers.run(work, end)
+        error = await result
+        if error is not None:
+            raise error
+
+    def pack(
+        self,
+        packing: Packing,
+        frame: FrameSegments,
+        done: Callable[[FrameSegments | BridgeError], None],
+    ) -> FrameSegments | None:
+        """Return a frame as it is sent, if that is soon known; else None: ``done`` gets it."""
+        if sum(map(len, frame)) <= _PACKED_AT_ONCE:
+            return packing.frame(frame)
+        self._workers.run(partial(packing.frame, frame), done)
+        return None
+
+
+def _read_piece(inflater: Inflater, message: BytesIO) -> None:
+    message.write(inflater.read(_PIECE))
+
+
+def _failed(error: BridgeError) -> CallFailed:
+    unknown = error.code == ErrorCode.UNSUPPORTED
+    return CallFailed(Status.UNIMPLEMENTED if unknown else Status.INTERNAL, error.message)
 
 
 def accepted_packing(accepted: bytes, level: CompressionLevel) -> Packing | None:

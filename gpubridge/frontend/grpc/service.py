@@ -10,11 +10,13 @@ from gpubridge.dataplane import GrpcMethods, RequestHeaders
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner, DeferredCall, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint, TracedInferCall
 from gpubridge.frontend.grpc.memory import Deferred, cuda_calls, memory_calls
+from gpubridge.frontend.grpc.packing import MessageCoder
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.model_readiness import tell_ready
 from gpubridge.frontend.repository_control import ControlTasks
@@ -63,6 +65,8 @@ class GrpcService:
         The clients' own memory.
     message_limit : int
         Bytes of a message of inference, or with the files of a model, after decompression too.
+    workers : Workers
+        For what takes long.
 
     Attributes
     ----------
@@ -70,6 +74,8 @@ class GrpcService:
         Who is told of its state.
     methods : GrpcMethods
         What connections have to know of the methods.
+    coder : MessageCoder
+        Unpacks messages and packs answers.
     """
 
     def __init__(
@@ -78,12 +84,14 @@ class GrpcService:
         ready: Callable[[], bool],
         regions: ClientRegions,
         message_limit: int,
+        workers: Workers,
     ) -> None:
         self._repository = repository
         self._ready = ready
         self._traces = repository.telemetry.traces
         self.health = Health(ready)
         self._memory = RequestMemory(repository.regions, regions)
+        self.coder = MessageCoder(workers, self._memory.budget)
         memory = self._memory
         self._forms: FormCache[Model] = FormCache(self._find, memory.arena, memory.check)
         unary: dict[bytes, Callable[[bytes], bytes]] = {

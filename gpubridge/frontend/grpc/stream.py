@@ -60,6 +60,16 @@ class _Flow:
         self.unsent = 0
 
 
+class _Outgoing:
+    """An answer on its way: what is sent, None while that is compressed; an error ends the stream."""
+
+    __slots__ = ("frame", "nbytes")
+
+    def __init__(self, frame: FrameSegments | BridgeError) -> None:
+        self.frame: FrameSegments | BridgeError | None = frame
+        self.nbytes = 0 if isinstance(frame, BridgeError) else sum(map(len, frame))
+
+
 class StreamCall(Call):
     """One stream of inference requests.
 
@@ -76,12 +86,14 @@ class StreamCall(Call):
 
     __slots__ = (
         "_advancing",
+        "_coded",
         "_counted",
         "_ended",
         "_errors_end",
         "_flows",
         "_forms",
         "_memory",
+        "_outgoing",
         "_partial",
         "_received",
         "_turns",
@@ -106,6 +118,10 @@ class StreamCall(Call):
         self._turns: deque[_Turn] = deque()
         self._flows: set[_Flow] = set()
         self._waiting: deque[bytes] = deque()
+        # Compressed messages, and what came behind such: in their order.
+        self._coded: deque[tuple[bytes, bool]] = deque()
+        # Answers that are being compressed, and what stands behind them.
+        self._outgoing: deque[_Outgoing] = deque()
         # Bytes of all messages, and of the one that is on its way; what that and the waiting ones are
         # charged to.
         self._received = self._partial = 0
@@ -125,20 +141,35 @@ class StreamCall(Call):
         self._unread += nbytes
         self._received += nbytes
         self._partial += nbytes - sum(PREFIX + len(message) for message in messages)
-        try:
-            if compressed:
-                messages = [self._plain(message) for message in messages]
+        if compressed or self._coded or self._unpacking is not None:
+            self._coded.extend([(message, compressed) for message in messages])
+        else:
             self._waiting.extend(messages)
+        self._ended = self._ended or end
+        self._take_coded()
+
+    def _take_coded(self) -> None:
+        """Take the messages that wait to be unpacked."""
+        try:
+            while self._coded and self._unpacking is None:
+                message, compressed = self._coded.popleft()
+                plain = self._unpack(message, self._unpacked) if compressed else message
+                if plain is not None:
+                    self._waiting.append(plain)
             self._count()
         except (BridgeError, CallFailed) as error:
             self.refuse(error)
             return
-        self._ended = self._ended or end
         self._advance()
+
+    def _unpacked(self, message: bytes) -> None:
+        self._waiting.append(message)
+        self._take_coded()
 
     def _count(self) -> None:
         """Charge the connection for messages that are no requests yet, if they are large."""
         held = self._partial + sum(map(len, self._waiting))
+        held += sum(len(message) for message, _ in self._coded)
         if held <= LARGE_BYTES:
             self._release()
             return
@@ -159,7 +190,8 @@ class StreamCall(Call):
 
     def writable(self) -> None:
         """The client has caught up."""
-        for flow in self._flows:
+        # With what is being compressed, there may still be much that it does not have.
+        for flow in self._flows if self._is_read() else ():
             unsent, flow.unsent = flow.unsent, 0
             if unsent:
                 flow.request.passed_on(unsent)
@@ -178,10 +210,11 @@ class StreamCall(Call):
             return
         if self._counted is not None:
             self._count()
-        if not self._waiting and self._unread and self._has_room():
+        taken = not (self._waiting or self._coded or self._unpacking)
+        if taken and self._unread and self._has_room():
             unread, self._unread = self._unread, 0
             self._connection.http2.consume(self._stream_id, unread)
-        if self._ended and not (self._waiting or self._turns or self._flows):
+        if self._ended and taken and not (self._turns or self._flows or self._outgoing):
             self._succeed()
 
     def _has_room(self) -> bool:
@@ -189,7 +222,9 @@ class StreamCall(Call):
 
     def _is_read(self) -> bool:
         """Whether the client reads fast enough to get more."""
-        return self._connection.http2.queued(self._stream_id) < _UNSENT_BYTES
+        unsent = self._connection.http2.queued(self._stream_id)
+        unsent += sum(outgoing.nbytes for outgoing in self._outgoing)
+        return unsent < _UNSENT_BYTES
 
     def _begin(self, message: bytes) -> None:
         turn = _Turn()
@@ -228,6 +263,8 @@ class StreamCall(Call):
 
     def _give_up(self) -> None:
         self._waiting.clear()
+        self._coded.clear()
+        self._outgoing.clear()
         self._release()
         turns, self._turns = self._turns, deque()
         flows, self._flows = self._flows, set()
@@ -254,8 +291,7 @@ class StreamCall(Call):
 
     def _fail_turn(self, turn: _Turn, error: BridgeError, frame: FrameSegments) -> None:
         if self._errors_end:
-            self._give_up()
-            self.fail(error)
+            self._send(error)
             return
         turn.frame = frame
         self._send_ready()
@@ -297,17 +333,37 @@ class StreamCall(Call):
             frame = _frame(flow.known, flow.request, outcome, final=final)
         except BridgeError as error:
             if self._errors_end:
-                self._give_up()
-                self.fail(error)
+                self._send(error)
                 return
             frame = _failure(flow.known, flow.request, error, final=final)
         self._send(frame)
 
-    def _send(self, frame: FrameSegments) -> None:
-        if self._packing is not None:
-            frame = self._packing.frame(frame)
-        self._connection.http2.send_data(self._stream_id, frame)
-        self._connection.flush_soon()
+    def _send(self, frame: FrameSegments | BridgeError) -> None:
+        """Send an answer, or the error that ends the stream, behind those that are compressed."""
+        outgoing = _Outgoing(frame)
+        if self._packing is not None and not isinstance(frame, BridgeError):
+            done = partial(self._packed, outgoing)
+            outgoing.frame = self._connection.coder.pack(self._packing, frame, done)
+        self._outgoing.append(outgoing)
+        self._send_outgoing()
+
+    def _packed(self, outgoing: _Outgoing, frame: FrameSegments | BridgeError) -> None:
+        """Send an answer that a worker has compressed, when its turn comes."""
+        outgoing.frame = frame
+        if self._done:
+            return
+        self._send_outgoing()
+        if not self._done:
+            self.writable()
+
+    def _send_outgoing(self) -> None:
+        while self._outgoing and (frame := self._outgoing[0].frame) is not None:
+            self._outgoing.popleft()
+            if isinstance(frame, BridgeError):
+                self.refuse(frame)
+                return
+            self._connection.http2.send_data(self._stream_id, frame)
+            self._connection.flush_soon()
 
 
 def _frame(
