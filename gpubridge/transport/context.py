@@ -329,6 +329,7 @@ def _json_value(text: str) -> Any:
 
 
 _RESPONSE_TEXTS = ("parameters", "error")
+(_SET_ASIDE,) = (field for field in FIELDS if field.name == "set_aside")
 
 
 def without_long_texts(
@@ -359,11 +360,11 @@ def without_long_texts(
             at += size
     except struct.error as error:
         raise ValueError(_CUT) from error
-    aside = FIELDS[-1]
-    if mask >> aside.tag:
+    if mask >> _SET_ASIDE.tag:
+        # That field, or one behind it, which no response has.
         raise ValueError(f"a context with bits {mask:#x}")
-    parts = (_MASK.pack(mask | 1 << aside.tag), *kept, raw[at:], _NUMBERS[aside.kind].pack(number))
-    return b"".join(parts), texts
+    aside = _NUMBERS[_SET_ASIDE.kind].pack(number)
+    return b"".join((_MASK.pack(mask | 1 << _SET_ASIDE.tag), *kept, raw[at:], aside)), texts
 
 
 class PythonContextCodec:
