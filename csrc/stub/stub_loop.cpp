@@ -364,7 +364,8 @@ void StubLoop::watch() {
 
 namespace {
 
-// Of `classes`: Tensor, InferenceRequest, InferenceResponse. Of `transport`: the RecordReader,
+// Of `classes`: Tensor, InferenceRequest, InferenceResponse, and what makes an InferenceTrace of a
+// number. Of `transport`: the RecordReader,
 // parse_signature, encode_signature, decode_execute and Batch.
 void make_loop(StubLoop* place, nb::object channel, nb::object executor, nb::object outputs,
                nb::object control, nb::object waits, LeaseBook& book, const nb::tuple& classes,
@@ -373,12 +374,10 @@ void make_loop(StubLoop* place, nb::object channel, nb::object executor, nb::obj
   use_tensor_class(tensor);
   const nb::object identity = executor.attr("identity");
   auto pool = std::make_unique<OutputPool>(outputs, control.attr("outputs"));
-  const nb::object make_trace =
-      nb::module_::import_("gpubridge.pb_utils.request_fields").attr("InferenceTrace").attr("_of");
-  RequestReader reader(TensorReader(transport[1], identity.attr("outputs"), tensor, book),
-                       {executor.attr("arrived"), executor.attr("controls"), make_trace},
-                       {identity.attr("name"), identity.attr("version")},
-                       nb::borrow<nb::type_object>(classes[1]));
+  RequestReader reader(
+      TensorReader(transport[1], identity.attr("outputs"), tensor, book),
+      {executor.attr("arrived"), executor.attr("controls"), nb::object(classes[3])},
+      {identity.attr("name"), identity.attr("version")}, nb::borrow<nb::type_object>(classes[1]));
   ResponseWriter writer(transport[2], tensor, *pool);
   LoopParts parts{std::move(channel), std::move(executor), std::move(outputs), std::move(control),
                   std::move(waits),   transport[0],        transport[3],       transport[4]};

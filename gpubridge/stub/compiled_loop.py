@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
+from gpubridge.pb_utils.request_fields import InferenceTrace
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.native import NativeStubLoop, native
@@ -48,7 +49,7 @@ def compiled_loop(
         control,
         waits,
         executor.book,
-        (Tensor, InferenceRequest, InferenceResponse),
+        (Tensor, InferenceRequest, InferenceResponse, InferenceTrace._of),
         (record_reader(RequestContext), parse_signature, encode_signature, decode_execute, Batch),
         awake_ns,
     )
