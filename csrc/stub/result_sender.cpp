@@ -14,24 +14,11 @@ namespace {
 
 constexpr char kResults = 18;
 constexpr std::size_t kHead = 8;
-// Of gpubridge.transport.channel: half of the longest datagram.
-constexpr std::size_t kMuch = 64 * 1024;
-// Results are gathered for so long: the work of a few small batches.
-constexpr std::int64_t kTogetherNs = 100'000;
-// A batch that ran longer than this makes a watch worth its price, for so many batches after it:
-// any may be held up once.
-constexpr std::int64_t kLongNs = 1'000'000;
-constexpr int kWatchedBatches = 1000;
-// After this a result is sent although the batch that follows it still runs.
-constexpr std::chrono::milliseconds kPatience{2};
-// The watching thread sleeps for good only after so many looks in vain: waking it costs more.
-constexpr int kQuietLooks = 50;
-
 }  // namespace
 
 std::optional<std::string> ResultSender::add(std::string_view result, std::int64_t started_at,
                                              std::int64_t ended_at, bool last) {
-  if (ended_at - started_at > kLongNs) watched_ = kWatchedBatches;
+  if (ended_at - started_at > limits_.long_ns) watched_ = limits_.watched_batches;
   const std::lock_guard lock(guard_->mutex);
   if (count_ == 0) {
     gathered_.assign(kHead, '\0');
@@ -39,7 +26,8 @@ std::optional<std::string> ResultSender::add(std::string_view result, std::int64
   }
   gathered_ += result;
   ++count_;
-  if (last || ended_at - since_ > kTogetherNs || gathered_.size() > kMuch) {
+  if (last || ended_at - since_ > limits_.gathered_ns ||
+      gathered_.size() > limits_.gathered_bytes) {
     finish_frame();
     begin_anew();
     return std::exchange(gathered_, {});
@@ -64,15 +52,15 @@ void ResultSender::begin_anew() {
 void ResultSender::watch() {
   const std::shared_ptr<Guard> guard = guard_;
   std::unique_lock lock(guard->mutex);
-  int quiet = 0;
+  std::int64_t quiet = 0;
   while (true) {
     guard->changed.wait(lock, [this] { return gathering_; });
     const std::uint64_t before = taken_;
     lock.unlock();
-    std::this_thread::sleep_for(kPatience);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(limits_.patience_ns));
     lock.lock();
     if (count_ == 0) {
-      if (++quiet > kQuietLooks) gathering_ = false;
+      if (++quiet > limits_.quiet_looks) gathering_ = false;
       continue;
     }
     quiet = 0;

@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "stub/limits.h"
+
 namespace gpubridge::stub {
 
 // Gathers encoded results. The thread that executes adds them; what it gets back it sends. A second
@@ -17,7 +19,8 @@ namespace gpubridge::stub {
 // lock.
 class ResultSender {
  public:
-  explicit ResultSender(int descriptor) : descriptor_(descriptor) {}
+  ResultSender(int descriptor, const StubLimits& limits)
+      : descriptor_(descriptor), limits_(limits) {}
 
   // Takes the result of a batch, with the CLOCK_MONOTONIC nanoseconds of its `execute`, the last of
   // its message or not; returns the frame that is to be sent now, if one is.
@@ -46,6 +49,7 @@ class ResultSender {
   void begin_anew();
 
   int descriptor_;
+  StubLimits limits_;
   std::shared_ptr<Guard> guard_ = std::make_shared<Guard>();
   std::string gathered_;
   std::uint32_t count_ = 0;
@@ -53,7 +57,7 @@ class ResultSender {
   std::uint64_t taken_ = 0;
   bool gathering_ = false;
   // Only of the thread that executes.
-  int watched_ = 0;
+  std::int64_t watched_ = 0;
 };
 
 }  // namespace gpubridge::stub

@@ -28,11 +28,6 @@ constexpr std::size_t kResultHead = 48;
 constexpr char kResponses = 21;
 constexpr std::size_t kResponsesHead = 16;
 constexpr std::size_t kFrameLimit = 128 * 1024;
-// As gpubridge/stub/executor.py has them: a model that keeps more gets copies.
-constexpr std::size_t kKeptLeases = 1024;
-constexpr std::size_t kKeptBytes = std::size_t{64} << 20U;
-// As gpubridge/stub/passing_on.py has it.
-constexpr std::uint64_t kWorthwhileBytes = 1U << 16U;
 
 std::int64_t now() {
   const auto since = std::chrono::steady_clock::now().time_since_epoch();
@@ -44,9 +39,9 @@ std::string_view view_of(nb::handle bytes) {
 }
 
 // Says whether an input is so large that an output may stay where it is.
-bool is_large(const RecordView& record) {
+bool is_large(const RecordView& record, std::uint64_t least) {
   for (std::size_t index = 0; index < record.tensors(); ++index) {
-    if (record.ref(index).nbytes >= kWorthwhileBytes) return true;
+    if (record.ref(index).nbytes >= least) return true;
   }
   return false;
 }
@@ -55,13 +50,14 @@ bool is_large(const RecordView& record) {
 
 StubLoop::StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer,
                    nb::type_object response, LeaseBook& book, std::unique_ptr<OutputPool> pool,
-                   std::int64_t awake_ns)
+                   std::int64_t awake_ns, const StubLimits& limits)
     : parts_(std::move(parts)),
       book_(book),
       pool_(std::move(pool)),
       reader_(std::move(reader)),
       writer_(std::move(writer)),
-      sender_(nb::cast<int>(parts_.channel.attr("fileno")())),
+      limits_(limits),
+      sender_(nb::cast<int>(parts_.channel.attr("fileno")()), limits),
       response_(std::move(response)),
       execute_(parts_.executor.attr("execute")),
       shared_inputs_(parts_.executor.attr("shared_inputs")),
@@ -155,7 +151,7 @@ std::vector<StubLoop::BatchView> StubLoop::batches(nb::handle message) {
 }
 
 bool StubLoop::is_crowded() const {
-  return book_.held() > kKeptLeases || book_.held_bytes() > kKeptBytes;
+  return book_.held() > limits_.kept_leases || book_.held_bytes() > limits_.kept_bytes;
 }
 
 bool StubLoop::shows_shared() const { return nb::cast<bool>(shared_inputs_.attr("read_only")); }
@@ -230,7 +226,8 @@ nb::object StubLoop::take_requests(nb::handle message, const BatchView& batch,
     const RecordForm& form = reader_.form(record);
     nb::object arrival = reader_.arrival(message, begin);
     const Context context = RequestReader::context(record);
-    live.push_back({record.ticket(), form.wanted, arrival, is_large(record),
+    live.push_back({record.ticket(), form.wanted, arrival,
+                    is_large(record, limits_.passed_on_bytes),
                     context.text(ContextField::kOutputsFor)});
     const nb::object request = reader_.request(record, form, arrival);
     if (PyList_Append(requests.ptr(), request.ptr()) != 0) throw nb::python_error();
@@ -364,12 +361,29 @@ void StubLoop::watch() {
 
 namespace {
 
+StubLimits limits_of(nb::handle given) {
+  StubLimits limits;
+  const auto take = [&](const char* name, auto& limit) {
+    limit = nb::cast<std::remove_reference_t<decltype(limit)>>(given.attr(name));
+  };
+  take("gathered_ns", limits.gathered_ns);
+  take("gathered_bytes", limits.gathered_bytes);
+  take("long_ns", limits.long_ns);
+  take("watched_batches", limits.watched_batches);
+  take("patience_ns", limits.patience_ns);
+  take("quiet_looks", limits.quiet_looks);
+  take("kept_leases", limits.kept_leases);
+  take("kept_bytes", limits.kept_bytes);
+  take("passed_on_bytes", limits.passed_on_bytes);
+  return limits;
+}
+
 // Of `classes`: Tensor, InferenceRequest, InferenceResponse, and what makes an InferenceTrace of a
 // number. Of `transport`: the RecordReader,
 // parse_signature, encode_signature, decode_execute and Batch.
 void make_loop(StubLoop* place, nb::object channel, nb::object executor, nb::object outputs,
                nb::object control, nb::object waits, LeaseBook& book, const nb::tuple& classes,
-               const nb::tuple& transport, std::int64_t awake_ns) {
+               const nb::tuple& transport, std::int64_t awake_ns, nb::handle limits) {
   const auto tensor = nb::borrow<nb::type_object>(classes[0]);
   use_tensor_class(tensor);
   const nb::object identity = executor.attr("identity");
@@ -382,7 +396,8 @@ void make_loop(StubLoop* place, nb::object channel, nb::object executor, nb::obj
   LoopParts parts{std::move(channel), std::move(executor), std::move(outputs), std::move(control),
                   std::move(waits),   transport[0],        transport[3],       transport[4]};
   new (place) StubLoop(std::move(parts), std::move(reader), std::move(writer),
-                       nb::borrow<nb::type_object>(classes[2]), book, std::move(pool), awake_ns);
+                       nb::borrow<nb::type_object>(classes[2]), book, std::move(pool), awake_ns,
+                       limits_of(limits));
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ class StubLoop {
  public:
   StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer,
            nanobind::type_object response, LeaseBook& book, std::unique_ptr<OutputPool> pool,
-           std::int64_t awake_ns);
+           std::int64_t awake_ns, const StubLimits& limits);
 
   // Receives messages until one comes that holds no batches; returns it and its descriptors.
   nanobind::object next_message();
@@ -98,6 +98,7 @@ class StubLoop {
   std::unique_ptr<OutputPool> pool_;
   RequestReader reader_;
   ResponseWriter writer_;
+  StubLimits limits_;
   ResultSender sender_;
   nanobind::type_object response_;
   nanobind::object execute_;

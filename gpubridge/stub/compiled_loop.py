@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
 from gpubridge.pb_utils.request_fields import InferenceTrace
 from gpubridge.stub.executor import Executor
+from gpubridge.stub.limits import LIMITS
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.native import NativeStubLoop, native
 from gpubridge.transport.channel import Channel
@@ -52,6 +53,7 @@ def compiled_loop(
         (Tensor, InferenceRequest, InferenceResponse, InferenceTrace._of),
         (record_reader(RequestContext), parse_signature, encode_signature, decode_execute, Batch),
         awake_ns,
+        LIMITS,
     )
     outputs.spare = loop.give_back
     executor.use(loop)

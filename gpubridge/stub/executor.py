@@ -19,6 +19,7 @@ from gpubridge.stub.answers import AnswerEncoder, ContractError, ModelIdentity, 
 from gpubridge.stub.client_memory import ClientMemory
 from gpubridge.stub.device.inputs import DeviceInputs
 from gpubridge.stub.device.placement import DevicePlacement
+from gpubridge.stub.limits import LIMITS
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.placement import Placement
 from gpubridge.stub.response_lines import DecoupledOrigin, RequestOrigin, ResponseDesk
@@ -115,7 +116,7 @@ class Executor:
         live = waiting = [record for record in batch.records if not cancelled[record.ticket]]
         self._private_bytes = 0
         book = self.book
-        self._crowded = book.held > _KEPT_LEASES or book.held_bytes > _KEPT_BYTES
+        self._crowded = book.held > LIMITS.kept_leases or book.held_bytes > LIMITS.kept_bytes
         # A request may come back: with the inputs it had, whatever the model did to them.
         self._handed_on = not (self._crowded or self.identity.iterative)
         started = self._control.start(batch.sequence)
@@ -257,8 +258,8 @@ class Executor:
             self._keeps = True
             self._fall_back(
                 "inputs_kept",
-                f"model '{self.identity.instance}' keeps more than {_KEPT_LEASES} inputs or "
-                f"{_KEPT_BYTES} bytes of them, so that the server would run out of memory to lend: "
+                f"model '{self.identity.instance}' keeps more than {LIMITS.kept_leases} inputs or "
+                f"{LIMITS.kept_bytes} bytes of them, so that the server would run out of memory to lend: "
                 "it gets copies from now on while it does",
             )
         tensors = self._borrowed.tensors(
@@ -413,5 +414,3 @@ def _control(name: str, datatype: str, shape: Sequence[int], value: Any) -> Tens
 _GOES_ON = ResponseFlag.OPEN | ResponseFlag.EMPTY
 _COMES_BACK = ResponseFlag.RESCHEDULED | ResponseFlag.EMPTY
 _NO_TRACE = InferenceTrace()
-_KEPT_LEASES = 1024
-_KEPT_BYTES = 64 << 20

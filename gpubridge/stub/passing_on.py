@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from gpubridge.pb_utils import Tensor
+from gpubridge.stub.limits import LIMITS
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.native import native
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
 
-_WORTHWHILE_BYTES = 1 << 16
 _SERVER = 0
 
 
@@ -33,7 +33,7 @@ def is_worthwhile(record: Record) -> bool:
     output may write to it.
     """
     for ref in record.refs:
-        if ref[2] >= _WORTHWHILE_BYTES and ref[0] >> 32 == _SERVER:
+        if ref[2] >= LIMITS.passed_on_bytes and ref[0] >> 32 == _SERVER:
             context: RequestContext = record.context
             return not context.shared and context.client is None
     return False
@@ -135,7 +135,7 @@ class PassingOn:
             return None
         payload = tensor._payload()
         nbytes = payload.nbytes
-        if nbytes < _WORTHWHILE_BYTES:
+        if nbytes < LIMITS.passed_on_bytes:
             return None
         for region, there in inputs.items():
             at = self._offset(self._borrowed.segment(region).view, payload)
@@ -165,7 +165,7 @@ def _inputs_of(record: Record) -> dict[int, _Inputs]:
     """Return the large inputs of a request that lie in its own memory, by region."""
     spans: dict[int, list[tuple[int, int]]] = {}
     for region, offset, nbytes, lease in record.refs:
-        if nbytes >= _WORTHWHILE_BYTES and region >> 32 == _SERVER and lease == record.ticket:
+        if nbytes >= LIMITS.passed_on_bytes and region >> 32 == _SERVER and lease == record.ticket:
             spans.setdefault(region, []).append((offset, offset + nbytes))
     return {region: _Inputs(each) for region, each in spans.items()}
 

@@ -5,19 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from gpubridge.transport.channel import FRAME_LIMIT, Channel, ChannelClosed
+from gpubridge.stub.limits import LIMITS
+from gpubridge.transport.channel import Channel, ChannelClosed
 from gpubridge.transport.messages import Kind, encode_frame, encode_responses
-
-_TOGETHER_NS = 100_000
-"""Results are gathered for so long: the work of a few small batches."""
-_LONG_NS = 1_000_000
-"""A batch that ran longer than this makes a watch worth its price."""
-_WATCHED_BATCHES = 1000
-"""The watch goes on for so many batches after such a one: any batch may be held up once."""
-_PATIENCE_SECONDS = 0.002
-"""After this a result is sent although the batch that follows it still runs."""
-_QUIET_LOOKS = 50
-"""The watching thread sleeps for good only after so many looks in vain: waking it costs more."""
 
 
 class ResultSender:
@@ -44,7 +34,7 @@ class ResultSender:
 
         ``started_at``, ``ended_at``: CLOCK_MONOTONIC nanoseconds of its ``execute``.
         """
-        if ended_at - started_at > _LONG_NS:
+        if ended_at - started_at > LIMITS.long_ns:
             self._keep_watch()
         with self._lock:
             if last and not self._results:
@@ -53,7 +43,11 @@ class ResultSender:
             self._results.append(result)
             self._size += len(result)
             self._since = self._since or started_at
-            if last or ended_at - self._since > _TOGETHER_NS or self._size > FRAME_LIMIT // 2:
+            if (
+                last
+                or ended_at - self._since > LIMITS.gathered_ns
+                or self._size > LIMITS.gathered_bytes
+            ):
                 self._send()
                 return
         if self._watched:
@@ -74,7 +68,7 @@ class ResultSender:
         self._results = []
 
     def _keep_watch(self) -> None:
-        self._watched = _WATCHED_BATCHES
+        self._watched = LIMITS.watched_batches
         if self._watcher is None:
             self._watcher = threading.Thread(
                 target=self._watch, name="gpubridge-results", daemon=True
@@ -91,7 +85,7 @@ class ResultSender:
         while True:
             self._gathering.wait()
             before = self._results
-            time.sleep(_PATIENCE_SECONDS)
+            time.sleep(LIMITS.patience_ns / 1e9)
             with self._lock:
                 if self._results:
                     quiet = 0
@@ -102,5 +96,5 @@ class ResultSender:
                             return
                 else:
                     quiet += 1
-                    if quiet > _QUIET_LOOKS:
+                    if quiet > LIMITS.quiet_looks:
                         self._gathering.clear()

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from gpubridge.stub.limits import LIMITS
 from gpubridge.stub.results import ResultSender
 from gpubridge.transport.channel import Channel, pair
 from gpubridge.transport.context import RequestContext
@@ -69,7 +70,7 @@ def test_the_watch_goes_on_after_it_has_sent(ends):
 
 
 def test_the_watch_ends_after_many_quick_batches(ends, monkeypatch):
-    monkeypatch.setattr("gpubridge.stub.results._QUIET_LOOKS", 0)
+    monkeypatch.setattr("gpubridge.stub.results.LIMITS", LIMITS._replace(quiet_looks=0))
     sender, receiver = ends
     take_long(sender, receiver)
     for _ in range(1000):
