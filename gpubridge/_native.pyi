@@ -21,12 +21,9 @@ from gpubridge.transport.signatures import Shapes, Signature
 def split_json_data(document: bytes | memoryview, /) -> tuple[bytes, list[tuple[int, int]]] | None:
     """Take the values of the inputs out of a request's JSON.
 
-    Returns
-    -------
-    (bytes, list of (int, int)) or None
-        The document with an empty array in the place of each ``inputs[i].data`` that is one, and where
-        those are (start, bytes). None where they cannot be told by looking at brackets and names:
-        what is taken out, and what is left, has still to be parsed.
+    Returns: the document with an empty array in the place of each ``inputs[i].data`` that is one,
+    and where those are (start, bytes). None where they cannot be told by looking at brackets and
+    names: what is taken out, and what is left, has still to be parsed.
     """
 
 def pack_json_values(
@@ -71,26 +68,16 @@ class DynamicBatcher:
     `add` until `take`, `refused`, a `cancel` that returns True, or `clear` gives it away; a taken
     item comes back by `put_back`, or is reported by `answered` where the order is kept.
 
-    Parameters
-    ----------
-    max_batch_size : int
-        0: every item is a batch.
-    preferred : sequence of int
-        Batch sizes.
-    max_delay_us : int
-        How long an item may wait for others.
-    keep_order : bool
-        Outcomes go out in the order in which items were taken first.
-    levels : int
-        Priorities are 1, the highest, to this; 0 for a queue without priorities.
-    default_level : int
-        Where items go that name no priority, or none that exists.
-    policy : tuple
-        The limits of a level: whether late items go behind the others (else they are refused), when
-        they are late (microseconds in the queue; 0 for never), whether items may ask for less, and
-        how many may wait (0 for any number).
-    policies : mapping of int to tuple
-        Those of the levels with their own.
+    - ``max_batch_size``: 0: every item is a batch.
+    - ``preferred``: batch sizes.
+    - ``max_delay_us``: how long an item may wait for others.
+    - ``keep_order``: outcomes go out in the order in which items were taken first.
+    - ``levels``: priorities are 1, the highest, to this; 0 for a queue without priorities.
+    - ``default_level``: where items go that name no priority, or none that exists.
+    - ``policy``: the limits of a level: whether late items go behind the others (else they are
+      refused), when they are late (microseconds in the queue; 0 for never), whether items may ask
+      for less, and how many may wait (0 for any number).
+    - ``policies``: those of the levels with their own.
     """
 
     def __init__(
@@ -140,19 +127,13 @@ class DynamicBatcher:
 class Http2Limits:
     """How much one connection may ask; `csrc/net/http2_limits.h` says what each limit is.
 
-    Parameters
-    ----------
-    **limits : int
-        ``max_concurrent_streams``, ``max_frame_size``, ``stream_window``, ``connection_window``,
-        ``header_list_bytes``, ``header_block_bytes``, ``continuation_frames``, ``receive_bytes``,
-        ``output_bytes``, ``quantum_bytes``, ``unsent_control_frames``, ``resets``,
-        ``resets_per_second``, ``idle_frames``, ``idle_frames_per_second``, ``reset_memory``,
-        ``reset_grace_seconds``; those that are not named have their defaults.
+    ``**limits``: ``max_concurrent_streams``, ``max_frame_size``, ``stream_window``,
+    ``connection_window``, ``header_list_bytes``, ``header_block_bytes``, ``continuation_frames``,
+    ``receive_bytes``, ``output_bytes``, ``quantum_bytes``, ``unsent_control_frames``, ``resets``,
+    ``resets_per_second``, ``idle_frames``, ``idle_frames_per_second``, ``reset_memory``,
+    ``reset_grace_seconds``; those that are not named have their defaults.
 
-    Raises
-    ------
-    ValueError
-        A limit is outside of what the protocol allows.
+    Raises ValueError: a limit is outside of what the protocol allows.
     """
 
     def __init__(self, **limits: int) -> None: ...
@@ -160,11 +141,8 @@ class Http2Limits:
 class GrpcMethods:
     """The methods of a server; each is known by its place in the sequence.
 
-    Parameters
-    ----------
-    methods : iterable of (bytes, int, int)
-        Path, how messages come (0: one; 1: one, in pieces if it is large; 2: any number), and bytes of
-        the longest message.
+    ``methods``: path, how messages come (0: one; 1: one, in pieces if it is large; 2: any number),
+    and bytes of the longest message.
     """
 
     def __init__(self, methods: Iterable[tuple[bytes, int, int]]) -> None: ...
@@ -172,12 +150,8 @@ class GrpcMethods:
 class HeaderFields:
     """Header fields to be sent: names in lower case, pseudo-header fields first; checked by nobody.
 
-    Parameters
-    ----------
-    fields : iterable of (bytes, bytes)
-        Names and values.
-    repeat : bool
-        They are sent again and again: the peer's table gets to know them.
+    - ``fields``: names and values.
+    - ``repeat``: they are sent again and again: the peer's table gets to know them.
     """
 
     def __init__(self, fields: Iterable[tuple[bytes, bytes]], repeat: bool = ...) -> None: ...
@@ -268,12 +242,8 @@ class Http2Connection:
     comes. What belongs to a stream that is closed, whoever closed it, is ignored: the caller cannot
     know yet. Not for several threads.
 
-    Parameters
-    ----------
-    methods : GrpcMethods
-        What is served.
-    limits : Http2Limits
-        What the peer may ask.
+    - ``methods``: what is served.
+    - ``limits``: what the peer may ask.
     """
 
     def __init__(self, methods: GrpcMethods, limits: Http2Limits) -> None: ...
@@ -291,21 +261,16 @@ class Http2Connection:
     ) -> tuple[list[memoryview], list[tuple[Any, ...]], bool] | None:
         """Send what may be sent now, as far as the socket takes it.
 
-        Parameters
-        ----------
-        descriptor : int
-            The socket, whose transport must have nothing to send; -1 to have everything returned.
+        ``descriptor``: the socket, whose transport must have nothing to send; -1 to have everything
+        returned.
 
-        Returns
-        -------
-        left : list of memoryview
-            What the socket has not taken, in order, to be sent before anything else. Memory of callers
-            in it is theirs again when the views are gone.
-        events : list of tuple
-            What has happened.
-        more : bool
-            Whether to call again, after others had their turn.
-            None instead of all three for nothing, as long as the connection is not closed.
+        It returns:
+
+        - ``left``: what the socket has not taken, in order, to be sent before anything else. Memory
+          of callers in it is theirs again when the views are gone.
+        - ``events``: what has happened.
+        - ``more``: whether to call again, after others had their turn. None instead of all three
+          for nothing, as long as the connection is not closed.
         """
     def end_input(self, /) -> list[tuple[Any, ...]]:
         """End the requests that have not ended: the peer sends no more; return what has happened."""
@@ -348,10 +313,7 @@ class Http2Connection:
     def send_headers(self, stream: int, fields: HeaderFields, end: bool = ...) -> None:
         """Send response headers, or with ``end`` trailers behind all data.
 
-        Raises
-        ------
-        RuntimeError
-            Headers that end nothing, behind queued data, or behind the end.
+        Raises RuntimeError: headers that end nothing, behind queued data, or behind the end.
         """
     def send_data(
         self, stream: int, buffers: Iterable[bytes | memoryview], end: bool = ...
@@ -401,16 +363,11 @@ class InFlightRequests:
     without anything out of the ordinary becomes an `InferResponse` here; all others are given to the
     hook ``decode``.
 
-    Parameters
-    ----------
-    lent, cancelled, passed_on, progress : memoryview
-        Those of the control page, which stay in use until `close`.
-    reader : RecordReader
-        Of the stub's responses.
-    hooks : InFlightHooks
-        See `gpubridge.engine.in_flight`.
-    descriptor : int
-        That of the channel, which is the caller's; in use until `close`.
+    - ``lent``, ``cancelled``, ``passed_on``, ``progress``: those of the control page, which stay in
+      use until `close`.
+    - ``reader``: of the stub's responses.
+    - ``hooks``: see `gpubridge.engine.in_flight`.
+    - ``descriptor``: that of the channel, which is the caller's; in use until `close`.
     """
 
     def __init__(
@@ -451,10 +408,7 @@ class InFlightRequests:
 
         Batches of one turn of the event loop are sent together, unless the stub has nothing to do.
 
-        Raises
-        ------
-        ValueError
-            When there are not enough tickets left.
+        Raises ValueError when there are not enough tickets left.
         """
     def flush(self) -> None:
         """Send the batches that were not sent yet."""
@@ -493,11 +447,8 @@ class InFlightRequests:
     def close(self, started_last: int, /) -> tuple[list[Any], list[Any]]:
         """Take everything back from a stub that is dead.
 
-        Returns
-        -------
-        started, unstarted : list of InferRequest
-            Requests without an outcome: those whose batch had started, and the others, in order.
-            The slots of the unstarted are theirs again; all other memory has been taken back.
+        Returns: requests without an outcome: those whose batch had started, and the others, in
+        order. The slots of the unstarted are theirs again; all other memory has been taken back.
         """
 
 class InferRequest:
@@ -507,53 +458,35 @@ class InferRequest:
     calls ``on_done`` exactly once, on the event loop, unless :meth:`cancel` was called before. Where
     a model may send several responses, ``on_partial`` gets each that is not the last.
 
-    Parameters
-    ----------
-    signature : bytes
-        The encoded signature of its inputs and of the outputs asked for.
-    slot : Slot or None
-        The memory that holds all inputs.
-    start : int
-        Where in the slot they begin.
-    places : sequence of (int, int)
-        Offset from there and number of bytes of each input.
-    on_done : callable
-        Gets the response or the error.
-    identifier : str
-        The client's id of the request.
-    context : RequestContext
-        What else goes to the stub.
-    copied : int
-        Bytes of tensor data that were copied on the way here.
-    batch_size : int
-        Its first dim where the model batches, else 1; 0 for a place in a batch that no request fills.
-    options : RequestOptions
-        For the scheduler.
-    dims : bytes
-        The encoded dims of its inputs, as the model sees them.
+    - ``signature``: the encoded signature of its inputs and of the outputs asked for.
+    - ``slot``: the memory that holds all inputs.
+    - ``start``: where in the slot they begin.
+    - ``places``: offset from there and number of bytes of each input.
+    - ``on_done``: gets the response or the error.
+    - ``identifier``: the client's id of the request.
+    - ``context``: what else goes to the stub.
+    - ``copied``: bytes of tensor data that were copied on the way here.
+    - ``batch_size``: its first dim where the model batches, else 1; 0 for a place in a batch that
+      no request fills.
+    - ``options``: for the scheduler.
+    - ``dims``: the encoded dims of its inputs, as the model sees them.
 
-    Attributes
-    ----------
-    on_partial : callable or None
-        Gets a response, or an error in the place of one, after which others may come; ``on_done``
-        then gets the last one, or None if there was only the word that no more come. Who has set
-        this calls :meth:`passed_on` for what it got, or the model has to wait. Not set: the first
-        response is the outcome.
-    trace : FollowedRequest or None
-        Who follows it, if it is traced.
-    arrived : int
-        When the model took it, in CLOCK_MONOTONIC nanoseconds.
-    item : object
-        What a sequence batcher holds for it; None where the scheduler holds the request itself.
-    pattern : InferRequest or None
-        Another request of the same batch, whose inputs it has.
-    unsent : int
-        How many responses that are not the last were handed out, and not yet passed on.
-    ranges : sequence of MemoryRange or None
-        Where each input lies, if not all of them are in the slot at ``places``. The slot, if there is
-        one, is freed as ever.
-    client : ClientUse or None
-        Held while the client's own memory may be read or written for it; then there are ``ranges``.
+    Its attributes:
+
+    - ``on_partial``: gets a response, or an error in the place of one, after which others may come;
+      ``on_done`` then gets the last one, or None if there was only the word that no more come. Who
+      has set this calls :meth:`passed_on` for what it got, or the model has to wait. Not set: the
+      first response is the outcome.
+    - ``trace``: who follows it, if it is traced.
+    - ``arrived``: when the model took it, in CLOCK_MONOTONIC nanoseconds.
+    - ``item``: what a sequence batcher holds for it; None where the scheduler holds the request
+      itself.
+    - ``pattern``: another request of the same batch, whose inputs it has.
+    - ``unsent``: how many responses that are not the last were handed out, and not yet passed on.
+    - ``ranges``: where each input lies, if not all of them are in the slot at ``places``. The slot,
+      if there is one, is freed as ever.
+    - ``client``: held while the client's own memory may be read or written for it; then there are
+      ``ranges``.
     """
 
     signature: bytes
@@ -631,11 +564,8 @@ class InferResponseFields:
 class InstanceFeed:
     """Leads batches to one model instance, to whichever stub it has; knows how many are there.
 
-    Parameters
-    ----------
-    listener : InstanceListener or None
-        Its ``on_batches`` is called when batches were answered, unless the instance's `RequestDispatch`
-        can do without.
+    ``listener``: its ``on_batches`` is called when batches were answered, unless the instance's
+    `RequestDispatch` can do without.
     """
 
     def __init__(self, listener: Any) -> None: ...
@@ -668,22 +598,13 @@ class InstanceFeed:
 class RequestDispatch:
     """The dispatch loop of a model without sequences: its queue, and which instance gets what.
 
-    Parameters
-    ----------
-    owner : Dispatcher
-        Has the policies, and words all errors.
-    batcher : DynamicBatcher
-        The queue.
-    ahead : bool
-        Requests are batches by themselves, and may wait at a stub as well as here.
-    ordered : bool
-        Outcomes are held back until it is their turn.
-    counters : ModelCounters
-        The model's.
-    shapes : callable or None
-        Gives the number of the shapes of a request's options, where they matter.
-    clock : callable or None
-        Returns the time, where that is not CLOCK_MONOTONIC.
+    - ``owner``: has the policies, and words all errors.
+    - ``batcher``: the queue.
+    - ``ahead``: requests are batches by themselves, and may wait at a stub as well as here.
+    - ``ordered``: outcomes are held back until it is their turn.
+    - ``counters``: the model's.
+    - ``shapes``: gives the number of the shapes of a request's options, where they matter.
+    - ``clock``: returns the time, where that is not CLOCK_MONOTONIC.
     """
 
     def __init__(
@@ -727,13 +648,9 @@ class RequestTemplates:
     parameters. Headers and fields beyond 64 KiB have none, nor have requests whose meaning is not told
     by looking: members twice, escapes in names, unknown fields, values as JSON or typed contents.
 
-    Parameters
-    ----------
-    limit : int
-        Bytes that all templates may take; the least recently used ones go first. No template may take
-        more than an eighth.
-    alignment : int
-        Of the places that inputs are given.
+    - ``limit``: bytes that all templates may take; the least recently used ones go first. No
+      template may take more than an eighth.
+    - ``alignment``: of the places that inputs are given.
     """
 
     def __init__(self, limit: int, alignment: int, /) -> None: ...
@@ -752,14 +669,12 @@ class RequestTemplates:
     ) -> None:
         """Make a template of a valid request, if it has a skeleton.
 
-        Parameters
-        ----------
-        inputs
-            Of each: its dims in the configuration with the batch dim, -1 for any; the dims of its
-            reshape or None; its item size, 0 for BYTES; its bytes in a region of the client, else -1.
-        template : RequestTemplate
-            Its ``vary`` gets role, owner and name of the values that vary beside ids, dims and sizes, and
-            the number of outputs asked for; no template is made if it returns False.
+        - ``inputs``: of each: its dims in the configuration with the batch dim, -1 for any; the
+          dims of its reshape or None; its item size, 0 for BYTES; its bytes in a region of the
+          client, else -1.
+        - ``template``: its ``vary`` gets role, owner and name of the values that vary beside ids,
+          dims and sizes, and the number of outputs asked for; no template is made if it returns
+          False.
         """
 
     def add_fields(
@@ -790,10 +705,8 @@ class RequestTemplates:
 
         Inputs are moved to where they are aligned.
 
-        Returns
-        -------
-        (template, request, regions) or None
-            None for a request without a template, and one that fails any check; nothing was moved then.
+        Returns: None for a request without a template, and one that fails any check; nothing was
+        moved then.
         """
 
     def take_message(
@@ -829,14 +742,9 @@ class RequestShapes:
 class JsonResponseTemplate:
     """The header of responses with the same outputs.
 
-    Parameters
-    ----------
-    names : bytes
-        The members with the names of model and version.
-    openings : sequence of bytes
-        The JSON of each output up to its shape.
-    forms : bytes
-        How each is told: 0 not at all, 1 by its bytes, 2 as JSON values.
+    - ``names``: the members with the names of model and version.
+    - ``openings``: the JSON of each output up to its shape.
+    - ``forms``: how each is told: 0 not at all, 1 by its bytes, 2 as JSON values.
     """
 
     def __init__(self, names: bytes, openings: Sequence[bytes], forms: bytes, /) -> None: ...
@@ -850,12 +758,8 @@ class JsonResponseTemplate:
     ) -> tuple[bytes, int]:
         """Return the header, and how many bytes of outputs follow it.
 
-        Parameters
-        ----------
-        parameters : bytes
-            A JSON object, or nothing.
-        values : sequence of bytes or memoryview
-            Of each output its bytes, or its JSON.
+        - ``parameters``: a JSON object, or nothing.
+        - ``values``: of each output its bytes, or its JSON.
         """
 
 class MessageResponseTemplate:
@@ -940,15 +844,10 @@ class ModelCounters:
     ) -> None:
         """Count executions of one batch size.
 
-        Parameters
-        ----------
-        size : int
-            The sum of the batch sizes of the requests of one execution.
-        requests : (int, int, int)
-            How many requests succeeded in all of them, the same number in each; nanoseconds of all
-            of them from arrival to answer, and in the queue.
-        steps : (int, int, int)
-            Nanoseconds of input, execute and output, summed over the executions.
+        - ``size``: the sum of the batch sizes of the requests of one execution.
+        - ``requests``: how many requests succeeded in all of them, the same number in each;
+          nanoseconds of all of them from arrival to answer, and in the queue.
+        - ``steps``: nanoseconds of input, execute and output, summed over the executions.
         """
     def observe(
         self, now: int, spent_ns: int, queue_ns: int, steps: tuple[int, int, int], /
@@ -968,10 +867,7 @@ class HttpExchange:
 
     Once it is answered, or its connection is lost, answering does nothing.
 
-    Attributes
-    ----------
-    handler : RequestHandler or None
-        Told by ``abort`` when nobody waits any more; None as soon as there is an answer.
+    ``handler``: told by ``abort`` when nobody waits any more; None as soon as there is an answer.
     """
 
     handler: Any
@@ -1036,10 +932,7 @@ class HttpExchange:
         Returns whether it was taken, and answered if it could not be: no BridgeError is raised. The
         slot belongs to it if it was.
 
-        Parameters
-        ----------
-        body : (int, int, int)
-            Where in the slot the body begins, its bytes, and those of its JSON header.
+        ``body``: where in the slot the body begins, its bytes, and those of its JSON header.
         """
     def __call__(self, outcome: Any, /) -> None:
         """Answer an inference request that the plane has taken by its outcome."""
@@ -1047,10 +940,7 @@ class HttpExchange:
 class HttpInferEndpoint:
     """Where inference requests for a model, or for one version of it, go.
 
-    Parameters
-    ----------
-    arena : RequestArena
-        Where small bodies are received.
+    ``arena``: where small bodies are received.
     """
 
     def __init__(self, arena: Any, /) -> None: ...
@@ -1075,28 +965,21 @@ class InferTargets:
 class HttpConnectionState:
     """The protocol of one HTTP/1 connection: bytes in, requests and bytes out.
 
-    Parameters
-    ----------
-    owner : object
-        ``take(exchange)`` is called for each request whose head is there: it names a handler and
-        memory for the body, and where the request is ``whole`` that is the only call. Others are
-        told by ``complete(exchange, copied)`` when the body is in its memory, or by
-        ``collect(exchange, body)`` when it came in chunks or with a coding. When as much of a body
-        has come as was granted (64 KiB in chunks or with a coding), ``grow(exchange, arrived)``
-        returns how much may come, or has failed the exchange: then the rest is dropped.
-        ``pack`` sends an answer with a coding, ``failure`` words errors, ``refuse(fault, exchange)`` what cannot be read, and
-        ``changed(close)`` says that all is answered and the connection ends, or that `reading` is
-        another.
-    receive : bytearray
-        Where bytes that have no other place yet are received; may be shared.
-    idle : IdleConnections
-        Has this connection while it has no request.
-    targets : InferTargets
-        The endpoints whose requests are taken without the owner.
-    body_limit : int
-        Bytes of a body.
-    pipeline_limit, held_limit : int
-        How many requests may be open, and how many bytes they may hold, before no further is read.
+    - ``owner``: ``take(exchange)`` is called for each request whose head is there: it names a
+      handler and memory for the body, and where the request is ``whole`` that is the only call.
+      Others are told by ``complete(exchange, copied)`` when the body is in its memory, or by
+      ``collect(exchange, body)`` when it came in chunks or with a coding. When as much of a body
+      has come as was granted (64 KiB in chunks or with a coding), ``grow(exchange, arrived)``
+      returns how much may come, or has failed the exchange: then the rest is dropped. ``pack``
+      sends an answer with a coding, ``failure`` words errors, ``refuse(fault, exchange)`` what
+      cannot be read, and ``changed(close)`` says that all is answered and the connection ends, or
+      that `reading` is another.
+    - ``receive``: where bytes that have no other place yet are received; may be shared.
+    - ``idle``: has this connection while it has no request.
+    - ``targets``: the endpoints whose requests are taken without the owner.
+    - ``body_limit``: bytes of a body.
+    - ``pipeline_limit``, ``held_limit``: how many requests may be open, and how many bytes they may
+      hold, before no further is read.
     """
 
     def __init__(

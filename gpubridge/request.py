@@ -34,14 +34,9 @@ __all__ = [
 class MemoryRange(NamedTuple):
     """Bytes of a tensor, wherever they lie: any stub can be handed them, and nobody copies them.
 
-    Attributes
-    ----------
-    segment : Segment, ClientSegment, a region on a device, or None
-        Where; None for no bytes, those on a device excepted.
-    offset, nbytes : int
-        Bytes from the segment's start; bytes.
-    keep : object
-        As long as this is held, the memory stays what it is.
+    - ``segment``: where; None for no bytes, those on a device excepted.
+    - ``offset``, ``nbytes``: bytes from the segment's start; bytes.
+    - ``keep``: as long as this is held, the memory stays what it is.
     """
 
     segment: Any
@@ -53,12 +48,9 @@ class MemoryRange(NamedTuple):
 class PendingMemory:
     """What keeps memory on a device whose contents are complete when an event has come to pass.
 
-    Attributes
-    ----------
-    keep : object
-        As that of a `MemoryRange`; such an object, too, for memory that has been handed on.
-    event : object
-        What has to come to pass (`gpubridge.engine.devices.edge_events`); that of ``keep`` comes before it.
+    - ``keep``: as that of a `MemoryRange`; such an object, too, for memory that has been handed on.
+    - ``event``: what has to come to pass (`gpubridge.engine.devices.edge_events`); that of ``keep``
+      comes before it.
     """
 
     __slots__ = ("event", "keep")
@@ -71,10 +63,7 @@ class PendingMemory:
 class ClientUse(Protocol):
     """What a request has to do with its client's own memory.
 
-    Attributes
-    ----------
-    outputs : frozenset of str
-        The outputs that are written there.
+    ``outputs``: the outputs that are written there.
     """
 
     outputs: frozenset[str]
@@ -87,22 +76,15 @@ class ClientUse(Protocol):
 class InferResponse(InferResponseFields):
     """A model's answer to one request.
 
-    Attributes
-    ----------
-    signature : Signature
-        Names, datatypes and ranks of the outputs. The same object for the same form of answer.
-    shapes : Shapes
-        Their shapes.
-    buffers : sequence of memoryview
-        Their bytes, in the stub's output memory; that memory goes back when the last view is gone.
-    parameters : dict
-        Response parameters.
-    memory : BorrowedMemory
-        The stub's output memory as this process sees it.
-    refs : sequence of (int, int, int, int)
-        Where in it each output lies.
-    event : object
-        What those on a device are complete with; None if they are.
+    - ``signature``: names, datatypes and ranks of the outputs. The same object for the same form of
+      answer.
+    - ``shapes``: their shapes.
+    - ``buffers``: their bytes, in the stub's output memory; that memory goes back when the last
+      view is gone.
+    - ``parameters``: response parameters.
+    - ``memory``: the stub's output memory as this process sees it.
+    - ``refs``: where in it each output lies.
+    - ``event``: what those on a device are complete with; None if they are.
     """
 
     __slots__ = ()
@@ -157,20 +139,12 @@ Outcome = InferResponse | BridgeError
 class RequestOptions:
     """What a scheduler wants to know of a request; the same object for the same form of request.
 
-    Attributes
-    ----------
-    priority : int
-        1 is the highest, 0 means the model's default.
-    timeout_us : int
-        How long it may wait, if the model lets requests say so; 0 for nothing.
-    correlation_id : int or str
-        The sequence it belongs to; 0 and "" mean none.
-    start, end : bool
-        Whether it is the first, the last of its sequence.
-    shapes : iterable of (str, tuple of int)
-        Of its inputs, by name, as the model sees them.
-    shape_id : object
-        What the model's scheduler remembers of the shapes.
+    - ``priority``: 1 is the highest, 0 means the model's default.
+    - ``timeout_us``: how long it may wait, if the model lets requests say so; 0 for nothing.
+    - ``correlation_id``: the sequence it belongs to; 0 and "" mean none.
+    - ``start``, ``end``: whether it is the first, the last of its sequence.
+    - ``shapes``: of its inputs, by name, as the model sees them.
+    - ``shape_id``: what the model's scheduler remembers of the shapes.
     """
 
     priority: int = 0

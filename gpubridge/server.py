@@ -30,7 +30,8 @@ from gpubridge.frontend.bls.server import BlsServer
 from gpubridge.frontend.connection_limits import Sweeper, allow_connections
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
 from gpubridge.frontend.grpc.service import GrpcService
-from gpubridge.frontend.http.connection import HttpConnection, HttpListener, HttpSettings
+from gpubridge.frontend.http.connection import HttpConnection, HttpListener
+from gpubridge.frontend.http.message import HttpSettings
 from gpubridge.frontend.routes import MetricsRouter, V2Router
 from gpubridge.telemetry.logs import boxed
 from gpubridge.telemetry.server_telemetry import ServerTelemetry

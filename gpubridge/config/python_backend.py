@@ -7,21 +7,15 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, get_args
 
 from gpubridge.errors import BridgeError, invalid
 
 InputPlacement = Literal["source", "device", "host"]
 DeviceMemoryHandles = Literal["auto", "legacy", "fd"]
 
-_INPUT_PLACEMENTS = ("source", "device", "host")
-_DEVICE_MEMORY_HANDLES = ("auto", "legacy", "fd")
-_BUSY_POLL_US = 200
 _LONGEST_BUSY_POLL = 10_000
 _LEAST_SHM_BYTES = 1024 * 1024
-_ENVIRONMENT_BYTES = 64 * 1024**3
-_DEVICE_ARENA_BYTES = 256 * 1024**2
-_RESTART_BACKOFF_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +41,12 @@ class PythonBackendSettings:
 
     stub_timeout_seconds: float | None = None
     input_placement: InputPlacement | None = None
-    busy_poll_us: int = _BUSY_POLL_US
-    device_arena_bytes: int = _DEVICE_ARENA_BYTES
+    busy_poll_us: int = 200
+    device_arena_bytes: int = 256 * 1024**2
     device_memory_handles: DeviceMemoryHandles = "auto"
-    restart_backoff_limit_seconds: float = _RESTART_BACKOFF_SECONDS
+    restart_backoff_limit_seconds: float = 30.0
     environment_cache: Path | None = None
-    environment_limit_bytes: int = _ENVIRONMENT_BYTES
+    environment_limit_bytes: int = 64 * 1024**3
     notices: tuple[str, ...] = ()
 
     @classmethod
@@ -104,16 +98,13 @@ def _microseconds(key: str, value: str) -> int:
     return count
 
 
-def _placement(key: str, value: str) -> InputPlacement:
-    if value not in _INPUT_PLACEMENTS:
-        raise invalid(f"{key} expects one of {', '.join(_INPUT_PLACEMENTS)}, got '{value}'")
-    return cast("InputPlacement", value)
+def _one_of(*words: str) -> Callable[[str, str], str]:
+    def read(key: str, value: str) -> str:
+        if value not in words:
+            raise invalid(f"{key} expects one of {', '.join(words)}, got '{value}'")
+        return value
 
-
-def _handles(key: str, value: str) -> DeviceMemoryHandles:
-    if value not in _DEVICE_MEMORY_HANDLES:
-        raise invalid(f"{key} expects one of {', '.join(_DEVICE_MEMORY_HANDLES)}, got '{value}'")
-    return cast("DeviceMemoryHandles", value)
+    return read
 
 
 def _directory(key: str, value: str) -> Path:
@@ -153,16 +144,12 @@ def _check_prefix(key: str, value: str) -> None:
         raise invalid(f"{key} must at least contain one character.")
 
 
-def _check_count(key: str, value: str) -> None:
-    _positive(key, value)
-
-
 _OWN: Mapping[str, Callable[[str, str], object]] = {
     "stub-timeout-seconds": _timeout,
-    "input-placement": _placement,
+    "input-placement": _one_of(*get_args(InputPlacement)),
     "busy-poll-us": _microseconds,
     "device-arena-bytes": _positive,
-    "device-memory-handles": _handles,
+    "device-memory-handles": _one_of(*get_args(DeviceMemoryHandles)),
     "restart-backoff-limit-seconds": _timeout,
     "environment-cache": _directory,
     "environment-limit-bytes": _positive,
@@ -172,8 +159,8 @@ _WITHOUT_EFFECT: Mapping[str, Callable[[str, str], object]] = {
     "shm-default-byte-size": _check_default_size,
     "shm-growth-byte-size": _check_growth_size,
     "shm-region-prefix-name": _check_prefix,
-    "shm_message_queue_size": _check_count,
-    "thread-pool-size": _check_count,
+    "shm_message_queue_size": _positive,
+    "thread-pool-size": _positive,
     # Python models say their batch size themselves, at Triton, too.
     "default-max-batch-size": _integer,
 }

@@ -15,8 +15,6 @@ from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record, json_object
 
-__all__ = ["decode_response", "failure_reason"]
-
 _SERVER = 0
 _NONE = LongTexts(None, b"", None)
 Ref = tuple[int, int, int, int]
@@ -31,20 +29,12 @@ def decode_response(
 ) -> Outcome:
     """Return the response or the error that a record is; its buffers are views of memory as it is.
 
-    Parameters
-    ----------
-    borrowed : BorrowedMemory
-        The stub's output memory, in which outputs lie. Those in the client's own memory have no
-        bytes.
-    lent : callable
-        Finds memory that was lent to the stub: an output may lie in its request's own.
-    texts : sequence of LongTexts
-        The long texts of the message that the record comes from.
+    - ``borrowed``: the stub's output memory, in which outputs lie. Those in the client's own memory
+      have no bytes.
+    - ``lent``: finds memory that was lent to the stub: an output may lie in its request's own.
+    - ``texts``: the long texts of the message that the record comes from.
 
-    Raises
-    ------
-    MalformedMessage
-        When it is neither.
+    Raises MalformedMessage when it is neither.
     """
     flags = record.word
     context: ResponseContext = record.context

@@ -24,13 +24,11 @@ from gpubridge.engine.scheduling.batches import late_error, queue_full
 from gpubridge.engine.scheduling.policy import stopping_error
 from gpubridge.engine.sequence_dispatch import SequenceDispatch
 from gpubridge.engine.tracing import Origin, RequestTracing
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode, unavailable
 from gpubridge.host_shm import HostArena
 from gpubridge.request import CompletedBatch, InferRequest, Outcome
 from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.telemetry.traces import Traces
-
-__all__ = ["Dispatcher", "Submission"]
 
 _OnDone = Callable[[Outcome], None]
 
@@ -48,23 +46,13 @@ class Dispatcher:
     Holds no request itself: those that wait are the scheduler's, the others at an instance. The loop
     that brings the ones to the others is that of `RequestDispatch`, or `SequenceDispatch`.
 
-    Parameters
-    ----------
-    config : ModelConfig
-        Says which scheduler.
-    arena : HostArena
-        Where requests lie.
-    statistics : ModelStatistics
-        Counted here.
-    tracing : RequestTracing
-        Follows the requests that are traced.
-    clock : callable or None
-        Returns CLOCK_MONOTONIC nanoseconds, where another clock is to be used.
+    - ``config``: says which scheduler.
+    - ``arena``: where requests lie.
+    - ``statistics``: counted here.
+    - ``tracing``: follows the requests that are traced.
+    - ``clock``: returns CLOCK_MONOTONIC nanoseconds, where another clock is to be used.
 
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG when the scheduler's settings contradict each other.
+    Raises BridgeError: INVALID_ARG when the scheduler's settings contradict each other.
     """
 
     def __init__(
@@ -134,15 +122,10 @@ class Dispatcher:
     ) -> Submission:
         """Return what takes requests over: each slot is freed here, each outcome comes by ``on_done``.
 
-        Parameters
-        ----------
-        prepare : callable
-            Called before a request is queued, if it may be traced or its inputs do not lie in a slot;
-            returns whether it is queued now.
-        traces : Traces
-            Say whether requests may be traced.
-        always : bool
-            Have it called for every request.
+        - ``prepare``: called before a request is queued, if it may be traced or its inputs do not
+          lie in a slot; returns whether it is queued now.
+        - ``traces``: say whether requests may be traced.
+        - ``always``: have it called for every request.
         """
         if isinstance(self._queue, RequestDispatch):
             self._queue.prepare_with(prepare, traces, always)
@@ -165,7 +148,7 @@ class Dispatcher:
     def refuse_queued(self, text: str) -> None:
         """Refuse everything that is at no stub yet."""
         for item in self._scheduler.clear():
-            self.refuse(_request(item), BridgeError(text, ErrorCode.UNAVAILABLE))
+            self.refuse(_request(item), unavailable(text))
         self._release(self._scheduler.releasable())
 
     def close(self) -> None:

@@ -18,47 +18,29 @@ from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record, record_reader
 
-__all__ = [
-    "InFlightHooks",
-    "requests_at_stub",
-]
-
 
 class InFlightHooks(NamedTuple):
     """What Python does for the requests at a stub.
 
-    Attributes
-    ----------
-    free : callable
-        Takes back a slot of the arena.
-    memory : BorrowedMemory
-        The stub's output memory.
-    counters : ModelCounters
-        The model's: batches are counted there.
-    announced : set of int
-        The regions that the stub knows.
-    announce : callable
-        Tells it of the region of a slot.
-    references : callable
-        Returns the references of a request that does not just lie in its slot, as the fields of all of
-        them one after another, and its encoded context.
-    decode : callable
-        Returns what a response out of the ordinary is, and why its request failed, if it has.
-    abandoned : callable
-        Told when nobody waits any more for what the model does, and since when (ns) it does that.
-    send : callable
-        Sends a message that cannot be sent at once.
-    receive : callable
-        Takes a message of another kind, or with descriptors, which it then owns; gets its bytes, those,
-        and whether something of it was cut off. Returns whether the channel is open.
-    failed : callable
-        Gets the error or the text for which a message could not be taken further.
-    closed : callable
-        Told when the other side of the channel is gone.
-    call_soon : callable
-        Has something called in this turn of the event loop.
-    feed : InstanceFeed
-        The instance's: hears of answered batches.
+    - ``free``: takes back a slot of the arena.
+    - ``memory``: the stub's output memory.
+    - ``counters``: the model's: batches are counted there.
+    - ``announced``: the regions that the stub knows.
+    - ``announce``: tells it of the region of a slot.
+    - ``references``: returns the references of a request that does not just lie in its slot, as the
+      fields of all of them one after another, and its encoded context.
+    - ``decode``: returns what a response out of the ordinary is, and why its request failed, if it
+      has.
+    - ``abandoned``: told when nobody waits any more for what the model does, and since when (ns) it
+      does that.
+    - ``send``: sends a message that cannot be sent at once.
+    - ``receive``: takes a message of another kind, or with descriptors, which it then owns; gets
+      its bytes, those, and whether something of it was cut off. Returns whether the channel is
+      open.
+    - ``failed``: gets the error or the text for which a message could not be taken further.
+    - ``closed``: told when the other side of the channel is gone.
+    - ``call_soon``: has something called in this turn of the event loop.
+    - ``feed``: the instance's: hears of answered batches.
     """
 
     free: Callable[[Any], None]

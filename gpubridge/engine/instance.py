@@ -33,8 +33,6 @@ from gpubridge.request import InferRequest
 from gpubridge.telemetry.statistics import DeviceWork
 from gpubridge.transport.messages import Kind
 
-__all__ = ["Instance"]
-
 _logger = logging.getLogger(__name__)
 
 _REAP_SECONDS = 5.0
@@ -44,23 +42,15 @@ _IDLE_SECONDS = 30.0
 class Instance:
     """A model instance; owns its stub process and the link to it.
 
-    Parameters
-    ----------
-    index : int
-        Which of its model's instances it is.
-    listener : InstanceListener
-        Hears of everything that matters to the model's requests.
-    context : EngineContext
-        What all instances share.
+    - ``index``: which of its model's instances it is.
+    - ``listener``: hears of everything that matters to the model's requests.
+    - ``context``: what all instances share.
 
-    Attributes
-    ----------
-    feed : InstanceFeed
-        Leads batches to its stub; says how many are there, and how many may be.
-    waits_for : dict
-        The models that its calls wait for, each with the number of those calls.
-    ready_check : ReadyCheck
-        Asks its model's ``is_ready``, if it has one.
+    Its attributes:
+
+    - ``feed``: leads batches to its stub; says how many are there, and how many may be.
+    - ``waits_for``: the models that its calls wait for, each with the number of those calls.
+    - ``ready_check``: asks its model's ``is_ready``, if it has one.
     """
 
     def __init__(
@@ -122,10 +112,8 @@ class Instance:
     async def start(self, completion: Completion | None = None) -> None:
         """Start the stub and wait until its model is initialized, once its configuration is complete.
 
-        Raises
-        ------
-        BridgeError
-            With the model's own error when ``initialize`` fails, or how the stub died.
+        Raises BridgeError with the model's own error when ``initialize`` fails, or how the stub
+        died.
         """
         self.state = InstanceState.STARTING
         try:

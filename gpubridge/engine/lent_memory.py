@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpubridge.dataplane import InFlightRequests
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import unavailable
 from gpubridge.host_shm import HostArena
 from gpubridge.request import NO_BYTES, MemoryRange
 from gpubridge.transport.channel import MalformedMessage
@@ -85,9 +85,8 @@ class LentMemory:
         """
         ticket = self._in_flight.lend(ranges)
         if ticket is None:
-            raise BridgeError(
+            raise unavailable(
                 f"the model holds the memory of {self._in_flight.lent_answers} answers to its calls: "
-                "it must let go of some before it gets others",
-                ErrorCode.UNAVAILABLE,
+                "it must let go of some before it gets others"
             )
         return ticket

@@ -9,20 +9,14 @@ from collections.abc import Callable
 
 from gpubridge.transport.channel import Channel, ChannelClosed
 
-__all__ = ["SendQueue"]
-
 
 class SendQueue:
     """Sends on a channel that does not block; owns the messages that wait.
 
-    Parameters
-    ----------
-    channel : Channel
-        Stays the caller's.
-    on_closed : callable
-        Told when the other side is gone.
-    block : callable, optional
-        Told whether others that send on the channel must not, since messages wait or this is closed.
+    - ``channel``: stays the caller's.
+    - ``on_closed``: told when the other side is gone.
+    - ``block``: told whether others that send on the channel must not, since messages wait or this
+      is closed.
     """
 
     def __init__(

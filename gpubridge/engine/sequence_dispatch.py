@@ -20,24 +20,15 @@ from gpubridge.request import InferRequest
 if TYPE_CHECKING:
     from gpubridge.engine.dispatcher import Dispatcher
 
-__all__ = ["SequenceDispatch"]
-
 
 class SequenceDispatch:
     """Queues requests in a sequence batcher, and gives its batches to the instances they belong to.
 
-    Parameters
-    ----------
-    owner : Dispatcher
-        Has the policies.
-    config : ModelConfig
-        Of the model.
-    scheduler : SequenceScheduler
-        Which items make a batch of which instance.
-    counters : ModelCounters
-        The model's.
-    clock : callable
-        Returns CLOCK_MONOTONIC nanoseconds.
+    - ``owner``: has the policies.
+    - ``config``: of the model.
+    - ``scheduler``: which items make a batch of which instance.
+    - ``counters``: the model's.
+    - ``clock``: returns CLOCK_MONOTONIC nanoseconds.
     """
 
     def __init__(

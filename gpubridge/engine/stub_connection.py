@@ -44,35 +44,22 @@ from gpubridge.transport.messages import Kind, control_message, decode_control
 from gpubridge.transport.records import Record
 from gpubridge.transport.short_waits import busy_poll_ns
 
-__all__ = ["StubConnection"]
-
 
 class StubConnection:
     """Speaks with one stub process; owns the channel, the control page and the views of its memory.
 
-    Parameters
-    ----------
-    sock : socket.socket
-        The server's end of the channel; owned from now on.
-    regions : Regions
-        Memory that stubs are handed.
-    arena : RequestArena
-        The model's: slots of requests go back there.
-    counters : ModelCounters
-        The model's: batches are counted there.
-    workers : Workers
-        Read messages of more than `HEAVY_BYTES`.
+    - ``sock``: the server's end of the channel; owned from now on.
+    - ``regions``: memory that stubs are handed.
+    - ``arena``: the model's: slots of requests go back there.
+    - ``counters``: the model's: batches are counted there.
+    - ``workers``: read messages of more than `HEAVY_BYTES`.
 
-    Attributes
-    ----------
-    requests : InFlightRequests
-        Those at the stub.
-    regions : Regions
-        As given.
-    open_devices : OpenDeviceRegions
-        The device memory that the stub has open.
-    device : str or None
-        The UUID of the GPU whose memory the stub can be handed.
+    Its attributes:
+
+    - ``requests``: those at the stub.
+    - ``regions``: as given.
+    - ``open_devices``: the device memory that the stub has open.
+    - ``device``: the UUID of the GPU whose memory the stub can be handed.
     """
 
     def __init__(  # noqa: PLR0913  (what it connects)
@@ -189,10 +176,7 @@ class StubConnection:
     def ranges(self, record: Record) -> list[MemoryRange]:
         """Return the memory that a call of the stub names, its own or lent to it, to hand it on.
 
-        Raises
-        ------
-        MalformedMessage
-            When it is neither.
+        Raises MalformedMessage when it is neither.
         """
         outputs = self._outputs
         ranges = []
@@ -273,11 +257,8 @@ class StubConnection:
     def close(self) -> tuple[list[InferRequest], list[InferRequest]]:
         """Give everything back, the stub being dead and heard out.
 
-        Returns
-        -------
-        started, unstarted : list of InferRequest
-            Requests without an outcome: those whose batch had started, and the others, in order.
-            The slots of the unstarted are theirs again; all other memory has been taken back.
+        Returns: requests without an outcome: those whose batch had started, and the others, in
+        order. The slots of the unstarted are theirs again; all other memory has been taken back.
         """
         self._mute()
         self._long.close()

@@ -35,8 +35,6 @@ from gpubridge.protocol.request_form import RequestForm, RequestRegions
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.transport.signatures import Signature
 
-__all__ = ["InferEndpoint"]
-
 _HEADER_LENGTH = b"inference-header-content-length"
 _LEADING_NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 _JSON = b"Content-Type: application/json\r\n"
@@ -219,10 +217,7 @@ class _InferHandler:
     def parse(self, exchange: Exchange, copied: int) -> None:
         """Read the header and give the request to the model.
 
-        Raises
-        ------
-        BridgeError
-            When it is no valid request.
+        Raises BridgeError when it is no valid request.
         """
         self._exchange = exchange
         header_size = _header_size(self._header_length, self._length)
@@ -390,10 +385,7 @@ class _TracedInferHandler(_InferHandler):
 def _header_size(value: bytes | None, body: int) -> int:
     """Return how many bytes of the body are its JSON header.
 
-    Raises
-    ------
-    BridgeError
-        When the client's number lies outside the body.
+    Raises BridgeError when the client's number lies outside the body.
     """
     if value is None:
         return body

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Callable
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import unavailable
 from gpubridge.host_shm.budget import Body
 from gpubridge.host_shm.segment import Segment
 
@@ -143,11 +143,10 @@ class HostArena:
             self.trim(0.0)
             count = min(count, (most - self.capacity) // size)
         if count <= 0:
-            raise BridgeError(
+            raise unavailable(
                 f"shared memory arena is full: {size} bytes asked for, {self.capacity} of "
                 f"{self.limit} bytes are in use; send fewer or smaller requests at once, or raise "
-                "the limit",
-                ErrorCode.UNAVAILABLE,
+                "the limit"
             )
         self._made += 1
         segment = Segment.create(self._owner << 32 | self._made, size * count, home)

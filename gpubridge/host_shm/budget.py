@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 from typing import Callable, Protocol
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, unavailable
 
 LARGE_BYTES = 1 << 16
 """Requests of so many bytes are large: what they may take together leaves some to smaller ones."""
@@ -139,10 +139,9 @@ class Budget:
         """
         most = self.limit if nbytes < LARGE_BYTES else self._large_limit
         if nbytes > most:
-            raise BridgeError(
+            raise unavailable(
                 f"a request of {nbytes} bytes is too large: one may have {most} of the {self.limit} "
-                "bytes that all requests together have (--request-arena-limit)",
-                ErrorCode.UNAVAILABLE,
+                "bytes that all requests together have (--request-arena-limit)"
             )
 
     def take(self, nbytes: int, *, large: bool, body: Body | None = None) -> None:
@@ -175,11 +174,10 @@ class Budget:
         return self.used + nbytes <= most
 
     def _full(self, nbytes: int) -> BridgeError:
-        return BridgeError(
+        return unavailable(
             f"shared memory arena is full: {nbytes} bytes asked for, {self.used} of "
             f"{self.limit} bytes are in use; send fewer or smaller requests at once, or raise "
-            "the limit (--request-arena-limit)",
-            ErrorCode.UNAVAILABLE,
+            "the limit (--request-arena-limit)"
         )
 
 

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from typing import Protocol
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, unavailable
 from gpubridge.host_shm.arena import Bucket, HostArena, Slot, slots_together
 from gpubridge.host_shm.budget import LARGE_BYTES, Body, Budget, piece_bytes
 from gpubridge.host_shm.segment import Segment
@@ -307,10 +307,9 @@ class RequestArena(HostArena):
         count = slots_together(size)
         offset = space.addresses.take(count * size)
         if offset is None:
-            raise BridgeError(
+            raise unavailable(
                 f"no {count * size} bytes of free addresses are left for the requests of model "
-                f"'{self.home}': send fewer at once, or raise the limit (--request-arena-limit)",
-                ErrorCode.UNAVAILABLE,
+                f"'{self.home}': send fewer at once, or raise the limit (--request-arena-limit)"
             )
         bucket = _SparseBucket(space, offset, size, count, self._stacks.setdefault(size, []))
         space.buckets[offset] = bucket

@@ -11,7 +11,7 @@ import fcntl
 import mmap
 import os
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid, unavailable
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -80,10 +80,9 @@ class Segment:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             actual = os.fstat(fd).st_size
             if seals & fcntl.F_SEAL_SHRINK == 0 or actual != size or size <= 0:
-                raise BridgeError(
+                raise invalid(
                     f"region {region}: expected a memfd of {size} bytes sealed against shrinking, "
-                    f"got {actual} bytes with seals {seals:#x}",
-                    ErrorCode.INVALID_ARG,
+                    f"got {actual} bytes with seals {seals:#x}"
                 )
             return cls(region, fd, size, home, writable=writable)
         except BridgeError:
@@ -91,9 +90,7 @@ class Segment:
             raise
         except (OSError, ValueError) as error:
             os.close(fd)
-            raise BridgeError(
-                f"region {region}: cannot map {size} bytes: {error}", ErrorCode.INVALID_ARG
-            ) from error
+            raise invalid(f"region {region}: cannot map {size} bytes: {error}") from error
 
     @property
     def read_only_fd(self) -> int:
@@ -105,9 +102,8 @@ class Segment:
             try:
                 self._read_only_fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
-                raise BridgeError(
-                    f"region {self.region}: cannot be opened for reading: {error}",
-                    ErrorCode.UNAVAILABLE,
+                raise unavailable(
+                    f"region {self.region}: cannot be opened for reading: {error}"
                 ) from error
         return self._read_only_fd
 
@@ -141,8 +137,7 @@ class Segment:
 
 
 def _unavailable(size: int, error: Exception) -> BridgeError:
-    return BridgeError(
+    return unavailable(
         f"cannot create a shared memory segment of {size} bytes: {error}; "
-        "free memory or raise the limits of this process",
-        ErrorCode.UNAVAILABLE,
+        "free memory or raise the limits of this process"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpubridge.errors import BridgeError, ErrorCode, invalid
+from gpubridge.errors import BridgeError, invalid, unavailable
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.protocol.request_form import LENGTH_BYTES, RequestForm
 from gpubridge.tensor import bytes_codec
@@ -32,19 +32,13 @@ def align_inputs(
 ) -> tuple[Sequence[tuple[int, int]], int]:
     """Make every input that follows the header start at a multiple of its item size.
 
-    Parameters
-    ----------
-    memory : memoryview
-        The slot; changed in place where an input must move.
-    start : int
-        Offset of the first byte after the header.
+    - ``memory``: the slot; changed in place where an input must move.
+    - ``start``: offset of the first byte after the header.
 
-    Returns
-    -------
-    places : sequence of (int, int)
-        Offset from ``start`` and size of each input.
-    copied : int
-        Bytes that had to be moved.
+    It returns:
+
+    - ``places``: offset from ``start`` and size of each input.
+    - ``copied``: bytes that had to be moved.
     """
     if form.aligned:
         return form.places, 0
@@ -56,10 +50,9 @@ def align_inputs(
         size = item_size(entry.datatype) or 1
         there = -(-max(here, end) // size) * size
         if there + nbytes > len(memory):
-            raise BridgeError(
+            raise unavailable(
                 "the model changed while the request was received, which has more inputs than the "
-                "one before; send the request again",
-                ErrorCode.UNAVAILABLE,
+                "one before; send the request again"
             )
         if there != here and nbytes:
             moves.append((here, there, nbytes))
@@ -76,14 +69,11 @@ def pack_inputs(
 ) -> tuple[Slot, list[tuple[int, int]], int]:
     """Put inputs of both kinds, JSON values and binary data, together in a new slot.
 
-    Returns
-    -------
-    slot : Slot
-        The caller's to free.
-    places : list of (int, int)
-        Offset in the slot and size of each input.
-    copied : int
-        Bytes copied.
+    It returns:
+
+    - ``slot``: the caller's to free.
+    - ``places``: offset in the slot and size of each input.
+    - ``copied``: bytes copied.
     """
     places = []
     end = 0

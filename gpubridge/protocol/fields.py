@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode, unsupported
 
 _SEQUENCE_TEXT_BYTES = 128
 """A string correlation id may be as long as this; longer ones have no room at Triton."""
@@ -112,8 +112,7 @@ def text_of_sequence(value: str) -> str:
     Raises BridgeError: UNSUPPORTED, if it has more than 128 bytes.
     """
     if len(value.encode(errors="replace")) > _SEQUENCE_TEXT_BYTES:
-        raise BridgeError(
-            f"string correlation ID cannot be longer than {_SEQUENCE_TEXT_BYTES} characters",
-            ErrorCode.UNSUPPORTED,
+        raise unsupported(
+            f"string correlation ID cannot be longer than {_SEQUENCE_TEXT_BYTES} characters"
         )
     return value

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.host_shm import ClientMapping
 from gpubridge.pb_utils import Tensor
 from gpubridge.stub.device.memory import StubDevice
@@ -151,7 +151,7 @@ class ClientMemory:
         except BridgeError as error:
             name = record.signature.tensors[index].name
             text = string_fault(record.identifier, name, self._model, memory, count)
-            raise BridgeError(text, ErrorCode.INVALID_ARG) from error
+            raise invalid(text) from error
 
     def protect(self, inputs: Sequence[Tensor], client: Mapping[str, Any]) -> None:
         """Make inputs in the client's memory read-only, or copies."""
@@ -213,7 +213,6 @@ class ClientMemory:
 
 
 def _unmapped() -> BridgeError:
-    return BridgeError(
-        "the client's shared memory region cannot be mapped: it has been shrunk; register it again",
-        ErrorCode.INVALID_ARG,
+    return invalid(
+        "the client's shared memory region cannot be mapped: it has been shrunk; register it again"
     )

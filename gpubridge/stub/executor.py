@@ -33,32 +33,21 @@ from gpubridge.transport.control import ControlPage
 from gpubridge.transport.messages import Batch, ResponseFlag, encode_result_batch
 from gpubridge.transport.records import Record, record_reader
 
-__all__ = ["Executor"]
-
 
 class Executor:
     """Turns a batch that came into the result that goes back.
 
-    Parameters
-    ----------
-    model : object
-        The initialized ``TritonPythonModel``.
+    ``model``: the initialized ``TritonPythonModel``.
 
-    Attributes
-    ----------
-    execute : callable or None
-        The model's method.
-    identity : ModelIdentity
-        The model.
-    book : LeaseBook
-        Of the memory that requests lie in.
-    shared_inputs : SharedInputs
-        What the model is shown of inputs that others look at, too.
-    plain : bool
-        Whether a batch of requests that say no more than where their inputs lie is nothing but tensors for the model, and responses
-        of it: what the compiled loop executes by itself.
-    ended_at : int
-        CLOCK_MONOTONIC nanoseconds at which the last ``execute`` ended.
+    Its attributes:
+
+    - ``execute``: the model's method.
+    - ``identity``: the model.
+    - ``book``: of the memory that requests lie in.
+    - ``shared_inputs``: what the model is shown of inputs that others look at, too.
+    - ``plain``: whether a batch of requests that say no more than where their inputs lie is nothing
+      but tensors for the model, and responses of it: what the compiled loop executes by itself.
+    - ``ended_at``: CLOCK_MONOTONIC nanoseconds at which the last ``execute`` ended.
     """
 
     def __init__(  # noqa: PLR0913  (it joins what a stub consists of)
@@ -288,10 +277,7 @@ class Executor:
 
         A response is None where the model sends by itself.
 
-        Raises
-        ------
-        ContractError
-            When the form is wrong.
+        Raises ContractError when the form is wrong.
         """
         if type(responses) is not list and inspect.iscoroutine(responses):
             # Whether a request comes back is known when the coroutine has ended.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid, not_found
 from gpubridge.pb_utils import Logger
 from gpubridge.pb_utils.aliases import register_aliases
 from gpubridge.pb_utils.model_config import ModelConfig
@@ -37,7 +37,7 @@ def load_model(path: str, package: str) -> Any:
     Raises Exception: whatever the file raises while it is imported.
     """
     if not os.path.isfile(path):
-        raise BridgeError(f"Python model file not found in '{path}'", ErrorCode.NOT_FOUND)
+        raise not_found(f"Python model file not found in '{path}'")
     register_aliases()
     folder = os.path.dirname(path)
     sys.path.append(folder)
@@ -197,18 +197,16 @@ def wait_for_debugger(instance: str, port: int) -> None:
     try:
         import debugpy  # noqa: PLC0415  (nothing else needs it)
     except ImportError as error:
-        raise BridgeError(
+        raise invalid(
             f"--debug-model: the interpreter of '{instance}' cannot import debugpy ({error}); "
-            f"install it there: {sys.executable} -m pip install debugpy",
-            ErrorCode.INVALID_ARG,
+            f"install it there: {sys.executable} -m pip install debugpy"
         ) from None
     try:
         address, bound = debugpy.listen((_ADDRESS, port))
     except (OSError, RuntimeError) as error:
-        raise BridgeError(
+        raise invalid(
             f"--debug-model: '{instance}' cannot listen for a debugger at {_ADDRESS}:{port}: "
-            f"{error}; choose another port with --debug-model NAME:PORT",
-            ErrorCode.INVALID_ARG,
+            f"{error}; choose another port with --debug-model NAME:PORT"
         ) from None
     # A server that waits for somebody does not do that behind a log level.
     Logger.log_warn(f"waits for a debugger: attach it to {address}:{bound}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, unavailable
 from gpubridge.host_shm import HostArena, Segment, Slot
 from gpubridge.tensor.native import native
 from gpubridge.transport.channel import ChannelClosed
@@ -253,10 +253,9 @@ def _nothing() -> None:
 
 
 def _exhausted(lent: int) -> BridgeError:
-    return BridgeError(
+    return unavailable(
         f"all {lent} output slots are waiting to be sent; read answers faster or send fewer requests "
-        "at once",
-        ErrorCode.UNAVAILABLE,
+        "at once"
     )
 
 

@@ -56,8 +56,6 @@ from gpubridge.transport.messages import (
 from gpubridge.transport.records import record_reader
 from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
 
-__all__ = ["Stub"]
-
 _SERVER = 0
 _AWAKE_SHARE = 4
 """A stub stays awake for a part of the time that the server does: the client needs a processor."""
@@ -66,16 +64,10 @@ _AWAKE_SHARE = 4
 class Stub:
     """Wires a stub's rooms together and answers the server's messages.
 
-    Parameters
-    ----------
-    channel : Channel
-        To the server.
-    settings : dict
-        The fields of the INITIALIZE message.
-    fds : sequence of int
-        The descriptors that came with it.
-    note : callable, optional
-        Is told of what the model raises, while its traceback is still there.
+    - ``channel``: to the server.
+    - ``settings``: the fields of the INITIALIZE message.
+    - ``fds``: the descriptors that came with it.
+    - ``note``: is told of what the model raises, while its traceback is still there.
     """
 
     def __init__(

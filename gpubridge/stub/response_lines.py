@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from gpubridge.pb_utils.output_form import OutputForm
 
-__all__ = ["DecoupledOrigin", "RequestOrigin", "ResponseDesk"]
-
 _WAITING_RESPONSES = 64
 _WAITING_BYTES = 16 << 20
 _U32 = 0xFFFF_FFFF
@@ -37,17 +35,11 @@ _LONGEST_LOOK = 0.01
 class ResponseDesk:
     """What the response lines of all requests have in common.
 
-    Parameters
-    ----------
-    control : ControlPage
-        Says which requests nobody waits for, and how many responses were passed on.
-    identity : ModelIdentity
-        Says whether a request may get other than one response, and whether it may come back.
+    - ``control``: says which requests nobody waits for, and how many responses were passed on.
+    - ``identity``: says whether a request may get other than one response, and whether it may come
+      back.
 
-    Attributes
-    ----------
-    loop : NativeStubLoop or None
-        Sends plain responses, where the module is there.
+    Attribute ``loop``: sends plain responses, where the module is there.
     """
 
     __slots__ = ("answers", "control", "identity", "loop", "outputs", "results")
@@ -70,10 +62,7 @@ class ResponseDesk:
     def send(self, record: Record, response: InferenceResponse, final: bool) -> None:
         """Send a response of a request.
 
-        Raises
-        ------
-        ChannelClosed
-            When the server is gone.
+        Raises ChannelClosed when the server is gone.
         """
         if self.loop is not None and record.context.client is None:
             wanted = record.signature.wanted or self.identity.outputs

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import invalid
 from gpubridge.pb_utils import Tensor
 from gpubridge.tensor.dtypes import element_count, item_size
 from gpubridge.transport.context import RequestContext
@@ -120,16 +120,14 @@ def _state(spec: Mapping[str, Any], batch: tuple[int, ...]) -> _State:
         try:
             memory = np.fromfile(path, np.uint8)
         except OSError as error:
-            raise BridgeError(
+            raise invalid(
                 f"initial state of '{name}': cannot read '{path}': "
-                f"{os.strerror(error.errno or 0)}; put the file there or set zero_data: true",
-                ErrorCode.INVALID_ARG,
+                f"{os.strerror(error.errno or 0)}; put the file there or set zero_data: true"
             ) from error
         if itemsize is not None and memory.nbytes != nbytes:
-            raise BridgeError(
+            raise invalid(
                 f"initial state of '{name}': expected {nbytes} bytes ({datatype} of shape "
-                f"{list(shape)}), got {memory.nbytes} in '{path}'",
-                ErrorCode.INVALID_ARG,
+                f"{list(shape)}), got {memory.nbytes} in '{path}'"
             )
     return _State(
         name,
@@ -151,10 +149,9 @@ def _check(state: _State, tensor: Tensor) -> None:
         declared in (-1, size) for declared, size in zip(state.shape, shape)
     )
     if tensor._datatype != state.datatype or not fits:
-        raise BridgeError(
+        raise invalid(
             f"state '{tensor._name}': expected {state.datatype} of shape {list(state.shape)}, got "
-            f"{tensor._datatype} of shape {list(shape)}; return it as the configuration has it",
-            ErrorCode.INVALID_ARG,
+            f"{tensor._datatype} of shape {list(shape)}; return it as the configuration has it"
         )
 
 

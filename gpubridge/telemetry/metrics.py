@@ -19,32 +19,15 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ),
     ("nv_inference_count", "Number of inferences performed", lambda s: s.inferences),
     ("nv_inference_exec_count", "Number of model executions performed", lambda s: s.executions),
-    (
-        "nv_inference_request_duration_us",
-        "Cumulative inference request duration in microseconds",
-        lambda s: s.success_ns // 1000,
-    ),
-    (
-        "nv_inference_queue_duration_us",
-        "Cumulative inference queuing duration in microseconds",
-        lambda s: s.queue_ns // 1000,
-    ),
-    (
-        "nv_inference_compute_input_duration_us",
-        "Cumulative compute input duration in microseconds",
-        lambda s: s.input_ns // 1000,
-    ),
-    (
-        "nv_inference_compute_infer_duration_us",
-        "Cumulative compute inference duration in microseconds",
-        lambda s: s.infer_ns // 1000,
-    ),
-    (
-        "nv_inference_compute_output_duration_us",
-        "Cumulative inference compute output duration in microseconds",
-        lambda s: s.output_ns // 1000,
-    ),
 )
+_DURATIONS: tuple[tuple[str, Callable[[ModelStatistics], int]], ...] = (
+    ("inference request", lambda s: s.success_ns),
+    ("inference queuing", lambda s: s.queue_ns),
+    ("compute input", lambda s: s.input_ns),
+    ("compute inference", lambda s: s.infer_ns),
+    ("inference compute output", lambda s: s.output_ns),
+)
+"""How Triton calls each of ``STEPS``, and its sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +74,13 @@ def metrics_page(
 def _inference(states: Sequence[ModelState], settings: MetricsSettings) -> Iterator[Family]:
     """Give Triton's families, in its order."""
     for name, text, value in _COUNTERS:
-        if name.endswith("_us") and not settings.counter_latencies:
-            continue
-        family = Family(name, text, "counter")
-        for state in states:
-            family.add(state.labels, value(state.statistics))
-        yield family
+        yield _counter(name, text, value, states)
         if name == "nv_inference_request_success":
             yield _failures(states)
+    if settings.counter_latencies:
+        for step, (called, summed) in zip(STEPS, _DURATIONS, strict=True):
+            text = f"Cumulative {called} duration in microseconds"
+            yield _counter(f"nv_inference_{step}_duration_us", text, _micros(summed), states)
     pending = Family(
         "nv_inference_pending_request_count",
         "Instantaneous number of pending requests awaiting execution per-model.",
@@ -121,14 +103,20 @@ def _failures(states: Sequence[ModelState]) -> Family:
     return family
 
 
-_SUMMED: tuple[Callable[[ModelStatistics], int], ...] = (
-    lambda s: s.success_ns,
-    lambda s: s.queue_ns,
-    lambda s: s.input_ns,
-    lambda s: s.infer_ns,
-    lambda s: s.output_ns,
-)
-"""The sum of each of ``STEPS``."""
+def _counter(
+    name: str,
+    text: str,
+    value: Callable[[ModelStatistics], float],
+    states: Sequence[ModelState],
+) -> Family:
+    family = Family(name, text, "counter")
+    for state in states:
+        family.add(state.labels, value(state.statistics))
+    return family
+
+
+def _micros(summed: Callable[[ModelStatistics], int]) -> Callable[[ModelStatistics], int]:
+    return lambda statistics: summed(statistics) // 1000
 
 
 def _summaries(states: Sequence[ModelState], settings: MetricsSettings) -> Iterator[Family]:
@@ -146,7 +134,7 @@ def _summaries(states: Sequence[ModelState], settings: MetricsSettings) -> Itera
         if state.statistics.window is None:
             continue
         found = state.statistics.window.quantiles(quantiles)
-        for family, summed, values in zip(families, _SUMMED, found, strict=True):
+        for family, (_, summed), values in zip(families, _DURATIONS, found, strict=True):
             family.add(state.labels, state.statistics.success_count, "_count")
             family.add(state.labels, summed(state.statistics) // 1000, "_sum")
             for quantile, value in zip(quantiles, values, strict=True):

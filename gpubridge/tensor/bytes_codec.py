@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.tensor.dtypes import element_count, numpy_dtype
 from gpubridge.tensor.native import native
 
@@ -85,9 +85,8 @@ def encode(array: NDArray[Any]) -> bytes:
     if kind == "S":
         return _encode_fixed_width(np.ascontiguousarray(array))
     if kind != "O":
-        raise BridgeError(
-            f"expected an array of dtype object, S or U for a BYTES tensor, got {array.dtype}",
-            ErrorCode.INVALID_ARG,
+        raise invalid(
+            f"expected an array of dtype object, S or U for a BYTES tensor, got {array.dtype}"
         )
     module = native()
     if module is None:
@@ -95,7 +94,7 @@ def encode(array: NDArray[Any]) -> bytes:
     try:
         return module.bytes_encode(np.ascontiguousarray(array))
     except OverflowError as error:
-        raise BridgeError(str(error), ErrorCode.INVALID_ARG) from None
+        raise invalid(str(error)) from None
 
 
 def _encode_objects(items: list[Any]) -> bytes:
@@ -103,10 +102,9 @@ def _encode_objects(items: list[Any]) -> bytes:
         items = [item if isinstance(item, bytes) else str(item).encode() for item in items]
     lengths = list(map(len, items))
     if max(lengths) > _LONGEST:
-        raise BridgeError(
+        raise invalid(
             f"expected strings of at most {_LONGEST} bytes in a BYTES tensor, got one of "
-            f"{max(lengths)} bytes",
-            ErrorCode.INVALID_ARG,
+            f"{max(lengths)} bytes"
         )
     return b"".join(chain.from_iterable(zip(map(_LENGTH.pack, lengths), items)))
 
@@ -149,7 +147,7 @@ def decode(buffer: Any, count: int | None = None) -> NDArray[np.object_]:
         _check_count(decoded.size, count)
         module.bytes_decode(buffer, decoded)
     except ValueError as error:
-        raise BridgeError(str(error), ErrorCode.INVALID_ARG) from None
+        raise invalid(str(error)) from None
     return decoded
 
 
@@ -160,10 +158,10 @@ def _decode_strings(data: bytes) -> list[bytes]:
     start, end = 0, len(data)
     while start < end:
         if end - start < 4:
-            raise BridgeError(INCOMPLETE_LENGTH, ErrorCode.INVALID_ARG)
+            raise invalid(INCOMPLETE_LENGTH)
         stop = start + 4 + length_at(data, start)[0]
         if stop > end:
-            raise BridgeError(STRING_BEYOND_BUFFER, ErrorCode.INVALID_ARG)
+            raise invalid(STRING_BEYOND_BUFFER)
         append(data[start + 4 : stop])
         start = stop
     return strings
@@ -181,7 +179,7 @@ def validate(buffer: Any, count: int) -> None:
     try:
         found = module.bytes_count(buffer)
     except ValueError as error:
-        raise BridgeError(str(error), ErrorCode.INVALID_ARG) from None
+        raise invalid(str(error)) from None
     _check_count(found, count)
 
 
@@ -190,20 +188,19 @@ def _count_strings(data: bytes) -> int:
     found, start, end = 0, 0, len(data)
     while start < end:
         if end - start < 4:
-            raise BridgeError(INCOMPLETE_LENGTH, ErrorCode.INVALID_ARG)
+            raise invalid(INCOMPLETE_LENGTH)
         start += 4 + length_at(data, start)[0]
         found += 1
     if start > end:
-        raise BridgeError(STRING_BEYOND_BUFFER, ErrorCode.INVALID_ARG)
+        raise invalid(STRING_BEYOND_BUFFER)
     return found
 
 
 def _check_count(found: int, expected: int | None) -> None:
     if expected is not None and found != expected:
-        raise BridgeError(
+        raise invalid(
             f"Invalid bytes tensor data: expected {expected} strings for the tensor's shape, got "
-            f"{found}",
-            ErrorCode.INVALID_ARG,
+            f"{found}"
         )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid, unsupported
 from gpubridge.tensor import dlpack
 from gpubridge.tensor.device_bytes import LEGACY_STREAM, DeviceBytes, DeviceStream
 from gpubridge.tensor.dtypes import DATATYPES, byte_size, datatype_from_numpy, element_count
@@ -24,9 +24,8 @@ def cuda_array_interface(
     """
     dtype = DATATYPES[datatype].dtype
     if dtype is None:
-        raise BridgeError(
-            f"__cuda_array_interface__ has no name for the elements of {datatype} tensors: use DLPack",
-            ErrorCode.UNSUPPORTED,
+        raise unsupported(
+            f"__cuda_array_interface__ has no name for the elements of {datatype} tensors: use DLPack"
         )
     ordered = data.ready is not None
     data.hand_out(LEGACY_STREAM)
@@ -78,29 +77,25 @@ def _read(interface: dict[str, Any]) -> tuple[int, bool, str, tuple[int, ...], i
         strides = _in_elements(interface.get("strides"), dtype.itemsize)
         element_count(shape)
     except (KeyError, TypeError, ValueError, BridgeError) as error:
-        raise BridgeError(
+        raise invalid(
             "expected a __cuda_array_interface__ with shape, typestr, data and version, got "
-            f"{interface!r} ({type(error).__name__}: {error})",
-            ErrorCode.INVALID_ARG,
+            f"{interface!r} ({type(error).__name__}: {error})"
         ) from None
     if stream is not None and (not isinstance(stream, int) or stream < 0):
-        raise BridgeError(
+        raise invalid(
             "expected the stream of a __cuda_array_interface__ to be None, 1, 2 or a CUDA "
-            f"stream's handle, got {stream!r}",
-            ErrorCode.INVALID_ARG,
+            f"stream's handle, got {stream!r}"
         )
     datatype = datatype_from_numpy(dtype)
     if datatype is None or datatype == "BYTES":
-        raise BridgeError(
+        raise unsupported(
             "expected a __cuda_array_interface__ with a dtype that Triton has, got typestr "
-            f"{interface['typestr']!r}",
-            ErrorCode.UNSUPPORTED,
+            f"{interface['typestr']!r}"
         )
     if interface.get("mask") is not None:
-        raise BridgeError(
+        raise unsupported(
             "expected a __cuda_array_interface__ without a mask, got one with: fill the masked "
-            "elements first",
-            ErrorCode.UNSUPPORTED,
+            "elements first"
         )
     dlpack.check_contiguous(shape, strides)
     # 0 is forbidden there, for it may mean two streams; the legacy stream is ordered with both.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import invalid, unsupported
 from gpubridge.tensor import dlpack_ctypes
 from gpubridge.tensor.device_bytes import LEGACY_STREAM, DeviceBytes, DeviceStream
 from gpubridge.tensor.dtypes import element_count, item_size
@@ -181,7 +181,7 @@ def make_capsule(  # noqa: PLR0913  (the fields of DLPack's struct)
     """
     dtype = _DL_DTYPE.get(datatype)
     if dtype is None:
-        raise BridgeError("DLPack does not have support for string tensors.", ErrorCode.UNSUPPORTED)
+        raise unsupported("DLPack does not have support for string tensors.")
     flags = (_READ_ONLY if read_only else 0) | (_COPIED if copied else 0)
     versioned = max_version is not None and tuple(max_version) >= _PROTOCOL
     return _engine().capsule_make(owner, address, shape, dtype, device, flags, versioned)
@@ -246,7 +246,7 @@ def _imported(
     try:
         fields = CapsuleFields(*engine.capsule_read(capsule))
     except ValueError as error:
-        raise BridgeError(str(error), ErrorCode.INVALID_ARG) from None
+        raise invalid(str(error)) from None
     check_device(fields.device_type, stream)
     datatype = _checked_datatype(fields)
     check_contiguous(fields.shape, fields.strides)
@@ -255,11 +255,10 @@ def _imported(
     on_device = fields.device_type in _DEVICE
     if on_device and nbytes and stream is not None and unordered_on is not None:
         if fields.device_id != unordered_on:
-            raise BridgeError(
+            raise unsupported(
                 f"expected a DLPack capsule on cuda:{unordered_on}, where the model's instance is, "
                 f"got one on cuda:{fields.device_id}; pass the tensor itself, which can say when "
-                "its data is complete",
-                ErrorCode.UNSUPPORTED,
+                "its data is complete"
             )
         stream.order_after(LEGACY_STREAM)
     owner = engine.capsule_take(capsule)
@@ -285,32 +284,24 @@ def check_device(device_type: int, stream: DeviceStream | None) -> None:
     if device_type in _HOST or (device_type in _DEVICE and stream is not None):
         return
     if device_type in _DEVICE:
-        raise BridgeError(
+        raise unsupported(
             "expected a tensor in host memory, got one in CUDA memory where the model's instance "
             "has no GPU; give the model an instance_group of KIND_GPU, or pass tensor.cpu() (or "
-            "the framework's equivalent)",
-            ErrorCode.UNSUPPORTED,
+            "the framework's equivalent)"
         )
-    raise BridgeError(
-        f"DLDevice type {device_type} is not support by Python backend.",
-        ErrorCode.UNSUPPORTED,
-    )
+    raise unsupported(f"DLDevice type {device_type} is not support by Python backend.")
 
 
 def _checked_datatype(fields: CapsuleFields) -> str:
     if fields.code == _BFLOAT and fields.bits != 16:
-        raise BridgeError(
-            f"Expected BF16 tensor to have 16 bits, but had: {fields.bits}",
-            ErrorCode.UNSUPPORTED,
-        )
+        raise unsupported(f"Expected BF16 tensor to have 16 bits, but had: {fields.bits}")
     datatype = _DATATYPE.get((fields.code, fields.bits)) if fields.lanes == 1 else None
     if datatype is None:
         foreign = _FOREIGN.get(fields.code)
         hint = f": Triton has no datatype for {foreign}; pass a view as integers" if foreign else ""
-        raise BridgeError(
+        raise unsupported(
             f"expected a DLPack dtype of {', '.join(_DL_DTYPE)} with one lane, got type code "
-            f"{fields.code} with {fields.bits} bits and {fields.lanes} lanes{hint}",
-            ErrorCode.UNSUPPORTED,
+            f"{fields.code} with {fields.bits} bits and {fields.lanes} lanes{hint}"
         )
     return datatype
 
@@ -323,10 +314,9 @@ def check_contiguous(shape: Sequence[int], strides: Sequence[int] | None) -> Non
     for dim, stride in zip(reversed(shape), reversed(strides)):
         # The stride of a dimension of one element leads nowhere; producers put anything there.
         if dim != 1 and stride != expected:
-            raise BridgeError(
+            raise unsupported(
                 "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored "
-                "in C-Order are supported.",
-                ErrorCode.UNSUPPORTED,
+                "in C-Order are supported."
             )
         expected *= dim
 
@@ -335,7 +325,4 @@ def check_address(address: int, nbytes: int, offset: int = 0) -> None:
     """Raise INVALID_ARG for bytes that cannot be at an address."""
     if nbytes and (not address or address + offset + nbytes > _ADDRESSES):
         place = f"{address:#x} + {offset}" if address else "none"
-        raise BridgeError(
-            f"expected a tensor of {nbytes} bytes to have an address, got {place}",
-            ErrorCode.INVALID_ARG,
-        )
+        raise invalid(f"expected a tensor of {nbytes} bytes to have an address, got {place}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,10 +74,7 @@ _BY_NUMBER = {entry.number: entry.name for entry in _TABLE}
 def _entry(datatype: str) -> Datatype:
     entry = DATATYPES.get(datatype)
     if entry is None:
-        raise BridgeError(
-            f"expected one of the datatypes {', '.join(DATATYPES)}, got '{datatype}'",
-            ErrorCode.INVALID_ARG,
-        )
+        raise invalid(f"expected one of the datatypes {', '.join(DATATYPES)}, got '{datatype}'")
     return entry
 
 
@@ -93,10 +90,7 @@ def datatype_from_config(name: str) -> str:
     """
     datatype = _BY_CONFIG_NAME.get(name)
     if datatype is None:
-        raise BridgeError(
-            f"expected one of the data types {', '.join(_BY_CONFIG_NAME)}, got '{name}'",
-            ErrorCode.INVALID_ARG,
-        )
+        raise invalid(f"expected one of the data types {', '.join(_BY_CONFIG_NAME)}, got '{name}'")
     return datatype
 
 
@@ -107,10 +101,7 @@ def datatype_from_number(number: int) -> str:
     """
     datatype = _BY_NUMBER.get(number)
     if datatype is None:
-        raise BridgeError(
-            f"expected a datatype number from 1 to {len(_TABLE)}, got {number}",
-            ErrorCode.INVALID_ARG,
-        )
+        raise invalid(f"expected a datatype number from 1 to {len(_TABLE)}, got {number}")
     return datatype
 
 
@@ -163,10 +154,7 @@ def element_count(shape: Sequence[int]) -> int:
     """
     for dim in shape:
         if dim < 0:
-            raise BridgeError(
-                f"expected dimensions of 0 or more, got {dim} in shape {list(shape)}",
-                ErrorCode.INVALID_ARG,
-            )
+            raise invalid(f"expected dimensions of 0 or more, got {dim} in shape {list(shape)}")
     return math.prod(shape)
 
 
@@ -178,8 +166,5 @@ def byte_size(datatype: str, shape: Sequence[int]) -> int:
     """
     size = _entry(datatype).item_size
     if size is None:
-        raise BridgeError(
-            "expected a datatype with elements of a fixed size, got BYTES",
-            ErrorCode.INVALID_ARG,
-        )
+        raise invalid("expected a datatype with elements of a fixed size, got BYTES")
     return size * element_count(shape)

@@ -17,23 +17,6 @@ from gpubridge.errors import BridgeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
-__all__ = [
-    "BUILD_ADVICE",
-    "DISABLE_VARIABLE",
-    "Capsule",
-    "CapsuleFields",
-    "NativeContextCodec",
-    "NativeLeaseBook",
-    "NativeModule",
-    "NativeRecordReader",
-    "NativeStubLoop",
-    "absence",
-    "import_failure",
-    "native",
-    "native_path",
-    "require_native",
-]
-
 #: Environment variable that turns the compiled module off when set to ``1``.
 DISABLE_VARIABLE = "GPUBRIDGE_NO_NATIVE"
 
@@ -276,10 +259,7 @@ def require_native() -> None:
 
     ``GPUBRIDGE_NO_NATIVE`` is for the stubs then, which inherit it.
 
-    Raises
-    ------
-    BridgeError
-        It cannot be; the message says why, and the command that builds it.
+    Raises BridgeError: it cannot be; the message says why, and the command that builds it.
     """
     if (reason := import_failure()) is not None:
         raise BridgeError(f"gpubridge requires its compiled module: {reason}; {BUILD_ADVICE}")

@@ -18,17 +18,6 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.tensor.native import native
 from gpubridge.transport.short_waits import ShortWaits
 
-__all__ = [
-    "FRAME_LIMIT",
-    "Channel",
-    "ChannelClosed",
-    "MalformedMessage",
-    "close_all",
-    "is_unread",
-    "pair",
-    "read_spilled",
-]
-
 FRAME_LIMIT = 128 * 1024
 """Bytes of the longest message that is sent as one datagram."""
 
@@ -79,15 +68,9 @@ class Channel:
     def send(self, message: bytes, fds: Sequence[int] = ()) -> bool:
         """Send one message and the descriptors in ``fds`` (which stay the caller's).
 
-        Returns
-        -------
-        bool
-            False when the socket does not block and has no room: nothing was sent, try again.
+        Returns: False when the socket does not block and has no room: nothing was sent, try again.
 
-        Raises
-        ------
-        ChannelClosed
-            When the other side is gone.
+        Raises ChannelClosed when the other side is gone.
         """
         try:
             if len(message) > FRAME_LIMIT:
@@ -107,14 +90,9 @@ class Channel:
 
         One of more than ``longest`` bytes stays unread, see `is_unread`.
 
-        Raises
-        ------
-        ChannelClosed
-            At the end of the stream.
-        MalformedMessage
-            When a message is longer than allowed.
-        BlockingIOError
-            When the socket does not block and nothing is there.
+        Raises ChannelClosed: at the end of the stream.
+        Raises MalformedMessage when a message is longer than allowed.
+        Raises BlockingIOError when the socket does not block and nothing is there.
         """
         try:
             message, fds, cut = self._receive(self.socket.fileno(), self._scratch)
@@ -129,10 +107,7 @@ class Channel:
     ) -> tuple[bytes, list[int]]:
         """Make of what came in one datagram what `receive` returns.
 
-        Raises
-        ------
-        ChannelClosed, MalformedMessage
-            As `receive`.
+        Raises ChannelClosed, MalformedMessage as `receive`.
         """
         if not message:
             close_all(fds)

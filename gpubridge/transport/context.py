@@ -35,21 +35,6 @@ else:
         return lambda decorator: decorator
 
 
-__all__ = [
-    "FIELDS",
-    "CallContext",
-    "Context",
-    "ContextField",
-    "FieldKind",
-    "PythonContextCodec",
-    "RequestContext",
-    "ResponseContext",
-    "context_codec",
-    "correlated",
-    "without_long_texts",
-]
-
-
 class FieldKind:
     """How the value of a field is encoded."""
 
@@ -149,40 +134,26 @@ Control = Sequence[Any]
 class RequestContext(Context):
     """What the server says of a request to the stub that executes it.
 
-    Attributes
-    ----------
-    flags : int
-        Bits as ``TRITONSERVER_REQUEST_FLAG_...`` has them.
-    correlation_id : int
-        The sequence that it belongs to; 0 for none, or where that has a name.
-    correlation_text : str or None
-        The name of the sequence; None if it has a number.
-    timeout : int
-        Microseconds, as its client has said; 0 for none.
-    parameters : str
-        The client's parameters: the text of a JSON object; empty for none.
-    trace : int
-        The number of its trace; 0 for none.
-    shared : bool
-        Whether others look at its inputs, too.
-    state_slot : int or None
-        In which of the instance's slots its sequence keeps states; None where it has none.
-    state_starts : bool
-        Whether a sequence starts with it, so that what the slot has is of another one.
-    controls : sequence or None
-        The control inputs of its sequence: name, datatype, shape and value of each.
-    client : mapping or None
-        The client's own memory: ``in``, indices of the inputs that lie there; ``out`` and ``also``, by
-        output, region, offset and bytes of the place where it is written instead of, or besides, being
-        sent.
-    device : str
-        The UUID of the device on which outputs can stay; empty for none.
-    device_outputs : mapping or None
-        The same by output, where it differs.
-    waits : sequence or None
-        What tensors on a device wait for, see `gpubridge.transport.device_events`.
-    outputs_for : str
-        The model, or the ensemble, whose processes take the outputs; empty where only the server does.
+    - ``flags``: bits as ``TRITONSERVER_REQUEST_FLAG_...`` has them.
+    - ``correlation_id``: the sequence that it belongs to; 0 for none, or where that has a name.
+    - ``correlation_text``: the name of the sequence; None if it has a number.
+    - ``timeout``: microseconds, as its client has said; 0 for none.
+    - ``parameters``: the client's parameters: the text of a JSON object; empty for none.
+    - ``trace``: the number of its trace; 0 for none.
+    - ``shared``: whether others look at its inputs, too.
+    - ``state_slot``: in which of the instance's slots its sequence keeps states; None where it has
+      none.
+    - ``state_starts``: whether a sequence starts with it, so that what the slot has is of another
+      one.
+    - ``controls``: the control inputs of its sequence: name, datatype, shape and value of each.
+    - ``client``: the client's own memory: ``in``, indices of the inputs that lie there; ``out`` and
+      ``also``, by output, region, offset and bytes of the place where it is written instead of, or
+      besides, being sent.
+    - ``device``: the UUID of the device on which outputs can stay; empty for none.
+    - ``device_outputs``: the same by output, where it differs.
+    - ``waits``: what tensors on a device wait for, see `gpubridge.transport.device_events`.
+    - ``outputs_for``: the model, or the ensemble, whose processes take the outputs; empty where
+      only the server does.
     """
 
     flags: int = 0
@@ -216,20 +187,14 @@ class RequestContext(Context):
 class CallContext(Context):
     """What a stub says of its model's call of another model.
 
-    Attributes
-    ----------
-    model : str
-        The model that is called.
-    version : int
-        Its version; -1 lets the server choose.
-    decoupled : bool
-        Whether the caller takes more than one response.
-    handed_on : bool
-        Whether tensors go on that the caller may look at, too; others were copied for the call.
-    host_outputs : bool
-        Whether the caller wants outputs in host memory.
-    event, event_lease : int or None
-        The event that tensors on a device wait for, and the lease under which it is lent.
+    - ``model``: the model that is called.
+    - ``version``: its version; -1 lets the server choose.
+    - ``decoupled``: whether the caller takes more than one response.
+    - ``handed_on``: whether tensors go on that the caller may look at, too; others were copied for
+      the call.
+    - ``host_outputs``: whether the caller wants outputs in host memory.
+    - ``event``, ``event_lease``: the event that tensors on a device wait for, and the lease under
+      which it is lent.
     """
 
     model: str = ""
@@ -256,22 +221,15 @@ class CallContext(Context):
 class ResponseContext(Context):
     """What is said of a response: by a stub of its model's, by the server of one to a model's call.
 
-    Attributes
-    ----------
-    parameters : str
-        Response parameters: the text of a JSON object; empty for none.
-    error : str
-        The text of an error, where the record's flags say that it is one.
-    code : int or None
-        Its code; None for an internal one.
-    event, event_lease : int or None
-        The event that tensors on a device wait for, and the lease under which it is lent.
-    passed_on : bool
-        Whether outputs may lie in the memory of the request's inputs.
-    waits : sequence or None
-        What tensors on a device wait for, see `gpubridge.transport.device_events`.
-    set_aside : int or None
-        Inside the server: by which number it finds the texts that `without_long_texts` has taken out.
+    - ``parameters``: response parameters: the text of a JSON object; empty for none.
+    - ``error``: the text of an error, where the record's flags say that it is one.
+    - ``code``: its code; None for an internal one.
+    - ``event``, ``event_lease``: the event that tensors on a device wait for, and the lease under
+      which it is lent.
+    - ``passed_on``: whether outputs may lie in the memory of the request's inputs.
+    - ``waits``: what tensors on a device wait for, see `gpubridge.transport.device_events`.
+    - ``set_aside``: inside the server: by which number it finds the texts that `without_long_texts`
+      has taken out.
     """
 
     parameters: str = ""
@@ -381,10 +339,7 @@ class PythonContextCodec:
     def encode(self, context: Context) -> bytes:
         """Return the bytes of a context.
 
-        Raises
-        ------
-        ValueError
-            When a value is not of its field's kind.
+        Raises ValueError when a value is not of its field's kind.
         """
         mask = 0
         parts = [b""]
@@ -407,10 +362,7 @@ class PythonContextCodec:
     def decode(self, raw: bytes) -> Context:
         """Return the context that bytes are.
 
-        Raises
-        ------
-        ValueError
-            When they are none, or one with fields that this class has not.
+        Raises ValueError when they are none, or one with fields that this class has not.
         """
         if not raw:
             return self._empty

@@ -27,22 +27,6 @@ from gpubridge.transport.records import Record, json_object, with_contexts
 if TYPE_CHECKING:
     from gpubridge.tensor.native import NativeRecordReader
 
-__all__ = [
-    "FALLBACKS",
-    "Batch",
-    "Completes",
-    "Kind",
-    "ResponseFlag",
-    "comes_alone",
-    "control_message",
-    "decode_control",
-    "decode_execute",
-    "encode_frame",
-    "encode_responses",
-    "encode_result_batch",
-    "set_long_texts_aside",
-]
-
 Buffer = Union[memoryview, bytes]
 
 
@@ -138,10 +122,7 @@ def control_message(kind: int, **fields: Any) -> bytes:
 def decode_control(message: Buffer) -> dict[str, Any]:
     """Return the fields of a message of a rare kind.
 
-    Raises
-    ------
-    MalformedMessage
-        When it holds no JSON object.
+    Raises MalformedMessage when it holds no JSON object.
     """
     return json_object(bytes(message[1:]), f"message of kind {message[0]}")
 
@@ -178,10 +159,7 @@ def encode_responses(records: Sequence[bytes], copied: int) -> bytes:
 def decode_execute(message: Buffer, reader: NativeRecordReader) -> list[Batch]:
     """Take an EXECUTE message apart.
 
-    Raises
-    ------
-    MalformedMessage
-        When a length or a count does not fit.
+    Raises MalformedMessage when a length or a count does not fit.
     """
     message = bytes(message)
     try:

@@ -34,15 +34,6 @@ from gpubridge.transport.signatures import (
 if TYPE_CHECKING:
     from gpubridge.tensor.native import NativeRecordReader
 
-__all__ = [
-    "Record",
-    "TensorRef",
-    "json_object",
-    "record_encoder",
-    "record_reader",
-    "with_contexts",
-]
-
 
 class TensorRef(NamedTuple):
     """Where a tensor's bytes lie, and under which lease they are lent."""
@@ -79,10 +70,7 @@ _REFS = [struct.Struct("<" + _REF * count) for count in range(9)]
 def json_object(raw: bytes | str, what: str) -> dict[str, Any]:
     """Return the JSON object that ``raw`` is.
 
-    Raises
-    ------
-    MalformedMessage
-        When it is none.
+    Raises MalformedMessage when it is none.
     """
     try:
         fields = json.loads(raw)
@@ -131,10 +119,7 @@ def record_reader(kind: type[Context]) -> NativeRecordReader:
     Its ``read`` raises ValueError where a length or a count does not fit or a context is none,
     MalformedMessage where a signature is none.
 
-    Parameters
-    ----------
-    kind : type
-        The class of the records' contexts.
+    ``kind``: the class of the records' contexts.
     """
     compiled = native()
     if compiled is None:

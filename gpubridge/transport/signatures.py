@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.tensor.dtypes import item_size
 from gpubridge.transport.channel import MalformedMessage
 
@@ -60,9 +60,8 @@ def encode_signature(
     Raises BridgeError: INVALID_ARG for more of them than the other process takes.
     """
     if len(tensors) > MOST_TENSORS:
-        raise BridgeError(
-            f"expected at most {MOST_TENSORS} tensors in a request or response, got {len(tensors)}",
-            ErrorCode.INVALID_ARG,
+        raise invalid(
+            f"expected at most {MOST_TENSORS} tensors in a request or response, got {len(tensors)}"
         )
     fields: dict[str, Any] = {"t": tensors}
     if requested:

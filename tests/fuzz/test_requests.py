@@ -17,7 +17,8 @@ from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.workers import Workers
-from gpubridge.frontend.http.connection import HttpConnection, HttpListener, HttpSettings
+from gpubridge.frontend.http.connection import HttpConnection, HttpListener
+from gpubridge.frontend.http.message import HttpSettings
 from gpubridge.frontend.infer import InferEndpoint
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import Budget

@@ -8,7 +8,8 @@ import zlib
 from gpubridge.config import HttpConnections
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.http.connection import HttpConnection, HttpListener, HttpSettings
+from gpubridge.frontend.http.connection import HttpConnection, HttpListener
+from gpubridge.frontend.http.message import HttpSettings
 from gpubridge.host_shm import Budget, PrivateMemory
 from gpubridge.protocol.status import error_body, http_status
 

@@ -15,7 +15,8 @@ from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.http.connection import HttpConnection, HttpListener, HttpSettings
+from gpubridge.frontend.http.connection import HttpConnection, HttpListener
+from gpubridge.frontend.http.message import HttpSettings
 from gpubridge.frontend.infer import InferEndpoint
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.status import error_body, http_status

@@ -107,14 +107,11 @@ def jpeg_is_whole(encoded: bytes) -> bool:
 def _jpeg_start(encoded: bytes) -> tuple[int, bytes, int]:
     """Walk through the segments before a JPEG's first scan.
 
-    Returns
-    -------
-    frame : int
-        The kind of its frame, by its marker; 0 where none was found.
-    components : bytes
-        The byte that has their number.
-    scan : int
-        Where the scan's segment begins; 0 where none was found.
+    It returns:
+
+    - ``frame``: the kind of its frame, by its marker; 0 where none was found.
+    - ``components``: the byte that has their number.
+    - ``scan``: where the scan's segment begins; 0 where none was found.
     """
     at, frame, components = 2, 0, b""
     for _ in range(_MOST_SEGMENTS):

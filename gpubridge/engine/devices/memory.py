@@ -183,16 +183,12 @@ class DeviceMemory:
     ) -> tuple[dict[str, Any], tuple[int, ...]]:
         """Return what a stub is told when it starts, with the memory on its GPU, if it has one.
 
-        Returns
-        -------
-        settings : dict
-        fds : tuple of int
-            Descriptors that go with them; they stay the arena's, which the link has now.
+        It returns:
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE when the device has no memory left, INTERNAL when the driver fails.
+        - ``fds``: descriptors that go with them; they stay the arena's, which the link has now.
+
+        Raises BridgeError: UNAVAILABLE when the device has no memory left, INTERNAL when the driver
+        fails.
         """
         if settings.device is None:
             return settings.stub, ()

@@ -13,10 +13,8 @@ from gpubridge.engine.scheduling.settings import (
     ShapeIds,
     TimeoutAction,
 )
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, unavailable
 from gpubridge.request import RequestOptions
-
-__all__ = ["BatchScheduler", "QueuedRequest", "dynamic_batcher", "late_error", "queue_full"]
 
 _PolicyFields = tuple[bool, int, bool, int]
 
@@ -69,20 +67,13 @@ class BatchScheduler:
     no batch dimension it is the default queue: one request after the other, priorities and time-outs
     without effect, as in Triton.
 
-    Parameters
-    ----------
-    settings : DynamicBatching
-    max_batch_size : int
-        0: every request is a batch.
-    agreement : ShapeAgreement
-        Which inputs must agree for two requests to share a batch.
+    - ``max_batch_size``: 0: every request is a batch.
+    - ``agreement``: which inputs must agree for two requests to share a batch.
 
-    Attributes
-    ----------
-    batcher : DynamicBatcher
-        Holds the requests.
-    shapes : ShapeIds or None
-        Numbers their shapes, where those matter.
+    Its attributes:
+
+    - ``batcher``: holds the requests.
+    - ``shapes``: numbers their shapes, where those matter.
     """
 
     def __init__(
@@ -134,9 +125,9 @@ def queue_full(request: QueuedRequest) -> BridgeError:
     """Return the refusal of a request for which there is no place in the queue."""
     # As Triton begins messages about one request.
     prefix = f"[request id: {request.identifier or '<id_unknown>'}] "
-    return BridgeError(f"{prefix}Exceeds maximum queue size", ErrorCode.UNAVAILABLE)
+    return unavailable(f"{prefix}Exceeds maximum queue size")
 
 
 def late_error() -> BridgeError:
     """Return the refusal of a request whose time in the queue is over."""
-    return BridgeError("Request timeout expired", ErrorCode.UNAVAILABLE)
+    return unavailable("Request timeout expired")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from gpubridge.errors import BridgeError, ErrorCode
-
-__all__ = ["STOPPING", "Refusal", "Scheduler", "stopping_error"]
+from gpubridge.errors import BridgeError, unavailable
 
 Refusal = tuple[Any, BridgeError]
 
@@ -22,10 +20,8 @@ class Scheduler(Protocol):
     out in exactly one of these ways. A taken item comes back by `put_back` or is reported by
     `answered`.
 
-    Attributes
-    ----------
-    wants_answers : bool
-        Whether `answered` must be called at all; where not, every outcome can go out at once.
+    ``wants_answers``: whether `answered` must be called at all; where not, every outcome can go out
+    at once.
     """
 
     wants_answers: bool
@@ -61,4 +57,4 @@ class Scheduler(Protocol):
 
 def stopping_error() -> BridgeError:
     """Return the refusal of a scheduler after `Scheduler.stop`."""
-    return BridgeError(STOPPING, ErrorCode.UNAVAILABLE)
+    return unavailable(STOPPING)

@@ -19,8 +19,6 @@ from gpubridge.engine.scheduling.sequence_item import (
 from gpubridge.engine.scheduling.sequence_settings import SequenceBatching
 from gpubridge.errors import BridgeError, ErrorCode
 
-__all__ = ["SequenceScheduler"]
-
 _QUEUED = Place.QUEUED
 _TAKEN = Place.TAKEN
 _GONE = Place.GONE
@@ -34,15 +32,9 @@ class SequenceScheduler(ABC):
     requests is cancelled, or until its instance dies. While there is no slot it waits with all
     its requests in the backlog. What follows an early end is refused until the next START.
 
-    Parameters
-    ----------
-    settings : SequenceBatching
-    model : str
-        The model's name, for messages.
-    max_batch_size : int
-        0 for a model without batch dimension.
-    slots : int
-        Sequences per instance.
+    - ``model``: the model's name, for messages.
+    - ``max_batch_size``: 0 for a model without batch dimension.
+    - ``slots``: sequences per instance.
     """
 
     wants_answers = True
@@ -71,12 +63,9 @@ class SequenceScheduler(ABC):
     def add(self, item: SequenceItem, now_ns: int) -> None:
         """Take a request over.
 
-        Raises
-        ------
-        BridgeError
-            ``INVALID_ARG``: it has more than one element, no correlation id or one that the model
-            cannot get, or it does not start a sequence and belongs to none. ``UNAVAILABLE``: it
-            starts a sequence after `stop`.
+        Raises BridgeError: ``INVALID_ARG``: it has more than one element, no correlation id or one
+        that the model cannot get, or it does not start a sequence and belongs to none.
+        ``UNAVAILABLE``: it starts a sequence after `stop`.
         """
         self._age(now_ns)
         self._admission.check(item, self._known)
@@ -194,11 +183,8 @@ class SequenceScheduler(ABC):
     def reschedule(self, item: SequenceItem, now_ns: int) -> None:
         """Have a taken item executed again, as the next request of its sequence.
 
-        Raises
-        ------
-        BridgeError
-            ``INVALID_ARG``: the model has no ``iterative_sequence``, or the sequence is over. The
-            item is still to be reported by `answered`.
+        Raises BridgeError: ``INVALID_ARG``: the model has no ``iterative_sequence``, or the
+        sequence is over. The item is still to be reported by `answered`.
         """
         if not self._admission.iterative:
             raise self._admission.not_iterative()

@@ -7,8 +7,7 @@ from collections.abc import Container
 
 from gpubridge.engine.scheduling.policy import stopping_error
 from gpubridge.engine.scheduling.sequence_item import ControlPlan, Sequence, SequenceItem
-from gpubridge.engine.scheduling.settings import invalid
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid, unsupported
 
 _ID_LIMIT = 128
 
@@ -36,10 +35,7 @@ class Admission:
         if item.size > 1:
             raise invalid(f"{request} batch-size 1 due to requirements of sequence batcher")
         if isinstance(item.correlation_id, str) and len(item.correlation_id) > _ID_LIMIT:
-            raise BridgeError(
-                f"string correlation ID cannot be longer than {_ID_LIMIT} characters",
-                ErrorCode.UNSUPPORTED,
-            )
+            raise unsupported(f"string correlation ID cannot be longer than {_ID_LIMIT} characters")
         if not item.correlation_id:
             if not self.iterative:
                 raise invalid(f"{request} a non-zero or non-empty correlation ID")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpubridge.config import KSERVE_DATATYPES
 from gpubridge.config.schema import ProtoMessage, model_config_schema
-from gpubridge.engine.scheduling.settings import invalid
+from gpubridge.errors import invalid
 
 _CORRELATION_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 _FLAG_VALUES = {

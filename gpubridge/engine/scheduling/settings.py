@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import invalid
 from gpubridge.request import RequestOptions
 
 
@@ -69,11 +69,6 @@ class ShapeAgreement:
 
     inputs: frozenset[str]
     same_inputs: bool
-
-
-def invalid(message: str) -> BridgeError:
-    """Return the error for settings that cannot be."""
-    return BridgeError(message, ErrorCode.INVALID_ARG)
 
 
 def shape_agreement(config: ModelConfig) -> ShapeAgreement:

@@ -13,7 +13,7 @@ from gpubridge.engine.instance import Instance
 from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.model_locks import ASKED_BY
 from gpubridge.engine.repository import ModelRepository
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.frontend.model_readiness import tell_ready
 from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.protocol.grpc.metadata import model_version
@@ -224,7 +224,6 @@ def _read_files(sizes: list[tuple[str, int]], fd: int) -> dict[str, bytes]:
 
 
 def _cut_short(total: int) -> BridgeError:
-    return BridgeError(
-        f"expected {total} bytes of files, got other memory; leave it alone until they are loaded",
-        ErrorCode.INVALID_ARG,
+    return invalid(
+        f"expected {total} bytes of files, got other memory; leave it alone until they are loaded"
     )

@@ -15,14 +15,9 @@ def find_circle(
     An instance can go on when none of its calls waits for a model that cannot; a model can when one of
     its instances can. What is left when all that can go on have been found waits for itself.
 
-    Parameters
-    ----------
-    caller : Instance
-        Who calls; its other calls are known to it.
-    target : str
-        The model that is called.
-    instances : callable
-        Gives the instances of all versions of a model.
+    - ``caller``: who calls; its other calls are known to it.
+    - ``target``: the model that is called.
+    - ``instances``: gives the instances of all versions of a model.
     """
     for each in instances(target):
         if not each.waits_for and each is not caller:

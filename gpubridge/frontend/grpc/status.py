@@ -8,15 +8,6 @@ from gpubridge.dataplane import HeaderFields
 from gpubridge.errors import BridgeError
 from gpubridge.protocol.grpc.status import MESSAGE_LIMIT, grpc_message, grpc_status
 
-__all__ = [
-    "OK_TRAILERS",
-    "RESPONSE_FIELDS",
-    "RESPONSE_HEADERS",
-    "CallFailed",
-    "Status",
-    "failure",
-]
-
 _STATUS = (b":status", b"200")
 _CONTENT_TYPE = (b"content-type", b"application/grpc")
 
@@ -51,10 +42,7 @@ class CallFailed(Exception):
 def failure(error: BridgeError | CallFailed, *, begun: bool) -> HeaderFields:
     """Return the fields that end a call with an error.
 
-    Parameters
-    ----------
-    begun : bool
-        Whether the headers of the response were sent; they are among the fields if not.
+    ``begun``: whether the headers of the response were sent; they are among the fields if not.
     """
     if isinstance(error, BridgeError):
         # One more than is sent, so that the end shows that there is more.

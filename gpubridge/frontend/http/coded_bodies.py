@@ -18,8 +18,6 @@ from gpubridge.frontend.coding import Inflater, compress
 from gpubridge.frontend.http.message import Exchange, RequestHandler
 from gpubridge.host_shm import LARGE_BYTES, Body, PrivateBytes
 
-__all__ = ["CodedBodies", "CollectedBody", "give_up"]
-
 _AT_ONCE = 256 * 1024
 """Bytes of a body that are unpacked on the event loop: about a millisecond."""
 _PACKED_AT_ONCE = 64 * 1024
@@ -32,12 +30,8 @@ _BODIES = 4
 class CodedBodies:
     """Unpacks the bodies of requests, and packs answers, for any number of connections.
 
-    Parameters
-    ----------
-    limit : int
-        Bytes of a body without its coding.
-    workers : Workers
-        Do what is heavy.
+    - ``limit``: bytes of a body without its coding.
+    - ``workers``: do what is heavy.
     """
 
     def __init__(self, limit: int, workers: Workers) -> None:
@@ -51,12 +45,8 @@ class CodedBodies:
     ) -> None:
         """Put a body where its handler wants it, then tell so; what is wrong with it is the answer.
 
-        Parameters
-        ----------
-        body : bytearray
-            As it came.
-        then : callable
-            Told the bytes of the body.
+        - ``body``: as it came.
+        - ``then``: told the bytes of the body.
         """
         collected: CollectedBody = exchange.handler
         coding = exchange.field(b"content-encoding")
@@ -162,12 +152,8 @@ class CodedBodies:
 class CollectedBody:
     """Takes a body in chunks or with a coding in the place of its request's handler.
 
-    Parameters
-    ----------
-    handler : RequestHandler
-        Who gets it.
-    new_body : callable
-        Returns what large memory is charged to.
+    - ``handler``: who gets it.
+    - ``new_body``: returns what large memory is charged to.
     """
 
     __slots__ = ("_bytes", "_collected", "_handler", "_new_body")

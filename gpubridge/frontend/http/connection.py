@@ -18,15 +18,13 @@ from gpubridge.dataplane import (
     InferTargets,
 )
 from gpubridge.engine.workers import Workers
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody, give_up
 from gpubridge.frontend.http.faults import FAULTS, Fault
 from gpubridge.frontend.http.message import HttpSettings, RequestHandler, Router
 from gpubridge.frontend.http.watch import Late, Stage, Watch
 from gpubridge.frontend.lateness import bytes_per_second
 from gpubridge.host_shm import LARGE_BYTES, Account, Body, Budget
-
-__all__ = ["HttpConnection", "HttpListener", "HttpSettings"]
 
 _RECEIVE_BYTES = 16 * 1024
 _PIPELINE_LIMIT = 32
@@ -44,22 +42,13 @@ _TCP_CLOSE_WAIT = 8
 class HttpListener:
     """The part that all connections of one listening socket share.
 
-    Parameters
-    ----------
-    router : Router
-        Finds handlers.
-    workers : Workers
-        Do what is heavy.
-    budget : Budget
-        Of the memory for requests.
-    targets : InferTargets, optional
-        The endpoints of inference, whose plain requests do not come to the router.
+    - ``router``: finds handlers.
+    - ``workers``: do what is heavy.
+    - ``budget``: of the memory for requests.
+    - ``targets``: the endpoints of inference, whose plain requests do not come to the router.
 
-    Attributes
-    ----------
-    receive : bytearray
-        Where bytes that have no other place yet are received: each connection uses it up before it
-        lets go of the event loop.
+    Attribute ``receive``: where bytes that have no other place yet are received: each connection
+    uses it up before it lets go of the event loop.
     """
 
     def __init__(
@@ -82,10 +71,7 @@ class HttpListener:
 class HttpConnection(asyncio.BufferedProtocol):
     """A client's connection.
 
-    Parameters
-    ----------
-    connections : set
-        Holds this connection for as long as it is open.
+    ``connections``: holds this connection for as long as it is open.
     """
 
     def __init__(self, listener: HttpListener, connections: set[HttpConnection]) -> None:
@@ -320,7 +306,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _refuse(self, status: int, text: str) -> None:
         """Answer what cannot be read, after the answers before it; nothing after it is read."""
-        self._state.refuse(BridgeError(text, ErrorCode.INVALID_ARG), status)
+        self._state.refuse(invalid(text), status)
 
     def _close_idle(self) -> bool:
         """Close the connection that has been idle for longest; returns whether there was one."""

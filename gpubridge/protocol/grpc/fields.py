@@ -16,13 +16,8 @@ _ID = 3
 _INPUTS = 5
 _RAW = 7
 
-# Tags of length-delimited fields.
-_ID_TAG = _ID << 3 | 2
-_RAW_TAG = _RAW << 3 | 2
 _MODEL_NAME_TAG = 1 << 3 | 2
-_FORM_TAGS = frozenset(number << 3 | 2 for number in (1, 2, 4, 5, 6))
 _LONGEST_VARINT = 10
-_LAST_SHIFT = 7 * (_LONGEST_VARINT - 1)
 _DEEPEST = 100
 _MOST_FIELDS = 1 << 14
 
@@ -55,65 +50,6 @@ def read_request(message: bytes) -> RequestHead:
 
     Raises BridgeError: ``INTERNAL`` for bytes that are no message.
     """
-    end = len(message)
-    at = id_at = id_end = 0
-    identifier = ""
-    try:
-        while at < end:
-            tag = message[at]
-            if tag == _RAW_TAG:
-                break
-            size = message[at + 1]
-            start = at + 2
-            if size > 127:
-                size = size & 127 | message[start] << 7
-                start += 1
-            stop = start + size
-            if size > 0x3FFF or stop > end:
-                return _read_any(message)
-            if tag == _ID_TAG and not id_end:
-                identifier = message[start:stop].decode()
-                id_at, id_end = at, stop
-            elif tag not in _FORM_TAGS:
-                return _read_any(message)
-            at = stop
-        raws = _raw_contents(message, at)
-    except (IndexError, UnicodeDecodeError) as error:
-        raise malformed(str(error)) from error
-    if raws is None:
-        return _read_any(message)
-    form = message[:at] if not id_end else message[:id_at] + message[id_end:at]
-    return RequestHead(form, identifier, tuple(raws[0]), raws[1])
-
-
-def _raw_contents(message: bytes, at: int) -> tuple[list[int], list[int]] | None:
-    """Return sizes and offsets of the raw contents from ``at`` on; None if there are other fields."""
-    end = len(message)
-    sizes = []
-    offsets = []
-    while at < end:
-        if message[at] != _RAW_TAG:
-            return None
-        size = message[at + 1]
-        at += 2
-        shift = 7
-        while size >> shift:
-            # Bit `shift` of what was read so far says that the number goes on.
-            if shift > _LAST_SHIFT:
-                raise malformed("a number has more than 64 bits")
-            size += (message[at] - 1) << shift
-            at += 1
-            shift += 7
-        sizes.append(size)
-        offsets.append(at)
-        at += size
-    if at != end:
-        raise malformed("it ends within a raw content")
-    return sizes, offsets
-
-
-def _read_any(message: bytes) -> RequestHead:
-    """Read a message with its fields in an unusual order, or with unknown ones."""
     scanner = FieldScanner(len(message))
     view = memoryview(message)
     sizes = []

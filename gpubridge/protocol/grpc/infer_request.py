@@ -42,17 +42,6 @@ from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.tensor.dtypes import DATATYPES
 
-__all__ = [
-    "FormCache",
-    "HasConfig",
-    "KnownRequest",
-    "MadeRequest",
-    "aligned_end",
-    "build_form",
-    "infer_request",
-    "pack_inputs",
-]
-
 _INVALID = "<invalid>"
 
 
@@ -149,16 +138,12 @@ def build_form(
 ) -> tuple[RequestForm, bool]:
     """Check a request, all but its strings, in Triton's order.
 
-    Returns
-    -------
-    form : RequestForm
-        With ``places`` from the beginning of a slot, each aligned, and without an identifier.
-    empty_final_response : bool
+    It returns:
 
-    Raises
-    ------
-    BridgeError
-        In Triton's words.
+    - ``form``: with ``places`` from the beginning of a slot, each aligned, and without an
+      identifier.
+
+    Raises BridgeError: in Triton's words.
     """
     context, options, empty_final = RequestParameters.read(message.parameters)
     inputs = _inputs(message, head, config, check_region)

@@ -27,19 +27,13 @@ def whole_request(
 ) -> MadeRequest[T]:
     """Make the request of a message that came as a whole, a small one: its inputs are copied.
 
-    Returns
-    -------
-    known : KnownRequest
-        The model, and the form that the answer depends on.
-    request : InferRequest
-        To be submitted to that model, which then owns its slot.
-    regions : RequestRegions or None
-        Where its inputs and outputs lie in the client's memory, if any do.
+    It returns:
 
-    Raises
-    ------
-    BridgeError
-        When it is no valid request; nothing is held then.
+    - ``known``: the model, and the form that the answer depends on.
+    - ``request``: to be submitted to that model, which then owns its slot.
+    - ``regions``: where its inputs and outputs lie in the client's memory, if any do.
+
+    Raises BridgeError when it is no valid request; nothing is held then.
     """
     made = forms.templates.take_message(message, on_done)
     if made is not None:

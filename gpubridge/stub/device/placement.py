@@ -69,18 +69,13 @@ class DevicePlacement:
     ) -> Placed:
         """Put each tensor in its place.
 
-        Returns
-        -------
-        fields : list of int
-            Of their references.
-        event : (int, int) or None
-            The event that those wait for which stay on the device, and the lease under which it is
-            lent; None if they are complete.
+        It returns:
 
-        Raises
-        ------
-        BridgeError
-            UNAVAILABLE where there is no room, INTERNAL when the device fails.
+        - ``fields``: of their references.
+        - ``event``: the event that those wait for which stay on the device, and the lease under
+          which it is lent; None if they are complete.
+
+        Raises BridgeError: UNAVAILABLE where there is no room, INTERNAL when the device fails.
         """
         job = _Job(self._outputs, self._device, record.context.outputs_for)
         try:
