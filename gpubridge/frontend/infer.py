@@ -130,8 +130,6 @@ class InferEndpoint(HttpInferEndpoint):
 
     def request(self, head: RequestHead) -> _InferHandler:
         """Return the handler of one request."""
-        if self.served.traces.active:
-            return _TracedInferHandler(self, head.field(_HEADER_LENGTH))
         return _InferHandler(self, head.field(_HEADER_LENGTH))
 
     def take_over(
@@ -152,6 +150,7 @@ class _InferHandler:
 
     __slots__ = (
         "_aborted",
+        "_began",
         "_endpoint",
         "_exchange",
         "_form",
@@ -167,6 +166,7 @@ class _InferHandler:
     def __init__(self, endpoint: InferEndpoint, header_length: bytes | None) -> None:
         self._endpoint = endpoint
         self._header_length = header_length
+        self._began = time.monotonic_ns()
         self._slot: Slot | None = None
         self._start = 0
         self._length = 0
@@ -283,9 +283,9 @@ class _InferHandler:
         self._request = request
         served.submit(request, self._received())
 
-    def _received(self) -> Received | None:
+    def _received(self) -> Received:
         """When the request came, should it be traced."""
-        return None
+        return Received("HTTP", self._began, time.monotonic_ns())
 
     def abort(self) -> None:
         """Give the memory back, or tell the model that nobody waits."""
@@ -367,19 +367,6 @@ class _InferHandler:
         assert served is not None
         assert request is not None
         served.respond(exchange, form, request.identifier, outcome)
-
-
-class _TracedInferHandler(_InferHandler):
-    """A request that may be traced: it remembers when it began to come."""
-
-    __slots__ = ("_began",)
-
-    def __init__(self, endpoint: InferEndpoint, header_length: bytes | None) -> None:
-        super().__init__(endpoint, header_length)
-        self._began = time.monotonic_ns()
-
-    def _received(self) -> Received:
-        return Received("HTTP", self._began, time.monotonic_ns())
 
 
 def _header_size(value: bytes | None, body: int) -> int:

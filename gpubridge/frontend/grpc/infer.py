@@ -37,7 +37,7 @@ from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.telemetry.traces import Traces
 from gpubridge.transport.signatures import Signature
 
-__all__ = ["InferCall", "InferEndpoint", "TracedInferCall"]
+__all__ = ["InferCall", "InferEndpoint"]
 
 
 class InferEndpoint(GrpcInferEndpoint):
@@ -94,6 +94,7 @@ class InferCall(Call):
     """
 
     __slots__ = (
+        "_began",
         "_forms",
         "_known",
         "_memory",
@@ -113,6 +114,7 @@ class InferCall(Call):
         super().__init__(connection, stream_id, headers, limit)
         self._forms = forms
         self._memory = memory
+        self._began = time.monotonic_ns()
         # Takes a large message, which comes in pieces.
         self._receiver: RequestReceiver | None = None
         self._request: InferRequest | None = None
@@ -225,11 +227,7 @@ class InferCall(Call):
             self._memory.share(request, regions, known.model.config.name)
         self._known = known
         self._request = request
-        submit(request, self._received())
-
-    def _received(self) -> Received | None:
-        """When the request came, should it be traced."""
-        return None
+        submit(request, Received("GRPC", self._began, time.monotonic_ns()))
 
     def _give_up(self) -> None:
         receiver, self._receiver = self._receiver, None
@@ -271,24 +269,3 @@ class InferCall(Call):
             self.fail(frame)
         else:
             self._answer_all(frame)
-
-
-class TracedInferCall(InferCall):
-    """An inference request that may be traced: it remembers when it began to come."""
-
-    __slots__ = ("_began",)
-
-    def __init__(
-        self,
-        connection: CallOwner,
-        stream_id: int,
-        headers: RequestHeaders,
-        limit: int,
-        forms: FormCache[Model],
-        memory: RequestMemory,
-    ) -> None:
-        super().__init__(connection, stream_id, headers, limit, forms, memory)
-        self._began = time.monotonic_ns()
-
-    def _received(self) -> Received:
-        return Received("GRPC", self._began, time.monotonic_ns())

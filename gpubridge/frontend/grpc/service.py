@@ -14,7 +14,7 @@ from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, CallOwner, DeferredCall, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
-from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint, TracedInferCall
+from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
 from gpubridge.frontend.grpc.memory import Deferred, cuda_calls, memory_calls
 from gpubridge.frontend.grpc.packing import MessageCoder
 from gpubridge.frontend.grpc.stream import StreamCall
@@ -162,8 +162,7 @@ class GrpcService:
     def _open_infer(
         self, connection: CallOwner, stream_id: int, headers: RequestHeaders, limit: int
     ) -> Call:
-        infer = TracedInferCall if self._traces.active else InferCall
-        return infer(connection, stream_id, headers, limit, self._forms, self._memory)
+        return InferCall(connection, stream_id, headers, limit, self._forms, self._memory)
 
     def _open_stream(
         self, connection: CallOwner, stream_id: int, headers: RequestHeaders, limit: int
