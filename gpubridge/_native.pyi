@@ -739,6 +739,20 @@ class RequestShapes:
     def __init__(self, first: Iterable[tuple[str, tuple[int, ...]]], dims: bytes, /) -> None: ...
     def __iter__(self) -> Iterator[tuple[str, tuple[int, ...]]]: ...
 
+class SlotLists:
+    """Lends the free small slots of an arena, which derives from it.
+
+    - ``stacks``: the free slots by size.
+    - ``retired``: while it is not empty, slots go back by the arena's ``take_back``, as do those with a
+      body. What has no free slot is asked of its ``allocate_new``.
+    """
+
+    def __init__(self, stacks: Mapping[Any, list[Any]], retired: list[Any], /) -> None: ...
+    def allocate(self, nbytes: int, /) -> Any:
+        """Lend a slot of at least ``nbytes`` bytes, all of which will be used; see `HostArena.allocate`."""
+    def free(self, slot: Any, /) -> None:
+        """Take a slot back; its memory may be lent again at once."""
+
 class JsonResponseTemplate:
     """The header of responses with the same outputs.
 

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Iterable
 from typing import Protocol
 
-from gpubridge.host_shm import Budget, RequestArena, Segment, reserved_bytes
+from gpubridge.host_shm import Budget, Segment
+from gpubridge.host_shm.request_arena import RequestArena, reserved_bytes
 from gpubridge.transport.leases import read_only_id
 
 _SERVER = 0

@@ -28,7 +28,8 @@ from gpubridge.engine.stub_fields import completed_text, log_fields, number
 from gpubridge.engine.stub_memory import StubMemory
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import RequestArena, Segment
+from gpubridge.host_shm import Segment
+from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.request import InferRequest, MemoryRange, Outcome
 from gpubridge.transport.channel import (
     Channel,

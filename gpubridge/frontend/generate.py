@@ -9,7 +9,7 @@ from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, ErrorCode, invalid
 from gpubridge.frontend.http.message import Exchange
 from gpubridge.frontend.small_body import PrivateBody
-from gpubridge.host_shm import RequestArena
+from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.protocol.body import pack_inputs
 from gpubridge.protocol.generate import encode_generated, parse_generate
 from gpubridge.protocol.request_form import RequestForm

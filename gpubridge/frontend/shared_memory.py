@@ -5,7 +5,8 @@ from __future__ import annotations
 from gpubridge.engine.client_regions import ClientPlace, ClientRegions, RegionUse
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import Budget, RequestArena
+from gpubridge.host_shm import Budget
+from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.protocol.request_form import RequestRegions
 from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_BYTES, InferRequest, MemoryRange

@@ -10,7 +10,6 @@ from gpubridge.host_shm.budget import (
     PrivateMemory,
 )
 from gpubridge.host_shm.client_region import ClientMapping, ClientSegment
-from gpubridge.host_shm.request_arena import RequestArena, reserved_bytes
 from gpubridge.host_shm.segment import Segment
 
 __all__ = [
@@ -23,8 +22,6 @@ __all__ = [
     "HostArena",
     "PrivateBytes",
     "PrivateMemory",
-    "RequestArena",
     "Segment",
     "Slot",
-    "reserved_bytes",
 ]

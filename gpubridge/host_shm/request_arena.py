@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from typing import Protocol
 
+from gpubridge.dataplane import SlotLists
 from gpubridge.errors import BridgeError, unavailable
 from gpubridge.host_shm.arena import Bucket, HostArena, Slot, slots_together
 from gpubridge.host_shm.budget import LARGE_BYTES, Body, Budget, piece_bytes
@@ -123,8 +124,10 @@ class _SparseBucket(Bucket):
         self.touched = 0
 
 
-class RequestArena(HostArena):
+class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots have one home
     """An arena whose slots lie in one sparse segment; used by one thread at a time.
+
+    Free small slots are lent and taken back by compiled code (`SlotLists`), without a call of Python.
 
     - ``budget``: of all such arenas; stays the caller's.
     - ``home``: the `Segment.home` of its memory: the model whose requests these are.
@@ -132,25 +135,26 @@ class RequestArena(HostArena):
     """
 
     def __init__(self, budget: Budget, home: str, events: ArenaEvents) -> None:
-        super().__init__(0, budget.limit)
+        HostArena.__init__(self, 0, budget.limit)
         self.home = home
         self.budget = budget
         self._events = events
         self._space: _Space | None = None
         # Those with slots still lent whose other memory is pinned, and cannot be given back.
         self._retired: list[_Space] = []
+        SlotLists.__init__(self, self._stacks, self._retired)
         # Slots of bodies that are still arriving.
         self._arriving: dict[Slot, None] = {}
         # Buckets that have slots to be made, by size.
         self._unmade: dict[int, list[_SparseBucket]] = {}
         budget.add(self)
 
-    def allocate(self, nbytes: int, home: str = "") -> Slot:
-        """Lend a slot of at least ``nbytes`` bytes, all of which will be used; as `HostArena.allocate`."""
+    def allocate_new(self, nbytes: int) -> Slot:
+        """Lend a slot of which not all need be in memory yet, but will be; as `HostArena.allocate`."""
         if nbytes > LARGE_BYTES:
             self.budget.check(nbytes)
         for last in (False, True):
-            slot = super().allocate(nbytes, home)
+            slot = HostArena.allocate(self, nbytes)
             if slot.touched == slot.size:
                 break
             try:
@@ -171,7 +175,7 @@ class RequestArena(HostArena):
         """
         try:
             self.budget.check(nbytes)
-            slot = super().allocate(nbytes)
+            slot = HostArena.allocate(self, nbytes)
         except BridgeError:
             body.release()
             raise
@@ -261,13 +265,13 @@ class RequestArena(HostArena):
                 for bucket in space.buckets.values():
                     self._forget(bucket)
 
-    def free(self, slot: Slot) -> None:
-        """Take a slot back; its memory may be lent again at once."""
+    def take_back(self, slot: Slot) -> None:
+        """Take a slot back that is charged to a body, or while memory is being replaced."""
         body, slot.body = slot.body, None
         if body is not None:
             body.release()
             self._arriving.pop(slot, None)
-        super().free(slot)
+        HostArena.free(self, slot)
         if self._retired:
             bucket = slot.bucket
             assert isinstance(bucket, _SparseBucket)

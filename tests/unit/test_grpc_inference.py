@@ -12,6 +12,7 @@ from gpubridge.frontend.grpc.infer import InferCall
 from tests.fuzz.grpc_door import PREFACE, GrpcDoor, frame, head, message
 from tests.unit.grpc_requests import raw
 
+PACKAGES = ("gpubridge.frontend", "gpubridge.protocol", "gpubridge.host_shm")
 RESET = 3
 CANCEL = (8).to_bytes(4, "big")
 
@@ -43,7 +44,7 @@ def test_a_known_form_of_request_calls_nothing_of_the_frontend():
 
     def note(frame, event, _):
         name = frame.f_globals.get("__name__", "")
-        if event == "call" and name.startswith(("gpubridge.frontend", "gpubridge.protocol")):
+        if event == "call" and name.startswith(PACKAGES):
             called.append(frame.f_code.co_name)
 
     async def ask(door):

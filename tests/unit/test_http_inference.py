@@ -28,6 +28,7 @@ from tests.unit.model_configs import model_config
 CONFIG = model_config("A FP32 [-1]", "OUT FP32 [-1]")
 OUT = Signature((TensorSpec("OUT", "FP32", 1, 4),), ())
 WORKERS = Workers()
+PACKAGES = ("gpubridge.frontend", "gpubridge.protocol", "gpubridge.host_shm")
 
 
 class Model:
@@ -160,7 +161,7 @@ def test_a_known_form_of_request_calls_nothing_of_the_frontend(server):
 
     def note(frame, event, _):
         name = frame.f_globals.get("__name__", "")
-        if event == "call" and name.startswith(("gpubridge.frontend", "gpubridge.protocol")):
+        if event == "call" and name.startswith(PACKAGES):
             called.append(frame.f_code.co_name)
 
     requests = [infer(bytes([i]) * 4 * i, f"id {i}") for i in range(1, 9)]

@@ -11,15 +11,9 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.host_shm import (
-    LARGE_BYTES,
-    Budget,
-    RequestArena,
-    Segment,
-    reserved_bytes,
-)
+from gpubridge.host_shm import LARGE_BYTES, Budget, Segment
 from gpubridge.host_shm.arena import slot_size
-from gpubridge.host_shm.request_arena import AddressSpace
+from gpubridge.host_shm.request_arena import AddressSpace, RequestArena, reserved_bytes
 
 LIMIT = 8 << 20
 LARGE_LIMIT = LIMIT - LIMIT // 10

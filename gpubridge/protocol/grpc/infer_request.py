@@ -14,7 +14,8 @@ from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.dataplane import RequestTemplates
 from gpubridge.errors import invalid
-from gpubridge.host_shm import HostArena, RequestArena, Slot
+from gpubridge.host_shm import HostArena, Slot
+from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.model_io import check_inputs
 from gpubridge.protocol.body import ALIGNMENT, check_strings
 from gpubridge.protocol.grpc.contents import data_from_contents

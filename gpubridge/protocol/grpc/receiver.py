@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import Body, PrivateMemory, RequestArena, Slot
+from gpubridge.host_shm import Body, PrivateMemory, Slot
+from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.protocol.body import ALIGNMENT
 from gpubridge.protocol.grpc.fields import FieldScanner, RequestHead, read_request
 from gpubridge.protocol.grpc.infer_request import (
