@@ -35,12 +35,8 @@ CallResponse = tuple[int, int, Optional[InferenceResponse]]
 class BlsRecords:
     """Encodes calls, and decodes the responses to them.
 
-    Parameters
-    ----------
-    borrowed : BorrowedMemory
-        The memory that responses lie in.
-    outputs : OutputMemory
-        Where inputs of calls go that are not in shared memory already.
+    - ``borrowed``: the memory that responses lie in.
+    - ``outputs``: where inputs of calls go that are not in shared memory already.
     """
 
     def __init__(self, borrowed: BorrowedMemory, outputs: OutputMemory) -> None:
@@ -68,12 +64,9 @@ class BlsRecords:
     def encode(self, number: int, request: InferenceRequest, decoupled: bool) -> bytes:
         """Return the record of a call; inputs that are in no shared memory are copied there.
 
-        Raises
-        ------
-        ValueError
-            When something that the model has set past the constructor's checks cannot be encoded.
-        BridgeError
-            UNAVAILABLE when there is no memory for its inputs.
+        Raises ValueError when something that the model has set past the constructor's checks cannot
+        be encoded.
+        Raises BridgeError: UNAVAILABLE when there is no memory for its inputs.
         """
         if self._writer is not None:
             record = self._writer.write(number, request, decoupled)
@@ -91,10 +84,7 @@ class BlsRecords:
     def decode(self, message: bytes) -> Sequence[CallResponse]:
         """Return the responses of a CALL_RESPONSES message; their tensors are views of borrowed memory.
 
-        Raises
-        ------
-        MalformedMessage
-            When it is none.
+        Raises MalformedMessage when it is none.
         """
         if self._responses is None:
             records = decode_records(message, self._reader, named=False)

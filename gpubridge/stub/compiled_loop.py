@@ -16,8 +16,6 @@ from gpubridge.transport.records import record_reader
 from gpubridge.transport.short_waits import ShortWaits
 from gpubridge.transport.signatures import encode_signature, parse_signature
 
-__all__ = ["compiled_loop"]
-
 
 def compiled_loop(
     channel: Channel,
@@ -29,16 +27,10 @@ def compiled_loop(
 ) -> NativeStubLoop | None:
     """Make the loop of a stub that has no GPU; None where there is no compiled module.
 
-    Parameters
-    ----------
-    channel : Channel
-        To the server; read by the loop from now on.
-    executor : Executor
-        Runs the batches that are not plain.
-    outputs : OutputMemory
-        Where responses are placed; the loop reserves some of it for small ones.
-    waits : ShortWaits
-        Judges whether to stay awake, for `awake_ns` nanoseconds.
+    - ``channel``: to the server; read by the loop from now on.
+    - ``executor``: runs the batches that are not plain.
+    - ``outputs``: where responses are placed; the loop reserves some of it for small ones.
+    - ``waits``: judges whether to stay awake, for `awake_ns` nanoseconds.
     """
     compiled = native()
     if compiled is None:

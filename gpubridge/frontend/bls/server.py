@@ -98,12 +98,8 @@ class _Call:
 class BlsConnection:
     """The calls of one stub; owns the channel that they come through.
 
-    Parameters
-    ----------
-    link : StubConnection
-        Knows the stub's memory, and lends it other memory.
-    caller : Instance
-        Whose stub it is.
+    - ``link``: knows the stub's memory, and lends it other memory.
+    - ``caller``: whose stub it is.
     """
 
     def __init__(

@@ -28,8 +28,6 @@ from gpubridge.protocol.grpc.infer_response import (
 from gpubridge.protocol.grpc.receiver import whole_request
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
-__all__ = ["StreamCall"]
-
 _OPEN_REQUESTS = 64
 """Requests of a stream that may be at models; further ones are not read."""
 _UNSENT_BYTES = 1 << 20
@@ -76,12 +74,8 @@ class StreamCall(Call):
     An error is an answer like others: the stream goes on, unless its client has asked for the
     opposite.
 
-    Parameters
-    ----------
-    forms : FormCache
-        What forms of requests mean.
-    memory : RequestMemory
-        Where requests lie.
+    - ``forms``: what forms of requests mean.
+    - ``memory``: where requests lie.
     """
 
     __slots__ = (
@@ -371,10 +365,7 @@ def _frame(
 ) -> FrameSegments:
     """Encode a response and whether it is its request's last.
 
-    Raises
-    ------
-    BridgeError
-        When it is an error, or cannot be encoded.
+    Raises BridgeError when it is an error, or cannot be encoded.
     """
     if not isinstance(outcome, InferResponse):
         raise outcome.copy()
