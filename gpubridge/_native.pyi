@@ -400,7 +400,10 @@ class InFlightRequests:
         All responses are given to the hook ``decode`` from then on, until both are None.
         """
     def poll_with(self, waits: Any, /) -> None:
-        """Call ``sent`` of ``waits`` for each batch, and ``answered`` when all are; None for neither."""
+        """Call ``sent`` of ``waits`` for batches, and ``answered`` when all are; None for neither.
+
+        Of batches that follow others it hears only once, until one comes alone.
+        """
     def block(self, blocked: bool, /) -> None:
         """Leave all messages to the hook ``send``, or no longer."""
     def submit(self, requests: list[InferRequest], /) -> None:

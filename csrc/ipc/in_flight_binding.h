@@ -193,8 +193,12 @@ class RequestsAtStub {
     on_kept_ = std::move(on_kept);
     on_ended_ = std::move(on_ended);
   }
-  // Tells `waits` of each batch, and when all are answered; None for nobody.
-  void poll_with(nb::object waits) { waits_ = std::move(waits); }
+  // Tells `waits` of each batch that comes alone, of the first that does not, and when all are
+  // answered; None for nobody.
+  void poll_with(nb::object waits) {
+    waits_ = std::move(waits);
+    alone_ = crowded_ = false;
+  }
   // Whether messages wait for the channel, so that others have to wait behind them.
   void block(bool blocked) { blocked_ = blocked; }
 
@@ -310,6 +314,7 @@ class RequestsAtStub {
   std::vector<char> received_ = std::vector<char>(kDatagramLimit);
   nb::object waits_ = nb::none();
   bool alone_ = false;
+  bool crowded_ = false;  // whether `waits_` knows that batches do not come alone
   bool blocked_ = false;
   bool flush_due_ = false;
 };

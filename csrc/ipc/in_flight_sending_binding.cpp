@@ -39,7 +39,11 @@ Held held_for(InferRequest& request) {
 
 void RequestsAtStub::submit(nb::handle requests) {
   const bool idle = core_.idle();
-  alone_ = !waits_.is_none() && nb::cast<bool>(waits_.attr("sent")(idle));
+  // A crowd that goes on is nothing new.
+  if (!waits_.is_none() && (idle || !crowded_)) {
+    alone_ = nb::cast<bool>(waits_.attr("sent")(idle));
+    crowded_ = !idle;
+  }
   const bool full = enter(requests);
   if (idle || full) {
     // A stub that has nothing to do need not wait for what else may come in this turn.

@@ -19,6 +19,7 @@ from gpubridge.tensor.native import absence, native
 from gpubridge.transport import short_waits
 from gpubridge.transport.channel import Channel, ChannelClosed, pair
 from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
+from tests.fuzz.stub_desk import Desk, record
 
 AWAKE = 1000
 
@@ -273,3 +274,27 @@ def test_the_time_is_a_setting() -> None:
             read({"busy-poll-us": wrong})
     with pytest.raises(BridgeError, match="busy-poll-us expects an integer, got 'soon'"):
         read({"busy-poll-us": "soon"})
+
+
+def test_the_requests_at_a_stub_say_when_they_come_alone() -> None:
+    told: list[object] = []
+
+    class Waits:
+        def sent(self, alone: bool) -> bool:
+            told.append(alone)
+            return False
+
+        def answered(self) -> None:
+            told.append("answered")
+
+    desk = Desk()
+    desk.in_flight.poll_with(Waits())
+    for _ in range(2):
+        # Of a crowd that goes on it is enough to hear once.
+        for _ in range(3):
+            desk.enter(1)
+        for sequence, (asked,) in list(desk.flights.items()):
+            desk.complete((sequence, [record(asked.request.ticket)]))
+        desk.flights.clear()
+    assert told == 2 * [True, False, "answered"]
+    desk.close()
