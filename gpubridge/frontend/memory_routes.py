@@ -43,7 +43,7 @@ class MemoryCall(SmallBody):
         self._name = unquote_to_bytes(path["region"] or b"").decode(errors="replace")
         self._regions = regions
 
-    def complete(self, exchange: Exchange, copied: int) -> None:
+    def answer(self, exchange: Exchange) -> None:
         """Do it and answer.
 
         Raises BridgeError as the registry says.
@@ -62,6 +62,7 @@ class MemoryCall(SmallBody):
     def abort(self) -> None:
         """Nobody waits for the answer; what was begun goes on."""
         self._exchange = None
+        super().abort()
 
     def _done(self, error: BridgeError | None) -> None:
         exchange, self._exchange = self._exchange, None

@@ -60,7 +60,7 @@ class ModelReadyHandler(SmallBody):
         self._find = find
         self._exchange: Exchange | None = None
 
-    def complete(self, exchange: Exchange, copied: int) -> None:
+    def answer(self, exchange: Exchange) -> None:
         """Answer, when the model has."""
         self._exchange = exchange
         try:
@@ -73,6 +73,7 @@ class ModelReadyHandler(SmallBody):
     def abort(self) -> None:
         """Nobody waits for the answer."""
         self._exchange = None
+        super().abort()
 
     def _answer(self, ready: bool) -> None:
         exchange, self._exchange = self._exchange, None

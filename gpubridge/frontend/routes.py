@@ -54,7 +54,7 @@ class _Simple(SmallBody):
         super().__init__()
         self._answer = answer
 
-    def complete(self, exchange: Exchange, copied: int) -> None:
+    def answer(self, exchange: Exchange) -> None:
         """Answer."""
         self._answer(exchange)
 
@@ -68,7 +68,7 @@ class _Index(SmallBody):
         super().__init__()
         self._repository = repository
 
-    def complete(self, exchange: Exchange, copied: int) -> None:
+    def answer(self, exchange: Exchange) -> None:
         """Answer."""
         rows = self._repository.index()
         if metadata.ready_models_only(bytes(self.body)):

@@ -72,7 +72,7 @@ class _Handler(SmallBody):
         super().__init__()
         self._changes = changes
 
-    def complete(self, exchange: Exchange, copied: int) -> None:
+    def answer(self, exchange: Exchange) -> None:
         """Answer."""
         document = self._change(bytes(self.body) if self._changes else None)
         exchange.respond(200, _JSON, document, plain=True)

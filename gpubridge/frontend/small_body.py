@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from gpubridge.errors import invalid
 from gpubridge.frontend.http.message import Exchange
-from gpubridge.host_shm import LARGE_BYTES, Body, PrivateMemory
+from gpubridge.host_shm import Body, PrivateMemory
+
+CONTROL_BYTES = 4 << 20
+"""Limit of a message to a method that is no inference, over HTTP and gRPC."""
 
 
 class PrivateBody:
@@ -61,10 +64,18 @@ class SmallBody(PrivateBody):
 
         Raises BridgeError: INVALID_ARG when it is longer than any that is meant.
         """
-        if body is not None:
-            raise invalid(f"this path takes no body of {nbytes} bytes (at most {LARGE_BYTES})")
+        if nbytes > CONTROL_BYTES:
+            raise invalid(f"this path takes no body of {nbytes} bytes (at most {CONTROL_BYTES})")
         return super().body_memory(nbytes, body)
 
     def complete(self, exchange: Exchange, copied: int) -> None:
-        """Answer; raises BridgeError for what cannot be."""
+        """Answer, and let go of the body; raises BridgeError for what cannot be."""
+        self.whole_body()
+        try:
+            self.answer(exchange)
+        finally:
+            self.release()
+
+    def answer(self, exchange: Exchange) -> None:
+        """Answer; the body is read before this returns."""
         raise NotImplementedError

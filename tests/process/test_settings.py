@@ -220,3 +220,12 @@ def test_bad_settings_change_nothing(server):
 def test_flags_that_mean_nothing_are_refused_at_the_start(tmp_path, flags, text, capsys):
     assert main(["serve", "--model-repository", str(tmp_path), *flags]) in (1, 2)
     assert text in capsys.readouterr().err
+
+
+def test_settings_take_4_mib_over_http(server):
+    document = json.dumps({"log_info": True}).encode()
+    status, _, _ = server.request("POST", "/v2/logging", document.ljust(3 << 20))
+    assert status == 200
+    status, _, body = server.request("POST", "/v2/logging", document.ljust(5 << 20))
+    assert status == 400
+    assert f"no body of {5 << 20} bytes (at most {4 << 20})" in body.decode()

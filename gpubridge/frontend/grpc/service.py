@@ -22,6 +22,7 @@ from gpubridge.frontend.model_readiness import tell_ready
 from gpubridge.frontend.repository_control import ControlTasks
 from gpubridge.frontend.settings_routes import SettingsService
 from gpubridge.frontend.shared_memory import RequestMemory
+from gpubridge.frontend.small_body import CONTROL_BYTES
 from gpubridge.protocol import metadata as documents
 from gpubridge.protocol.fields import JsonObject
 from gpubridge.protocol.grpc import metadata, repository_control, settings
@@ -35,9 +36,6 @@ _Answer = Callable[[bytes | BridgeError], None]
 _SERVICE = b"/inference.GRPCInferenceService/"
 _HEALTH = b"/grpc.health.v1.Health/"
 _LOAD = _SERVICE + b"RepositoryModelLoad"
-
-_CONTROL_BYTES = 4 << 20
-"""Bytes of a message to a method that is no inference."""
 
 # How the messages of a method come, as the compiled module counts.
 _UNARY, _INFER, _STREAM = range(3)
@@ -132,7 +130,7 @@ class GrpcService:
         message_limit: int,
     ) -> list[_Method]:
         """List the methods, ModelInfer first; the compiled module knows each by its place."""
-        small = min(_CONTROL_BYTES, message_limit)
+        small = min(CONTROL_BYTES, message_limit)
         table = [
             _Method(_SERVICE + b"ModelInfer", _INFER, message_limit, self._open_infer),
             _Method(_SERVICE + b"ModelStreamInfer", _STREAM, message_limit, self._open_stream),
