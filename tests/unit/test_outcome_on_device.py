@@ -31,7 +31,7 @@ def record():
 
 def test_it_is_handed_on_to_who_has_asked(borrowed):
     request = SimpleNamespace(client=None, context=RequestContext(device="GPU-0"))
-    response = decode_response(record(), borrowed, request, lambda ref: None)
+    response = decode_response(record(), borrowed, request, lambda ref: None, ())
     assert response.visible() == [None]
     (part,) = response.ranges()
     assert (part.segment.region, part.offset, part.nbytes) == (REGION, 256, 16)
@@ -40,4 +40,4 @@ def test_it_is_handed_on_to_who_has_asked(borrowed):
 def test_it_is_refused_for_anybody_else(borrowed):
     request = SimpleNamespace(client=None, context=RequestContext())
     with pytest.raises(MalformedMessage, match="which nobody has asked for"):
-        decode_response(record(), borrowed, request, lambda ref: None)
+        decode_response(record(), borrowed, request, lambda ref: None, ())
