@@ -102,7 +102,8 @@ def _sequence(strategy: str) -> Model:
     )
     batching = (
         "max_batch_size: 32\n"
-        f"sequence_batching {{ max_sequence_idle_microseconds: 60000000 {chosen} "
+        # Short: what a client leaves unfinished keeps its slot for so long.
+        f"sequence_batching {{ max_sequence_idle_microseconds: 1000000 {chosen} "
         f"control_input [ {controls} ] }}"
     )
     inputs, outputs = (
