@@ -1,5 +1,5 @@
-// HTTP/2 connections: frames of a client in pieces of any size, and answers to its calls behind
-// them.
+// HTTP/2 connections: frames of a client in pieces of any size, answers to its calls, and frames
+// behind those. What is sent is frames, and no more data than the client's windows allow.
 #include "net/http2_connection.h"
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -30,6 +31,38 @@ std::shared_ptr<const gpubridge::GrpcMethods> methods() {
   return made;
 }
 
+// Calls `take` with each frame until it returns false; returns what is left.
+template <typename Take>
+std::string_view for_frames(std::string_view bytes, Take&& take) {
+  while (bytes.size() >= kHeaderBytes) {
+    const FrameHeader frame = read_header(reinterpret_cast<const std::uint8_t*>(bytes.data()));
+    if (frame.length > bytes.size() - kHeaderBytes) break;
+    if (!take(frame, bytes.substr(kHeaderBytes, frame.length))) break;
+    bytes.remove_prefix(kHeaderBytes + frame.length);
+  }
+  return bytes;
+}
+
+// The most bytes that a client may have let the server send, in all and on any stream.
+std::pair<std::uint64_t, std::uint64_t> windows(std::string_view frames) {
+  std::uint64_t all = kDefaultWindow;
+  std::uint64_t initial = kDefaultWindow;
+  std::uint64_t stream = 0;
+  for_frames(frames, [&](const FrameHeader& frame, std::string_view payload) {
+    const auto* at = reinterpret_cast<const std::uint8_t*>(payload.data());
+    if (frame.type == kWindowUpdate && frame.length == 4) {
+      (frame.stream == 0 ? all : stream) += read_u32(at) & kMaxWindow;
+    } else if (frame.type == kSettings) {
+      for (std::size_t i = 0; i + 6 <= payload.size(); i += 6) {
+        if (at[i] == 0 && at[i + 1] == 4)
+          initial = std::max<std::uint64_t>(initial, read_u32(at + i + 2));
+      }
+    }
+    return true;
+  });
+  return {all, initial + stream};
+}
+
 // A connection with a server that answers each call, and what a client sees of it.
 class Served {
  public:
@@ -48,9 +81,31 @@ class Served {
   }
 
   // Answers the calls. Not earlier: what may follow on a stream depends on its answer.
-  void finish() {
+  void answer_calls() {
     for (const std::uint32_t stream : calls_) answer(stream);
-    flush();
+  }
+
+  // Sends all that may be sent; returns the bytes of DATA, by stream.
+  std::map<std::uint32_t, std::uint64_t> flush() {
+    std::string sent;
+    std::array<iovec, 16> pieces;
+    while (connection_.output().fill()) {
+      std::size_t size = 0;
+      const std::size_t count = connection_.output().gather(pieces);
+      for (const iovec& piece : std::span(pieces).first(count)) {
+        sent.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+        size += piece.iov_len;
+      }
+      expect(size != 0, "what waits has bytes");
+      connection_.output().sent(size);
+    }
+    std::map<std::uint32_t, std::uint64_t> data;
+    for_frames(sent, [&](const FrameHeader& frame, std::string_view) {
+      expect(frame.type <= kContinuation && frame.length <= kLargestFrameSize, "a frame is one");
+      if (frame.type == kData) data[frame.stream] += frame.length;
+      return true;
+    });
+    return data;
   }
 
   // What the server saw, by stream; of the connection under 0.
@@ -103,23 +158,13 @@ class Served {
         std::vector<std::pair<std::string, std::string>>{{":status", "200"}}, true);
     static const auto kTrailers = std::make_shared<gpubridge::HeaderFields>(
         std::vector<std::pair<std::string, std::string>>{{"grpc-status", "0"}}, true);
-    static const std::array<std::uint8_t, 64> kBody{};
-    const std::array<Segment, 1> body{Segment{kBody.data(), kBody.size(), nullptr}};
+    static const std::array<std::uint8_t, 40'000> kBody{};
+    const std::size_t size = stream % 8 == 1 ? kBody.size() : 64;
+    const std::array<Segment, 1> body{Segment{kBody.data(), size, nullptr}};
     try {
       connection_.send_response(stream, kHeaders, body, kTrailers);
     } catch (const std::logic_error&) {
       // The stream has been answered.
-    }
-  }
-
-  void flush() {
-    std::array<iovec, 16> pieces;
-    while (connection_.output().fill()) {
-      std::size_t size = 0;
-      const std::size_t count = connection_.output().gather(pieces);
-      for (std::size_t index = 0; index < count; ++index) size += pieces.at(index).iov_len;
-      expect(size != 0, "what waits has bytes");
-      connection_.output().sent(size);
     }
   }
 
@@ -133,19 +178,37 @@ class Served {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   gpubridge::fuzz::Input input(data, size);
   std::uint32_t cuts = input.byte() | 1U;
-  const std::string text =
-      std::string(kPreface) + std::string("\0\0\0\4\0\0\0\0\0", 9) + std::string(input.text());
+  const std::size_t frames_before = input.byte() % 32;
+  const std::string text = std::string("\0\0\0\4\0\0\0\0\0", 9) + std::string(input.text());
+  // Answers come behind some of the frames.
+  std::size_t frames = 0;
+  const std::string_view behind = for_frames(
+      text, [&](const FrameHeader&, std::string_view) { return ++frames <= frames_before; });
   Served whole;
-  whole.take(text);
   Served pieces;
-  for (std::size_t at = 0; at < text.size();) {
-    cuts = cuts * 1664525U + 1013904223U;
-    const std::size_t length = std::min<std::size_t>(1 + (cuts >> 24U) % 61, text.size() - at);
-    pieces.take(std::string_view(text).substr(at, length));
-    at += length;
-  }
-  whole.finish();
-  pieces.finish();
+  const auto feed = [&](std::string_view part) {
+    whole.take(part);
+    while (!part.empty()) {
+      cuts = cuts * 1664525U + 1013904223U;
+      const std::size_t length = std::min<std::size_t>(1 + (cuts >> 24U) % 61, part.size());
+      pieces.take(part.substr(0, length));
+      part.remove_prefix(length);
+    }
+  };
+  feed(kPreface);
+  feed(std::string_view(text).substr(0, text.size() - behind.size()));
+  whole.answer_calls();
+  pieces.answer_calls();
+  feed(behind);
   expect(whole.seen() == pieces.seen(), "pieces mean what the whole means");
+  const auto sent = whole.flush();
+  expect(sent == pieces.flush(), "pieces are answered as the whole is");
+  const auto [all, stream] = windows(text);
+  std::uint64_t total = 0;
+  for (const auto& [id, nbytes] : sent) {
+    expect(nbytes <= stream, "no stream sends more than its window");
+    total += nbytes;
+  }
+  expect(total <= all, "no connection sends more than its window");
   return 0;
 }
