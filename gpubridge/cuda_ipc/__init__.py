@@ -21,11 +21,10 @@ from gpubridge.cuda_ipc.devices import (
 )
 from gpubridge.cuda_ipc.driver import CudaError, DriverAbsent
 from gpubridge.cuda_ipc.events import EventLease, EventRing, SharedEvents
-from gpubridge.cuda_ipc.segment import ClientDeviceRegion, DeviceSegment
+from gpubridge.cuda_ipc.segment import DeviceSegment, open_client_region
 
 __all__ = [
     "Ability",
-    "ClientDeviceRegion",
     "CopyMark",
     "CopyStream",
     "CudaError",
@@ -47,6 +46,7 @@ __all__ = [
     "find_device",
     "is_exclusive",
     "list_devices",
+    "open_client_region",
     "probe_devices",
     "probe_peers",
 ]

@@ -135,14 +135,14 @@ def test_a_host_waits_for_an_event_that_another_process_has_recorded(ipc):
 def test_the_own_handle_and_more_than_there_is_are_refused(ipc):
     with worker() as owner, worker() as other:
         handle, _ = owner.do(PRODUCER, fresh())
-        refused = "answer = refusal(ClientDeviceRegion.open, context, bytes(told[0]), told[1])"
+        refused = "answer = refusal(open_client_region, context, bytes(told[0]), told[1])"
         kind, code, text = owner.do(refused, [handle, SIZE])
         assert (kind, code) == ("BridgeError", "INVALID_ARG"), text
         kind, code, text = other.do(refused, [handle, 1 << 40])
         assert (kind, code) == ("BridgeError", "INVALID_ARG"), text
         assert text.startswith(f"expected device memory of {1 << 40} bytes, got ")
         other.do(
-            "region = ClientDeviceRegion.open(context, bytes(told), 64); region.close()", handle
+            "region = open_client_region(context, bytes(told), 64); region.close()", handle
         )
 
 

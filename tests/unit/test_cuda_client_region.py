@@ -16,10 +16,10 @@ answer = raw(ok(d.cuIpcGetMemHandle(pointer)))
 """
 OPEN = """
 handle, size = told
-region = ClientDeviceRegion.open(context, bytes(handle), size)
+region = open_client_region(context, bytes(handle), size)
 answer = [region.size, *seen(region.pointer + 999)]
 """
-REFUSED = "answer = refusal(ClientDeviceRegion.open, context, bytes(told[0]), told[1])"
+REFUSED = "answer = refusal(open_client_region, context, bytes(told[0]), told[1])"
 
 
 def opened_and_closed(machine):

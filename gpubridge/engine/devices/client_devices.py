@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 
-from gpubridge.cuda_ipc import ClientDeviceRegion, CudaError, DeviceInfo
+from gpubridge.cuda_ipc import CudaError, DeviceInfo, open_client_region
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.devices.region import ClientDeviceSegment
 from gpubridge.errors import BridgeError, ErrorCode
@@ -47,7 +47,7 @@ class ClientDevices:
         key = device.uuid, handle, nbytes
         segment = self._open.get(key)
         if segment is None:
-            region = ClientDeviceRegion.open(self._devices.context(device), handle, nbytes)
+            region = open_client_region(self._devices.context(device), handle, nbytes)
             segment = ClientDeviceSegment(region, self._new_region(), handle, self._devices.free)
             self._open[key] = segment
         return segment

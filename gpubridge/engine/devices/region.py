@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gpubridge.cuda_ipc import ClientDeviceRegion, DeviceSegment
+from gpubridge.cuda_ipc import DeviceSegment
 from gpubridge.engine.devices.arena_events import ArenaEvents
 from gpubridge.host_shm import ClientSegment
 from gpubridge.transport.device_events import reserve_addresses
@@ -103,10 +103,10 @@ class ClientDeviceSegment:
 
     def __init__(
         self,
-        opened: ClientDeviceRegion,
+        opened: DeviceSegment,
         region: int,
         handle: bytes,
-        close: Callable[[ClientDeviceRegion], None],
+        close: Callable[[DeviceSegment], None],
     ) -> None:
         self._opened = opened
         self._close = close
