@@ -48,7 +48,7 @@ class DeviceSegment:
 
     __slots__ = ("_context", "_free", "fds", "handle", "pointer", "region", "size", "uuid")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what there is to know of memory)
         self,
         context: DeviceContext,
         region: int,
@@ -223,6 +223,7 @@ def _open_handle(context: DeviceContext, handle: bytes, size: int) -> int:
             call("cuIpcCloseMemHandle", pointer)
             raise
     return pointer
+
 
 def _allocate_physical(context: DeviceContext, size: int) -> tuple[int, int, int]:
     """Make physical memory and map it; return its descriptor, its pointer and its size."""

@@ -282,8 +282,6 @@ _HISTOGRAM = MetricKind.HISTOGRAM
 def _store() -> MetricStore:
     around = host.current()
     if around is None or around.metrics is None:
-        from gpubridge.pb_utils.metrics import LocalMetrics  # noqa: PLC0415  (for tests only)
-
         return LocalMetrics()
     return around.metrics
 

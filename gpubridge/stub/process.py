@@ -39,7 +39,7 @@ from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.results import ResultSender
 from gpubridge.stub.states import SequenceStates
 from gpubridge.stub.uploading import BatchesAhead, UploadingExecutor
-from gpubridge.tensor.native import NativeRecordReader, NativeStubLoop, absence
+from gpubridge.tensor.native import NativeStubLoop, absence
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ControlPage
@@ -53,7 +53,7 @@ from gpubridge.transport.messages import (
     decode_control,
     decode_execute,
 )
-from gpubridge.transport.records import record_reader
+from gpubridge.transport.records import RecordReader, record_reader
 from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
 
 _SERVER = 0
@@ -94,7 +94,7 @@ class Stub:
         self._reader = record_reader(RequestContext)
         # Where messages come from, and what takes those with batches apart.
         self._incoming: Channel | BatchesAhead = channel
-        self._decode: Callable[[bytes, NativeRecordReader], list[Batch]] = decode_execute
+        self._decode: Callable[[bytes, RecordReader], list[Batch]] = decode_execute
         self._results = ResultSender(channel)
         awake_ns = busy_poll_ns(settings["busy_poll_us"])
         self._awake_ns = awake_ns // _AWAKE_SHARE

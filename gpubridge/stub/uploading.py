@@ -9,10 +9,9 @@ from typing import Any, Callable
 from gpubridge.stub.answers import error_context
 from gpubridge.stub.device.inputs_ahead import InputsAhead
 from gpubridge.stub.executor import Executor
-from gpubridge.tensor.native import NativeRecordReader
 from gpubridge.transport.channel import Channel
 from gpubridge.transport.messages import Batch, Kind, decode_execute
-from gpubridge.transport.records import Record
+from gpubridge.transport.records import Record, RecordReader
 from gpubridge.transport.short_waits import ShortWaits
 
 
@@ -28,7 +27,7 @@ class BatchesAhead:
     def __init__(
         self,
         channel: Channel,
-        reader: NativeRecordReader,
+        reader: RecordReader,
         take_region: Callable[[bytes, list[int]], None],
     ) -> None:
         self._channel = channel
@@ -56,7 +55,7 @@ class BatchesAhead:
         """Wait until `receive` would not wait, as `Channel.wait`."""
         return self._kept is not None or self._channel.wait(seconds)
 
-    def batches(self, message: bytes, reader: NativeRecordReader) -> list[Batch]:
+    def batches(self, message: bytes, reader: RecordReader) -> list[Batch]:
         """Take the EXECUTE message that was received last apart, as `decode_execute`."""
         batches, self._kept_batches = self._kept_batches, None
         if batches is None:

@@ -24,8 +24,7 @@ from gpubridge.tensor.dtypes import element_count, item_size
 from gpubridge.tensor.native import CapsuleFields, native
 
 if TYPE_CHECKING:
-    from gpubridge.tensor.dlpack_ctypes import CapsuleEngine
-    from gpubridge.tensor.native import Capsule
+    from gpubridge.tensor.native import Capsule, CapsuleEngine
 
 
 #: ``DLDeviceType`` values.

@@ -11,41 +11,18 @@ bfloat16 and read-only memory.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpubridge.tensor.native import Capsule
+    from gpubridge.tensor.native import Capsule, CapsuleEngine
 
 _SOMEWHERE = 64
 _PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"
 _USED = {_PLAIN: b"used_dltensor", _VERSIONED: b"used_dltensor_versioned"}
-
-
-class CapsuleEngine(Protocol):
-    """What makes and reads capsules: this module's engine or ``gpubridge._native``."""
-
-    def capsule_read(self, capsule: Capsule, /) -> tuple[Any, ...]:
-        """Read the fields of an unconsumed capsule, in the order of `CapsuleFields`."""
-
-    def capsule_take(self, capsule: Capsule, /) -> object:
-        """Consume a capsule; the result calls the producer's deleter when it dies."""
-
-    def capsule_make(  # noqa: PLR0913  (the fields of DLPack's struct)
-        self,
-        owner: object,
-        address: int,
-        shape: Sequence[int],
-        dtype: tuple[int, int],
-        device: tuple[int, int],
-        flags: int,
-        versioned: bool,
-        /,
-    ) -> Capsule:
-        """Make a capsule that holds `owner` until it is deleted or its consumer lets go."""
 
 
 class _Producer:

@@ -67,9 +67,6 @@ DTYPE_OF_DATATYPE: dict[str, np.dtype[Any]] = {
     entry.name: entry.dtype for entry in _TABLE if entry.dtype is not None
 }
 
-_BY_CONFIG_NAME = {entry.config_name: entry.name for entry in _TABLE}
-_BY_NUMBER = {entry.number: entry.name for entry in _TABLE}
-
 
 def _entry(datatype: str) -> Datatype:
     entry = DATATYPES.get(datatype)
@@ -81,28 +78,6 @@ def _entry(datatype: str) -> Datatype:
 def config_name(datatype: str) -> str:
     """Give the model-configuration name of a KServe datatype (``FP32`` -> ``TYPE_FP32``)."""
     return _entry(datatype).config_name
-
-
-def datatype_from_config(name: str) -> str:
-    """Give the KServe datatype of a model-configuration name (``TYPE_STRING`` -> ``BYTES``).
-
-    Raises BridgeError: INVALID_ARG if the name is not a datatype, ``TYPE_INVALID`` included.
-    """
-    datatype = _BY_CONFIG_NAME.get(name)
-    if datatype is None:
-        raise invalid(f"expected one of the data types {', '.join(_BY_CONFIG_NAME)}, got '{name}'")
-    return datatype
-
-
-def datatype_from_number(number: int) -> str:
-    """Give the KServe datatype of a ``TRITONSERVER_DataType`` number.
-
-    Raises BridgeError: INVALID_ARG if no datatype has that number.
-    """
-    datatype = _BY_NUMBER.get(number)
-    if datatype is None:
-        raise invalid(f"expected a datatype number from 1 to {len(_TABLE)}, got {number}")
-    return datatype
 
 
 def datatype_from_numpy(dtype: np.dtype[Any]) -> str | None:

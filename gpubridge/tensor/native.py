@@ -44,59 +44,6 @@ class CapsuleFields(NamedTuple):
     flags: int
 
 
-class NativeLeaseBook(Protocol):
-    """See `gpubridge.transport.leases.LeaseBook`, which says the same in Python."""
-
-    @property
-    def held(self) -> int:
-        """How many leases last."""
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all views that exist."""
-
-    def add(self, region: int, memory: memoryview, /) -> None:
-        """Know a region's memory from now on."""
-
-    def remove(self, region: int, /) -> None:
-        """Know a region no more."""
-
-    def forget(self, table: memoryview, /) -> None:
-        """Write to another table from now on."""
-
-    def views(self, refs: Sequence[tuple[int, int, int, int]], /) -> Sequence[memoryview]:
-        """Return the bytes at places; ValueError where one does not exist."""
-
-    def tensors(
-        self,
-        refs: Sequence[tuple[int, int, int, int]],
-        specs: Sequence[tuple[Any, ...]],
-        shapes: Sequence[tuple[int, ...]],
-        kind: type[Any],
-        placed: bool,
-        read_only: bool,
-        /,
-    ) -> list[Any]:
-        """Return tensors of those bytes; see `gpubridge.transport.leases`."""
-
-
-class NativeRecordReader(Protocol):
-    """Takes records of messages apart."""
-
-    def read(self, message: bytes, at: int, count: int, named: bool, /) -> tuple[list[Any], int]:
-        """Return ``count`` records from ``at`` on and where they end; ValueError if malformed."""
-
-
-class NativeContextCodec(Protocol):
-    """Encodes and decodes contexts of one class; see `gpubridge.transport.context`."""
-
-    def encode(self, context: Any, /) -> bytes:
-        """Return the bytes of a context; ValueError where a value is not of its field's kind."""
-
-    def decode(self, raw: bytes, /) -> Any:
-        """Return the context that bytes are; ValueError where they are none."""
-
-
 class NativeCallWriter(Protocol):
     """Encodes calls of other models; see `gpubridge.stub.bls_records`."""
 
@@ -135,15 +82,38 @@ class NativeStubLoop(Protocol):
         """Leave what is shared with the server alone: for a forked child."""
 
 
-class NativeModule(Protocol):
-    """What is in ``gpubridge._native``."""
+class CapsuleEngine(Protocol):
+    """What makes and reads capsules: the compiled module, or `gpubridge.tensor.dlpack_ctypes`."""
+
+    def capsule_read(self, capsule: Capsule, /) -> tuple[Any, ...]:
+        """Read the fields of an unconsumed capsule, in the order of `CapsuleFields`."""
+
+    def capsule_take(self, capsule: Capsule, /) -> object:
+        """Consume a capsule; the result calls the producer's deleter when it dies."""
+
+    def capsule_make(  # noqa: PLR0913  (the fields of DLPack's struct)
+        self,
+        owner: object,
+        address: int,
+        shape: Sequence[int],
+        dtype: tuple[int, int],
+        device: tuple[int, int],
+        flags: int,
+        versioned: bool,
+        /,
+    ) -> Capsule:
+        """Make a capsule that holds `owner` until it is deleted or its consumer lets go."""
+
+
+class NativeModule(CapsuleEngine, Protocol):
+    """What is in ``gpubridge._native``; a class of it that has a twin in Python is of that one's form."""
 
     StubLoop: Callable[..., NativeStubLoop]
     CallWriter: Callable[..., NativeCallWriter]
     CallResponseReader: Callable[..., NativeCallResponseReader]
-    LeaseBook: Callable[[memoryview], NativeLeaseBook]
-    ContextCodec: Callable[..., NativeContextCodec]
-    RecordReader: Callable[..., NativeRecordReader]
+    LeaseBook: Callable[..., Any]
+    ContextCodec: Callable[..., Any]
+    RecordReader: Callable[..., Any]
     CONTEXT_FIELDS: list[tuple[str, int, str]]
     encode_record: Callable[..., bytes]
 
@@ -191,25 +161,6 @@ class NativeModule(Protocol):
 
     def stay_awake(self, descriptor: int, nanoseconds: int, patience: int, /) -> tuple[bool, int]:
         """Look for something to read; see `gpubridge.transport.short_waits`."""
-
-    def capsule_read(self, capsule: Capsule, /) -> tuple[Any, ...]:
-        """Read the fields of an unconsumed capsule, in the order of `CapsuleFields`."""
-
-    def capsule_take(self, capsule: Capsule, /) -> object:
-        """Consume a capsule; the result calls the producer's deleter when it dies."""
-
-    def capsule_make(  # noqa: PLR0913  (the fields of DLPack's struct)
-        self,
-        owner: object,
-        address: int,
-        shape: Sequence[int],
-        dtype: tuple[int, int],
-        device: tuple[int, int],
-        flags: int,
-        versioned: bool,
-        /,
-    ) -> Capsule:
-        """Make a capsule that holds `owner` until it is deleted or its consumer lets go."""
 
 
 class _Absent(NamedTuple):

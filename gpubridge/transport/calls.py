@@ -19,13 +19,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.records import Record
-
-if TYPE_CHECKING:
-    from gpubridge.tensor.native import NativeRecordReader
+from gpubridge.transport.records import Record, RecordReader
 
 
 class CallKind:
@@ -51,7 +47,7 @@ def encode_records(kind: int, records: Sequence[bytes]) -> bytes:
     return b"".join((_FRAME.pack(kind, len(records)), *records))
 
 
-def decode_records(message: bytes, reader: NativeRecordReader, *, named: bool) -> list[Record]:
+def decode_records(message: bytes, reader: RecordReader, *, named: bool) -> list[Record]:
     """Take a message of records apart; ``named`` ones are those of requests.
 
     Raises MalformedMessage when a length or a count does not fit.

@@ -26,8 +26,6 @@ from gpubridge.tensor.native import native
 
 if TYPE_CHECKING:
     from typing_extensions import Self, dataclass_transform
-
-    from gpubridge.tensor.native import NativeContextCodec
 else:
 
     def dataclass_transform(**_: object) -> Callable[[Any], Any]:
@@ -260,16 +258,16 @@ _MASK = struct.Struct("<I")
 _LENGTH = struct.Struct("<I")
 _NUMBERS = {FieldKind.U64: struct.Struct("<Q"), FieldKind.I64: struct.Struct("<q")}
 
-_codecs: dict[type[Context], NativeContextCodec] = {}
+_codecs: dict[type[Context], PythonContextCodec] = {}
 
 
-def context_codec(kind: type[Context]) -> NativeContextCodec:
+def context_codec(kind: type[Context]) -> PythonContextCodec:
     """Return what encodes and decodes contexts of a class: compiled where there is a module."""
     codec = _codecs.get(kind)
     if codec is None:
         compiled = native()
         codec = _codecs[kind] = (
-            cast("NativeContextCodec", PythonContextCodec(kind))
+            PythonContextCodec(kind)
             if compiled is None
             else compiled.ContextCodec(kind, kind(), kind.layout(), _json_text, _json_value)
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,10 +19,6 @@ from gpubridge.tensor.native import native
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.device_events import is_arena
-
-if TYPE_CHECKING:
-    from gpubridge.tensor.native import NativeLeaseBook
-
 
 _READ_ONLY = 1 << 30
 """In the lower half of an id; regions are numbered from 1, and device arenas have the bit above."""
@@ -46,14 +42,6 @@ def is_read_only(region: int) -> bool:
     return region & _READ_ONLY != 0
 
 
-def lease_book(table: memoryview) -> NativeLeaseBook:
-    """Open a book that writes the end of each lease to ``table``, a byte for each."""
-    compiled = native()
-    return (
-        cast("NativeLeaseBook", LeaseBook(table)) if compiled is None else compiled.LeaseBook(table)
-    )
-
-
 class _View(weakref.ref):  # type: ignore[type-arg]
     """Watches one view of lent memory; knows its lease and size."""
 
@@ -63,7 +51,7 @@ class _View(weakref.ref):  # type: ignore[type-arg]
 
 
 class LeaseBook:
-    """The book in Python.
+    """The views that exist of lent memory; the compiled module has one of the same behaviour.
 
     ``table``: a byte for each lease; cleared when the lease ends.
 
@@ -303,7 +291,9 @@ class BorrowedMemory:
     __slots__ = ("_segments", "_views", "arena", "book")
 
     def __init__(self, table: memoryview) -> None:
-        self.book = lease_book(table)
+        compiled = native()
+        book = LeaseBook if compiled is None else compiled.LeaseBook
+        self.book: LeaseBook = book(table)
         self._views = self.book.views
         self._segments: dict[int, KnownSegment] = {}
         self.arena = False

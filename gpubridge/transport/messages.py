@@ -18,14 +18,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import without_long_texts
-from gpubridge.transport.records import Record, json_object, with_contexts
-
-if TYPE_CHECKING:
-    from gpubridge.tensor.native import NativeRecordReader
+from gpubridge.transport.records import Record, RecordReader, json_object, with_contexts
 
 Buffer = Union[memoryview, bytes]
 
@@ -156,7 +153,7 @@ def encode_responses(records: Sequence[bytes], copied: int) -> bytes:
     return b"".join((_RESPONSES.pack(Kind.RESPONSES, len(records), copied), *records))
 
 
-def decode_execute(message: Buffer, reader: NativeRecordReader) -> list[Batch]:
+def decode_execute(message: Buffer, reader: RecordReader) -> list[Batch]:
     """Take an EXECUTE message apart.
 
     Raises MalformedMessage when a length or a count does not fit.

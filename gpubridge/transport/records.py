@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from gpubridge.tensor.native import native
 from gpubridge.transport.channel import MalformedMessage
@@ -30,9 +30,6 @@ from gpubridge.transport.signatures import (
     parse_signature,
     shapes_of,
 )
-
-if TYPE_CHECKING:
-    from gpubridge.tensor.native import NativeRecordReader
 
 
 class TensorRef(NamedTuple):
@@ -113,18 +110,13 @@ def _encode_record(  # noqa: PLR0913  (the parts of a record)
     return b"".join((head, signature, context, identifier, dims, pack(*refs)))
 
 
-def record_reader(kind: type[Context]) -> NativeRecordReader:
-    """Give what takes the records of one peer apart: compiled where that can be.
-
-    Its ``read`` raises ValueError where a length or a count does not fit or a context is none,
-    MalformedMessage where a signature is none.
-
-    ``kind``: the class of the records' contexts.
-    """
+def record_reader(kind: type[Context]) -> RecordReader:
+    """Give what takes the records of one peer, with contexts of ``kind``, apart: compiled if it can be."""
     compiled = native()
     if compiled is None:
-        return cast("NativeRecordReader", _RecordReader(PythonContextCodec(kind)))
-    return compiled.RecordReader(parse_signature, context_codec(kind), Record)
+        return RecordReader(PythonContextCodec(kind))
+    reader: RecordReader = compiled.RecordReader(parse_signature, context_codec(kind), Record)
+    return reader
 
 
 def with_contexts(
@@ -156,8 +148,8 @@ def with_contexts(
     return parts, at
 
 
-class _RecordReader:
-    """Takes records apart in Python."""
+class RecordReader:
+    """Takes records apart; the compiled module has one of the same behaviour."""
 
     __slots__ = ("_codec", "_signatures")
 
@@ -165,7 +157,12 @@ class _RecordReader:
         self._signatures = SignatureCache()
         self._codec = codec
 
-    def read(self, message: bytes, at: int, count: int, named: bool) -> tuple[list[Record], int]:
+    def read(self, message: bytes, at: int, count: int, named: bool, /) -> tuple[list[Record], int]:
+        """Return ``count`` records from ``at`` on and where they end.
+
+        Raises ValueError where a length or a count does not fit or a context is none,
+        MalformedMessage where a signature is none.
+        """
         records = []
         signatures = self._signatures
         for _ in range(count):

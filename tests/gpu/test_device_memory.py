@@ -141,9 +141,7 @@ def test_the_own_handle_and_more_than_there_is_are_refused(ipc):
         kind, code, text = other.do(refused, [handle, 1 << 40])
         assert (kind, code) == ("BridgeError", "INVALID_ARG"), text
         assert text.startswith(f"expected device memory of {1 << 40} bytes, got ")
-        other.do(
-            "region = open_client_region(context, bytes(told), 64); region.close()", handle
-        )
+        other.do("region = open_client_region(context, bytes(told), 64); region.close()", handle)
 
 
 def test_a_process_that_dies_takes_no_memory_that_it_has_opened(ipc):

@@ -14,8 +14,6 @@ from gpubridge.tensor import dtypes
 @pytest.mark.parametrize("name", dtypes.DATATYPES)
 def test_every_notation_leads_back_to_the_same_datatype(name):
     entry = dtypes.DATATYPES[name]
-    assert dtypes.datatype_from_config(dtypes.config_name(name)) == name
-    assert dtypes.datatype_from_number(entry.number) == name
     if entry.dtype is not None:
         assert dtypes.datatype_from_numpy(entry.dtype) == name
         assert dtypes.numpy_dtype(name) == entry.dtype
@@ -91,8 +89,6 @@ def test_element_count(shape, count):
 def test_unknown_names_numbers_and_dimensions_are_invalid_arguments():
     calls = [
         lambda: dtypes.config_name("FP8"),
-        lambda: dtypes.datatype_from_config("TYPE_INVALID"),
-        lambda: dtypes.datatype_from_number(0),
         lambda: dtypes.element_count((2, -1)),
         lambda: dtypes.byte_size("BYTES", (2,)),
     ]
