@@ -34,7 +34,8 @@ from gpubridge.pb_utils.lookup import (
 from gpubridge.pb_utils.metrics import MetricFamily
 from gpubridge.pb_utils.model_config import ModelConfig
 from gpubridge.pb_utils.model_control import is_model_ready, load_model, unload_model
-from gpubridge.pb_utils.request import InferenceRequest, PreferredMemory
+from gpubridge.pb_utils.output_form import PreferredMemory
+from gpubridge.pb_utils.request import InferenceRequest
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.tensor import Tensor
 

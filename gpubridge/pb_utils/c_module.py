@@ -7,11 +7,8 @@ from gpubridge.pb_utils.exceptions import SharedMemory, TritonError, TritonModel
 from gpubridge.pb_utils.logger import Logger
 from gpubridge.pb_utils.metrics import Metric, MetricFamily, MetricKind
 from gpubridge.pb_utils.model_control import is_model_ready, load_model, unload_model
-from gpubridge.pb_utils.request import (
-    InferenceRequest,
-    MemoryType,
-    PreferredMemory,
-)
+from gpubridge.pb_utils.output_form import MemoryType, PreferredMemory
+from gpubridge.pb_utils.request import InferenceRequest
 from gpubridge.pb_utils.request_fields import InferenceTrace
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender

@@ -8,7 +8,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.pb_utils.device_memory import device_memory, host_copy
 from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.output_form import OutputForm
-from gpubridge.pb_utils.output_tensor import OutputTensor
+from gpubridge.pb_utils.tensor import OutputTensor
 from gpubridge.tensor import cuda_array, dlpack
 from gpubridge.tensor.device_bytes import LEGACY_STREAM, DeviceBytes
 

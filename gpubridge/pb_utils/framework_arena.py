@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gpubridge.pb_utils.device_memory import DeviceMemory
     from gpubridge.tensor.device_bytes import DeviceBytes
 
-__all__ = ["device_arena"]
-
 _RESERVE = 64 << 20
 
 

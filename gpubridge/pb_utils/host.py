@@ -7,13 +7,12 @@ to stderr, and what only a server can do says so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from gpubridge.pb_utils.calls import ModelCaller
     from gpubridge.pb_utils.device_memory import DeviceMemory
     from gpubridge.pb_utils.metrics import MetricStore
-    from gpubridge.pb_utils.model_control import ModelController
 
 
 class Host(NamedTuple):
@@ -24,16 +23,18 @@ class Host(NamedTuple):
       raise.
     - ``caller``: sends requests to other models, while the model may.
     - ``metrics``: holds the metrics that the model makes.
-    - ``models``: loads and unloads models.
+    - ``ask``: asks the server something and waits for the answer; raises BridgeError.
     - ``device``: the memory of the GPU that the model's instance is on.
+    - ``instance``: the model instance, for error texts.
     """
 
     model_dir: str
     log: Callable[[int, str, str, int], None]
     caller: ModelCaller | None = None
     metrics: MetricStore | None = None
-    models: ModelController | None = None
+    ask: Callable[..., Any] | None = None
     device: DeviceMemory | None = None
+    instance: str = ""
 
 
 _host: Host | None = None

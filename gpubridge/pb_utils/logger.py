@@ -10,8 +10,6 @@ from gpubridge.pb_utils import host
 from gpubridge.pb_utils.arguments import text, wrong_type
 from gpubridge.pb_utils.exceptions import NamedEnum
 
-__all__ = ["Logger"]
-
 
 class _LogLevel(NamedEnum):
     INFO = 0

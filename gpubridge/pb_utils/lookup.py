@@ -16,18 +16,9 @@ if TYPE_CHECKING:
 _FEW = 8
 """Of more tensors an index is made when one of them is looked up."""
 
+
 # What may be None is typed as "or Any": models use it without a look, as Triton's examples do, and
 # a checker still knows what it is otherwise.
-__all__ = [
-    "get_input_config_by_name",
-    "get_input_tensor_by_name",
-    "get_model_dir",
-    "get_output_config_by_name",
-    "get_output_tensor_by_name",
-    "using_decoupled_model_transaction_policy",
-]
-
-
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | Any:
     """Give the request's input of that name, or None."""
     return _named(inference_request, inference_request._inputs, name)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["ModelConfig"]
-
 
 class ModelConfig:
     """A model configuration that may be completed, but not contradicted.

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import os
+from collections.abc import Sequence
+from typing import Any
 
 from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.arguments import sendable, text, wrong_type
 from gpubridge.pb_utils.exceptions import TritonModelException
-
-__all__ = ["ModelController", "is_model_ready", "load_model", "unload_model"]
-
-
-class ModelController(Protocol):
-    """Changes the models of the server; given by the process around the model.
-
-    Attributes
-    ----------
-    instance : str
-        The model instance, for error texts.
-    """
-
-    instance: str
-
-    def load(self, name: str, config: str, files: Mapping[str, bytes], /) -> None:
-        """Load a model; raises BridgeError."""
-
-    def unload(self, name: str, dependents: bool, /) -> None:
-        """Unload a model; raises BridgeError."""
-
-    def is_ready(self, name: str, version: str, /) -> bool:
-        """Tell whether a model is ready; raises BridgeError."""
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
@@ -53,11 +31,18 @@ def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None
     name = text(model_name, "model_name")
     config = text(config, "config")
     given = _files(name, files)
-    control = _controller("load_model()")
+    if not given:
+        _ask("load_model()", "load model", "load", model=name, config=config)
+        return
+    # Their bytes in memory that goes along: a message is not made for files.
+    fd = os.memfd_create("gpubridge-files", os.MFD_CLOEXEC)
     try:
-        control.load(name, config, given)
-    except BridgeError as error:
-        raise _failure("load model", control, error) from error
+        with open(fd, "wb", closefd=False) as memory:
+            memory.writelines(given.values())
+        sizes = [[path, len(content)] for path, content in given.items()]
+        _ask("load_model()", "load model", "load", (fd,), model=name, config=config, files=sizes)
+    finally:
+        os.close(fd)
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
@@ -76,11 +61,8 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     name = text(model_name, "model_name")
     if unload_dependents not in (True, False):
         raise wrong_type("unload_dependents", "bool", unload_dependents)
-    control = _controller("unload_model()")
-    try:
-        control.unload(name, bool(unload_dependents))
-    except BridgeError as error:
-        raise _failure("unload model", control, error) from error
+    dependents = bool(unload_dependents)
+    _ask("unload_model()", "unload model", "unload", model=name, dependents=dependents)
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
@@ -98,11 +80,8 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """
     name = text(model_name, "model_name")
     version = text(model_version, "model_version")
-    control = _controller("is_model_ready()")
-    try:
-        return control.is_ready(name, version)
-    except BridgeError as error:
-        raise _failure("check model readiness", control, error) from error
+    answer = _ask("is_model_ready()", "check model readiness", "ready", model=name, version=version)
+    return bool(answer["ready"])
 
 
 def _files(name: str, files: Any) -> dict[str, bytes]:
@@ -123,18 +102,21 @@ def _files(name: str, files: Any) -> dict[str, bytes]:
     return given
 
 
-def _controller(what: str) -> ModelController:
+def _ask(
+    function: str, action: str, about: str, fds: Sequence[int] = (), **fields: Any
+) -> dict[str, Any]:
+    """Ask the server for what a function of this module does; returns its answer."""
     around = host.current()
-    if around is None or around.models is None:
+    if around is None or around.ask is None:
         raise TritonModelException(
-            f"{what} expected to run inside a gpubridge server, got no server around; in a test, "
-            "replace it"
+            f"{function} expected to run inside a gpubridge server, got no server around; in a "
+            "test, replace it"
         )
-    return around.models
-
-
-def _failure(what: str, control: ModelController, error: BridgeError) -> TritonModelException:
-    return TritonModelException(
-        f"Failed to {what}: Failed to process the request for model '{control.instance}', "
-        f"message: {error.message}"
-    )
+    try:
+        answer: dict[str, Any] = around.ask(about, fds, **fields).answer
+    except BridgeError as error:
+        raise TritonModelException(
+            f"Failed to {action}: Failed to process the request for model '{around.instance}', "
+            f"message: {error.message}"
+        ) from error
+    return answer

@@ -12,25 +12,22 @@ from gpubridge.pb_utils.constants import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
 )
 from gpubridge.pb_utils.exceptions import TritonModelException
-from gpubridge.pb_utils.output_form import MemoryType, PreferredMemory, output_form, wants_device
+from gpubridge.pb_utils.output_form import output_form, wants_device
 from gpubridge.pb_utils.request_fields import (
     MOST_FLAGS,
     NO_TRACE,
     InferenceTrace,
     RequestFields,
+    RequestOrigin,
 )
-from gpubridge.pb_utils.request_origin import RequestOrigin
 from gpubridge.pb_utils.response import InferenceResponse
 from gpubridge.pb_utils.response_sender import InferenceResponseSender
-from gpubridge.pb_utils.runtime import fields_type
 from gpubridge.pb_utils.tensor import Tensor
+from gpubridge.tensor.native import fields_type
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable, Sequence
-
-__all__ = ["InferenceRequest", "MemoryType", "PreferredMemory"]
-
 
 _RELEASE_FLAGS = TRITONSERVER_REQUEST_RELEASE_ALL | TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 

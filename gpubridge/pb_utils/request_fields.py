@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from gpubridge.pb_utils.arguments import integer, json_parameters, sendable, sequence, wrong_type
 from gpubridge.pb_utils.exceptions import TritonModelException
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Union
 
-    from gpubridge.pb_utils.request_origin import RequestOrigin
+    import numpy as np
+
+    from gpubridge.pb_utils.output_form import OutputForm
+    from gpubridge.pb_utils.response_sender import InferenceResponseSender
 
     Parameters = Mapping[str, Union[bool, int, str]]
     Names = Union[Sequence[str], set[str], frozenset[str]]
@@ -58,6 +61,27 @@ MOST_FLAGS = (1 << 32) - 1
 
 
 _MOST_UNSIGNED = (1 << 64) - 1
+
+
+class RequestOrigin(Protocol):
+    """What a received request is connected to; given by the process around the model."""
+
+    def cancelled(self) -> bool:
+        """Tell whether the client no longer waits."""
+
+    def output(
+        self, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Tensor:
+        """Make an output tensor in its final place."""
+
+    def output_on_device(self, form: OutputForm, /) -> Tensor:
+        """Make an output tensor in its final place on the instance's GPU, which it has."""
+
+    def reschedule(self, wanted: bool, /) -> None:
+        """Note whether the model wants to get the request again."""
+
+    def response_sender(self) -> InferenceResponseSender:
+        """Return the request's response sender, the same each time."""
 
 
 class RequestFields:

@@ -10,8 +10,6 @@ from gpubridge.pb_utils.constants import TRITONSERVER_RESPONSE_COMPLETE_FINAL
 from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.response import InferenceResponse
 
-__all__ = ["InferenceResponseSender", "ResponseLine"]
-
 
 class ResponseLine(Protocol):
     """Where the responses of one request go; given by the process around the model."""

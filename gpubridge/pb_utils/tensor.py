@@ -11,10 +11,10 @@ from gpubridge.pb_utils import host
 from gpubridge.pb_utils.arguments import text
 from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.output_form import output_form, wants_device
-from gpubridge.pb_utils.runtime import fields_type
 from gpubridge.pb_utils.tensor_fields import EMPTY_NAME, TensorFields
 from gpubridge.tensor import bytes_codec, cuda_array, dlpack
 from gpubridge.tensor.dtypes import DATATYPES, element_count, numpy_dtype
+from gpubridge.tensor.native import fields_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -319,3 +319,25 @@ class SharedTensor(Tensor):
         if self._own is None:
             self._own = self._copy(source)
         return self._own
+
+
+class OutputTensor(Tensor):
+    """What ``InferenceRequest.output()`` gives: a tensor that need not be copied to be sent."""
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("_final",)
+
+    _final: object
+
+    @classmethod
+    def _placed(cls, name: str, datatype: str, array: NDArray[Any], place: object) -> OutputTensor:
+        """Wrap an array that lies in its place."""
+        tensor = object.__new__(cls)
+        tensor._name = name
+        tensor._datatype = datatype
+        tensor._shape = array.shape
+        tensor._array = array
+        tensor._source = None
+        tensor._place = None
+        tensor._final = place
+        return tensor

@@ -31,17 +31,6 @@ class ModelIdentity:
       there.
     """
 
-    __slots__ = (
-        "_note",
-        "decoupled",
-        "instance",
-        "iterative",
-        "name",
-        "outputs",
-        "path",
-        "version",
-    )
-
     def __init__(
         self, settings: Mapping[str, Any], note: Callable[[BaseException], None] | None = None
     ) -> None:

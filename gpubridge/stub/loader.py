@@ -15,9 +15,9 @@ from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
+from gpubridge import pb_utils
 from gpubridge.errors import BridgeError, invalid, not_found
-from gpubridge.pb_utils import Logger
-from gpubridge.pb_utils.aliases import register_aliases
+from gpubridge.pb_utils import Logger, c_module
 from gpubridge.pb_utils.model_config import ModelConfig
 
 _LONGEST_REASON = 16 * 1024
@@ -55,6 +55,16 @@ def load_model(path: str, package: str) -> Any:
     spec.loader.exec_module(module)
     model: Any = module.TritonPythonModel
     return model
+
+
+def register_aliases() -> None:
+    """Let models import pb_utils under the names they know.
+
+    A foreign interpreter has only the gpubridge package on its path, not the modules beside it that
+    a ``pip install`` puts there.
+    """
+    sys.modules["triton_python_backend_utils"] = pb_utils
+    sys.modules["c_python_backend_utils"] = c_module
 
 
 def _make_package(name: str, folder: str) -> None:

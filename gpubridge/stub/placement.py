@@ -11,7 +11,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Slot
 from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.output_form import OutputForm
-from gpubridge.pb_utils.output_tensor import OutputTensor
+from gpubridge.pb_utils.tensor import OutputTensor
 from gpubridge.stub.client_memory import ClientMemory, Target, copies_of, target_of, targets_of
 from gpubridge.stub.device.placement import DevicePlacement, Placed
 from gpubridge.stub.outputs import OutputMemory

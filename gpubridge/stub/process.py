@@ -10,22 +10,23 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpubridge.cuda_ipc import DriverAbsent
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
-from gpubridge.pb_utils import host
+from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, host
 from gpubridge.pb_utils.logger import Logger
+from gpubridge.pb_utils.request_fields import InferenceTrace
 from gpubridge.stub.answers import ModelIdentity
 from gpubridge.stub.bls_client import BlsClient
 from gpubridge.stub.client_memory import ClientMemory
-from gpubridge.stub.compiled_loop import compiled_loop
 from gpubridge.stub.device.inputs import DeviceInputs
 from gpubridge.stub.device.inputs_ahead import InputsAhead
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.stub.device.pinning import HostPinning
 from gpubridge.stub.device.placement import DevicePlacement
 from gpubridge.stub.device.regions import ArenaOffers
-from gpubridge.stub.device.rest import settle_until_message
 from gpubridge.stub.executor import Executor
+from gpubridge.stub.limits import LIMITS
 from gpubridge.stub.loader import (
     answer_readiness,
     completed_config,
@@ -34,12 +35,11 @@ from gpubridge.stub.loader import (
     wait_for_debugger,
 )
 from gpubridge.stub.metrics import MetricDesk
-from gpubridge.stub.model_control import ModelControl
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.results import ResultSender
 from gpubridge.stub.states import SequenceStates
 from gpubridge.stub.uploading import BatchesAhead, UploadingExecutor
-from gpubridge.tensor.native import NativeStubLoop, absence
+from gpubridge.tensor.native import NativeStubLoop, absence, native
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ControlPage
@@ -55,6 +55,7 @@ from gpubridge.transport.messages import (
 )
 from gpubridge.transport.records import RecordReader, record_reader
 from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
+from gpubridge.transport.signatures import encode_signature, parse_signature
 
 _SERVER = 0
 _AWAKE_SHARE = 4
@@ -108,7 +109,6 @@ class Stub:
         self._calls = BlsClient(Channel(calls), self._control.lent, self._outputs)
         self._clients: ClientMemory | None = None
         self._metrics = MetricDesk(self._calls, settings["instance"])
-        self._models = ModelControl(self._calls, settings["instance"])
         self._model: Any = None
         self._loop: NativeStubLoop | None = None
         self._executor: Executor | None = None
@@ -140,9 +140,7 @@ class Stub:
         self._model = model
         if self._device is None:
             # Before the collector is told to freeze what exists.
-            self._loop = compiled_loop(
-                self._channel, executor, self._outputs, self._control, self._waits, self._awake_ns
-            )
+            self._loop = self._compiled_loop(executor)
         self._attach(self._calls)
         absent = absence()
         if absent is not None:
@@ -158,6 +156,27 @@ class Stub:
             readiness.close()
         return True
 
+    def _compiled_loop(self, executor: Executor) -> NativeStubLoop | None:
+        """Make what executes plain batches by itself; None where there is no compiled module."""
+        compiled = native()
+        if compiled is None:
+            return None
+        loop = compiled.StubLoop(
+            self._channel,
+            executor,
+            self._outputs,
+            self._control,
+            self._waits,
+            executor.book,
+            (Tensor, InferenceRequest, InferenceResponse, InferenceTrace._of),
+            (self._reader, parse_signature, encode_signature, decode_execute, Batch),
+            self._awake_ns,
+            LIMITS,
+        )
+        self._outputs.spare = loop.give_back
+        executor.use(loop)
+        return loop
+
     def _arguments(self, args: dict[str, str]) -> dict[str, str]:
         """Return what ``initialize`` gets: of the GPU, the number by which libraries here know it."""
         if self._device is None:
@@ -166,18 +185,22 @@ class Stub:
 
     def _open_device(self) -> None:
         """Make the model's GPU current, and open the memory that this stub has on it."""
-        self._device = device = StubDevice.of_stub(
-            self._offers,
-            self._control.device_work,
-            self._control.pending,
-            self._tell_closed,
-            self._fall_back,
-        )
-        if device is not None:
-            device.reclaim = self._outputs.reclaim
-            self._borrowed.know(device.own)
-            if self._settings["input_placement"] == "device":
-                self._uploads = device.pinning
+        if self._offers.fields is None:
+            return
+        work, pending = self._control.device_work, self._control.pending
+        try:
+            device = StubDevice(self._offers, work, pending, self._tell_closed, self._fall_back)
+        except DriverAbsent as error:
+            text = f"tensors stay in host memory, since the GPU cannot be used: {error.message}"
+            self._fall_back("device_absent", text)
+            return
+        finally:
+            self._offers.close()
+        self._device = device
+        device.reclaim = self._outputs.reclaim
+        self._borrowed.know(device.own)
+        if self._settings["input_placement"] == "device":
+            self._uploads = device.pinning
 
     def _make_executor(self, model: Any, states: SequenceStates | None) -> Executor:
         identity = ModelIdentity(self._settings, self._note)
@@ -240,7 +263,7 @@ class Stub:
         while True:
             if soon:
                 channel.poll(self._awake_ns, self._waits)
-            lost = None if clients.device is None else settle_until_message(clients.device, channel)
+            lost = None if clients.device is None else clients.device.settle_until(channel.wait)
             if lost is not None:
                 # Even with nothing to do: others may wait for what it has handed on.
                 return self._give_up(lost)
@@ -358,8 +381,9 @@ class Stub:
 
     def _attach(self, caller: BlsClient | None) -> None:
         """Say what the model may ask of this process."""
-        folder = self._settings["model_dir"]
-        host.attach(host.Host(folder, self._log, caller, self._metrics, self._models, self._device))
+        folder, instance = self._settings["model_dir"], self._settings["instance"]
+        ask, device = self._calls.ask, self._device
+        host.attach(host.Host(folder, self._log, caller, self._metrics, ask, device, instance))
 
     def _detach(self) -> None:
         """In a child that the model forked: leave what is shared with the server alone."""

@@ -34,19 +34,6 @@ class SharedInputs:
     - ``read_only``: whether the model is shown the memory as it is, read-only.
     """
 
-    __slots__ = (
-        "_borrowed",
-        "_copied",
-        "_counting",
-        "_fall_back",
-        "_given",
-        "_instance",
-        "_learns",
-        "_left_alone",
-        "read_only",
-        "watched",
-    )
-
     def __init__(
         self,
         borrowed: BorrowedMemory,

@@ -118,7 +118,7 @@ class NativeModule(CapsuleEngine, Protocol):
     encode_record: Callable[..., bytes]
 
     def fields_type(self, reference: type, /) -> type:
-        """Give the compiled base class that does what one in Python does; see `pb_utils.runtime`."""
+        """Give the compiled base class that does what one in Python does; see `fields_type`."""
 
     def input_by_name(self, inference_request: Any, name: str) -> Any:
         """Give the request's input of that name, or None."""
@@ -192,6 +192,16 @@ def native() -> NativeModule | None:
     """Give the compiled module, or None where it is absent (see `absence`)."""
     found = _load()
     return None if isinstance(found, _Absent) else found
+
+
+def fields_type(reference: type) -> Any:
+    """Give the compiled base class that does what ``reference`` does; that where there is none.
+
+    Requests, responses and tensors derive from it. The compiled one takes what is usual, and leaves
+    the rest to the code of the other.
+    """
+    compiled = native()
+    return reference if compiled is None else compiled.fields_type(reference)
 
 
 def absence() -> str | None:

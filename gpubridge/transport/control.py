@@ -49,19 +49,6 @@ _SIZE = _PENDING_AT + EVENTS
 class ControlPage:
     """Views of the control page's parts; owns the segment."""
 
-    __slots__ = (
-        "_clock",
-        "_log_levels",
-        "cancelled",
-        "device_work",
-        "lent",
-        "outputs",
-        "passed_on",
-        "pending",
-        "progress",
-        "segment",
-    )
-
     SIZE = _SIZE
 
     def __init__(self, segment: Segment) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gpubridge import pb_utils
-from gpubridge.pb_utils import aliases, c_module, host
+from gpubridge.pb_utils import c_module, host
+from gpubridge.stub.loader import register_aliases
 
 Failure = pb_utils.TritonModelException
 
@@ -146,7 +147,7 @@ def test_shims_are_the_same_names():
 def test_aliases_in_a_process_that_has_no_shims(monkeypatch):
     monkeypatch.delitem(sys.modules, "triton_python_backend_utils", raising=False)
     monkeypatch.delitem(sys.modules, "c_python_backend_utils", raising=False)
-    aliases.register_aliases()
+    register_aliases()
     try:
         import c_python_backend_utils
         import triton_python_backend_utils

@@ -17,7 +17,6 @@ from gpubridge.cuda_ipc import (
     DeviceArena,
     DeviceContext,
     DeviceSlot,
-    DriverAbsent,
     EventLease,
     find_device,
 )
@@ -32,6 +31,7 @@ from gpubridge.tensor.device_bytes import DeviceBytes, Ready
 _PATIENCE = 2.0
 """Seconds that an output waits for room in the arena."""
 _LOOK = 0.001
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
 
 
 def show_work(streams: Sequence[CopyStream], words: memoryview) -> None:
@@ -100,30 +100,6 @@ class StubDevice:
         self.reclaim: Callable[[], object] = _nothing
         #: Lets go of slots that are filled ahead of their time; set by who does that.
         self.make_room: Callable[[], None] = _nothing
-
-    @classmethod
-    def of_stub(
-        cls,
-        offers: ArenaOffers,
-        work: memoryview,
-        pending: memoryview,
-        tell_closed: Callable[[int, int], None],
-        fall_back: Callable[..., None],
-    ) -> StubDevice | None:
-        """Return the stub's device; None where it has none, or its interpreter cannot use it.
-
-        Raises BridgeError: the device is there and does not work.
-        """
-        if offers.fields is None:
-            return None
-        try:
-            return cls(offers, work, pending, tell_closed, fall_back)
-        except DriverAbsent as error:
-            text = f"tensors stay in host memory, since the GPU cannot be used: {error.message}"
-            fall_back("device_absent", text)
-            return None
-        finally:
-            offers.close()
 
     def keep_alone(self, reason: str) -> None:
         """Hand on no more tensors on the device; those that others have stay theirs."""
@@ -286,6 +262,27 @@ class StubDevice:
             self.events.sweep()
             self.regions.close_unused()
             show_work((self.stream, self.uploads.stream), self._work)
+
+    def settle_until(self, arrives: Callable[[float], bool]) -> CudaError | None:
+        """Give back memory as soon as its streams have passed, until a message is there or all is back.
+
+        A client cannot unregister memory that is lent, nor the server give its slot to others; the
+        next request, with which it would go back else, may never come. And work may fail that others
+        wait for, of which nobody else is told.
+
+        ``arrives``: waits for a message, for so many seconds at most; tells whether one is there.
+
+        Returns: why nothing of the device works any more, if that is so.
+        """
+        pause = _FIRST_PAUSE
+        while self.lost is None and self.busy and not arrives(pause):
+            try:
+                self.settle()
+            except BridgeError as error:
+                self.note(error)
+                break
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return self.lost
 
     @property
     def busy(self) -> bool:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Callable, Protocol
+from typing import Callable
 
 from gpubridge.cuda_ipc import DeviceContext, PinnedMemory
 from gpubridge.errors import BridgeError
-
-
-class PinnableSegment(Protocol):
-    """Mapped host memory."""
-
-    @property
-    def view(self) -> memoryview:
-        """All of it."""
+from gpubridge.host_shm import Segment
 
 
 class HostPinning:
@@ -32,12 +25,12 @@ class HostPinning:
         self._fall_back = fall_back
         self._lock = threading.Lock()
         # By region, then by offset: the segment, and how many bytes from there on.
-        self._wanted: dict[int, dict[int, tuple[PinnableSegment, int]]] = {}
+        self._wanted: dict[int, dict[int, tuple[Segment, int]]] = {}
         self._queue: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._said = False
 
-    def add(self, region: int, segment: PinnableSegment, offset: int, nbytes: int) -> None:
+    def add(self, region: int, segment: Segment, offset: int, nbytes: int) -> None:
         """Pin a range of a segment soon; ranges do not overlap, and no copy crosses their ends."""
         with self._lock:
             self._wanted.setdefault(region, {})[offset] = segment, nbytes

@@ -12,7 +12,7 @@ from gpubridge.host_shm import Slot
 from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.device_tensor import DeviceTensor
 from gpubridge.pb_utils.output_form import OutputForm
-from gpubridge.pb_utils.output_tensor import OutputTensor
+from gpubridge.pb_utils.tensor import OutputTensor
 from gpubridge.stub.client_memory import ClientMemory, Target
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.stub.outputs import OutputMemory
@@ -169,21 +169,6 @@ class DevicePlacement:
 
 class _Job:
     """One response on its way: what was begun, and what has to go back if it comes to nothing."""
-
-    __slots__ = (
-        "_consumer",
-        "_device",
-        "_handed_on",
-        "_held",
-        "_kept",
-        "_leases",
-        "_leaving",
-        "_outputs",
-        "_referred",
-        "_refs",
-        "_sent",
-        "_slots",
-    )
 
     def __init__(self, outputs: OutputMemory, device: StubDevice, consumer: str) -> None:
         self._outputs = outputs

@@ -74,19 +74,6 @@ class OpenedRegion:
     - ``events``: by which whoever fills it says what is complete; None where there are none.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_closing",
-        "announcements",
-        "client",
-        "events",
-        "pointer",
-        "region",
-        "segment",
-        "size",
-        "view",
-    )
-
     def __init__(
         self,
         segment: DeviceSegment,
