@@ -23,6 +23,7 @@ struct Names {
   Attribute active{"active"};
   Attribute arena{"arena"};
   Attribute failure{"failure"};
+  Attribute flush{"flush"};
   Attribute frame{"frame"};
   Attribute free{"free"};
   Attribute is_closing{"is_closing"};
@@ -97,6 +98,7 @@ void GrpcConnection::buffer_updated(std::size_t nbytes) {
 }
 
 bool GrpcConnection::take() {
+  if (!core().has_events()) return false;
   nb::list told;
   const Events events = core().take_events();
   for (const Event& event : events) {
@@ -104,7 +106,7 @@ bool GrpcConnection::take() {
   }
   // What is called may lose the connection.
   if (const nb::object take = take_; told.size() != 0 && !take.is_none()) take(told);
-  return !events.empty();
+  return true;
 }
 
 bool GrpcConnection::infer(const Event& event) {
@@ -117,7 +119,9 @@ bool GrpcConnection::infer(const Event& event) {
 
 void GrpcConnection::flush() {
   flush_due_ = false;
-  if (stopped()) return;
+  // Most often what came was a request, whose answer follows later.
+  const bool quiet = !core().output().waits() && !core().has_events() && !core().closed();
+  if ((quiet && !hung_up) || stopped()) return;
   const nb::object outcome = http2_.flush(descriptor_);
   if (const nb::object flushed = flushed_; !outcome.is_none() || hung_up) flushed(outcome);
 }
@@ -125,7 +129,7 @@ void GrpcConnection::flush() {
 void GrpcConnection::flush_soon() {
   if (flush_due_ || soon_.is_none()) return;
   flush_due_ = true;
-  soon_(nb::find(*this).attr("flush"));
+  soon_(names().flush.of(nb::find(*this)));
 }
 
 void GrpcConnection::lose() {

@@ -173,8 +173,7 @@ void HeaderBlocks::take_trailers(Stream& stream, std::uint8_t flags,
 // Returns what a block says that begins a request.
 std::shared_ptr<const RequestHeaders> HeaderBlocks::request(std::uint32_t id,
                                                             std::span<const std::uint8_t> block) {
-  const auto known = known_.find(text_of(block));
-  if (known != known_.end()) return known->second;
+  if (const Known* known = repeat(block)) return known->headers;
   const std::uint64_t generation = decoder_.generation();
   HeaderList fields = decode(block);
   if (fields.size() > static_cast<std::size_t>(state_.limits().header_list_bytes)) {
@@ -182,19 +181,29 @@ std::shared_ptr<const RequestHeaders> HeaderBlocks::request(std::uint32_t id,
   }
   auto headers = RequestHeaders::read(std::move(fields), state_.methods());
   if (headers == nullptr) throw StreamFault{id, ErrorCode::kProtocolError};
-  if (decoder_.generation() == generation && block.size() <= kKnownBlockBytes) {
+  const bool independent = decoder_.independent();
+  const bool lasting = independent || decoder_.generation() == generation;
+  if (lasting && block.size() <= kKnownBlockBytes) {
     if (known_.size() >= kKnownBlocks) known_.clear();
-    known_.emplace(text_of(block), headers);
+    known_.insert_or_assign(std::string(text_of(block)),
+                            Known{headers, independent, generation, decoder_.added()});
   }
   return headers;
 }
 
+// Returns what is known of a block, if that still holds, with the table changed as by the block.
+const HeaderBlocks::Known* HeaderBlocks::repeat(std::span<const std::uint8_t> block) {
+  const auto found = known_.find(text_of(block));
+  if (found == known_.end()) return nullptr;
+  const Known& known = found->second;
+  if (!known.independent && known.generation != decoder_.generation()) return nullptr;
+  decoder_.add(known.added);
+  return &known;
+}
+
 HeaderList HeaderBlocks::decode(std::span<const std::uint8_t> block) {
-  const std::uint64_t generation = decoder_.generation();
   try {
-    HeaderList fields = decoder_.decode(block);
-    if (decoder_.generation() != generation) known_.clear();
-    return fields;
+    return decoder_.decode(block);
   } catch (const CompressionError& error) {
     throw ConnectionFault{ErrorCode::kCompressionError, error.what()};
   } catch (const HeaderListTooLarge&) {
@@ -207,7 +216,7 @@ HeaderList HeaderBlocks::decode(std::span<const std::uint8_t> block) {
 
 // Decodes a block whose meaning nobody wants, for the sake of the table.
 void HeaderBlocks::skip(std::span<const std::uint8_t> block) {
-  if (known_.find(text_of(block)) == known_.end()) decode(block);
+  if (repeat(block) == nullptr) decode(block);
 }
 
 }  // namespace gpubridge::http2

@@ -162,6 +162,8 @@ class HpackDecoder::Reader {
 HeaderList HpackDecoder::decode(std::span<const std::uint8_t> block) {
   HeaderList list;
   Reader reader(block);
+  independent_ = true;
+  added_.clear();
   while (!reader.at_end()) {
     const std::uint8_t first = reader.first();
     if ((first & 0x80U) != 0) {
@@ -181,7 +183,7 @@ HeaderList HpackDecoder::decode(std::span<const std::uint8_t> block) {
   return list;
 }
 
-void HpackDecoder::append_indexed(std::uint64_t index, bool with_value, HeaderList& list) const {
+void HpackDecoder::append_indexed(std::uint64_t index, bool with_value, HeaderList& list) {
   std::string_view name;
   std::string_view value;
   if (index == 0 || index > kStatic + table_.size()) {
@@ -191,9 +193,10 @@ void HpackDecoder::append_indexed(std::uint64_t index, bool with_value, HeaderLi
     name = kStaticTable[static_cast<std::size_t>(index - 1)].name;
     value = kStaticTable[static_cast<std::size_t>(index - 1)].value;
   } else {
-    const Field& field = table_[static_cast<std::size_t>(index - 1) - kStatic];
-    name = field.first;
-    value = field.second;
+    const Entry& entry = table_[static_cast<std::size_t>(index - 1) - kStatic];
+    name = entry->first;
+    value = entry->second;
+    independent_ = false;
   }
   if (!with_value) value = {};
   const std::size_t at = list.text_.size();
@@ -215,20 +218,27 @@ void HpackDecoder::read_literal(Reader& reader, std::uint64_t index, bool rememb
   place.value_size = reader.string(list.text_);
   if (remember_it) {
     const std::size_t last = list.count() - 1;
-    remember(list.name(last), list.value(last));
+    added_.push_back(
+        std::make_shared<const Entry::element_type>(list.name(last), list.value(last)));
+    remember(added_.back());
   }
 }
 
-void HpackDecoder::remember(std::string_view name, std::string_view value) {
-  const std::size_t size = entry_size(name, value);
+void HpackDecoder::add(std::span<const Entry> entries) {
+  for (const Entry& entry : entries) remember(entry);
+}
+
+void HpackDecoder::remember(const Entry& entry) {
+  const std::size_t size = entry_size(entry->first, entry->second);
   evict(size < table_limit_ ? table_limit_ - size : 0);
   if (size > table_limit_) return;  // it only empties the table
-  table_.emplace_front(name, value);
+  table_.push_front(entry);
   table_size_ += size;
   ++generation_;
 }
 
 void HpackDecoder::resize(std::uint64_t size) {
+  independent_ = false;
   if (size > kLargestTable) {
     throw CompressionError("header block: the table's size is larger than " +
                            std::to_string(kLargestTable));
@@ -242,7 +252,7 @@ void HpackDecoder::resize(std::uint64_t size) {
 // Forgets the oldest entries until the others have at most so many bytes.
 void HpackDecoder::evict(std::size_t size) {
   while (table_size_ > size) {
-    table_size_ -= entry_size(table_.back().first, table_.back().second);
+    table_size_ -= entry_size(table_.back()->first, table_.back()->second);
     table_.pop_back();
     ++generation_;
   }

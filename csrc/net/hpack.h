@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -52,6 +53,9 @@ class HeaderListTooLarge : public std::runtime_error {
 
 class HpackDecoder {
  public:
+  // An entry of the table.
+  using Entry = std::shared_ptr<const std::pair<std::string, std::string>>;
+
   // `most` is the size of the largest header list.
   explicit HpackDecoder(std::size_t most) : most_(most) {}
 
@@ -60,22 +64,28 @@ class HpackDecoder {
 
   // Grows when the table changes: until then a block keeps its meaning.
   [[nodiscard]] std::uint64_t generation() const { return generation_; }
+  // Whether the last block means the same whatever is in the table, and what it added to that.
+  [[nodiscard]] bool independent() const { return independent_; }
+  [[nodiscard]] const std::vector<Entry>& added() const { return added_; }
+  // Adds entries as a block does that adds them.
+  void add(std::span<const Entry> entries);
 
  private:
-  using Field = std::pair<std::string, std::string>;
   class Reader;
 
-  void append_indexed(std::uint64_t index, bool with_value, HeaderList& list) const;
+  void append_indexed(std::uint64_t index, bool with_value, HeaderList& list);
   void read_literal(Reader& reader, std::uint64_t index, bool remember, HeaderList& list);
-  void remember(std::string_view name, std::string_view value);
+  void remember(const Entry& entry);
   void resize(std::uint64_t size);
   void evict(std::size_t size);
 
   std::size_t most_;
-  std::deque<Field> table_;  // the newest first
+  std::deque<Entry> table_;  // the newest first
   std::size_t table_size_ = 0;
   std::size_t table_limit_ = 4096;
   std::uint64_t generation_ = 0;
+  bool independent_ = false;
+  std::vector<Entry> added_;
 };
 
 // Fields that are sent; checked by nobody: names in lower case, pseudo-header fields first.

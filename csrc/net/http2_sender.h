@@ -60,6 +60,8 @@ class Sender {
     encoder_.limit_table(smallest, last);
   }
 
+  // Whether there may be anything for the socket.
+  [[nodiscard]] bool waits() const { return !pieces_.empty() || !round_.empty(); }
   // Frames queued DATA if nothing else waits for the socket; returns whether anything does.
   bool fill();
   // The memory that waits for the socket, in order, as far as it has room in `pieces`.

@@ -180,6 +180,42 @@ def test_an_entry_that_takes_the_place_of_another_makes_blocks_unknown():
     ]
 
 
+def test_a_repeated_block_of_literals_adds_its_entries_each_time():
+    literals = BLOCK + b"\x40\x01x\x01y"
+    server, found = opened(
+        literals,
+        BLOCK + b"\x40\x01a\x01b",
+        BLOCK + b"\xbf\xbe",
+        literals,
+        BLOCK + b"\xc0\xbf\xbe",
+        BLOCK + b"\xbf\xbe",
+        literals,
+        BLOCK + b"\xc1\xc0\xbf\xbe",
+    )
+    x, a = (b"x", b"y"), (b"a", b"b")
+    assert [fields[4:] for fields in found] == [
+        (x,),
+        (a,),
+        (x, a),
+        (x,),
+        (x, a, x),
+        (a, x),
+        (x,),
+        (x, a, x, x),
+    ]
+    objects = server.recorder.headers
+    assert objects[1] is objects[7] is objects[13]
+
+
+def test_a_refused_block_of_literals_adds_its_entries_too():
+    literals = BLOCK + b"\x40\x01x\x01y"
+    server, _ = opened(literals, literals, max_concurrent_streams=1)
+    assert server.recorder.headers.keys() == {1}
+    server.connection.reset(1, Code.CANCEL)
+    server.open(5, block=BLOCK + b"\xbf\xbe")
+    assert server.recorder.headers[5].fields[4:] == ((b"x", b"y"), (b"x", b"y"))
+
+
 @pytest.mark.parametrize("change", [b"\x20", b"\x20\x3f\xe1\x1f"])
 def test_a_changed_table_size_makes_blocks_unknown(change):
     server, found = opened(BLOCK + b"\x40\x01x\x01y", BLOCK + b"\xbe", change + BLOCK)
