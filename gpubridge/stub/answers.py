@@ -66,11 +66,7 @@ def error_context(error: BridgeError) -> bytes:
 class AnswerEncoder:
     """Makes records of responses; used by every thread that answers.
 
-    - ``outputs``: where their tensors go.
-    - ``placement``: where they go instead, if their clients or models have a say in that.
-    - ``states``: where those go that the next request of the sequence gets.
-    - ``borrowed``: what the server lends.
-    - ``lent``: the bytes that say which of its leases last.
+    ``placement`` has the places that clients or models choose, ``outputs`` takes the other tensors.
     """
 
     def __init__(

@@ -55,19 +55,10 @@ def _targets(record: Record, kind: str) -> dict[str, Target]:
 class ClientMemory:
     """The regions of clients that this process has mapped.
 
-    - ``borrowed``: makes the views of inputs.
-    - ``control``: says which requests' inputs are still looked at.
     - ``sharing``: "share" or "copy" inputs always; empty to share them until the model needs
       copies.
-    - ``model``, ``instance``: their names, for messages.
-
-    Its attributes:
-
-    - ``borrowed``: as given.
     - ``used``: whether any client's region was ever announced here, or may be on the GPU.
     - ``copies``: whether the model gets copies of such inputs.
-    - ``sharing``: what the model has said of its inputs.
-    - ``device``: the stub's GPU, where clients may have regions, too.
     """
 
     def __init__(  # noqa: PLR0913  (it joins what may be said of such memory)
@@ -109,10 +100,7 @@ class ClientMemory:
         self._mapped.pop(region, None)
 
     def memory(self, target: Target) -> memoryview:
-        """Return the bytes of a target, writable.
-
-        Raises BridgeError: INVALID_ARG when the region is not mapped.
-        """
+        """Return the bytes of a target, writable; BridgeError where its region is not mapped."""
         mapping = self._mapped.get(target.region)
         if mapping is None or target.offset + target.nbytes > mapping.size:
             raise _unmapped()

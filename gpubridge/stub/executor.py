@@ -37,13 +37,6 @@ from gpubridge.transport.records import Record, record_reader
 class Executor:
     """Turns a batch that came into the result that goes back.
 
-    ``model``: the initialized ``TritonPythonModel``.
-
-    Its attributes:
-
-    - ``execute``: the model's method.
-    - ``identity``: the model.
-    - ``book``: of the memory that requests lie in.
     - ``shared_inputs``: what the model is shown of inputs that others look at, too.
     - ``plain``: whether a batch of requests that say no more than where their inputs lie is nothing
       but tensors for the model, and responses of it: what the compiled loop executes by itself.
@@ -169,10 +162,7 @@ class Executor:
         return copied + self._clients.take_copied() if self._clients.used else copied
 
     def refusals(self, error: BaseException, origins: Sequence[RequestOrigin]) -> list[Any]:
-        """Return what ended a batch as the answer of each request that has none.
-
-        The bridge's own error is one of placing inputs, as without room.
-        """
+        """Return what ended a batch as the answer of each request that has none."""
         ours = error if isinstance(error, BridgeError) else self.identity.failure(error)
         refusal = error_context(ours)
         if self._clients.used:
@@ -273,11 +263,9 @@ class Executor:
         return self.finished(execute(requests), origins)
 
     def finished(self, responses: Any, origins: Sequence[RequestOrigin]) -> list[Any]:
-        """Wait for what ``execute`` returned, if it is a coroutine, and check the form of its result.
+        """Wait for what ``execute`` returned, if a coroutine; ContractError for a wrong form.
 
         A response is None where the model sends by itself.
-
-        Raises ContractError when the form is wrong.
         """
         if type(responses) is not list and inspect.iscoroutine(responses):
             # Whether a request comes back is known when the coroutine has ended.

@@ -27,14 +27,11 @@ _ADDRESS = "127.0.0.1"
 def load_model(path: str, package: str) -> Any:
     """Import the file at ``path`` and return its ``TritonPythonModel`` class.
 
-    A model's own file is ``<package>.<stem>``, where the package is its version, so that
-    ``from . import sibling`` works, and an ``__init__.py`` beside it runs first; the version's and
-    the model's folder are on sys.path, so that ``import sibling`` works. The file of a backend has no package, and only its own folder is on
-    sys.path: what lies beside it are other backends, named as the libraries that they import.
-
-    Raises BridgeError when there is no such file.
-    Raises AttributeError when it defines no ``TritonPythonModel``.
-    Raises Exception: whatever the file raises while it is imported.
+    A model's own file is ``<package>.<stem>``, where the package is its version, so that ``from .
+    import sibling`` works, and an ``__init__.py`` beside it runs first; the version's and the
+    model's folder are on sys.path, so that ``import sibling`` works. The file of a backend has no
+    package, and only its own folder is on sys.path: what lies beside it are other backends, named
+    as the libraries that they import.
     """
     if not os.path.isfile(path):
         raise not_found(f"Python model file not found in '{path}'")
@@ -58,11 +55,7 @@ def load_model(path: str, package: str) -> Any:
 
 
 def register_aliases() -> None:
-    """Let models import pb_utils under the names they know.
-
-    A foreign interpreter has only the gpubridge package on its path, not the modules beside it that
-    a ``pip install`` puts there.
-    """
+    """Let models import pb_utils by the names they know where no ``pip install`` put those."""
     sys.modules["triton_python_backend_utils"] = pb_utils
     sys.modules["c_python_backend_utils"] = c_module
 
@@ -83,11 +76,7 @@ def _make_package(name: str, folder: str) -> None:
 
 
 class _FreshLoader(SourceFileLoader):
-    """Compiles a file each time.
-
-    Cached bytecode is taken for that of any source of the same size and second: a model that is
-    written twice in a second, and loaded each time, would be what it was before.
-    """
+    """Compiles a file each time: cached bytecode is taken for any source of its size and second."""
 
     def get_code(self, fullname: str) -> types.CodeType:
         """Return the code of the file as it is."""
@@ -138,15 +127,7 @@ _BACKENDS = os.path.join(_PACKAGE, "backends", "")
 
 
 def completed_config(kind: Any, name: str, config: str) -> str | None:
-    """Return the configuration that a model makes of ``config``, both as JSON.
-
-    ``kind``: its ``TritonPythonModel``.
-
-    Returns: None when it has no ``auto_complete_config``.
-
-    Raises BridgeError when that returns something else than a ModelConfig.
-    Raises Exception: whatever it raises.
-    """
+    """Return the JSON of what a model makes of its ``config``; None if it completes nothing."""
     if not hasattr(kind, "auto_complete_config"):
         return None
     completed = kind.auto_complete_config(ModelConfig(config))
@@ -200,10 +181,7 @@ def _ask(is_ready: Callable[[], Any], run_coroutine: Callable[[Any], Any]) -> di
 
 
 def wait_for_debugger(instance: str, port: int) -> None:
-    """Listen for a debugger and return when it is attached.
-
-    Raises BridgeError: INVALID_ARG: this interpreter has no debugpy, or the port is taken.
-    """
+    """Listen for a debugger and return when it is attached; BridgeError where that cannot be."""
     try:
         import debugpy  # noqa: PLC0415  (nothing else needs it)
     except ImportError as error:

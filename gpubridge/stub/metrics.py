@@ -17,11 +17,7 @@ from gpubridge.transport.metric_board import CounterCell, GaugeCell, HistogramCe
 
 
 class MetricDesk:
-    """Asks the server for families and metrics; owns the mapping of its board.
-
-    - ``calls``: speaks with the server.
-    - ``instance``: the model instance's name.
-    """
+    """Asks the server for families and metrics; owns the mapping of its board."""
 
     def __init__(self, calls: BlsClient, instance: str) -> None:
         self.instance = instance
@@ -46,10 +42,7 @@ class MetricDesk:
     def open_metric(
         self, family: int, kind: str, labels: dict[str, str], buckets: list[float] | None
     ) -> Cell:
-        """Make a metric, or join the one with these labels.
-
-        Raises BridgeError with Triton's text when there can be none of such labels or buckets.
-        """
+        """Make a metric, or join the one with these labels; raises BridgeError."""
         question = self._calls.ask("metric", family=family, labels=labels, buckets=buckets)
         answer = question.answer
         board = self._map(answer["size"], question.fds)

@@ -39,14 +39,9 @@ class OutputMemory:
 
     Any thread may place.
 
-    - ``owner``: upper half of the ids of the regions made here.
-    - ``limit``: bytes of output memory at the most.
     - ``table``: the lease bytes by which the server says that it is done with a slot.
     - ``on_create``, ``on_drop``: told of regions that come and go, before the server hears of
       anything in them.
-
-    Its attributes:
-
     - ``shown``: whether a model has ever got a slot to write to.
     - ``spare``: gives back what others have reserved with leases and do not use; is asked when
       memory is short.
@@ -75,13 +70,13 @@ class OutputMemory:
         self.spare: Callable[[], None] = _nothing
 
     def place(self, payloads: Sequence[Any], consumer: str = "") -> list[int]:
-        """Copy the payloads into a slot; returns the fields of their references, one after another.
+        """Copy C-contiguous payloads into a slot; returns the fields of all their references.
 
-        - ``payloads``: C-contiguous.
-        - ``consumer``: the model, or the ensemble, whose processes take them; their memory holds nothing
-          else. Empty where only the server does.
+        ``consumer``: the model, or the ensemble, whose processes take them; their memory holds
+        nothing else. Empty where only the server does.
 
-        Raises BridgeError: UNAVAILABLE when the output memory is full.
+        Raises BridgeError: UNAVAILABLE when the output memory is full; so do the other ways to get
+        a slot.
         """
         total = copied = 0
         for payload in payloads:
@@ -101,8 +96,6 @@ class OutputMemory:
 
         It comes back when no array refers to it any more, and the server, if it was sent, is done
         with it.
-
-        Raises BridgeError: UNAVAILABLE when the output memory is full.
         """
         with self._lock:
             if not self.shown:
@@ -115,10 +108,7 @@ class OutputMemory:
         return slot, memory[:nbytes]
 
     def send(self, slot: Slot, nbytes: int) -> tuple[int, int, int, int] | None:
-        """Lend the server a slot that a model has written to; returns the reference's fields.
-
-        None when it cannot be lent: it is on its way already, in another response.
-        """
+        """Lend the server a slot that a model has filled; None when it is on its way already."""
         with self._lock:
             if self._foreign or not nbytes or slot in self._sent or self._lent.exhausted:
                 return None
@@ -126,18 +116,12 @@ class OutputMemory:
             return slot.segment.region, slot.offset, nbytes, self._lent.lend(slot)
 
     def reserve(self, nbytes: int, consumer: str = "") -> Slot:
-        """Take a slot that somebody else will fill for ``consumer``; to be lent, or freed.
-
-        Raises BridgeError: UNAVAILABLE when the output memory is full.
-        """
+        """Take a slot that somebody else will fill for ``consumer``; to be lent, or freed."""
         with self._lock:
             return self._allocate(nbytes, consumer)
 
     def reserve_lease(self, nbytes: int, consumer: str) -> tuple[Slot, int]:
-        """Take a slot and a lease for somebody who will lend it to ``consumer`` again and again.
-
-        Raises BridgeError: UNAVAILABLE when the output memory is full.
-        """
+        """Take a slot and a lease for somebody who will lend it to ``consumer`` again and again."""
         with self._lock:
             slot = self._allocate(nbytes, consumer)
             return slot, self._lent.lend(None)
@@ -148,10 +132,7 @@ class OutputMemory:
         self._arena.free(slot)
 
     def lend_all(self, kept: Sequence[object]) -> list[int]:
-        """Lend slots, or other things that hold memory, under a lease each; all of them or none.
-
-        Raises BridgeError: UNAVAILABLE when there are not so many leases.
-        """
+        """Lend slots, or other things that hold memory, under a lease each; all of them or none."""
         with self._lock:
             self._lent.return_to(self)
             if self._lent.free < len(kept):

@@ -42,11 +42,8 @@ def is_worthwhile(record: Record) -> bool:
 class PassedOn:
     """The outputs of one response, some of which are to stay where they are.
 
-    - ``outputs``: where the others are, and these if need be.
-    - ``consumer``: who takes them, see `OutputMemory.place`.
-    - ``borrowed``: the server's memory.
-    - ``places``: where each output lies in the request's memory, if it does.
-    - ``fields``: the references' fields of all others, one after another.
+    ``places`` has where each output lies in the request's memory, if it does; ``fields`` those of
+    the references of all others.
     """
 
     __slots__ = ("_borrowed", "_consumer", "_fields", "_outputs", "_places")
@@ -69,8 +66,6 @@ class PassedOn:
         """Return the fields of all references, and whether any is of the request's memory.
 
         To be asked when no reference of ours to the response is left.
-
-        Raises BridgeError: UNAVAILABLE when copies are needed and the output memory is full.
         """
         places = [place for place in self._places if place is not None]
         free = not lent[places[0][3]]
@@ -98,11 +93,7 @@ class PassedOn:
 
 
 class PassingOn:
-    """Finds such outputs.
-
-    - ``outputs``: where all others go.
-    - ``borrowed``: the server's memory.
-    """
+    """Finds such outputs in ``borrowed`` memory; all others go to ``outputs``."""
 
     def __init__(self, outputs: OutputMemory, borrowed: BorrowedMemory) -> None:
         self._outputs = outputs
@@ -111,10 +102,7 @@ class PassingOn:
         self._offset = _offset_within if compiled is None else compiled.offset_within
 
     def place(self, record: Record, tensors: Sequence[Tensor]) -> PassedOn | None:
-        """Place the tensors of a response that are not passed on; None if none of them is.
-
-        Raises BridgeError: UNAVAILABLE when the output memory is full.
-        """
+        """Place the tensors of a response that are not passed on; None if none of them is."""
         inputs = _inputs_of(record)
         places = [self._place(record.ticket, inputs, tensor) for tensor in tensors]
         found = [place for place in places if place is not None]

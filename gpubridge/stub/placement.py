@@ -25,11 +25,7 @@ _NOWHERE = (0, 0, 0, NO_LEASE)
 class Placement:
     """Knows where outputs go that do not simply go to a new slot each time.
 
-    - ``outputs``: for all that is not in a client's memory.
-    - ``clients``: for what is.
-    - ``device``: for tensors and places on the stub's GPU, if it has one.
-
-    Attribute ``on_device``: whether outputs may be on a GPU.
+    ``on_device`` says whether outputs may be on a GPU.
     """
 
     def __init__(
@@ -43,10 +39,7 @@ class Placement:
     def allocate(
         self, record: Record, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Tensor:
-        """Make a tensor in the place where this output of a request is wanted, or will be sent from.
-
-        Raises BridgeError: UNAVAILABLE when the output memory is full.
-        """
+        """Make a tensor where this output of a request is wanted, or will be sent from."""
         nbytes = dtype.itemsize * element_count(shape)
         target = target_of(record, name)
         place: object = target
@@ -60,10 +53,7 @@ class Placement:
         return self._device is not None and self._device.reaches(target)
 
     def allocate_on_device(self, record: Record, form: OutputForm) -> Tensor:
-        """Make a tensor on the stub's GPU: in the client's memory if it is wanted there, or the arena.
-
-        Raises TritonModelException when the arena is full.
-        """
+        """Make a tensor on the stub's GPU: in the client's memory if wanted there, or the arena."""
         target = target_of(record, form.name)
         if self._device is not None and target is not None and 0 < form.nbytes <= target.nbytes:
             tensor = self._device.in_client_memory(form, target)
@@ -75,9 +65,7 @@ class Placement:
         return DeviceTensor._empty(form)
 
     def place(self, record: Record, tensors: Sequence[Tensor]) -> Placed:
-        """Put each tensor in its place; returns as `DevicePlacement.place`.
-
-        A tensor in the client's memory has a reference of no bytes.
+        """Put each tensor in its place; one in the client's memory has a reference of no bytes.
 
         Raises BridgeError: INTERNAL, in Triton's words, when the client has left too little room.
         """

@@ -63,12 +63,10 @@ _AWAKE_SHARE = 4
 
 
 class Stub:
-    """Wires a stub's rooms together and answers the server's messages.
+    """Wires a stub's parts together and answers the server's messages.
 
-    - ``channel``: to the server.
-    - ``settings``: the fields of the INITIALIZE message.
-    - ``fds``: the descriptors that came with it.
-    - ``note``: is told of what the model raises, while its traceback is still there.
+    ``settings`` are the fields of the INITIALIZE message, ``fds`` its descriptors; ``note`` is told
+    of what the model raises, while its traceback is still there.
     """
 
     def __init__(

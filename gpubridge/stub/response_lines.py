@@ -33,14 +33,7 @@ _LONGEST_LOOK = 0.01
 
 
 class ResponseDesk:
-    """What the response lines of all requests have in common.
-
-    - ``control``: says which requests nobody waits for, and how many responses were passed on.
-    - ``identity``: says whether a request may get other than one response, and whether it may come
-      back.
-
-    Attribute ``loop``: sends plain responses, where the module is there.
-    """
+    """What the response lines of all requests have in common; ``loop`` sends plain responses."""
 
     __slots__ = ("answers", "control", "identity", "loop", "outputs", "results")
 
@@ -60,10 +53,7 @@ class ResponseDesk:
         self.loop: NativeStubLoop | None = None
 
     def send(self, record: Record, response: InferenceResponse, final: bool) -> None:
-        """Send a response of a request.
-
-        Raises ChannelClosed when the server is gone.
-        """
+        """Send a response of a request; ChannelClosed when the server is gone."""
         if self.loop is not None and record.context.client is None:
             wanted = record.signature.wanted or self.identity.outputs
             try:
@@ -248,10 +238,7 @@ class _Line:
         desk.send(self._record, response, final)
 
     def cancelled(self) -> bool:
-        """Tell whether the client no longer waits, or has asked the model to stop.
-
-        At the end, whether it was so then.
-        """
+        """Tell whether the client no longer waits, or has asked to stop; later, whether it had."""
         if self._closed:
             return self._was_cancelled
         return self._desk.control.cancelled[self._record.ticket] != 0

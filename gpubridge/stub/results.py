@@ -30,10 +30,7 @@ class ResultSender:
         self._watcher: threading.Thread | None = None
 
     def add(self, result: bytes, started_at: int, ended_at: int, last: bool) -> None:
-        """Take the result of a batch; the last one of a message sends all.
-
-        ``started_at``, ``ended_at``: CLOCK_MONOTONIC nanoseconds of its ``execute``.
-        """
+        """Take the result of a batch, and when it ran; the last one of a message sends all."""
         if ended_at - started_at > LIMITS.long_ns:
             self._keep_watch()
         with self._lock:
@@ -56,10 +53,7 @@ class ResultSender:
                 self._gathering.set()
 
     def respond(self, record: bytes, copied: int) -> None:
-        """Send a response of a request whose model answers by itself; any thread may.
-
-        At once: its client waits for it, and what was gathered may come after it.
-        """
+        """Send a response of a request whose model answers by itself, at once; any thread may."""
         self._channel.send(encode_responses([record], copied))
 
     def disown(self) -> None:

@@ -22,14 +22,8 @@ _LOOKS = 16
 class SharedInputs:
     """Makes the inputs of requests whose memory is not theirs alone.
 
-    - ``borrowed``: where that memory is.
     - ``sharing``: what the model has said of its inputs: "share" that it does not write to them.
     - ``identity``: the model; a decoupled one may write when its ``execute`` has ended, too.
-    - ``fall_back``: told, with a reason and a sentence, when a model that was taken not to write
-      does.
-
-    Its attributes:
-
     - ``watched``: whether there is something to learn from a batch when it has been executed.
     - ``read_only``: whether the model is shown the memory as it is, read-only.
     """

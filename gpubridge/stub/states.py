@@ -42,16 +42,12 @@ class _Value(NamedTuple):
 class SequenceStates:
     """Adds the states of sequences to their requests, and takes what responses leave.
 
-    A model gets a copy of a state, and what it leaves is copied, so that it may do with both what it
-    likes. Where the configuration says ``use_same_buffer_for_input_output`` there is one buffer for
-    a sequence: the model may change it in place, and nothing is copied when it answers with it.
+    A model gets a copy of a state, and what it leaves is copied, so that it may do with both what
+    it likes. Where the configuration says ``use_same_buffer_for_input_output`` there is one buffer
+    for a sequence: the model may change it in place, and nothing is copied when it answers with it.
 
-    - ``specs``: for each state: ``input_name``, ``output_name``, ``datatype``, ``dims``,
-      ``same_buffer``, ``initial_dims`` and ``initial_file`` (a path, or empty for zeros).
-    - ``batched``: whether tensors have a batch dimension, which is 1.
-
-    Raises BridgeError: INVALID_ARG: a file with an initial value cannot be read, or is of another
-    size than that.
+    Raises BridgeError: INVALID_ARG: a file with an initial value cannot be read, or has another
+    size.
     """
 
     def __init__(self, specs: Iterable[Mapping[str, Any]], batched: bool) -> None:
@@ -83,8 +79,6 @@ class SequenceStates:
 
     def keep(self, context: RequestContext, tensors: Sequence[Tensor]) -> None:
         """Take the states out of a response's tensors; those that are not in it stay as they were.
-
-        ``context``: of the request that is answered.
 
         Raises BridgeError: INVALID_ARG: one is not of the configured form. None was taken.
         """

@@ -64,12 +64,7 @@ class BatchesAhead:
         return batches
 
     def begin(self) -> Batch | None:
-        """Note that the first of the coming batches begins.
-
-        Returns: the one after it, if it is here.
-
-        Raises ChannelClosed, MalformedMessage as `receive`.
-        """
+        """Note that the first of the coming batches begins; returns the next one if it is here."""
         self._coming.popleft()
         if self._coming:
             return self._coming[0]
@@ -89,10 +84,6 @@ class UploadingExecutor(Executor):
 
     What was copied for a batch that has not started is of no account: if this process dies, the
     server sends that batch elsewhere.
-
-    - ``parts``: what an `Executor` is made of.
-    - ``inputs``: one of these.
-    - ``ahead``: knows which batch is next.
     """
 
     def __init__(self, parts: Sequence[Any], inputs: InputsAhead, ahead: BatchesAhead) -> None:

@@ -50,10 +50,7 @@ class AwaitedEvent:
 class EdgeEvents:
     """The events of a stub's own arena, and those that it waits for.
 
-    - ``regions``: have the events.
-    - ``copies``: where streams are joined; the place where waits are counted.
-    - ``pending``: where the server sees which events are not seen to be done.
-    - ``fall_back``: logs and counts that there is no event, so that a wait is needed.
+    ``pending`` shows the server which events are not seen to be done.
     """
 
     def __init__(
@@ -80,12 +77,9 @@ class EdgeEvents:
     # -- what is handed on ---------------------------------------------------------------------
 
     def record(self, streams: set[int], reclaim: Callable[[], object]) -> EventLease | None:
-        """Record an event behind streams; None, the copy stream being behind them, where there is none.
+        """Record an event behind at least one stream; ``reclaim`` is asked where none is free.
 
-        - ``streams``: at least one.
-        - ``reclaim``: called when all are in use: some may have come back.
-
-        Raises CudaError: it cannot be recorded: there is no such stream.
+        Returns: None where there is none: the copy stream is behind them then.
         """
         lease = None
         if self._ring is not None:
@@ -126,10 +120,7 @@ class EdgeEvents:
         return bool(self._recorded)
 
     def sweep(self) -> None:
-        """Look what of it is complete.
-
-        Raises CudaError: it never will be: something on the device has failed.
-        """
+        """Look what of it is complete; CudaError where it never will be."""
         own = self._own
         if own is None or not self._recorded:
             return
@@ -148,10 +139,7 @@ class EdgeEvents:
     def awaited(
         self, context: RequestContext | ResponseContext, count: int
     ) -> Sequence[AwaitedEvent | None]:
-        """Return what each of the tensors of a record waits for.
-
-        Raises InternalError: the events could not be opened here.
-        """
+        """Return what each tensor of a record waits for; InternalError for events not open here."""
         waits = waits_of(context)
         if waits is None:
             return [None] * count

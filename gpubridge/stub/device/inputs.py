@@ -17,10 +17,7 @@ from gpubridge.transport.records import Record
 def received_on_device(
     device: StubDevice, tensors: Sequence[Tensor], record: Record
 ) -> list[Tensor]:
-    """Return tensors that arrived, those on the device as such; what they were keeps their leases.
-
-    Raises InternalError: what they wait for is not open here.
-    """
+    """Return tensors that arrived, those on the device as such, under the same leases."""
     refs = record.refs
     waits = device.events.awaited(record.context, len(refs))
     return [_received(device, *each) for each in zip(tensors, refs, waits)]
@@ -39,13 +36,7 @@ def _received(
 
 
 class DeviceInputs:
-    """Puts inputs where the model wants them.
-
-    - ``placement``: ``source``, ``device`` or ``host``.
-    - ``fall_back``: logs and counts, once, that an input is too large for the arena.
-
-    Attribute ``device``: as given.
-    """
+    """Puts inputs where the model wants them: at their ``source``, on ``device`` or on ``host``."""
 
     def __init__(self, device: StubDevice, placement: str, fall_back: Callable[..., None]) -> None:
         self.device = device
@@ -64,10 +55,7 @@ class DeviceInputs:
         *,
         private: bool,
     ) -> list[Tensor]:
-        """Return a request's inputs where they are wanted; ``private`` ones belong to the model.
-
-        Raises BridgeError: UNAVAILABLE when the arena is full, INTERNAL when the device fails.
-        """
+        """Return a request's inputs where they are wanted; ``private`` ones belong to the model."""
         tensors = received_on_device(self.device, inputs, record)
         if self._placement == "host":
             return self._on_host(tensors)

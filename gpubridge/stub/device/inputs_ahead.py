@@ -36,10 +36,6 @@ class InputsAhead(DeviceInputs):
 
     Only requests whose inputs all come from the server's memory on the host and go to the GPU; the
     others are placed when they are built (`placed`).
-
-    - ``fall_back``: logs and counts that an input is too large for the arena, or the arena for two
-      batches.
-    - ``borrowed``: where the inputs are.
     """
 
     def __init__(

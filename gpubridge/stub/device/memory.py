@@ -46,19 +46,8 @@ def show_work(streams: Sequence[CopyStream], words: memoryview) -> None:
 class StubDevice:
     """The GPU that a stub's model is on; current in the thread that makes this object.
 
-    - ``offers``: of the server, which says what GPU it is and what memory there is for it.
     - ``work``: where the server sees what was done: bytes by kind, copies by kind, waits.
-    - ``pending``: where it sees which events others may still wait for.
-    - ``tell_closed``: tells the server that a region was closed, and how many announcements of it
-      had come by then.
-    - ``fall_back``: logs and counts that a slower way is taken.
-
-    Its attributes:
-
-    - ``ordinal``: the device, and its number in this process.
     - ``stream``: where all copies are made, those of `uploads` excepted.
-    - ``uploads``: copies of inputs.
-    - ``pinning``: makes host memory fit for asynchronous copies.
     - ``own``: the arena.
     - ``regions``: all memory that is open here.
     - ``events``: those by which streams of different stubs wait for each other.
@@ -123,10 +112,7 @@ class StubDevice:
     def borrowed(
         self, ref: Sequence[int], view: memoryview, ready: Ready | None
     ) -> DeviceBytes | None:
-        """Return bytes that are lent to this stub; None if they are in host memory.
-
-        ``view`` keeps their lease; ``ready`` tells when they are complete, None if they are.
-        """
+        """Return bytes that are lent to this stub while ``view`` lives; None if on the host."""
         opened = self.regions.get(ref[0])
         if opened is None:
             return None
@@ -149,10 +135,7 @@ class StubDevice:
         return self._over.hold(kept)
 
     def allocate_device(self, nbytes: int, *, patient: bool = True) -> DeviceBytes:
-        """Return bytes in the arena, contents undefined; waits some time for room if ``patient``.
-
-        Raises BridgeError: UNAVAILABLE when there is none.
-        """
+        """Return undefined bytes in the arena; waits some time for room if ``patient``."""
         slot = self._slot(nbytes) if patient else self._arena.allocate(nbytes)
         hold = self._over.hold(slot)
         return DeviceBytes(slot.pointer, nbytes, self.ordinal, hold, streams=hold.streams)
@@ -219,10 +202,9 @@ class StubDevice:
         self._over.begun()
 
     def hand_over(self, kept: Sequence[DeviceBytes]) -> EventLease | None:
-        """Let another stub's streams wait for all that is written to bytes by now.
+        """Let another stub's streams wait, by the event returned, for what is written to bytes.
 
-        Returns: the event that they have to wait for; None where there is nothing to wait for any
-        more: where there was no event, this has waited.
+        None where there is nothing to wait for; where there was no event, this has waited.
         """
         streams = streams_behind(kept, self.stream)
         if not streams:
@@ -239,10 +221,7 @@ class StubDevice:
         self._over.begun()
 
     def finish(self) -> None:
-        """Wait once for all that was begun; what is over by then goes back.
-
-        Raises CudaError: something on the device has failed.
-        """
+        """Wait once for all that was begun; what is over then goes back. CudaError if it failed."""
         with self._settling:
             over = self._over.collect()
             queued = self._over.queued
@@ -264,15 +243,11 @@ class StubDevice:
             show_work((self.stream, self.uploads.stream), self._work)
 
     def settle_until(self, arrives: Callable[[float], bool]) -> CudaError | None:
-        """Give back memory as soon as its streams have passed, until a message is there or all is back.
+        """Give back memory as its streams pass, until ``arrives`` sees a message or all is back.
 
-        A client cannot unregister memory that is lent, nor the server give its slot to others; the
-        next request, with which it would go back else, may never come. And work may fail that others
-        wait for, of which nobody else is told.
-
-        ``arrives``: waits for a message, for so many seconds at most; tells whether one is there.
-
-        Returns: why nothing of the device works any more, if that is so.
+        Else a client could not unregister its memory before the next request. And work may fail
+        that others wait for, of which nobody else is told: returns why nothing of the device works
+        any more.
         """
         pause = _FIRST_PAUSE
         while self.lost is None and self.busy and not arrives(pause):

@@ -60,14 +60,10 @@ def precede(copies: CopyStream, stream: int) -> None:
 
 
 class OverMemory:
-    """Gives back what is over: slots to the arena, all else by letting go of it.
+    """Gives back what is over: slots to the arena, by ``free``, all else by letting go of it.
 
-    Where a method says so it is called by one thread at a time. Finalizers only add to what is over.
-
-    - ``stream``: that of the bridge.
-    - ``free``: takes slots back.
-
-    Attribute ``queued``: how often the stream was given something to do.
+    Finalizers only add to what is over; `collect`, `waited` and `settle` are for one thread at a
+    time. ``queued`` counts how often the bridge's stream was given something to do.
     """
 
     def __init__(self, stream: CopyStream, free: Callable[[DeviceSlot], None]) -> None:
@@ -97,10 +93,7 @@ class OverMemory:
             self.queued += 1
 
     def collect(self) -> list[object]:
-        """Return what is over, the copy stream being behind the streams that used it.
-
-        By one thread at a time.
-        """
+        """Return what is over, the copy stream being behind the streams that used it."""
         found: list[object] = []
         used: set[int] = set()
         while self._over:
@@ -119,16 +112,13 @@ class OverMemory:
         return found
 
     def waited(self, over: list[object], queued: int) -> None:
-        """Give back what was collected: the stream was waited for, with all that it had to do then.
-
-        By one thread at a time.
-        """
+        """Give back what was collected: the stream was waited for with all that it had to do."""
         self._passed = max(self._passed, queued)
         self._give_back(over)
         self._sweep()
 
     def settle(self) -> None:
-        """Give back what no stream uses any more; nothing is waited for. By one thread at a time."""
+        """Give back what no stream uses any more; nothing is waited for."""
         over = self.collect()
         if over and self._passed == self.queued:
             self._give_back(over)

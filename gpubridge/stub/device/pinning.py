@@ -15,9 +15,6 @@ class HostPinning:
     """Pins ranges of host memory in the background: that takes about a second per GiB.
 
     Until it is done, and where it cannot be, copies work all the same, but their caller waits.
-
-    - ``context``: of the device.
-    - ``fall_back``: logs and counts that a range could not be pinned; called once at the most.
     """
 
     def __init__(self, context: DeviceContext, fall_back: Callable[[str, str], None]) -> None:

@@ -28,11 +28,7 @@ _NOWHERE = (0, 0, 0, NO_LEASE)
 
 
 class DevicePlacement:
-    """Places tensors with at most one wait for the device: when all that can be begun has been.
-
-    - ``outputs``: for what goes to host memory; lends what stays on the device, too.
-    - ``clients``: the clients' POSIX regions.
-    """
+    """Places tensors with at most one wait for the device: when all that can be begun has been."""
 
     __slots__ = ("_clients", "_device", "_outputs")
 
@@ -67,16 +63,7 @@ class DevicePlacement:
         targets: Mapping[str, Target],
         copies: Mapping[str, Target],
     ) -> Placed:
-        """Put each tensor in its place.
-
-        It returns:
-
-        - ``fields``: of their references.
-        - ``event``: the event that those wait for which stay on the device, and the lease under
-          which it is lent; None if they are complete.
-
-        Raises BridgeError: UNAVAILABLE where there is no room, INTERNAL when the device fails.
-        """
+        """Put each tensor in its place; BridgeError where there is no room, or the device fails."""
         job = _Job(self._outputs, self._device, record.context.outputs_for)
         try:
             for tensor in tensors:
@@ -88,10 +75,10 @@ class DevicePlacement:
             raise
 
     def references(self, tensors: Sequence[Tensor], model: str) -> Placed:
-        """Place the inputs of a call of ``model``, those excepted that lie in memory that can be handed on.
+        """Place the inputs of a call of ``model`` that lie in no memory that can be handed on.
 
-        Returns as `place`; where there is an event, what was handed on waits for it, too, and else
-        for whatever it has waited for here.
+        Where there is an event, what was handed on waits for it, too, and else for whatever it has
+        waited for here.
         """
         job = _Job(self._outputs, self._device, model)
         try:

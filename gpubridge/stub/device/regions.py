@@ -18,15 +18,11 @@ _Closing = tuple[DeviceSegment, Optional[SharedEvents], int]
 
 
 class ArenaOffers:
-    """The offers of one server to one stub, which has heard nothing else so far.
+    """The offers of one server to one stub that has heard nothing else; owns their descriptors.
 
-    - ``channel``: to the server.
-    - ``fields``: field ``device`` of the INITIALIZE message; None for a stub without a device.
-    - ``fds``: the descriptors of that offer; owned from now on.
-
-    Attribute ``fields``: what is offered now: ``region``, ``size``, ``handle`` (empty where there
-    is a descriptor), or a ``reason`` why nothing is; ``events``, ``no_events``, ``uuid`` and
-    ``server``, the server's process id.
+    ``fields`` of the offer now, None for a stub without a device: ``region``, ``size``, ``handle``
+    (empty where there is a descriptor), or a ``reason`` why nothing is offered; ``events``,
+    ``no_events``, ``uuid`` and ``server``, the server's process id.
     """
 
     def __init__(self, channel: Channel, fields: dict[str, Any] | None, fds: list[int]) -> None:
@@ -41,10 +37,7 @@ class ArenaOffers:
         return fds
 
     def refuse(self, reason: str) -> None:
-        """Say that the memory cannot be opened; `fields` are those of the next offer on return.
-
-        Raises ChannelClosed: the server is gone.
-        """
+        """Say that the memory cannot be opened; `fields` are those of the next offer on return."""
         self.close()
         self._channel.send(control_message(Kind.ARENA_REFUSED, reason=reason))
         while True:
@@ -67,9 +60,7 @@ class ArenaOffers:
 class OpenedRegion:
     """Device memory that this process has open; closed when nobody refers to it any more.
 
-    - ``region``, ``pointer``, ``size``: its id; where it lies here; bytes.
     - ``view``: addresses that stand for it in lease books.
-    - ``client``: whether it is a client's.
     - ``announcements``: how often the server has told of it.
     - ``events``: by which whoever fills it says what is complete; None where there are none.
     """
@@ -99,15 +90,9 @@ class OpenedRegion:
 class DeviceRegions:
     """The regions that this process has open.
 
-    - ``context``: of the device that they are on.
-    - ``offers``: says which region is the stub's own.
     - ``tell_closed``: tells the server that a region was closed, and how many announcements of it
       had come by then.
-
-    Its attributes:
-
-    - ``own``: the stub's arena.
-    - ``reason``: why nobody else can have that open; empty if others can.
+    - ``reason``: why nobody else can have the stub's own arena open; empty if others can.
     - ``no_events``: why nobody can wait for what is in it by events; empty if others can.
     """
 
@@ -169,10 +154,7 @@ class DeviceRegions:
             return None
 
     def announce(self, fields: dict[str, Any], fds: list[int]) -> OpenedRegion:
-        """Open a region that the server tells of, unless it is open; closes the descriptors.
-
-        Raises BridgeError as the driver says.
-        """
+        """Open a region that the server tells of, unless it is open; closes the descriptors."""
         opened = self._known.get(fields["region"])
         if opened is None:
             # It may be one that is about to be closed, and nothing can be open twice.

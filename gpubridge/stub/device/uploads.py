@@ -11,14 +11,10 @@ from gpubridge.tensor.device_bytes import DeviceBytes
 
 
 class Uploads:
-    """Begins uploads, and holds the host memory that they read until they are done.
+    """Begins uploads on a stream of their own; holds the host memory that they read until the end.
 
-    Each request's are waited for by a mark of its own, never by all that the stream has to do: that may
-    be the next request's by then.
-
-    ``context``: of the device.
-
-    Attribute ``stream``: nothing else is done there.
+    Each request's are waited for by a mark of its own, never by all that the stream has to do: that
+    may be the next request's by then.
     """
 
     def __init__(self, context: DeviceContext) -> None:
@@ -27,12 +23,10 @@ class Uploads:
         self._under_way: deque[tuple[CopyMark, list[memoryview]]] = deque()
 
     def begin(self, copies: Sequence[tuple[memoryview, DeviceBytes]]) -> None:
-        """Begin to copy the inputs of one request to slots of the arena.
+        """Begin to copy the inputs of one request to the arena; `ready` tells when all are there.
 
-        Their `ready` tells when all of them are there. A slot does not go back, nor its memory on the
-        host, before that; neither when this raises.
-
-        Raises CudaError as the driver says; some of the copies may have begun.
+        No slot goes back, nor its memory on the host, before that; neither when this raises
+        CudaError.
         """
         try:
             for memory, data in copies:
@@ -60,10 +54,7 @@ class Uploads:
         return bool(self._under_way)
 
     def sweep(self) -> None:
-        """Let go of the host memory that was read; one thread at a time.
-
-        Raises CudaError: something on the device has failed.
-        """
+        """Let go of the host memory that was read; one thread at a time. May raise CudaError."""
         while self._under_way and self._under_way[0][0].done():
             self._under_way.popleft()
 
