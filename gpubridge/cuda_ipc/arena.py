@@ -18,12 +18,7 @@ _ALIGNMENT = 256
 
 
 class DeviceSlot:
-    """A piece of an arena, lent to one user at a time; give back with `DeviceArena.free`.
-
-    - ``segment``: where it lies.
-    - ``offset``, ``size``: bytes from the segment's start; bytes.
-    - ``pointer``: where it begins, in this process's device addresses.
-    """
+    """A piece of an arena, lent to one user at a time; give back with `DeviceArena.free`."""
 
     __slots__ = ("lent", "offset", "pointer", "segment", "size")
 
@@ -36,14 +31,7 @@ class DeviceSlot:
 
 
 class DeviceArena:
-    """Lends slots of a segment, which it does not own.
-
-    Any thread may allocate, and any thread or finalizer may free.
-
-    ``segment``: all of it is lent; it has to outlive the slots.
-
-    Attribute ``segment``: as given.
-    """
+    """Lends slots of a segment, which it does not own; any thread, or finalizer, may free them."""
 
     def __init__(self, segment: DeviceSegment) -> None:
         self.segment = segment
@@ -81,10 +69,7 @@ class DeviceArena:
         )
 
     def free(self, slot: DeviceSlot) -> None:
-        """Take a slot back; its memory may be lent again at once, so no stream may use it any more.
-
-        Raises InternalError: it is not lent.
-        """
+        """Take a slot back, which no stream may use any more; InternalError if it is not lent."""
         if not slot.lent or slot.segment is not self.segment:
             raise InternalError(
                 f"the slot at {slot.offset} of device region {slot.segment.region} is not lent"

@@ -12,13 +12,9 @@ _ALREADY_ENABLED = 704
 
 
 class DeviceContext:
-    """Retains the primary context of one device; `close` releases it.
-
-    ``device``: of this process (`find_device`).
+    """Retains the primary context of one device of this process; `close` releases it.
 
     Raises CudaError: the context cannot be made; UNAVAILABLE for want of device memory.
-
-    Attribute ``device``: whose context it is.
     """
 
     def __init__(self, device: DeviceInfo) -> None:
@@ -45,10 +41,7 @@ class DeviceContext:
         return _Pushed(self.raw)
 
     def close(self) -> None:
-        """Release the context, which lives on while others retain it; idempotent.
-
-        Everything made in it has to be closed before.
-        """
+        """Release the context, behind everything made in it; it lives on while others retain it."""
         context, self._context = self._context, None
         if context is None:
             return
@@ -59,10 +52,7 @@ class DeviceContext:
 
 
 def enable_peer_access(context: DeviceContext, peer: DeviceContext) -> None:
-    """Let copies of one device reach another one's memory without the host; more than once is no harm.
-
-    Raises CudaError: the two do not reach each other.
-    """
+    """Let copies of one device reach another one's memory without the host; or raise CudaError."""
     with context.pushed():
         status_of("cuCtxEnablePeerAccess", peer.raw, 0, expected=(_ALREADY_ENABLED,))
 

@@ -22,17 +22,10 @@ _DISABLE_TIMING = 2
 
 
 class PinnedMemory:
-    """Pins mapped segments of this process, and knows which ones are pinned.
+    """Pins mapped segments of this process for all devices, and knows which ones are pinned.
 
-    Pinning takes about a second per GiB. Memory that cannot be pinned is copied all the same, slower
-    and with the caller waiting.
-
-    ``context``: of any device; pinned memory is pinned for all.
-
-    Its attributes:
-
-    - ``nbytes``: bytes pinned now.
-    - ``reason``: why the last memory that could not be pinned was not; empty if there was none.
+    Memory that cannot be pinned is copied all the same, slower and with the caller waiting;
+    ``reason`` says why the last one was not. ``nbytes`` are pinned now.
     """
 
     def __init__(self, context: DeviceContext) -> None:
@@ -42,9 +35,7 @@ class PinnedMemory:
         self._pinned: dict[int, int] = {}
 
     def pin(self, memory: memoryview) -> bool:
-        """Pin a whole segment; return whether it is pinned now (else see ``reason``).
-
-        It has to be unpinned before it is unmapped.
+        """Pin a whole segment until `unpin`; return whether it is pinned now (else see ``reason``).
 
         Raises CudaError: only a sticky one: the context is lost.
         """
@@ -94,11 +85,7 @@ def _address(memory: memoryview) -> int:
 class CopyStream:
     """One stream that does not wait for the legacy default stream, nor that for it.
 
-    Any thread may use it, whichever device is current there.
-
-    ``context``: of the device whose stream it is; has to outlive it.
-
-    Its attributes:
+    Any thread may use it, whichever device is current there; its context has to outlive it.
 
     - ``handle``: the driver's ``CUstream``.
     - ``copied``, ``copies``: bytes and number of the copies so far, by kind: ``h2d``, ``d2h``,
@@ -156,10 +143,9 @@ class CopyStream:
     # -- order ------------------------------------------------------------------------------------
 
     def order_after(self, stream: int) -> None:
-        """Let what follows here wait for all that another stream of this device has to do now.
+        """Let what follows here wait for all that another stream has to do now.
 
-        ``stream``: a handle of this process; 0 or 1 the legacy default stream, 2 the per-thread
-        one.
+        ``stream``: a handle; 0 or 1 the legacy default stream, 2 the per-thread one.
         """
         with self._context.pushed():
             self._hand_over(stream, self._open())
@@ -189,10 +175,7 @@ class CopyStream:
             self.waits += 1
 
     def wait(self) -> None:
-        """Wait until all that this stream has to do is done.
-
-        Raises CudaError: Something on the device has failed; sticky, if it was an illegal access.
-        """
+        """Wait for all that this stream has to do; CudaError if the device has failed."""
         stream = self._open()
         self.count_wait()
         with self._context.pushed():
@@ -253,10 +236,7 @@ class CopyStream:
 
 
 class CopyMark:
-    """A point on a copy stream; made by `CopyStream.mark`, worthless when the stream is closed.
-
-    Its event goes back to the stream with it.
-    """
+    """A point on a copy stream, which has its event back with it; worthless when that is closed."""
 
     __slots__ = ("_event", "_stream")
 

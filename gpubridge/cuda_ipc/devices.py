@@ -35,10 +35,8 @@ _SHORTEST_REASON = "the check ended without a word"
 class DeviceInfo:
     """A GPU, or a part of one that the driver shows as a device (MIG).
 
-    - ``ordinal``: its number in this process.
-    - ``uuid``: ``GPU-xxxxxxxx-xxxx-…``, or ``MIG-…``: the same in every process.
-    - ``name``: as the driver calls it.
-    - ``nbytes``: bytes of its memory.
+    ``ordinal`` is its number in this process, ``uuid`` (``GPU-xxxxxxxx-…`` or ``MIG-…``) the same
+    in all; ``nbytes`` those of its memory.
     """
 
     ordinal: int
@@ -49,12 +47,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class DeviceProbe:
-    """What was found.
-
-    - ``count``: GPUs that can be used.
-    - ``reason``: why there are none; empty when there are.
-    - ``devices``: by their ordinals.
-    """
+    """The GPUs that can be used, by their ordinals, or the reason why there are none."""
 
     count: int
     reason: str
@@ -71,18 +64,12 @@ def probe_devices() -> DeviceProbe:
 
 
 def list_devices() -> tuple[DeviceInfo, ...]:
-    """Return the GPUs of this process.
-
-    Raises BridgeError: there is no driver, or it does not work.
-    """
+    """Return the GPUs of this process; BridgeError without a driver, or one that does not work."""
     return tuple(_look_at(ordinal) for ordinal in range(call("cuDeviceGetCount")))
 
 
 def find_device(device_uuid: str) -> DeviceInfo:
-    """Return the device of a UUID, whatever its ordinal is here.
-
-    Raises BridgeError: NOT_FOUND when this process does not see it; as `list_devices` otherwise.
-    """
+    """Return the device of a UUID, whatever its ordinal is here; BridgeError NOT_FOUND for none."""
     devices = list_devices()
     for device in devices:
         if device.uuid == device_uuid:
@@ -158,10 +145,8 @@ class DeviceCheck:
 def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck:
     """Let two new processes share memory and events of a device, and pin memory for it.
 
-    Takes a second or more, and a context's memory on the device for each process meanwhile.
-
-    - ``device_uuid``: `DeviceInfo.uuid`.
-    - ``timeout_seconds``: after which they are ended, and the answer is no.
+    Takes a second or more, and a context's memory on the device for each process meanwhile. After
+    ``timeout_seconds`` they are ended, and the answer is no.
     """
     process = subprocess.Popen(
         check_command("export", device_uuid),

@@ -89,14 +89,9 @@ class DriverAbsent(BridgeError):
 
 
 class CudaError(BridgeError):
-    """A call of the driver failed.
+    """A call of the driver failed: UNAVAILABLE for want of device memory, INTERNAL otherwise.
 
-    The code is UNAVAILABLE for want of device memory, INTERNAL otherwise.
-
-    - ``call``: the driver's function.
-    - ``status``: its answer, as in the driver's headers; -1 if there was none, as the driver has no
-      such function.
-    - ``name``: what the driver calls that.
+    - ``status``: the driver's answer, called ``name`` there; -1 if it has no such function.
     - ``sticky``: whether every further call of this process fails too, so that it has to be started
       again.
     """
@@ -119,8 +114,7 @@ _loaded: Any = None
 def load() -> Any:
     """Return the module ``cuda.bindings.driver``, after ``cuInit``.
 
-    Raises DriverAbsent: there is no cuda-python, or no driver.
-    Raises CudaError: the driver is there, and does not begin.
+    Raises DriverAbsent without cuda-python or a driver, CudaError for one that does not begin.
     """
     global _loaded  # noqa: PLW0603  (once per process, as the driver itself)
     if _loaded is not None:
@@ -139,12 +133,7 @@ def load() -> Any:
 
 
 def call(name: str, *arguments: object) -> Any:
-    """Call a function of the driver.
-
-    Returns: None, the one value it gives, or a tuple of them.
-
-    Raises CudaError: it failed.
-    """
+    """Call a function of the driver; return None, its one value, or a tuple of them. CudaError."""
     answer = _answer(name, arguments)
     if answer[0]:
         raise _failure(name, answer[0])
@@ -154,10 +143,7 @@ def call(name: str, *arguments: object) -> Any:
 
 
 def status_of(name: str, *arguments: object, expected: tuple[int, ...]) -> int:
-    """Call a function whose answer is its status; return that.
-
-    Raises CudaError: the status is neither success nor one of ``expected``.
-    """
+    """Call a function and return its status; CudaError unless that is success or ``expected``."""
     status = _answer(name, arguments)[0]
     if status and int(status) not in expected:
         raise _failure(name, status)
@@ -170,10 +156,7 @@ def handle_bytes(handle: Any) -> bytes:
 
 
 def handle_from(kind: str, raw: bytes) -> Any:
-    """Make a handle of 64 bytes; ``kind`` is the driver's type.
-
-    Raises BridgeError: INVALID_ARG for another number of bytes.
-    """
+    """Make a handle, of the driver's type ``kind``, of 64 bytes; INVALID_ARG for another number."""
     if len(raw) != HANDLE_BYTES:
         raise invalid(
             f"expected a CUDA IPC handle of {HANDLE_BYTES} bytes, got {len(raw)}; send the raw "

@@ -22,10 +22,7 @@ _INTERPROCESS = 4
 class SharedEvents:
     """Events of one device that processes share, made (`create`) or opened (`open`).
 
-    Any thread may use them.
-
-    ``handles``: 64 bytes of each event, in the order of their numbers, for `open` in another
-    process.
+    Any thread may use them. ``handles``: 64 bytes of each, for `open` in another process.
     """
 
     def __init__(self, context: DeviceContext) -> None:
@@ -35,12 +32,7 @@ class SharedEvents:
 
     @classmethod
     def create(cls, context: DeviceContext, count: int) -> SharedEvents:
-        """Make events that others may open.
-
-        ``context``: of the device whose streams they are recorded on; has to outlive them.
-
-        Raises CudaError: Events do not cross processes here; nothing is left behind.
-        """
+        """Make events that others may open, in a context that outlives them; or raise CudaError."""
         made = cls(context)
         handles = []
         try:
@@ -75,11 +67,9 @@ class SharedEvents:
         return opened
 
     def record(self, number: int, stream: int) -> None:
-        """Let an event mean what a stream of this process has to do by now.
+        """Let an event mean what a stream of this process has to do by now; or raise CudaError.
 
         ``stream``: a handle; 0 or 1 the legacy default stream, 2 the per-thread one.
-
-        Raises CudaError: it cannot be recorded: there is no such stream.
         """
         event = self._event(number)
         with self._context.pushed():
@@ -123,12 +113,7 @@ class SharedEvents:
 
 
 class EventRing:
-    """Leases events to the records of one process.
-
-    Any thread may record; leases may end anywhere.
-
-    ``events``: which nobody else records.
-    """
+    """Leases events, which nobody else records, to the records of one process; for any thread."""
 
     def __init__(self, events: SharedEvents) -> None:
         self._events = events
@@ -136,10 +121,7 @@ class EventRing:
         self._free = deque(range(len(events.handles)))
 
     def record(self, stream: int) -> EventLease | None:
-        """Record an event on a stream of this process; None when all are leased.
-
-        Raises CudaError: it cannot be recorded; it is not leased then.
-        """
+        """Record an event on a stream; None when all are leased. A CudaError leases none."""
         try:
             number = self._free.popleft()
         except IndexError:
@@ -154,10 +136,7 @@ class EventRing:
 
 
 class EventLease:
-    """A recorded event, as long as somebody may still wait for it; it comes back with this object.
-
-    ``number``: which of the ring's events it is.
-    """
+    """A recorded event, by its ``number`` in the ring, where it comes back with this object."""
 
     __slots__ = ("__weakref__", "_free", "number")
 

@@ -93,10 +93,7 @@ class DeviceSegment:
 
     @classmethod
     def private(cls, context: DeviceContext, region: int, size: int) -> DeviceSegment:
-        """Allocate at least ``size`` bytes (contents undefined) for this process alone.
-
-        Raises CudaError: UNAVAILABLE when the device has no memory left.
-        """
+        """Allocate at least ``size`` bytes (contents undefined) for this process alone."""
         size = -(-max(size, 1) // _GRANULARITY) * _GRANULARITY
         with context.pushed():
             return cls(context, region, int(call("cuMemAlloc", size)), size, _free_allocation)
@@ -105,10 +102,8 @@ class DeviceSegment:
     def open(cls, context: DeviceContext, region: int, handle: bytes, size: int) -> DeviceSegment:
         """Open memory that another process owns, and use ``size`` bytes from its start.
 
-        Raises BridgeError: INVALID_ARG when the handle is none, or its memory has not so many
-        bytes.
-        Raises CudaError: the driver does not open it: it is this process's own, another device's,
-        gone.
+        Raises BridgeError: INVALID_ARG for no handle, or one of fewer bytes; CudaError: it is this
+        process's own, another device's, gone.
         """
         pointer = _open_handle(context, handle, size)
         return cls(context, region, pointer, size, _close_handle, handle=handle)
@@ -117,8 +112,7 @@ class DeviceSegment:
     def open_fd(cls, context: DeviceContext, region: int, fd: int, size: int) -> DeviceSegment:
         """Map all ``size`` bytes that another process has made; ``fd`` stays the caller's.
 
-        Raises CudaError: the driver does not map it: it is no such descriptor, or another device's
-        memory; nothing is left behind.
+        Raises CudaError for no such descriptor, or another device's memory; nothing is left behind.
         """
         with context.pushed():
             memory = call("cuMemImportFromShareableHandle", fd, _kind())
@@ -140,9 +134,8 @@ class DeviceSegment:
     def close(self) -> None:
         """Free or close the memory, which nobody may look at any more; idempotent.
 
-        Waits for all work of the device in this process.
-
-        Raises CudaError: the context is lost; the memory goes with the process.
+        Waits for all work of the device in this process. After a CudaError it goes with the
+        process.
         """
         fds, self.fds = self.fds, ()
         for fd in fds:

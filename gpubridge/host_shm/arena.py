@@ -20,13 +20,9 @@ _POWERS_UP_TO = 1 << 16
 
 
 class Slot:
-    """A piece of a segment, lent to one user at a time.
+    """A piece of a segment, lent to one user at a time; its ``memory`` is writable.
 
-    - ``segment``: where it lies.
-    - ``offset``, ``size``: bytes from the segment's start; bytes.
-    - ``memory``: its bytes, writable.
-    - ``body``: what it is charged to, if that is a large body.
-    - ``touched``: bytes from its start that may be in memory.
+    ``body`` is what it is charged to, if that is a large one; ``touched`` bytes may be in memory.
     """
 
     __slots__ = ("body", "bucket", "memory", "offset", "segment", "size", "touched")
@@ -65,10 +61,9 @@ class Bucket:
 class HostArena:
     """An allocator of shared slots; owns its segments. Used by one thread at a time.
 
-    - ``owner``: upper half of the region ids that this arena gives to its segments.
-    - ``limit``: bytes that all its segments together may have.
-    - ``on_create``, ``on_drop``: told of each segment that comes, and of each that is about to go.
-    - ``kept``: bytes of the limit that are only for slots of at most 64 KiB.
+    ``owner`` is the upper half of its region ids; ``kept`` bytes of the limit are for slots of at
+    most 64 KiB. ``on_create`` and ``on_drop`` are told of segments that come, and that are about to
+    go.
     """
 
     def __init__(

@@ -182,10 +182,7 @@ class Budget:
 
 
 class PrivateBytes:
-    """Bytes that somebody keeps for a body, and that count.
-
-    ``body``: what they are charged to.
-    """
+    """Bytes that somebody keeps for a body, which they are charged to."""
 
     __slots__ = ("_body", "_counted")
 

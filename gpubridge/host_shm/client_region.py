@@ -21,10 +21,7 @@ _LONGEST_NAME = 255
 class ClientSegment:
     """A client's object, opened and checked, but not mapped; owns its descriptor.
 
-    - ``region``: the region id by which every process knows this memory.
-    - ``fd``: open for reading and writing.
-    - ``size``: bytes from the object's start that may be used; it had at least so many when it was
-      opened.
+    It had at least ``size`` bytes when it was opened.
     """
 
     __slots__ = ("fd", "region", "size")
@@ -36,16 +33,12 @@ class ClientSegment:
 
     @classmethod
     def open(cls, region: int, key: str, offset: int, nbytes: int) -> ClientSegment:
-        """Open the object that a client calls ``key``.
+        """Open the object that a client calls ``key``, to use ``nbytes`` of it from ``offset`` on.
 
-        Only a regular file directly in /dev/shm is opened, through no link, and only one that belongs
-        to the server's user or that its owner lets everybody write: a client must not reach others'
-        memory by the server's rights.
-
-        ``offset``, ``nbytes``: bytes from the object's start; how many from there on will be used.
-
-        Raises BridgeError: INTERNAL, in Triton's words, when there is no such object or it has not
-        so many bytes.
+        Only a regular file directly in /dev/shm is opened, through no link, and only one that
+        belongs to the server's user or that its owner lets everybody write: a client must not reach
+        others' memory by the server's rights. Raises BridgeError: INTERNAL, in Triton's words, for
+        any other.
         """
         fd = _open_object(key)
         end = offset + nbytes
@@ -69,11 +62,7 @@ class ClientSegment:
 
 
 class ClientMapping:
-    """A stub's mapping of a client's object; memory that views refer to stays until they are gone.
-
-    - ``region``, ``size``: as in `ClientSegment`.
-    - ``view``: all of it, writable.
-    """
+    """A stub's mapping of a client's object; memory that views refer to stays while they do."""
 
     __slots__ = ("_map", "region", "size", "view")
 

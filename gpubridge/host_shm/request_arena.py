@@ -25,10 +25,7 @@ _GUARD = 1 << 20
 
 
 class AddressSpace:
-    """Cuts ranges from ``size`` bytes; the lowest range that is large enough is cut first.
-
-    ``size``: bytes in all.
-    """
+    """Cuts ranges from ``size`` bytes; the lowest range that is large enough is cut first."""
 
     __slots__ = ("_ends", "_starts")
 

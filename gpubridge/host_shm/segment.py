@@ -17,19 +17,15 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Segment:
-    """A mapped memfd.
+    """A mapped memfd, made (`create`) or opened (`open`), which owns ``fd`` and the mapping.
 
-    Use :meth:`create` or :meth:`open`. The object owns ``fd`` and the mapping; :meth:`close` gives
-    back both, except that memory which views still refer to stays mapped until the last view dies.
-    An object that nobody refers to closes itself: what a dead process made is handed on to others for
-    as long as somebody holds its segment.
+    :meth:`close` gives back both, except that memory which views still refer to stays mapped until
+    the last view dies. An object that nobody refers to closes itself: what a dead process made is
+    handed on to others for as long as somebody holds its segment.
 
-    - ``region``: the region id by which every process knows this memory.
-    - ``size``: bytes.
-    - ``view``: all of it; writable where it was opened so.
-    - ``home``: the model that the memory is meant for, or the ensemble whose members it is meant
-      for: they may map it writable. Empty for memory that is meant for the server: others may only
-      read it.
+    ``home``: the model that the memory is meant for, or the ensemble whose members it is meant for:
+    they may map it writable. Empty for memory that is meant for the server: others may only read
+    it.
     """
 
     __slots__ = ("_map", "_read_only_fd", "fd", "home", "region", "size", "view")
@@ -71,10 +67,8 @@ class Segment:
     ) -> Segment:
         """Map a segment that another process made; takes over ``fd`` (closed on failure).
 
-        Where it is not ``writable``, a write to the mapping ends this process.
-
-        Raises BridgeError: INVALID_ARG when the descriptor is no memfd sealed against resizing, or
-        smaller than announced.
+        Where it is not ``writable``, a write to the mapping ends this process. Raises BridgeError:
+        INVALID_ARG for no memfd that is sealed against resizing, or one of another size.
         """
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -94,10 +88,7 @@ class Segment:
 
     @property
     def read_only_fd(self) -> int:
-        """A descriptor by which another process can map this memory, but not writable.
-
-        Raises BridgeError: UNAVAILABLE when there is no descriptor left.
-        """
+        """A descriptor by which another process can map this memory, but not writable."""
         if self._read_only_fd < 0:
             try:
                 self._read_only_fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -108,10 +99,7 @@ class Segment:
         return self._read_only_fd
 
     def punch(self, offset: int, nbytes: int) -> bool:
-        """Give the pages of a range back, which reads as zeros then; return whether that was possible.
-
-        No process may have them pinned.
-        """
+        """Give the pages of a range, which nobody has pinned, back; return whether that worked."""
         assert self._map is not None
         try:
             self._map.madvise(mmap.MADV_REMOVE, offset, nbytes)

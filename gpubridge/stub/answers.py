@@ -24,12 +24,7 @@ _PLAIN = ResponseContext()
 
 
 class ModelIdentity:
-    """Which model and instance this process runs, for requests and error texts.
-
-    - ``settings``: the fields of the INITIALIZE message.
-    - ``note``: is told of what a model raises instead of the log, while its traceback is still
-      there.
-    """
+    """Which model and instance this process runs; ``note`` gets what it raises, not the log."""
 
     def __init__(
         self, settings: Mapping[str, Any], note: Callable[[BaseException], None] | None = None
@@ -157,10 +152,7 @@ class AnswerEncoder:
     def _form(
         self, record: Record, response: InferenceResponse
     ) -> tuple[Sequence[Tensor], bytes, bytes, ResponseContext]:
-        """Return the tensors of a response that are wanted, their signature and dims, and its context.
-
-        Raises BridgeError: what the response is, if it is an error.
-        """
+        """Return the wanted tensors, signature, dims and context; raises an error response."""
         error = response._error
         if error is not None:
             raise BridgeError(error.message(), ErrorCode(int(error.code())))

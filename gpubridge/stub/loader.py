@@ -140,9 +140,7 @@ def completed_config(kind: Any, name: str, config: str) -> str | None:
 
 
 def answer_readiness(model: Any, run_coroutine: Callable[[Any], Any]) -> socket.socket | None:
-    """Let a thread answer for a model that has an ``is_ready``.
-
-    ``run_coroutine``: runs a coroutine where those of the model run, and waits for it.
+    """Let a thread answer for a model with an ``is_ready``; ``run_coroutine`` waits for coroutines.
 
     Returns: the server's end, the caller's to close; None where there is nothing to ask.
     """

@@ -30,11 +30,7 @@ class MetricDesk:
         self._process = os.getpid()
 
     def open_family(self, name: str, description: str, kind: str) -> int:
-        """Make a family, or join the one of that name; returns its number.
-
-        Raises BridgeError with Triton's text when the server has another under that name, or no
-        such name can be.
-        """
+        """Make a family, or join the one of that name; return its number or raise BridgeError."""
         number = next(self._numbers)
         self._calls.ask("family", family=number, name=name, text=description, metric=kind)
         return number

@@ -56,11 +56,7 @@ class SequenceStates:
         self._slots: dict[int, dict[str, _Value]] = {}
 
     def inputs(self, place: tuple[int, bool] | None) -> list[Tensor]:
-        """Return the state inputs of a request.
-
-        ``place``: where its sequence lives, and whether it begins with this request; None for a
-        place in a batch that no request fills: it gets initial values.
-        """
+        """Return the state inputs of a request by its ``state``; initial ones for None."""
         if place is None:
             return [_tensor(state, _copy(state.initial)) for state in self._states]
         slot, starts = place

@@ -16,12 +16,10 @@ from gpubridge.transport.short_waits import ShortWaits
 
 
 class BatchesAhead:
-    """Reads a channel like `Channel`; of what follows a batch, only new regions come before its end.
+    """Reads a channel like `Channel`; of what follows a batch only new regions come before its end.
 
-    - ``channel``: stays the caller's, who reads from it only through this.
-    - ``reader``: of the channel's records.
-    - ``take_region``: takes a REGION message and its descriptors: those come before the first batch
-      that needs them.
+    ``take_region`` takes a REGION message and its descriptors, before the first batch that needs
+    them.
     """
 
     def __init__(

@@ -24,13 +24,7 @@ _LONGEST = 0xFFFFFFFF
 
 
 def string_fault(identifier: str, name: str, model: str, buffer: memoryview, count: int) -> str:
-    """Say what is wrong with a BYTES input that has been found to be wrong.
-
-    - ``identifier``: the request's id.
-    - ``name``, ``model``: of the input, and of the model it is for.
-    - ``buffer``: the input.
-    - ``count``: how many strings its shape asks for.
-    """
+    """Say what is wrong with a BYTES input of ``count`` strings that has been found to be wrong."""
     prefix = f"[request id: {identifier or '<id_unknown>'}] "
     found = at = length = 0
     while at < len(buffer):
@@ -67,12 +61,10 @@ def string_fault(identifier: str, name: str, model: str, buffer: memoryview, cou
 
 
 def encode(array: NDArray[Any]) -> bytes:
-    """Serialise an array of strings in C order.
+    """Serialise an array of dtype object, ``S`` or ``U`` in C order.
 
-    ``array``: of dtype object, ``S`` or ``U``, any shape. Elements that are not bytes are passed
-    through ``str`` and encoded as UTF-8. As ever with ``S`` and ``U``, trailing NULs are not data.
-
-    Returns: empty for an array without elements.
+    Elements that are not bytes are passed through ``str`` and encoded as UTF-8. As ever with ``S``
+    and ``U``, trailing NULs are not data.
 
     Raises BridgeError: INVALID_ARG for an array of another dtype, or an element of 4 GiB and more.
     Raises UnicodeEncodeError if a string has no UTF-8 form (a lone surrogate).
@@ -122,18 +114,12 @@ def _encode_fixed_width(array: NDArray[np.bytes_]) -> bytes:
 
 
 def decode(buffer: Any, count: int | None = None) -> NDArray[np.object_]:
-    """Deserialise a BYTES tensor.
+    """Deserialise a BYTES tensor of ``count`` strings to an array of ``bytes`` that owns its data.
 
     The buffer may be memory that another process writes: every length is checked where it is used,
     so a change halfway gives an error or other strings, never a read past the end.
 
-    - ``buffer``: one-dimensional, contiguous bytes.
-    - ``count``: the number of strings the tensor's shape asks for.
-
-    Returns: one-dimensional, dtype object, of ``bytes``; it owns all of its data.
-
-    Raises BridgeError: INVALID_ARG if the buffer is malformed or does not hold exactly `count`
-    strings.
+    Raises BridgeError: INVALID_ARG if it is malformed or does not hold exactly `count` strings.
     """
     module = native()
     if module is None:
@@ -168,10 +154,7 @@ def _decode_strings(data: bytes) -> list[bytes]:
 
 
 def validate(buffer: Any, count: int) -> None:
-    """Check that a buffer is a well-formed BYTES tensor of `count` strings.
-
-    Raises BridgeError: INVALID_ARG if it is not.
-    """
+    """Raise INVALID_ARG unless a buffer is a well-formed BYTES tensor of `count` strings."""
     module = native()
     if module is None:
         _check_count(_count_strings(bytes(buffer)), count)

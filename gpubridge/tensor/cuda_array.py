@@ -17,10 +17,8 @@ def cuda_array_interface(
 ) -> dict[str, Any]:
     """Describe a tensor as ``__cuda_array_interface__``, version 3, and order its use.
 
-    A consumer says nothing of its stream there: it waits for the legacy default stream, which waits
-    for the data.
-
-    Raises BridgeError: UNSUPPORTED for BF16, which the interface has no name for.
+    A consumer waits for the legacy default stream, which waits for the data. Raises BridgeError:
+    UNSUPPORTED for BF16, which the interface has no name for.
     """
     dtype = DATATYPES[datatype].dtype
     if dtype is None:
@@ -44,7 +42,6 @@ def import_cuda_array(
 ) -> dlpack.ImportedTensor:
     """Take a tensor that an object describes in its ``__cuda_array_interface__``.
 
-    - ``producer``: held for as long as the tensor is looked at.
     - ``stream``: waits for the stream that the interface names; for the legacy default stream where
       it is of a version that can name none. None where this process has no device.
     - ``ordinal``: the device; the interface does not say.

@@ -39,24 +39,15 @@ class DeviceStream(Ready, Protocol):
 class DeviceBytes:
     """Bytes in CUDA memory of this process.
 
-    - ``pointer``: address in this process; 0 where there are no bytes.
-    - ``ordinal``: the device's number in this process.
-    - ``owner``: what keeps the memory; it dies with the last tensor and capsule that refers to
-      these bytes.
+    - ``owner``: what keeps the memory; it dies with the last tensor and capsule that refers to it.
+    - ``owner_stream``: where the library that the bytes are of may write to them again when the
+      model has them back. None where they are the bridge's.
     - ``ready``: tells when the bytes are complete; None if they are.
     - ``read_only``: whether consumers are told not to write (those that can be told).
     - ``shared``: whether others may write to the memory at any time: it is another library's, or
       was handed out.
-    - ``streams``: where `streams` is kept, for an owner that must know it when these bytes are
-      gone.
-
-    Its attributes:
-
-    - ``streams``: the streams on which others may still read or write the bytes. Before memory is
-      read for sending or given to others, `order_into` has to be called, or the same be done for
-      each.
-    - ``owner_stream``: where the library that the bytes are of may write to them again when the
-      model has them back. None where they are the bridge's.
+    - ``streams``: those on which others may still read or write the bytes. Before memory is read
+      for sending or given to others, `order_into` has to be called, or the same be done for each.
     """
 
     __slots__ = (
@@ -98,8 +89,6 @@ class DeviceBytes:
         """Let a consumer's stream use the bytes from now on, in the numbers of ``__dlpack__``.
 
         ``stream``: None is the legacy default stream; with -1 the consumer orders for itself.
-
-        Raises ValueError for other negative numbers.
         """
         # DLPack forbids 0, as the default stream of some and of each thread of others; the legacy
         # stream is ordered with both.

@@ -93,12 +93,10 @@ def current_stream_of(tensor: object) -> int:
 
 
 class ImportedTensor(NamedTuple):
-    """A tensor that another library owns.
+    """A C-contiguous tensor that another library owns.
 
-    - ``datatype``: KServe name.
-    - ``shape``: c-contiguous.
-    - ``memory``: one-dimensional bytes of exactly the tensor; read-only where the producer says so.
-      The producer's memory lives until the last view of it is gone.
+    ``memory`` are exactly its bytes, read-only where the producer says so, whose memory lives until
+    the last view of it is gone.
     """
 
     datatype: str
@@ -138,17 +136,12 @@ def export_host(
     max_version: tuple[int, int] | None = None,
     copied: bool = False,
 ) -> Capsule:
-    """Make a capsule of a C-contiguous tensor in host memory.
+    """Make a capsule of a C-contiguous tensor in host memory; UNSUPPORTED for BYTES.
 
     - ``owner``: what keeps `memory` where it is; the capsule holds exactly one reference to it.
-    - ``memory``: the tensor's bytes.
-    - ``datatype``, ``shape``: KServe name and dimensions; `memory` is at least that large.
     - ``max_version``: the newest DLPack version that the consumer reads. From 1.0 on the capsule is
-      versioned (``"dltensor_versioned"``) and tells a consumer that the memory is read-only; an
-      unversioned one cannot say so.
+      versioned (``"dltensor_versioned"``) and tells that the memory is read-only.
     - ``copied``: whether `memory` is a copy made for this capsule.
-
-    Raises BridgeError: UNSUPPORTED for BYTES.
     """
     view = np.frombuffer(memory, np.uint8) if memoryview(memory).nbytes else np.empty(0, np.uint8)
     return make_capsule(
@@ -191,14 +184,9 @@ def import_object(
 ) -> ImportedTensor:
     """Take a tensor from an object with ``__dlpack__`` and ``__dlpack_device__``.
 
-    - ``producer``: one of CUDA memory, on whatever device, is asked to let `stream` wait for its
-      data.
-    - ``stream``: None where this process has no device.
-    - ``ordinal``: the stream's device.
-
-    Raises BridgeError as `import_capsule`; the device is checked before the producer is asked for a
-    capsule.
-    Raises Exception: whatever the producer raises (a tensor that requires gradients, say).
+    One of CUDA memory, on whatever device, is asked to let ``stream``, of device ``ordinal``, wait
+    for its data; None where this process has no device. Raises as `import_capsule`, or what the
+    producer raises.
     """
     device_type = int(producer.__dlpack_device__()[0])
     check_device(device_type, stream)
@@ -228,9 +216,8 @@ def import_capsule(
 ) -> ImportedTensor:
     """Take the tensor of a capsule; the capsule is consumed unless an error is raised.
 
-    - ``stream``: for CUDA memory; it waits for its device's legacy default stream, since a capsule
-      names none. None where this process has no device.
-    - ``ordinal``: the stream's device; a capsule of another one cannot be ordered, and is refused.
+    For CUDA memory ``stream`` waits for its device's legacy default stream, since a capsule names
+    none; a capsule of another device than ``ordinal`` cannot be ordered, and is refused.
 
     Raises BridgeError: INVALID_ARG for a capsule that is no DLPack tensor, was consumed before, or
     is of a newer major version; UNSUPPORTED for a device, dtype or layout that cannot be served.

@@ -59,10 +59,7 @@ def _byte_order() -> str:
 
 @functools.cache
 def engine() -> CapsuleEngine:
-    """Give the engine; ctypes is imported on the first call.
-
-    Raises ImportError if the interpreter was built without ctypes.
-    """
+    """Give the engine; ctypes is imported on the first call, and missing from some interpreters."""
     return _CtypesEngine()
 
 

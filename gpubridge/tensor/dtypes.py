@@ -20,13 +20,8 @@ if TYPE_CHECKING:
 class Datatype(NamedTuple):
     """One datatype in all its notations.
 
-    - ``name``: the KServe v2 name, such as ``"FP32"``.
-    - ``config_name``: the name in a model configuration, such as ``"TYPE_FP32"``; BYTES is
-      ``"TYPE_STRING"``.
-    - ``number``: the value of ``TRITONSERVER_DataType``.
-    - ``item_size``: bytes of one element; None for BYTES, whose elements have a length of their
-      own.
-    - ``dtype``: NumPy's dtype; None for BF16, which NumPy has only through ml_dtypes (`bfloat16`).
+    ``item_size`` is None for BYTES, whose elements have a length of their own, and ``dtype`` for
+    BF16, which NumPy has only through ml_dtypes (`bfloat16`).
     """
 
     name: str
@@ -81,10 +76,7 @@ def config_name(datatype: str) -> str:
 
 
 def datatype_from_numpy(dtype: np.dtype[Any]) -> str | None:
-    """Give the KServe datatype of a NumPy dtype.
-
-    Returns: None if no datatype corresponds (complex, str, structured, foreign byte order, ...).
-    """
+    """Give the KServe datatype of a NumPy dtype; None if none corresponds (complex, str, ...)."""
     datatype = DATATYPE_OF_DTYPE.get(dtype)
     if datatype is not None:
         return datatype
@@ -123,10 +115,7 @@ def item_size(datatype: str) -> int | None:
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """Count the elements of a fully known shape; a shape without dimensions has one.
-
-    Raises BridgeError: INVALID_ARG if a dimension is negative.
-    """
+    """Count the elements of a shape; INVALID_ARG if a dimension is negative."""
     for dim in shape:
         if dim < 0:
             raise invalid(f"expected dimensions of 0 or more, got {dim} in shape {list(shape)}")
@@ -134,11 +123,7 @@ def element_count(shape: Sequence[int]) -> int:
 
 
 def byte_size(datatype: str, shape: Sequence[int]) -> int:
-    """Count the bytes of a tensor of fixed-size elements.
-
-    Raises BridgeError: INVALID_ARG for BYTES, whose size is in its data, or for a negative
-    dimension.
-    """
+    """Count the bytes of a tensor; INVALID_ARG for BYTES, whose size is in its data."""
     size = _entry(datatype).item_size
     if size is None:
         raise invalid("expected a datatype with elements of a fixed size, got BYTES")

@@ -216,11 +216,9 @@ def native_path() -> str | None:
 
 
 def require_native() -> None:
-    """Check that the compiled module can be imported, as the server requires, and use it from now on.
+    """Use the compiled module from now on, as the server requires; the variable is for its stubs.
 
-    ``GPUBRIDGE_NO_NATIVE`` is for the stubs then, which inherit it.
-
-    Raises BridgeError: it cannot be; the message says why, and the command that builds it.
+    Raises BridgeError: it cannot be imported; the message says why, and the command that builds it.
     """
     if (reason := import_failure()) is not None:
         raise BridgeError(f"gpubridge requires its compiled module: {reason}; {BUILD_ADVICE}")

@@ -48,10 +48,7 @@ def encode_records(kind: int, records: Sequence[bytes]) -> bytes:
 
 
 def decode_records(message: bytes, reader: RecordReader, *, named: bool) -> list[Record]:
-    """Take a message of records apart; ``named`` ones are those of requests.
-
-    Raises MalformedMessage when a length or a count does not fit.
-    """
+    """Take a message of records, ``named`` ones of requests, apart; or raise MalformedMessage."""
     try:
         _, count = _FRAME.unpack_from(message)
         records, at = reader.read(message, _FRAME.size, count, named)

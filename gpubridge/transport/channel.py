@@ -66,11 +66,9 @@ class Channel:
         return self.socket.fileno()
 
     def send(self, message: bytes, fds: Sequence[int] = ()) -> bool:
-        """Send one message and the descriptors in ``fds`` (which stay the caller's).
+        """Send one message and the descriptors in ``fds``, which stay the caller's.
 
         Returns: False when the socket does not block and has no room: nothing was sent, try again.
-
-        Raises ChannelClosed when the other side is gone.
         """
         try:
             if len(message) > FRAME_LIMIT:
@@ -88,11 +86,9 @@ class Channel:
     def receive(self, longest: int | None = None) -> tuple[bytes, list[int]]:
         """Receive one message; the descriptors that came with it are the caller's to close.
 
-        One of more than ``longest`` bytes stays unread, see `is_unread`.
-
-        Raises ChannelClosed: at the end of the stream.
-        Raises MalformedMessage when a message is longer than allowed.
-        Raises BlockingIOError when the socket does not block and nothing is there.
+        One of more than ``longest`` bytes stays unread, see `is_unread`. Raises ChannelClosed at
+        the end, MalformedMessage for one that is too long, BlockingIOError when a socket that does
+        not block has none.
         """
         try:
             message, fds, cut = self._receive(self.socket.fileno(), self._scratch)
@@ -105,10 +101,7 @@ class Channel:
     def whole(
         self, message: bytes, fds: list[int], cut: bool, longest: int | None = None
     ) -> tuple[bytes, list[int]]:
-        """Make of what came in one datagram what `receive` returns.
-
-        Raises ChannelClosed, MalformedMessage as `receive`.
-        """
+        """Make of what came in one datagram what `receive` returns; raises as that does."""
         if not message:
             close_all(fds)
             raise ChannelClosed
@@ -163,8 +156,8 @@ def is_unread(message: bytes) -> bool:
 def read_spilled(notice: bytes, fds: list[int]) -> bytes:
     """Read the message that lies in ``fds[0]``; removes and closes that descriptor.
 
-    Raises MalformedMessage when it is not as long as announced or longer than allowed; all of
-    ``fds`` are closed then.
+    Raises MalformedMessage when it is not as long as announced or too long; all ``fds`` are closed
+    then.
     """
     spill = fds.pop(0)
     try:

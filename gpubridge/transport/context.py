@@ -133,16 +133,14 @@ class RequestContext(Context):
     """What the server says of a request to the stub that executes it.
 
     - ``flags``: bits as ``TRITONSERVER_REQUEST_FLAG_...`` has them.
-    - ``correlation_id``: the sequence that it belongs to; 0 for none, or where that has a name.
-    - ``correlation_text``: the name of the sequence; None if it has a number.
+    - ``correlation_id``, ``correlation_text``: its sequence, by number or by name; 0 and None for
+      none.
     - ``timeout``: microseconds, as its client has said; 0 for none.
-    - ``parameters``: the client's parameters: the text of a JSON object; empty for none.
+    - ``parameters``: the client's, the text of a JSON object; empty for none.
     - ``trace``: the number of its trace; 0 for none.
     - ``shared``: whether others look at its inputs, too.
-    - ``state_slot``: in which of the instance's slots its sequence keeps states; None where it has
-      none.
-    - ``state_starts``: whether a sequence starts with it, so that what the slot has is of another
-      one.
+    - ``state_slot``: in which of the instance's slots its sequence keeps states; None for none.
+    - ``state_starts``: whether a sequence starts with it, so that what the slot has is another's.
     - ``controls``: the control inputs of its sequence: name, datatype, shape and value of each.
     - ``client``: the client's own memory: ``in``, indices of the inputs that lie there; ``out`` and
       ``also``, by output, region, offset and bytes of the place where it is written instead of, or
@@ -335,10 +333,7 @@ class PythonContextCodec:
         self._unknown = ~sum(1 << field.tag for field, _ in self._layout)
 
     def encode(self, context: Context) -> bytes:
-        """Return the bytes of a context.
-
-        Raises ValueError when a value is not of its field's kind.
-        """
+        """Return the bytes of a context; ValueError when a value is not of its field's kind."""
         mask = 0
         parts = [b""]
         for field, default in self._layout:
@@ -358,10 +353,7 @@ class PythonContextCodec:
         return b"".join(parts)
 
     def decode(self, raw: bytes) -> Context:
-        """Return the context that bytes are.
-
-        Raises ValueError when they are none, or one with fields that this class has not.
-        """
+        """Return the context that bytes are; ValueError when they are none of this class."""
         if not raw:
             return self._empty
         if len(raw) < _MASK.size:

@@ -32,10 +32,7 @@ _MAP_NORESERVE = 0x4000
 
 
 def event_of(context: FromStub, count: int) -> tuple[int, int] | None:
-    """Return the event that a stub's record names, and its lease; None if it names none.
-
-    Raises MalformedMessage when it is none of the ``count`` that the stub has.
-    """
+    """Return the event that a stub's record names, and its lease; or raise MalformedMessage."""
     event, lease = context.event, context.event_lease
     if event is None:
         return None

@@ -53,9 +53,8 @@ class _View(weakref.ref):  # type: ignore[type-arg]
 class LeaseBook:
     """The views that exist of lent memory; the compiled module has one of the same behaviour.
 
-    ``table``: a byte for each lease; cleared when the lease ends.
-
-    Attribute ``held_bytes``: bytes of all views that exist.
+    ``table`` has a byte for each lease, cleared when that ends; ``held_bytes`` are those of all
+    views.
     """
 
     __slots__ = ("_arrays", "_leases", "_table", "held_bytes")
@@ -111,10 +110,7 @@ class LeaseBook:
         placed: bool,
         read_only: bool,
     ) -> list[Any]:
-        """Return tensors of the bytes at places, by specs and shapes: what the tensor's class makes of them.
-
-        Raises ValueError when a place does not exist.
-        """
+        """Return what a tensors' class makes of the bytes at places; raises as `views`."""
         views = self.views(refs)
         if read_only:
             views = [view.toreadonly() for view in views]
@@ -173,8 +169,7 @@ class SlotOwner(Protocol):
 class LentSlots:
     """The lender's side: numbered leases, each with the slot that is lent under it.
 
-    - ``table``: the part of the control page with a byte for each lease.
-    - ``arena``: where slots go when they come back.
+    ``table`` has a byte for each lease; slots that come back go to ``arena``.
     """
 
     __slots__ = ("_arena", "_free", "_kept", "_slots", "_table")
@@ -280,12 +275,7 @@ class LentSlots:
 class BorrowedMemory:
     """The borrower's side: maps regions, and hands out views whose end ends their lease.
 
-    ``table``: the part of the control page with a byte for each lease.
-
-    Its attributes:
-
-    - ``arena``: whether device memory may be among it.
-    - ``book``: says how many leases last, and of how many bytes.
+    ``arena`` says whether device memory may be among it, ``book`` how many leases last.
     """
 
     __slots__ = ("_segments", "_views", "arena", "book")
@@ -337,8 +327,7 @@ class BorrowedMemory:
     def views(self, refs: Sequence[tuple[int, int, int, int]]) -> Sequence[memoryview]:
         """Return the bytes at places; each lease lasts until the last view under it is gone.
 
-        Raises MalformedMessage when a region was never announced, a place is not inside it, or a
-        lease is none.
+        Raises MalformedMessage for a region that is not known, a place outside of it, or no lease.
         """
         try:
             return self._views(refs)
@@ -354,14 +343,10 @@ class BorrowedMemory:
         placed: bool = True,
         read_only: bool = False,
     ) -> list[Any]:
-        """Return tensors of the bytes at places, of a class that has ``_received``, as `views` does.
+        """Return tensors, of a class with ``_received``, of the bytes at places; raises as `views`.
 
-        - ``specs``: name and datatype of each.
-        - ``shapes``: the shape of each.
         - ``placed``: whether they know their places, and so can be handed on.
         - ``read_only``: whether who looks at them may not write.
-
-        Raises MalformedMessage as `views` does.
         """
         try:
             return self.book.tensors(refs, specs, shapes, kind, placed, read_only)

@@ -117,10 +117,7 @@ def control_message(kind: int, **fields: Any) -> bytes:
 
 
 def decode_control(message: Buffer) -> dict[str, Any]:
-    """Return the fields of a message of a rare kind.
-
-    Raises MalformedMessage when it holds no JSON object.
-    """
+    """Return the fields of a message of a rare kind; MalformedMessage when it is no JSON object."""
     return json_object(bytes(message[1:]), f"message of kind {message[0]}")
 
 
@@ -142,8 +139,7 @@ def encode_result_batch(
 ) -> bytes:
     """Join encoded responses to a batch of a RESULTS message.
 
-    The times are CLOCK_MONOTONIC nanoseconds: when the stub took the batch up, called ``execute``, and
-    had its return value.
+    The times are when the stub took the batch up, called ``execute``, and had its return value.
     """
     return b"".join((_RESULT.pack(sequence, *times, copied, len(records)), *records))
 
@@ -154,10 +150,7 @@ def encode_responses(records: Sequence[bytes], copied: int) -> bytes:
 
 
 def decode_execute(message: Buffer, reader: RecordReader) -> list[Batch]:
-    """Take an EXECUTE message apart.
-
-    Raises MalformedMessage when a length or a count does not fit.
-    """
+    """Take an EXECUTE message apart; MalformedMessage when a length or a count does not fit."""
     message = bytes(message)
     try:
         _, _, count = _FRAME.unpack_from(message)

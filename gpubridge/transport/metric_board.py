@@ -37,14 +37,9 @@ _LOOKS = 8
 
 
 class MetricBoard:
-    """The numbers of a board, by their index.
+    """The numbers of a board by their index, as u64 (``words``) and as f64 (``amounts``).
 
-    ``memory``: a multiple of 64 bytes; stays its owner's.
-
-    Its attributes:
-
-    - ``words``, ``amounts``: the same memory, as u64 and as f64.
-    - ``units``: how many units there are.
+    ``memory``: ``units`` of 64 bytes; stays its owner's.
     """
 
     __slots__ = ("amounts", "units", "words")
@@ -93,11 +88,7 @@ class _Cell:
 
 
 class CounterCell(_Cell):
-    """A counter's cell.
-
-    - ``head``: the unit of the series' first cell.
-    - ``unit``: the unit that this process writes to.
-    """
+    """A counter's cell: this process writes to ``unit``, of the series that begins at ``head``."""
 
     __slots__ = ("_head",)
 
@@ -211,11 +202,7 @@ class GaugeCell(CounterCell):
 
 
 class HistogramCell(_Cell):
-    """A histogram's cell.
-
-    - ``unit``: the first of the units that this process writes to.
-    - ``bounds``: upper bounds of the buckets, ascending, without infinity.
-    """
+    """A histogram's cell; ``unit`` is its first, ``bounds`` ascend and end before infinity."""
 
     __slots__ = ("_bounds",)
 

@@ -65,10 +65,7 @@ _REFS = [struct.Struct("<" + _REF * count) for count in range(9)]
 
 
 def json_object(raw: bytes | str, what: str) -> dict[str, Any]:
-    """Return the JSON object that ``raw`` is.
-
-    Raises MalformedMessage when it is none.
-    """
+    """Return the JSON object that ``raw`` is; MalformedMessage when it is none."""
     try:
         fields = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -160,8 +157,8 @@ class RecordReader:
     def read(self, message: bytes, at: int, count: int, named: bool, /) -> tuple[list[Record], int]:
         """Return ``count`` records from ``at`` on and where they end.
 
-        Raises ValueError where a length or a count does not fit or a context is none,
-        MalformedMessage where a signature is none.
+        Raises ValueError where it does not fit or a context is none, MalformedMessage for a
+        signature.
         """
         records = []
         signatures = self._signatures

@@ -30,9 +30,9 @@ def busy_poll_ns(microseconds: int) -> int:
 
 
 class ShortWaits:
-    """Judges the next wait by the last ones; ``awake_ns``: for how long one would stay awake, 0 for never.
+    """Judges the next wait by the last ones; one would stay awake for ``awake_ns``, 0 for never.
 
-    Attribute ``taken``: whether others wanted the processor when one stayed awake last.
+    ``taken`` says whether others wanted the processor when one stayed awake last.
     """
 
     __slots__ = ("_limit", "_look", "_run", "_since", "taken")

@@ -42,10 +42,7 @@ class TensorSpec(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What a signature says: the tensors of a record and, of a request, the outputs asked for.
-
-    ``wanted`` are the latter again, to look them up.
-    """
+    """The tensors of a record and, of a request, the outputs asked for, also to look them up."""
 
     tensors: tuple[TensorSpec, ...]
     requested: tuple[str, ...]
@@ -55,10 +52,7 @@ class Signature(NamedTuple):
 def encode_signature(
     tensors: Sequence[tuple[str, str, int]], requested: Sequence[str] = ()
 ) -> bytes:
-    """Make the signature of tensors given as (name, datatype, rank).
-
-    Raises BridgeError: INVALID_ARG for more of them than the other process takes.
-    """
+    """Make the signature of tensors given as (name, datatype, rank); BridgeError for too many."""
     if len(tensors) > MOST_TENSORS:
         raise invalid(
             f"expected at most {MOST_TENSORS} tensors in a request or response, got {len(tensors)}"
@@ -110,18 +104,12 @@ def shapes_of(tensors: Sequence[TensorSpec], dims: Sequence[int]) -> Shapes:
 
 
 def decode_shapes(signature: Signature, dims: bytes) -> Shapes:
-    """Return the shapes of a signature's tensors from their encoded dims.
-
-    Raises ValueError as `shapes_of` does.
-    """
+    """Return the shapes of a signature's tensors from their encoded dims; raises as `shapes_of`."""
     return shapes_of(signature.tensors, struct.unpack(f"<{len(dims) // _DIM_BYTES}q", dims))
 
 
 class SignatureCache(dict[bytes, Signature]):
-    """What signatures say, by their bytes; bounded, so that odd traffic cannot make it grow.
-
-    Raises MalformedMessage: on looking up what is no signature.
-    """
+    """What signatures say, by their bytes; bounded. MalformedMessage on looking up what is none."""
 
     __slots__ = ("_limit",)
 
@@ -138,10 +126,7 @@ class SignatureCache(dict[bytes, Signature]):
 
 
 def parse_signature(raw: bytes) -> Signature:
-    """Return what a signature's bytes say.
-
-    Raises MalformedMessage when it is none.
-    """
+    """Return what a signature's bytes say; MalformedMessage when it is none."""
     try:
         fields = json.loads(raw)
         tensors = []

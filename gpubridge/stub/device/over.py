@@ -19,11 +19,9 @@ _LOOKS = 50
 
 
 class DeviceHold:
-    """Holds device memory for tensors: a slot of the arena, or memory that is lent to this stub.
+    """Holds what goes back (``kept``) for tensors: a slot of the arena, or memory that is lent.
 
-    - ``kept``: what goes back.
-    - ``streams``: those that may use the memory.
-    - ``filled``: where an upload into the memory ends.
+    ``streams`` may use the memory; ``filled`` is where an upload into it ends.
     """
 
     __slots__ = ("__weakref__", "_over", "filled", "kept", "streams")
