@@ -929,7 +929,12 @@ class HttpExchange:
     def begin(
         self, status: int, fields: bytes, on_sent: Callable[[], None], filler: bytes = ...
     ) -> None:
-        """Begin an answer of unknown length: in chunks, or up to the end of the connection."""
+        """Begin an answer of unknown length: in chunks, or up to the end of the connection.
+
+        - ``on_sent``: told whenever the client has read on.
+        - ``filler``: bytes that mean nothing within it: sent once in a while to a client that sends
+          no more, to learn whether it is still there.
+        """
     def send(self, data: bytes, /) -> None:
         """Send more of an answer that was begun."""
     def end(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpubridge.engine.devices.client_devices import ClientDevices
 from gpubridge.engine.devices.memory import DeviceMemory
@@ -56,6 +56,15 @@ class ClientRegion:
     def on_device(self) -> bool:
         """Whether it is CUDA memory."""
         return self.device_id is not None
+
+    def described(self) -> dict[str, Any]:
+        """Return what clients are told of it."""
+        said: dict[str, Any] = {"name": self.name}
+        if self.on_device:
+            said["device_id"] = self.device_id
+        else:
+            said.update(key=self.key, offset=self.offset)
+        return {**said, "byte_size": self.nbytes}
 
 
 class ClientPlace(NamedTuple):
@@ -161,37 +170,20 @@ class ClientRegions:
             )
 
     def unregister(self, name: str, *, on_device: bool = False) -> None:
-        """Forget a region, and have stubs unmap it; nothing happens where there is none of the kind.
+        """Forget a region, or with an empty name every one that no request uses; stubs unmap it.
 
-        Raises BridgeError: INTERNAL while a request uses it.
+        Nothing happens where there is none of the kind.
+
+        Raises BridgeError: INTERNAL while a request uses it, with the names of all that are used.
         """
-        region = self._registered.get(name)
-        if region is None or region.on_device != on_device:
+        if name:
+            if not self._unregister(name, on_device):
+                raise BridgeError(
+                    f"Cannot unregister shared memory region '{name}', it is currently in use.",
+                    ErrorCode.INTERNAL,
+                )
             return
-        if region.uses:
-            # A stream of a model may have been done with it only after the last answer.
-            self._all.settle(region.segment.region)
-        if region.uses:
-            raise BridgeError(
-                f"Cannot unregister shared memory region '{name}', it is currently in use.",
-                ErrorCode.INTERNAL,
-            )
-        del self._registered[name]
-        # The descriptor goes with the last who holds the segment: memory that a model keeps.
-        if not any(other.segment is region.segment for other in self._registered.values()):
-            self._all.drop(region.segment.region)
-
-    def unregister_all(self, *, on_device: bool = False) -> None:
-        """Forget every region that no request uses.
-
-        Raises BridgeError: INTERNAL, with the names of the others.
-        """
-        used = []
-        for name in sorted(self._registered):
-            try:
-                self.unregister(name, on_device=on_device)
-            except BridgeError:
-                used.append(name)
+        used = [name for name in sorted(self._registered) if not self._unregister(name, on_device)]
         if used:
             names = "".join(f"{name} ," for name in used)
             raise BridgeError(
@@ -199,6 +191,22 @@ class ClientRegions:
                 f"{names}",
                 ErrorCode.INTERNAL,
             )
+
+    def _unregister(self, name: str, on_device: bool) -> bool:
+        """Forget a region; returns False where that cannot be."""
+        region = self._registered.get(name)
+        if region is None or region.on_device != on_device:
+            return True
+        if region.uses:
+            # A stream of a model may have been done with it only after the last answer.
+            self._all.settle(region.segment.region)
+        if region.uses:
+            return False
+        del self._registered[name]
+        # The descriptor goes with the last who holds the segment: memory that a model keeps.
+        if not any(other.segment is region.segment for other in self._registered.values()):
+            self._all.drop(region.segment.region)
+        return True
 
     async def unregister_device(self, name: str) -> None:
         """Forget CUDA memory, or with an empty name all of it, as the others do.
@@ -210,10 +218,7 @@ class ClientRegions:
         """
         for look in range(_LOOKS):
             try:
-                if name:
-                    self.unregister(name, on_device=True)
-                else:
-                    self.unregister_all(on_device=True)
+                self.unregister(name, on_device=True)
                 return
             except BridgeError:
                 if look == _LOOKS - 1:

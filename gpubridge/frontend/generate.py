@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpubridge.dataplane import HttpExchange
 from gpubridge.engine.model import Model
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, ErrorCode, invalid
-from gpubridge.frontend.http.message import Exchange
-from gpubridge.frontend.small_body import PrivateBody
+from gpubridge.frontend.control import JSON, PrivateBody
 from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.protocol.body import pack_inputs
 from gpubridge.protocol.generate import encode_generated, parse_generate
@@ -16,7 +16,6 @@ from gpubridge.protocol.request_form import RequestForm
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
-_JSON = b"Content-Type: application/json\r\n"
 _EVENTS = b"Content-Type: text/event-stream; charset=utf-8\r\n"
 _COMMENT = b":\n\n"
 """A line that readers of server-sent events ignore."""
@@ -29,17 +28,6 @@ class _Generation(PrivateBody):
     - ``arena_of``: returns the arena of a model, by its name.
     - ``workers``: parse bodies of more than `HEAVY_BYTES`.
     """
-
-    __slots__ = (
-        "_aborted",
-        "_arena_of",
-        "_exchange",
-        "_find",
-        "_form",
-        "_model",
-        "_request",
-        "_workers",
-    )
 
     def __init__(
         self,
@@ -54,10 +42,10 @@ class _Generation(PrivateBody):
         self._model: Model
         self._arena_of = arena_of
         self._request: InferRequest | None = None
-        self._exchange: Exchange
+        self._exchange: HttpExchange
         self._form: RequestForm
 
-    def complete(self, exchange: Exchange, copied: int) -> None:
+    def complete(self, exchange: HttpExchange, copied: int) -> None:
         """Read the body and give the request to the model.
 
         Raises BridgeError when it is no valid request.
@@ -129,16 +117,7 @@ class _Generation(PrivateBody):
 class GenerateHandler(_Generation):
     """Answers with the one response that there is."""
 
-    __slots__ = ("_only",)
-
-    def __init__(
-        self,
-        find: Callable[[], Model],
-        arena_of: Callable[[str], RequestArena],
-        workers: Workers,
-    ) -> None:
-        super().__init__(find, arena_of, workers)
-        self._only: bytes | None = None
+    _only: bytes | None = None
 
     def _respond(self, outcome: Outcome) -> None:
         assert self._request is not None
@@ -162,27 +141,18 @@ class GenerateHandler(_Generation):
             self._fail(error)
             return
         assert body is not None
-        self._exchange.respond(200, _JSON, body, plain=True)
+        self._exchange.respond(200, JSON, body, plain=True)
 
     def _fail(self, error: BridgeError) -> None:
         body = memoryview(error_body(error))
-        self._exchange.respond(_status(error), _JSON, b"", (body,), plain=True)
+        self._exchange.respond(_status(error), JSON, b"", (body,), plain=True)
 
 
 class GenerateStreamHandler(_Generation):
     """Answers with an event for each response; an error is one of them."""
 
-    __slots__ = ("_begun", "_unsent")
-
-    def __init__(
-        self,
-        find: Callable[[], Model],
-        arena_of: Callable[[str], RequestArena],
-        workers: Workers,
-    ) -> None:
-        super().__init__(find, arena_of, workers)
-        self._begun = False
-        self._unsent = 0
+    _begun = False
+    _unsent = 0
 
     def _respond(self, outcome: Outcome) -> None:
         self._unsent += 1

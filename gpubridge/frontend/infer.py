@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from copy import copy
 
-from gpubridge.dataplane import HttpInferEndpoint, JsonResponseTemplate
+from gpubridge.dataplane import HttpExchange, HttpInferEndpoint, JsonResponseTemplate
 from gpubridge.engine.model import Model
 from gpubridge.engine.tracing import Received
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, invalid
+from gpubridge.frontend.control import JSON
 from gpubridge.frontend.http.coded_bodies import give_up
-from gpubridge.frontend.http.message import Exchange, RequestHead
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import Body, Slot
 from gpubridge.protocol.body import (
@@ -37,7 +37,6 @@ from gpubridge.transport.signatures import Signature
 
 _HEADER_LENGTH = b"inference-header-content-length"
 _LEADING_NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
-_JSON = b"Content-Type: application/json\r\n"
 
 
 class ServedModel:
@@ -67,7 +66,7 @@ class ServedModel:
         return plain_template(form, signature, self.model.config, self.model.version)
 
     def respond(
-        self, exchange: Exchange, form: RequestForm, identifier: str, outcome: Outcome
+        self, exchange: HttpExchange, form: RequestForm, identifier: str, outcome: Outcome
     ) -> None:
         """Answer by an outcome that `plain_template` is not for."""
         if not isinstance(outcome, InferResponse):
@@ -91,13 +90,13 @@ class ServedModel:
         _send(exchange, encoded)
 
 
-def _send(exchange: Exchange, encoded: EncodedResponse | BridgeError) -> None:
+def _send(exchange: HttpExchange, encoded: EncodedResponse | BridgeError) -> None:
     """Send an encoded answer."""
     if isinstance(encoded, BridgeError):
         exchange.fail(encoded)
         return
     if encoded.nbytes < 0:
-        exchange.respond(200, _JSON, encoded.header)
+        exchange.respond(200, JSON, encoded.header)
         return
     fields = (
         b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
@@ -128,12 +127,12 @@ class InferEndpoint(HttpInferEndpoint):
         self.served = ServedModel(model, self._memory, self.workers)
         self.lead_to(self.served)
 
-    def request(self, head: RequestHead) -> _InferHandler:
+    def request(self, head: HttpExchange) -> _InferHandler:
         """Return the handler of one request."""
         return _InferHandler(self, head.field(_HEADER_LENGTH))
 
     def take_over(
-        self, exchange: Exchange, slot: Slot, start: int, length: int, copied: int
+        self, exchange: HttpExchange, slot: Slot, start: int, length: int, copied: int
     ) -> None:
         """Take a request whose body is in a slot: it has no template, or something is wrong with it."""
         handler = _InferHandler(self, exchange.field(_HEADER_LENGTH))
@@ -171,7 +170,7 @@ class _InferHandler:
         self._start = 0
         self._length = 0
         self._request: InferRequest | None = None
-        self._exchange: Exchange | None = None
+        self._exchange: HttpExchange | None = None
         self._form: RequestForm | None = None
         # While a worker looks at the slot, that cannot go back.
         self._working = self._aborted = False
@@ -200,7 +199,7 @@ class _InferHandler:
         room = body_room(self._length, endpoint.served.inputs)
         return endpoint.arena.grow(slot, self._start + arrived, room) - self._start
 
-    def complete(self, exchange: Exchange, copied: int) -> None:
+    def complete(self, exchange: HttpExchange, copied: int) -> None:
         """Give the request to the model, or read what it says first; as `parse`."""
         slot = self._slot
         header_size = _header_size(self._header_length, self._length)
@@ -214,7 +213,7 @@ class _InferHandler:
             self._slot = slot
         self.parse(exchange, copied)
 
-    def parse(self, exchange: Exchange, copied: int) -> None:
+    def parse(self, exchange: HttpExchange, copied: int) -> None:
         """Read the header and give the request to the model.
 
         Raises BridgeError when it is no valid request.

@@ -14,6 +14,7 @@ from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.grpc.call import Opening
 from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
 from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
 from gpubridge.frontend.grpc.packing import MessageCoder
@@ -149,11 +150,12 @@ class GrpcDoor:
 
     methods = _METHODS
 
-    def open(self, connection, stream_id, method, headers):
+    def open(self, method, connection, stream_id, headers):
         if method < 0:
             return None
         kind = (InferCall, StreamCall)[method]
-        return kind(connection, stream_id, headers, _MESSAGE_LIMIT, self._forms, self._memory)
+        opening = Opening(connection, stream_id, headers, _MESSAGE_LIMIT)
+        return kind(opening, self._forms, self._memory)
 
     # -- the transport --------------------------------------------------------------------------
 

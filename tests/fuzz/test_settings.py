@@ -8,11 +8,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from gpubridge.errors import ErrorCode
-from gpubridge.protocol.grpc.messages import message_class
-from gpubridge.protocol.grpc.settings import (
-    log_changes as grpc_log_changes,
-    trace_changes as grpc_trace_changes,
-)
+from gpubridge.protocol.grpc import settings as grpc
+from gpubridge.protocol.grpc.messages import message_class, parse_message
 from gpubridge.protocol.settings import log_changes, log_document, trace_changes, trace_document
 from gpubridge.telemetry.logs import LOG_FORMATS, LogSettings
 from gpubridge.telemetry.settings import TRACE_LEVELS, TraceSettings
@@ -82,6 +79,14 @@ def _trace_messages(draw):
     return message.SerializeToString()
 
 
+def _grpc_log_changes(data):
+    return grpc.log_changes(parse_message("LogSettingsRequest", data))
+
+
+def _grpc_trace_changes(data):
+    return grpc.trace_changes(parse_message("TraceSettingRequest", data))
+
+
 def _is_text(value):
     return type(value) is str and value.isprintable()
 
@@ -90,7 +95,7 @@ def _is_text(value):
 @given(_documents(_LOG), st.one_of(_log_messages(), mutations(_log_messages()), st.binary()))
 def test_settings_of_logs_are_understood_or_refused(document, message):
     """What is understood are settings: told to clients, they are understood as the same."""
-    for changes in (_change(log_changes, document), _change(grpc_log_changes, message)):
+    for changes in (_change(log_changes, document), _change(_grpc_log_changes, message)):
         settings = replace(LogSettings(), **changes)
         assert {settings.info, settings.warning, settings.error} <= {True, False}
         assert settings.verbose_level in range(1 << 32)
@@ -104,8 +109,7 @@ def test_settings_of_logs_are_understood_or_refused(document, message):
 @given(_documents(_TRACE), st.one_of(_trace_messages(), mutations(_trace_messages()), st.binary()))
 def test_settings_of_traces_are_understood_or_refused(document, message):
     """Likewise; what is cleared is as it was in the beginning."""
-    _, by_grpc = _change(grpc_trace_changes, message) or ("", {})
-    for changes in (_change(trace_changes, document), by_grpc):
+    for changes in (_change(trace_changes, document), _change(_grpc_trace_changes, message)):
         settings = replace(TraceSettings(), **{k: v for k, v in changes.items() if v is not None})
         assert set(settings.level) <= set(TRACE_LEVELS)
         assert settings.rate in range(1 << 32)

@@ -6,6 +6,7 @@ import gc
 import os
 import stat
 import uuid
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_what_a_stub_has_let_go_of_is_no_longer_in_use_when_that_is_asked(
     stub = Stub()
     stub.kept.append(RegionUse([place], ()))
     all_regions.join(place.region.segment.region, stub)
-    forget = registry.unregister_all if names == "all" else lambda: registry.unregister("r")
+    forget = partial(registry.unregister, "" if names == "all" else "r")
     refused(ErrorCode.INTERNAL, forget)
     stub.done = True
     forget()
@@ -254,7 +255,7 @@ def test_a_region_in_use_is_not_unregistered(registry, key):
     use = RegionUse([registry.place("a", 0, 8), registry.place("a", 8, 8)], ["OUT"])
     text = refused(ErrorCode.INTERNAL, registry.unregister, "a")
     assert text == "Cannot unregister shared memory region 'a', it is currently in use."
-    text = refused(ErrorCode.INTERNAL, registry.unregister_all)
+    text = refused(ErrorCode.INTERNAL, partial(registry.unregister, ""))
     assert text == "Failed to unregister the following system shared memory regions: a ,"
     assert [r.name for r in registry.status()] == ["a"]
     del use

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol import metadata as documents
 from gpubridge.protocol.grpc import metadata
-from gpubridge.protocol.grpc.messages import encode_message, message_class
+from gpubridge.protocol.grpc.messages import encode_message, message_class, parse_message
 from gpubridge.protocol.grpc.status import MESSAGE_LIMIT, grpc_message, grpc_status
 from gpubridge.telemetry.statistics import ModelStatistics
 from tests.unit.model_configs import model_config
@@ -93,19 +93,17 @@ def test_repository_index():
 
 
 def test_an_index_of_one_repository_is_refused():
-    assert metadata.ready_models_only(b"\x10\x01")
-    assert not metadata.ready_models_only(b"")
+    metadata.refuse_repository_name(parse_message("RepositoryIndexRequest", b"\x10\x01"))
     with pytest.raises(
         BridgeError, match="'repository_name' specification is not supported"
     ) as refused:
-        metadata.ready_models_only(b"\x0a\x01x")
+        metadata.refuse_repository_name(parse_message("RepositoryIndexRequest", b"\x0a\x01x"))
     assert refused.value.code == ErrorCode.UNSUPPORTED
 
 
-def test_a_model_named_in_a_request():
-    assert metadata.model_name("ModelReadyRequest", b"\x0a\x01m\x12\x013") == ("m", "3")
+def test_bytes_that_are_no_message():
     with pytest.raises(BridgeError, match="Unable to parse request") as refused:
-        metadata.model_name("ModelReadyRequest", b"\xff")
+        parse_message("ModelReadyRequest", b"\xff")
     assert refused.value.code == ErrorCode.INTERNAL
 
 

@@ -56,22 +56,22 @@ def load_message(**parameters):
     message = service_pb2.RepositoryModelLoadRequest(model_name="m")
     for name, (kind, value) in parameters.items():
         setattr(message.parameters[name.replace("__", ":")], kind, value)
-    return message.SerializeToString()
+    return message
 
 
 def unload_message(**parameters):
     message = service_pb2.RepositoryModelUnloadRequest(model_name="m")
     for name, (kind, value) in parameters.items():
         setattr(message.parameters[name], kind, value)
-    return message.SerializeToString()
+    return message
 
 
 def test_parameters_over_grpc():
     message = load_message(config=("string_param", "{}"), file__1=("bytes_param", b"\xff"))
-    assert grpc.read_load(message) == ("m", ("{}", {"file:1": b"\xff"}))
-    assert grpc.read_load(load_message()) == ("m", (None, {}))
-    assert grpc.read_unload(unload_message(other=("int64_param", 1))) == ("m", False)
-    assert grpc.read_unload(unload_message(unload_dependents=("bool_param", True))) == ("m", True)
+    assert grpc.read_load(message) == ("{}", {"file:1": b"\xff"})
+    assert grpc.read_load(load_message()) == (None, {})
+    assert grpc.read_unload(unload_message(other=("int64_param", 1))) is False
+    assert grpc.read_unload(unload_message(unload_dependents=("bool_param", True))) is True
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_messages_that_are_refused(read, message, text):
 def test_only_one_repository_can_be_meant():
     message = service_pb2.RepositoryModelLoadRequest(repository_name="r", model_name="m")
     with pytest.raises(BridgeError, match="'repository_name' specification is not") as raised:
-        grpc.read_load(message.SerializeToString())
+        grpc.read_load(message)
     assert raised.value.code is ErrorCode.UNSUPPORTED
 
 

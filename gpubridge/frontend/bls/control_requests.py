@@ -14,8 +14,7 @@ from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.model_locks import ASKED_BY
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, invalid
-from gpubridge.frontend.model_readiness import tell_ready
-from gpubridge.frontend.repository_control import ControlTasks
+from gpubridge.frontend.control import ControlTasks, is_ready
 from gpubridge.protocol.grpc.metadata import model_version
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import MalformedMessage
@@ -138,7 +137,9 @@ class ControlRequests:
         except BridgeError:
             self._answer(number, ready=False)
         else:
-            tell_ready(model, lambda ready: self._answer(number, ready=ready))
+            self._tasks.start(
+                is_ready(model), lambda ready: self._answer(number, ready=ready is True)
+            )
 
     def _change(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         """Do some work on the repository, and answer when it is done."""

@@ -29,7 +29,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.bls.control_requests import ControlRequests
 from gpubridge.frontend.bls.deadlock_detection import find_circle
 from gpubridge.frontend.bls.requests import CalledModels, CallForm
-from gpubridge.frontend.repository_control import ControlTasks
+from gpubridge.frontend.control import ControlTasks
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome
 from gpubridge.transport.calls import CallKind, decode_records, encode_records
 from gpubridge.transport.channel import (

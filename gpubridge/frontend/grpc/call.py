@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpubridge.dataplane import HeaderFields, Http2Connection, RequestHeaders
+from gpubridge.dataplane import HeaderFields, RequestHeaders
 from gpubridge.errors import BridgeError
-from gpubridge.frontend.grpc.packing import MessageCoder, Packing
+from gpubridge.frontend.control import ControlTasks
+from gpubridge.frontend.grpc.packing import Packing
 from gpubridge.frontend.grpc.status import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
@@ -18,8 +19,10 @@ from gpubridge.frontend.grpc.status import (
     failure,
 )
 from gpubridge.frontend.lateness import Rate, bytes_per_second
-from gpubridge.host_shm import Account
 from gpubridge.protocol.grpc.infer_response import encode_frame
+
+if TYPE_CHECKING:
+    from gpubridge.frontend.grpc.connection import GrpcConnection
 
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -31,37 +34,23 @@ def read_timeout(value: bytes) -> float | None:
     return None if match is None else int(match[1]) * _SECONDS[match[2]]
 
 
-class CallOwner(Protocol):
-    """The connection, as far as its calls have to know it."""
-
-    @property
-    def http2(self) -> Http2Connection:
-        """Where answers are sent."""
-
-    @property
-    def account(self) -> Account:
-        """What the connection holds."""
-
-    @property
-    def coder(self) -> MessageCoder:
-        """Unpacks their messages and packs their answers."""
-
-    def forget(self, stream_id: int) -> None:
-        """Hear that a call has ended."""
-
-    @property
-    def flush_soon(self) -> Callable[[], None]:
-        """Sends what calls have left to be sent; once for all that they leave in a turn of the loop."""
-
-
-class Call:
-    """What all calls have in common: how they end.
+class Opening(NamedTuple):
+    """What every call begins with.
 
     - ``connection``: where it came, and where its answer goes.
     - ``stream_id``: its stream there.
     - ``headers``: what its request began with.
     - ``limit``: bytes of a message, after decompression too.
     """
+
+    connection: GrpcConnection
+    stream_id: int
+    headers: RequestHeaders
+    limit: int
+
+
+class Call:
+    """What all calls have in common: how they end."""
 
     __slots__ = (
         "_connection",
@@ -76,13 +65,8 @@ class Call:
         "_unpacking",
     )
 
-    def __init__(
-        self, connection: CallOwner, stream_id: int, headers: RequestHeaders, limit: int
-    ) -> None:
-        self._connection = connection
-        self._stream_id = stream_id
-        self._headers = headers
-        self._limit = limit
+    def __init__(self, opening: Opening) -> None:
+        self._connection, self._stream_id, self._headers, self._limit = opening
         self._packing: Packing | None = None
         self._rate: Rate | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -242,71 +226,45 @@ class Call:
 
 
 class UnaryCall(Call):
-    """A call that is answered at once.
+    """A call that is answered once.
 
-    ``answer``: makes the answer's message of the request's; may raise BridgeError.
+    - ``answer``: makes the answer's message of the request's, or a coroutine that does; may raise
+      BridgeError.
+    - ``tasks``: runs coroutines, which go on when nobody waits any more.
     """
 
-    __slots__ = ("_answer",)
+    __slots__ = ("_answer", "_tasks")
 
     def __init__(
         self,
-        connection: CallOwner,
-        stream_id: int,
-        headers: RequestHeaders,
-        limit: int,
-        answer: Callable[[bytes], bytes],
+        opening: Opening,
+        answer: Callable[[bytes], bytes | Coroutine[Any, Any, bytes]],
+        tasks: ControlTasks,
     ) -> None:
-        super().__init__(connection, stream_id, headers, limit)
+        super().__init__(opening)
         self._answer = answer
+        self._tasks = tasks
 
     def complete(self, message: bytes, compressed: bool) -> None:
-        """Answer the one message."""
+        """Answer the one message, or begin to."""
         if compressed:
             self._complete_packed(message)
             return
         try:
-            self._begin(message)
+            answer = self._answer(message)
         except (BridgeError, CallFailed) as error:
             self.fail(error)
+            return
+        if isinstance(answer, bytes):
+            self._respond(answer)
+        else:
+            self._tasks.start(answer, self._respond)
 
-    def _begin(self, message: bytes) -> None:
-        """The whole request is there."""
-        self._respond(self._answer(message))
-
-    def _respond(self, message: bytes) -> None:
-        """Send the answer."""
-        self._answer_all([encode_frame(message)])
-
-
-class DeferredCall(UnaryCall):
-    """A call that is answered when some work is done.
-
-    ``begin``: gets the request's message, and a callable to give the answer's message or the error
-    to; may raise BridgeError.
-    """
-
-    __slots__ = ("_work",)
-
-    def __init__(
-        self,
-        connection: CallOwner,
-        stream_id: int,
-        headers: RequestHeaders,
-        limit: int,
-        begin: Callable[[bytes, Callable[[bytes | BridgeError], None]], None],
-    ) -> None:
-        super().__init__(connection, stream_id, headers, limit, bytes)
-        self._work = begin
-
-    def _begin(self, message: bytes) -> None:
-        self._work(message, self._settle_with)
-
-    def _settle_with(self, outcome: bytes | BridgeError) -> None:
+    def _respond(self, outcome: bytes | BridgeError) -> None:
         if self._done:
             # Nobody waits any more: the client is gone, or its time is over.
             return
         if isinstance(outcome, BridgeError):
             self.fail(outcome)
         else:
-            self._respond(outcome)
+            self._answer_all([encode_frame(outcome)])

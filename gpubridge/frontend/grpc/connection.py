@@ -289,7 +289,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             if error is not None:
                 self._refuse(stream_id, error)
                 return None
-        call = self._service.open(self, stream_id, method, headers)
+        call = self._service.open(method, self, stream_id, headers)
         if call is None:
             self._refuse(stream_id, CallFailed(Status.UNIMPLEMENTED, ""))
             return None

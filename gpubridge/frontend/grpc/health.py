@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpubridge.dataplane import RequestHeaders
 from gpubridge.errors import BridgeError
-from gpubridge.frontend.grpc.call import Call, CallOwner
+from gpubridge.frontend.grpc.call import Call, Opening
 from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.protocol.grpc import metadata
 from gpubridge.protocol.grpc.infer_response import encode_frame
@@ -58,15 +57,8 @@ class HealthWatch(Call):
 
     __slots__ = ("_health", "_last", "_service")
 
-    def __init__(
-        self,
-        connection: CallOwner,
-        stream_id: int,
-        headers: RequestHeaders,
-        limit: int,
-        health: Health,
-    ) -> None:
-        super().__init__(connection, stream_id, headers, limit)
+    def __init__(self, opening: Opening, health: Health) -> None:
+        super().__init__(opening)
         self._health = health
         self._service = ""
         self._last = b""

@@ -9,12 +9,11 @@ from gpubridge.dataplane import (
     GrpcInferEndpoint,
     HeaderFields,
     MessageResponseTemplate,
-    RequestHeaders,
 )
 from gpubridge.engine.model import Model
 from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.grpc.call import Call, CallOwner
+from gpubridge.frontend.grpc.call import Call, Opening
 from gpubridge.frontend.grpc.packing import Packing
 from gpubridge.frontend.grpc.status import (
     OK_TRAILERS,
@@ -102,16 +101,8 @@ class InferCall(Call):
         "_request",
     )
 
-    def __init__(
-        self,
-        connection: CallOwner,
-        stream_id: int,
-        headers: RequestHeaders,
-        limit: int,
-        forms: FormCache[Model],
-        memory: RequestMemory,
-    ) -> None:
-        super().__init__(connection, stream_id, headers, limit)
+    def __init__(self, opening: Opening, forms: FormCache[Model], memory: RequestMemory) -> None:
+        super().__init__(opening)
         self._forms = forms
         self._memory = memory
         self._began = time.monotonic_ns()

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpubridge.config.schema import ProtoMessage
 from gpubridge.dataplane import GrpcMethods, RequestHeaders
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.grpc.call import Call, CallOwner, DeferredCall, UnaryCall
+from gpubridge.frontend.control import CONTROL_BYTES, ControlTasks, is_ready, trace_settings
+from gpubridge.frontend.grpc.call import Call, Opening, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
-from gpubridge.frontend.grpc.memory import Deferred, cuda_calls, memory_calls
 from gpubridge.frontend.grpc.packing import MessageCoder
 from gpubridge.frontend.grpc.stream import StreamCall
-from gpubridge.frontend.model_readiness import tell_ready
-from gpubridge.frontend.repository_control import ControlTasks
-from gpubridge.frontend.settings_routes import SettingsService
 from gpubridge.frontend.shared_memory import RequestMemory
-from gpubridge.frontend.small_body import CONTROL_BYTES
 from gpubridge.protocol import metadata as documents
 from gpubridge.protocol.fields import JsonObject
 from gpubridge.protocol.grpc import metadata, repository_control, settings
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.messages import encode_message, parse_message
 
-__all__ = ["GrpcService"]
-
-_Answer = Callable[[bytes | BridgeError], None]
+if TYPE_CHECKING:
+    from gpubridge.frontend.grpc.connection import GrpcConnection
 
 _SERVICE = b"/inference.GRPCInferenceService/"
+_Answer = JsonObject | Coroutine[Any, Any, JsonObject]
 _HEALTH = b"/grpc.health.v1.Health/"
-_LOAD = _SERVICE + b"RepositoryModelLoad"
 
 # How the messages of a method come, as the compiled module counts.
 _UNARY, _INFER, _STREAM = range(3)
@@ -47,33 +43,25 @@ class _Method(NamedTuple):
     path: bytes
     kind: int
     limit: int
-    open: Callable[[CallOwner, int, RequestHeaders, int], Call]
+    open: Callable[[Opening], Call]
 
 
 class GrpcService:
     """GRPCInferenceService and the health service.
 
-    Parameters
-    ----------
-    repository : ModelRepository
-        The models.
-    ready : callable
-        Whether the server takes requests.
-    regions : ClientRegions
-        The clients' own memory.
-    message_limit : int
-        Bytes of a message of inference, or with the files of a model, after decompression too.
-    workers : Workers
-        For what takes long.
+    - ``repository``: the models.
+    - ``ready``: whether the server takes requests.
+    - ``regions``: the clients' own memory.
+    - ``message_limit``: bytes of a message of inference, or with the files of a model, after
+      decompression too.
+    - ``workers``: for what takes long.
 
-    Attributes
-    ----------
-    health : Health
-        Who is told of its state.
-    methods : GrpcMethods
-        What connections have to know of the methods.
-    coder : MessageCoder
-        Unpacks messages and packs answers.
+    Its attributes:
+
+    - ``health``: who is told of its state.
+    - ``methods``: what connections have to know of the methods.
+    - ``coder``: unpacks messages and packs answers.
+    - ``infer``: takes plain calls of ModelInfer.
     """
 
     def __init__(
@@ -85,180 +73,172 @@ class GrpcService:
         workers: Workers,
     ) -> None:
         self._repository = repository
-        self._ready = ready
-        self._traces = repository.telemetry.traces
+        self._regions = regions
+        self._tasks = ControlTasks()
         self.health = Health(ready)
-        self._memory = RequestMemory(repository.regions, regions)
-        self.coder = MessageCoder(workers, self._memory.budget)
-        memory = self._memory
-        self._forms: FormCache[Model] = FormCache(self._find, memory.arena, memory.check)
-        unary: dict[bytes, Callable[[bytes], bytes]] = {
-            _SERVICE + b"ServerLive": partial(_state, "ServerLive", lambda: {"live": True}),
-            _SERVICE + b"ServerReady": partial(
-                _state, "ServerReady", lambda: {"ready": self._ready()}
-            ),
-            _SERVICE + b"ServerMetadata": partial(
-                _state, "ServerMetadata", documents.server_metadata
-            ),
-            _SERVICE + b"ModelMetadata": self._model_metadata,
-            _SERVICE + b"ModelConfig": self._model_config,
-            _SERVICE + b"ModelStatistics": self._model_statistics,
-            _SERVICE + b"RepositoryIndex": self._index,
-            _HEALTH + b"Check": self.health.answer,
-        }
-        self._settings = SettingsService(repository)
-        unary[_SERVICE + b"LogSettings"] = self._log_settings
-        unary[_SERVICE + b"TraceSetting"] = self._trace_setting
-        self._control = ControlTasks()
-        deferred: dict[bytes, Deferred] = {
-            _SERVICE + b"ModelReady": self._model_ready,
-            _LOAD: self._load,
-            _SERVICE + b"RepositoryModelUnload": self._unload,
-        }
-        for method, answer in memory_calls(regions).items():
-            unary[_SERVICE + method.encode()] = answer
-        for method, begin in cuda_calls(regions, self._control).items():
-            deferred[_SERVICE + method.encode()] = begin
-        self._methods = self._table(unary, deferred, message_limit)
-        self.methods = GrpcMethods([(m.path, m.kind, m.limit) for m in self._methods])
-        self.infer = InferEndpoint(0, self._forms, self._memory, self._traces)
-
-    def _table(
-        self,
-        unary: dict[bytes, Callable[[bytes], bytes]],
-        deferred: dict[bytes, Deferred],
-        message_limit: int,
-    ) -> list[_Method]:
-        """List the methods, ModelInfer first; the compiled module knows each by its place."""
+        memory = RequestMemory(repository.regions, regions)
+        self.coder = MessageCoder(workers, memory.budget)
+        forms: FormCache[Model] = FormCache(self._find, memory.arena, memory.check)
+        self._forms = forms
         small = min(CONTROL_BYTES, message_limit)
-        table = [
-            _Method(_SERVICE + b"ModelInfer", _INFER, message_limit, self._open_infer),
-            _Method(_SERVICE + b"ModelStreamInfer", _STREAM, message_limit, self._open_stream),
-            _Method(_HEALTH + b"Watch", _UNARY, small, self._open_watch),
+        # The compiled module knows each by its place, and ModelInfer is the first.
+        self._methods = [
+            _Method(
+                _SERVICE + b"ModelInfer",
+                _INFER,
+                message_limit,
+                lambda opening: InferCall(opening, forms, memory),
+            ),
+            _Method(
+                _SERVICE + b"ModelStreamInfer",
+                _STREAM,
+                message_limit,
+                lambda opening: StreamCall(opening, forms, memory),
+            ),
+            _Method(
+                _HEALTH + b"Watch",
+                _UNARY,
+                small,
+                lambda opening: HealthWatch(opening, self.health),
+            ),
+            self._unary(_HEALTH + b"Check", small, self.health.answer),
         ]
-        for path, answer in unary.items():
-            table.append(_Method(path, _UNARY, small, partial(_open_unary, answer)))
-        for path, begin in deferred.items():
+        answers: dict[str, Callable[[ProtoMessage], _Answer]] = {
+            "ServerLive": lambda _: {"live": True},
+            "ServerReady": lambda _: {"ready": ready()},
+            "ServerMetadata": lambda _: documents.server_metadata(),
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+            "LogSettings": self._log_settings,
+            "TraceSetting": self._trace_setting,
+            "SystemSharedMemoryRegister": self._register,
+            "SystemSharedMemoryUnregister": self._unregister,
+            "SystemSharedMemoryStatus": partial(self._memory_status, on_device=False),
+            "CudaSharedMemoryRegister": self._register_device,
+            "CudaSharedMemoryUnregister": lambda m: _done(regions.unregister_device(m.name)),
+            "CudaSharedMemoryStatus": partial(self._memory_status, on_device=True),
+        }
+        for name, answer in answers.items():
             # A model may be loaded with its files in the message.
-            limit = message_limit if path == _LOAD else small
-            table.append(_Method(path, _UNARY, limit, partial(_open_deferred, begin)))
-        return table
+            limit = message_limit if name == "RepositoryModelLoad" else small
+            path = _SERVICE + name.encode()
+            self._methods.append(self._unary(path, limit, partial(_answered, name, answer)))
+        self.methods = GrpcMethods([(m.path, m.kind, m.limit) for m in self._methods])
+        self.infer = InferEndpoint(0, forms, memory, repository.telemetry.traces)
+
+    def _unary(
+        self, path: bytes, limit: int, answer: Callable[[bytes], bytes | Coroutine[Any, Any, bytes]]
+    ) -> _Method:
+        return _Method(path, _UNARY, limit, lambda opening: UnaryCall(opening, answer, self._tasks))
 
     def model_changed(self, name: str) -> None:
         """What is served of a model has changed: look it up again."""
         self._forms.forget(lambda model: model.name == name)
 
     def open(
-        self, connection: CallOwner, stream_id: int, method: int, headers: RequestHeaders
+        self, method: int, connection: GrpcConnection, stream_id: int, headers: RequestHeaders
     ) -> Call | None:
         """Return the call that a stream is; None for a method that there is not."""
         if method < 0:
             return None
         entry = self._methods[method]
-        return entry.open(connection, stream_id, headers, entry.limit)
+        return entry.open(Opening(connection, stream_id, headers, entry.limit))
 
-    def _open_infer(
-        self, connection: CallOwner, stream_id: int, headers: RequestHeaders, limit: int
-    ) -> Call:
-        return InferCall(connection, stream_id, headers, limit, self._forms, self._memory)
-
-    def _open_stream(
-        self, connection: CallOwner, stream_id: int, headers: RequestHeaders, limit: int
-    ) -> Call:
-        return StreamCall(connection, stream_id, headers, limit, self._forms, self._memory)
-
-    def _open_watch(
-        self, connection: CallOwner, stream_id: int, headers: RequestHeaders, limit: int
-    ) -> Call:
-        return HealthWatch(connection, stream_id, headers, limit, self.health)
-
-    # -- methods ---------------------------------------------------------------------------------
+    # -- methods: the fields of the response, or a coroutine that returns them ---------------------
 
     def _find(self, name: str, version: str) -> Model:
         return self._repository.find(name, metadata.model_version(version))
 
-    def _model_ready(self, message: bytes, answer: _Answer) -> None:
-        name, version = metadata.model_name("ModelReadyRequest", message)
+    async def _model_ready(self, message: ProtoMessage) -> JsonObject:
         try:
-            model = self._find(name, version)
+            model = self._find(message.name, message.version)
         except BridgeError as error:
             if error.code != ErrorCode.NOT_FOUND:
                 raise
-            answer(_model_ready(False))
-        else:
-            tell_ready(model, lambda ready: answer(_model_ready(ready)))
+            return {"ready": False}
+        return {"ready": await is_ready(model)}
 
-    def _model_metadata(self, message: bytes) -> bytes:
-        name, version = metadata.model_name("ModelMetadataRequest", message)
-        model = self._find(name, version)
-        versions = [model.version] if version else self._repository.versions(name)
-        return encode_message(
-            "ModelMetadataResponse", **documents.model_metadata(model.config, versions)
-        )
+    def _model_metadata(self, message: ProtoMessage) -> JsonObject:
+        model = self._find(message.name, message.version)
+        versions = [model.version] if message.version else self._repository.versions(message.name)
+        return documents.model_metadata(model.config, versions)
 
-    def _model_config(self, message: bytes) -> bytes:
-        name, version = metadata.model_name("ModelConfigRequest", message)
-        return encode_message(
-            "ModelConfigResponse", config=self._find(name, version).config.message
-        )
+    def _model_config(self, message: ProtoMessage) -> JsonObject:
+        return {"config": self._find(message.name, message.version).config.message}
 
-    def _model_statistics(self, message: bytes) -> bytes:
-        name, version = metadata.model_name("ModelStatisticsRequest", message)
-        if name:
-            models = self._repository.selected(name, metadata.model_version(version))
-        else:
-            models = list(self._repository.loaded())
-        statistics = documents.model_statistics(model.statistics for model in models)
-        return encode_message("ModelStatisticsResponse", **statistics)
+    def _model_statistics(self, message: ProtoMessage) -> JsonObject:
+        models = list(self._repository.loaded())
+        if message.name:
+            version = metadata.model_version(message.version)
+            models = self._repository.selected(message.name, version)
+        return documents.model_statistics(model.statistics for model in models)
 
-    def _index(self, message: bytes) -> bytes:
+    def _index(self, message: ProtoMessage) -> JsonObject:
+        metadata.refuse_repository_name(message)
         rows = self._repository.index()
-        if metadata.ready_models_only(message):
+        if message.ready:
             rows = [row for row in rows if row.state == "READY"]
-        return encode_message("RepositoryIndexResponse", models=documents.repository_index(rows))
+        return {"models": documents.repository_index(rows)}
 
-    def _log_settings(self, message: bytes) -> bytes:
-        return settings.log_answer(self._settings.log(settings.log_changes(message)))
-
-    def _trace_setting(self, message: bytes) -> bytes:
-        return settings.trace_answer(self._settings.trace(*settings.trace_changes(message)))
-
-    def _load(self, message: bytes, answer: _Answer) -> None:
+    def _load(self, message: ProtoMessage) -> _Answer:
         self._repository.check_control()
-        name, (config, files) = repository_control.read_load(message)
-        loaded = encode_message("RepositoryModelLoadResponse")
-        work = self._repository.load(name, config, files)
-        self._control.start(work, lambda error: answer(error or loaded))
+        config, files = repository_control.read_load(message)
+        return _done(self._repository.load(message.model_name, config, files))
 
-    def _unload(self, message: bytes, answer: _Answer) -> None:
+    def _unload(self, message: ProtoMessage) -> _Answer:
         self._repository.check_control()
-        name, dependents = repository_control.read_unload(message)
-        unloaded = encode_message("RepositoryModelUnloadResponse")
-        work = self._repository.unload(name, dependents=dependents)
-        self._control.start(work, lambda error: answer(error or unloaded))
+        dependents = repository_control.read_unload(message)
+        return _done(self._repository.unload(message.model_name, dependents=dependents))
+
+    def _log_settings(self, message: ProtoMessage) -> JsonObject:
+        log = self._repository.telemetry.log
+        changes = settings.log_changes(message)
+        if changes:
+            log.change(**changes)
+        return settings.log_answer(log.settings)
+
+    def _trace_setting(self, message: ProtoMessage) -> JsonObject:
+        changes = settings.trace_changes(message)
+        return settings.trace_answer(trace_settings(self._repository, message.model_name, changes))
+
+    def _register(self, message: ProtoMessage) -> JsonObject:
+        self._regions.register(message.name, message.key, message.offset, message.byte_size)
+        return {}
+
+    def _register_device(self, message: ProtoMessage) -> _Answer:
+        device = message.raw_handle, message.device_id, message.byte_size
+        return _done(self._regions.register_device(message.name, *device))
+
+    def _unregister(self, message: ProtoMessage) -> JsonObject:
+        self._regions.unregister(message.name)
+        return {}
+
+    def _memory_status(self, message: ProtoMessage, *, on_device: bool) -> JsonObject:
+        regions = self._regions.status(message.name, on_device=on_device)
+        return {"regions": {region.name: region.described() for region in regions}}
 
 
-def _state(method: str, fields: Callable[[], JsonObject], message: bytes) -> bytes:
-    """Answer a request that says nothing with the fields of its response."""
-    parse_message(f"{method}Request", message)
-    return encode_message(f"{method}Response", **fields())
+def _answered(
+    method: str, answer: Callable[[ProtoMessage], _Answer], data: bytes
+) -> bytes | Coroutine[Any, Any, bytes]:
+    """Answer the message of a method by the fields of its response."""
+    fields = answer(parse_message(f"{method}Request", data))
+    response = f"{method}Response"
+    if isinstance(fields, dict):
+        return encode_message(response, **fields)
+
+    async def finish(fields: Coroutine[Any, Any, JsonObject]) -> bytes:
+        return encode_message(response, **await fields)
+
+    return finish(fields)
 
 
-def _model_ready(ready: bool) -> bytes:
-    return encode_message("ModelReadyResponse", ready=ready)
-
-
-def _open_unary(
-    answer: Callable[[bytes], bytes],
-    connection: CallOwner,
-    stream_id: int,
-    headers: RequestHeaders,
-    limit: int,
-) -> Call:
-    return UnaryCall(connection, stream_id, headers, limit, answer)
-
-
-def _open_deferred(
-    begin: Deferred, connection: CallOwner, stream_id: int, headers: RequestHeaders, limit: int
-) -> Call:
-    return DeferredCall(connection, stream_id, headers, limit, begin)
+async def _done(work: Coroutine[Any, Any, None]) -> JsonObject:
+    """Answer without fields when some work is done."""
+    await work
+    return {}

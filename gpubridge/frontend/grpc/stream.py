@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-from gpubridge.dataplane import RequestHeaders
 from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError
-from gpubridge.frontend.grpc.call import Call, CallOwner
+from gpubridge.frontend.grpc.call import Call, Opening
 from gpubridge.frontend.grpc.packing import PREFIX, Packing
 from gpubridge.frontend.grpc.status import CallFailed
 from gpubridge.frontend.shared_memory import RequestMemory
@@ -95,20 +94,12 @@ class StreamCall(Call):
         "_waiting",
     )
 
-    def __init__(
-        self,
-        connection: CallOwner,
-        stream_id: int,
-        headers: RequestHeaders,
-        limit: int,
-        forms: FormCache[Model],
-        memory: RequestMemory,
-    ) -> None:
-        super().__init__(connection, stream_id, headers, limit)
+    def __init__(self, opening: Opening, forms: FormCache[Model], memory: RequestMemory) -> None:
+        super().__init__(opening)
         self._forms = forms
         self._memory = memory
         # Whether its client wants an error to end the stream, with its status.
-        self._errors_end = _ERRORS_END in headers.fields
+        self._errors_end = _ERRORS_END in opening.headers.fields
         self._turns: deque[_Turn] = deque()
         self._flows: set[_Flow] = set()
         self._waiting: deque[bytes] = deque()
@@ -122,7 +113,7 @@ class StreamCall(Call):
         self._counted: PrivateBytes | None = None
         self._unread = 0
         self._ended = self._advancing = False
-        connection.http2.hold(stream_id)
+        self._connection.http2.hold(self._stream_id)
 
     # -- requests --------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from gpubridge.dataplane import HttpExchange
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.coding import Inflater, compress
-from gpubridge.frontend.http.message import Exchange, RequestHandler
+from gpubridge.frontend.http.message import RequestHandler
 from gpubridge.host_shm import LARGE_BYTES, Body, PrivateBytes
 
 _AT_ONCE = 256 * 1024
@@ -209,7 +209,7 @@ class CollectedBody:
             counted.close()
 
 
-def give_up(exchange: Exchange, error: BridgeError) -> None:
+def give_up(exchange: HttpExchange, error: BridgeError) -> None:
     """Answer a request that its handler will not see whole."""
     handler = exchange.handler
     if handler is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
+from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import invalid, unsupported
 from gpubridge.protocol.grpc.messages import parse_message
 
@@ -14,22 +14,6 @@ _NOT_SERVING = b"\x08\x02"
 _SERVICE_UNKNOWN = b"\x08\x03"
 _VERSION = re.compile(r"[ \t-\r]*([+-]?[0-9]+)", re.ASCII)
 _LARGEST = (1 << 63) - 1
-
-
-class ModelName(NamedTuple):
-    """The model that a request names, and its version as the request spells it."""
-
-    name: str
-    version: str
-
-
-def model_name(request: str, data: bytes) -> ModelName:
-    """Read a request that only names a model: ``ModelReadyRequest`` and its like.
-
-    Raises BridgeError: INTERNAL for bytes that are no such message.
-    """
-    message = parse_message(request, data)
-    return ModelName(message.name, message.version)
 
 
 def model_version(text: str) -> int | None:
@@ -54,17 +38,10 @@ def model_version(text: str) -> int | None:
     return version
 
 
-def ready_models_only(data: bytes) -> bool:
-    """Read a RepositoryIndexRequest: whether it asks for the models that are ready only.
-
-    Raises BridgeError: UNSUPPORTED, in Triton's words, where it names a repository; INTERNAL for
-    other bytes.
-    """
-    message = parse_message("RepositoryIndexRequest", data)
+def refuse_repository_name(message: ProtoMessage) -> None:
+    """Refuse a request that names a repository, in Triton's words."""
     if message.repository_name:
         raise unsupported("'repository_name' specification is not supported")
-    ready: bool = message.ready
-    return ready
 
 
 def health_service(data: bytes) -> str:
@@ -73,7 +50,8 @@ def health_service(data: bytes) -> str:
     Raises BridgeError: INTERNAL for bytes that are no message.
     """
     # Its one field is like the first of this one, which we have a class for.
-    return model_name("ModelReadyRequest", data).name
+    service: str = parse_message("ModelReadyRequest", data).name
+    return service
 
 
 def health_answer(serving: bool | None) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import invalid
-from gpubridge.protocol.grpc.messages import encode_message, parse_message
+from gpubridge.protocol.fields import JsonObject
 from gpubridge.protocol.settings import (
     SEVERITIES,
     fixed_location,
@@ -20,21 +20,18 @@ from gpubridge.telemetry.settings import TraceSettings
 _FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 
 
-def log_answer(settings: LogSettings) -> bytes:
-    """Return a LogSettingsResponse."""
+def log_answer(settings: LogSettings) -> JsonObject:
+    """Return the fields of a LogSettingsResponse."""
     values = log_document(settings).items()
-    return encode_message(
-        "LogSettingsResponse",
-        settings={name: {_FIELDS[type(value)]: value} for name, value in values},
-    )
+    return {"settings": {name: {_FIELDS[type(value)]: value} for name, value in values}}
 
 
-def log_changes(data: bytes) -> dict[str, Any]:
+def log_changes(message: ProtoMessage) -> dict[str, Any]:
     """Read a LogSettingsRequest: fields of `LogSettings`.
 
     Raises BridgeError: in Triton's words.
     """
-    given = parse_message("LogSettingsRequest", data).settings
+    given = message.settings
     if "log_file" in given:
         raise fixed_location("log")
     changes: dict[str, Any] = {}
@@ -51,29 +48,27 @@ def log_changes(data: bytes) -> dict[str, Any]:
     return changes
 
 
-def trace_answer(settings: TraceSettings) -> bytes:
-    """Return a TraceSettingResponse."""
+def trace_answer(settings: TraceSettings) -> JsonObject:
+    """Return the fields of a TraceSettingResponse."""
     values = trace_document(settings).items()
-    return encode_message(
-        "TraceSettingResponse",
-        settings={
+    return {
+        "settings": {
             name: {"value": [value] if isinstance(value, str) else value} for name, value in values
-        },
-    )
+        }
+    }
 
 
-def trace_changes(data: bytes) -> tuple[str, dict[str, Any]]:
-    """Read a TraceSettingRequest: the model, and fields of `TraceSettings`; None clears one.
+def trace_changes(message: ProtoMessage) -> dict[str, Any]:
+    """Read a TraceSettingRequest: fields of `TraceSettings`; None clears one.
 
     Raises BridgeError: in Triton's words.
     """
-    message = parse_message("TraceSettingRequest", data)
     given: dict[str, Any] = {
         name: list(setting.value) or None for name, setting in message.settings.items()
     }
     if given.get("trace_mode"):
         given["trace_mode"] = ", ".join(given["trace_mode"])
-    return message.model_name, read_trace_changes(given, _only, lambda names: names)
+    return read_trace_changes(given, _only, lambda names: names)
 
 
 def _value(given: ProtoMessage, name: str, field: str, kind: str) -> Any:

@@ -1,0 +1,199 @@
+"""Requests that are no inference: bodies in memory of this process, work that others wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from gpubridge.dataplane import HttpExchange
+from gpubridge.engine.model import Model
+from gpubridge.engine.repository import ModelRepository
+from gpubridge.errors import BridgeError, InternalError, invalid
+from gpubridge.host_shm import Body, PrivateMemory
+from gpubridge.telemetry.settings import TraceSettings
+
+CONTROL_BYTES = 4 << 20
+"""Limit of a message to a method that is no inference, over HTTP and gRPC."""
+
+JSON = b"Content-Type: application/json\r\n"
+PLAIN = b"Content-Type: text/plain\r\n"
+
+_logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class ControlTasks:
+    """Work that clients and models wait for; holds its tasks until they end."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(
+        self, work: Coroutine[Any, Any, _T], then: Callable[[_T | BridgeError], None]
+    ) -> None:
+        """Do the work, then call ``then`` with its result or its error."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._done, then))
+
+    def _done(self, then: Callable[[_T | BridgeError], None], task: asyncio.Task[_T]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            # The loop ends, and nobody is left to be told.
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, BridgeError):
+            _logger.error("a request failed by a fault of the server", exc_info=error)
+            error = InternalError(f"a fault of the server: {error!r}")
+        then(task.result() if error is None else error)
+
+
+async def is_ready(model: Model) -> bool:
+    """Return whether a model is ready: as its processes are, and as it says itself; logs why not."""
+    reasons: list[str] = []
+    if model.ready:
+        asked = await asyncio.gather(
+            *(check.ask() for check in model.ready_checks()), return_exceptions=True
+        )
+        reasons = [str(answer) for answer in asked if answer is not None]
+    else:
+        reasons = [i.last_error for i in model.instances if i.last_error][:1]
+        reasons = reasons or ["it is being unloaded"]
+    for reason in reasons:
+        _logger.warning("Model '%s' version %d is not ready: %s", model.name, model.version, reason)
+    return not reasons
+
+
+def check_traced(repository: ModelRepository, model: str) -> None:
+    """Refuse a model that is not loaded, in Triton's words; empty for the server."""
+    if model and not repository.versions(model):
+        raise invalid(f"Request for unknown model : {model}")
+
+
+def trace_settings(
+    repository: ModelRepository, model: str, changes: Mapping[str, Any]
+) -> TraceSettings:
+    """Apply changes of the traces of a model or the server; returns what holds then.
+
+    Raises BridgeError: INVALID_ARG for what makes no sense, and for a model that is not loaded.
+    """
+    check_traced(repository, model)
+    traces = repository.telemetry.traces
+    if changes:
+        traces.update(changes, model)
+    return traces.settings(model)
+
+
+class PrivateBody:
+    """Takes an HTTP request, with its body.
+
+    ``body``: what has been received.
+    """
+
+    __slots__ = ("_private", "body")
+
+    def __init__(self) -> None:
+        self.body = memoryview(b"")
+        self._private: PrivateMemory | None = None
+
+    def body_memory(self, nbytes: int, body: Body | None) -> memoryview:
+        """Give the body a place."""
+        if body is None:
+            self.body = memoryview(bytearray(nbytes))
+        else:
+            self._private = PrivateMemory(nbytes, body)
+            self.body = self._private.memory
+        return self.body
+
+    def grow(self, arrived: int) -> int:
+        """Return how much of a large body there is memory for."""
+        assert self._private is not None
+        return self._private.grow(arrived, len(self.body))
+
+    def whole_body(self) -> memoryview:
+        """Return all of the body, which has come: it is not refused any more."""
+        if self._private is not None:
+            self._private.complete()
+        return self.body
+
+    def release(self) -> None:
+        """Let go of the body, which counts no more; views of it keep it."""
+        self.body = memoryview(b"")
+        private, self._private = self._private, None
+        if private is not None:
+            private.close()
+
+    def abort(self) -> None:
+        """The request will not be completed, or nobody waits for its answer any more."""
+        self.release()
+
+
+class Answer(NamedTuple):
+    """An answer over HTTP; like Triton's, only answers to inference and metrics are compressed."""
+
+    body: bytes = b""
+    fields: bytes = JSON
+    status: int = 200
+    plain: bool = True
+
+
+class ControlCall(PrivateBody):
+    """Takes a request that is no inference.
+
+    - ``answer``: makes the answer to this call of its ``body``, or a coroutine that does; raises
+      BridgeError.
+    - ``tasks``: runs coroutines, which go on when nobody waits any more.
+    - ``limit``: bytes of the body.
+    """
+
+    __slots__ = ("_answer", "_exchange", "_limit", "_tasks")
+
+    def __init__(
+        self,
+        answer: Callable[[ControlCall], Answer | Coroutine[Any, Any, Answer]],
+        tasks: ControlTasks,
+        limit: float = CONTROL_BYTES,
+    ) -> None:
+        super().__init__()
+        self._answer = answer
+        self._tasks = tasks
+        self._limit = limit
+        self._exchange: HttpExchange | None = None
+
+    def body_memory(self, nbytes: int, body: Body | None) -> memoryview:
+        """Give the body a place; raises BridgeError: INVALID_ARG when it is too long."""
+        if nbytes > self._limit:
+            raise invalid(f"this path takes no body of {nbytes} bytes (at most {self._limit})")
+        return super().body_memory(nbytes, body)
+
+    def complete(self, exchange: HttpExchange, copied: int) -> None:
+        """Answer, or begin to; raises BridgeError for what cannot be."""
+        self._exchange = exchange
+        self.whole_body()
+        try:
+            answer = self._answer(self)
+        except BridgeError:
+            self.release()
+            raise
+        if isinstance(answer, Answer):
+            self._respond(answer)
+        else:
+            self._tasks.start(answer, self._respond)
+
+    def abort(self) -> None:
+        """Nobody waits for the answer; what was begun goes on."""
+        self._exchange = None
+        super().abort()
+
+    def _respond(self, answer: Answer | BridgeError) -> None:
+        self.release()
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if isinstance(answer, BridgeError):
+            exchange.fail(answer)
+        else:
+            exchange.respond(answer.status, answer.fields, answer.body, plain=answer.plain)

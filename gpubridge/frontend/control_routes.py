@@ -1,0 +1,249 @@
+"""The paths of HTTP that are no inference: health, metadata, statistics, settings, loads, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+import re
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import orjson
+
+from gpubridge.dataplane import HttpExchange
+from gpubridge.engine.client_regions import ClientRegions
+from gpubridge.engine.model import Model
+from gpubridge.engine.repository import ModelRepository
+from gpubridge.errors import BridgeError, invalid
+from gpubridge.frontend.control import (
+    PLAIN,
+    Answer,
+    ControlCall,
+    ControlTasks,
+    check_traced,
+    is_ready,
+    trace_settings,
+)
+from gpubridge.frontend.http.message import RequestHandler
+from gpubridge.protocol import metadata, settings
+from gpubridge.protocol.fields import internal, parse_json
+from gpubridge.protocol.repository_control import read_load, read_unload
+
+MODEL = rb"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+_REPOSITORY = rb"/v2/repository/models/(?P<model>[^/]+)/"
+_MEMORY = rb"/v2/(?P<kind>system|cuda)sharedmemory(?:/region/(?P<region>[^/]+))?/"
+_TRACE = rb"/v2(?:/models/(?P<model>[^/]+))?/trace/setting"
+_HANDLE_BYTES = 64
+
+_Answer = Answer | Coroutine[Any, Any, Answer]
+Route = tuple[re.Pattern[bytes], bytes, Callable[[re.Match[bytes], HttpExchange], RequestHandler]]
+"""A pattern of whole paths, a method, and what makes the handler of a request for such a path."""
+
+
+class ControlRoutes:
+    """Answers what is asked of the server and its models: each method a path and the body.
+
+    - ``ready``: whether the server takes requests.
+
+    Attribute ``routes``: their paths.
+    """
+
+    def __init__(
+        self, repository: ModelRepository, regions: ClientRegions, ready: Callable[[], bool]
+    ) -> None:
+        self._repository = repository
+        self._regions = regions
+        self._ready = ready
+        self._tasks = ControlTasks()
+        self.routes: list[Route] = [
+            self._route(b"GET", rb"/v2", self._server),
+            self._route(b"GET", rb"/v2/health/(live|ready)", self._health),
+            self._route(b"GET", rb"/v2/models/stats", self._statistics),
+            self._route(b"GET", MODEL + rb"/stats", self._statistics),
+            self._route(b"GET", MODEL, self._metadata),
+            self._route(b"GET", MODEL + rb"/ready", self._readiness),
+            self._route(b"GET", MODEL + rb"/config", self._config),
+            self._route(b"GET", rb"/v2/logging", self._log),
+            self._route(b"POST", rb"/v2/logging", self._change_log),
+            self._route(b"GET", _TRACE, self._trace),
+            self._route(b"POST", _TRACE, self._change_trace),
+            self._route(b"GET", _MEMORY + b"status", self._memory_status),
+            self._route(b"POST", _MEMORY + b"register", self._register),
+            self._route(b"POST", _MEMORY + b"unregister", self._unregister),
+            self._route(b"POST", rb"/v2/repository/index", self._index),
+            self._route(b"POST", _REPOSITORY + rb"unload", self._unload),
+            (re.compile(_REPOSITORY + rb"load"), b"POST", self._open_load),
+        ]
+
+    def _route(
+        self, method: bytes, pattern: bytes, answer: Callable[[re.Match[bytes], bytes], _Answer]
+    ) -> Route:
+        def open_call(path: re.Match[bytes], _: HttpExchange) -> ControlCall:
+            return ControlCall(lambda call: answer(path, bytes(call.body)), self._tasks)
+
+        return re.compile(pattern), method, open_call
+
+    # -- the server and its models ---------------------------------------------------------------
+
+    def _server(self, path: re.Match[bytes], body: bytes) -> Answer:
+        return document(metadata.server_metadata())
+
+    def _health(self, path: re.Match[bytes], body: bytes) -> Answer:
+        healthy = path[1] == b"live" or self._ready()
+        return Answer(fields=PLAIN, status=200 if healthy else 400)
+
+    def _statistics(self, path: re.Match[bytes], body: bytes) -> Answer:
+        models: Iterable[Model] = self._repository.loaded()
+        if path.groupdict():
+            models = self._repository.selected(*named(path))
+        return document(metadata.model_statistics(model.statistics for model in models))
+
+    def _metadata(self, path: re.Match[bytes], body: bytes) -> Answer:
+        name, version = named(path)
+        config = self._repository.find(name, version).config
+        versions = self._repository.versions(name) if version is None else [version]
+        return document(metadata.model_metadata(config, versions))
+
+    def _config(self, path: re.Match[bytes], body: bytes) -> Answer:
+        return document(self._repository.find(*named(path)).config.to_dict())
+
+    async def _readiness(self, path: re.Match[bytes], body: bytes) -> Answer:
+        name, version = named(path)
+        try:
+            ready = await is_ready(self._repository.find(name, version))
+        except BridgeError:
+            ready = False
+        if not ready:
+            raise invalid("Model version not ready")
+        return Answer(fields=PLAIN)
+
+    # -- the repository --------------------------------------------------------------------------
+
+    def _index(self, path: re.Match[bytes], body: bytes) -> Answer:
+        rows = self._repository.index()
+        if metadata.ready_models_only(body):
+            rows = [row for row in rows if row.state == "READY"]
+        return document(metadata.repository_index(rows))
+
+    def _open_load(self, path: re.Match[bytes], exchange: HttpExchange) -> ControlCall:
+        # Before a long body comes.
+        self._repository.check_control()
+        name = text_of(path["model"])
+        return ControlCall(lambda call: self._load(name, call, call.body), self._tasks, math.inf)
+
+    async def _load(self, name: str, call: ControlCall, body: memoryview) -> Answer:
+        # Many bytes in base64, perhaps: not on the event loop.
+        config, files = await asyncio.to_thread(lambda: read_load(bytes(body)))
+        call.release()
+        await self._repository.load(name, config, files)
+        return Answer()
+
+    async def _unload(self, path: re.Match[bytes], body: bytes) -> Answer:
+        self._repository.check_control()
+        await self._repository.unload(text_of(path["model"]), dependents=read_unload(body))
+        return Answer()
+
+    # -- settings --------------------------------------------------------------------------------
+
+    def _log(self, path: re.Match[bytes], body: bytes) -> Answer:
+        return document(settings.log_document(self._repository.telemetry.log.settings))
+
+    def _change_log(self, path: re.Match[bytes], body: bytes) -> Answer:
+        self._repository.telemetry.log.change(**settings.log_changes(body))
+        return self._log(path, body)
+
+    def _trace(self, path: re.Match[bytes], body: bytes) -> Answer:
+        traced = trace_settings(self._repository, text_of(path["model"] or b""), {})
+        return document(settings.trace_document(traced))
+
+    def _change_trace(self, path: re.Match[bytes], body: bytes) -> Answer:
+        model = text_of(path["model"] or b"")
+        check_traced(self._repository, model)
+        traced = trace_settings(self._repository, model, settings.trace_changes(body))
+        return document(settings.trace_document(traced))
+
+    # -- clients' memory -------------------------------------------------------------------------
+
+    def _memory_status(self, path: re.Match[bytes], body: bytes) -> Answer:
+        regions = self._regions.status(_region(path), on_device=path["kind"] == b"cuda")
+        return document([region.described() for region in regions])
+
+    def _register(self, path: re.Match[bytes], body: bytes) -> _Answer:
+        name, kind = _region(path), path["kind"].decode()
+        if not name:
+            raise invalid(f"'region name' is necessary to register {kind} shared memory region")
+        said = parse_json(body)
+        if kind == "cuda":
+            return _done(self._regions.register_device(name, *_device_memory(said)))
+        key = _field(said, "key")
+        if type(key) is not str:
+            raise internal("attempt to access JSON non-string as string")
+        nbytes = _number(_field(said, "byte_size"))
+        self._regions.register(name, key, _number(said.get("offset", 0)), nbytes)
+        return Answer()
+
+    def _unregister(self, path: re.Match[bytes], body: bytes) -> _Answer:
+        if path["kind"] == b"cuda":
+            return _done(self._regions.unregister_device(_region(path)))
+        self._regions.unregister(_region(path))
+        return Answer()
+
+
+def document(content: Any) -> Answer:
+    """Answer with JSON."""
+    return Answer(orjson.dumps(content))
+
+
+def text_of(name: bytes) -> str:
+    """Return a model's name in a path."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def named(path: re.Match[bytes]) -> tuple[str, int | None]:
+    """Return the model and the version that a path of `MODEL` names; raises BridgeError."""
+    digits: bytes | None = path["version"]
+    if digits is None:
+        return text_of(path["model"]), None
+    version = int(digits) if len(digits) < 25 else 1 << 64
+    if version >= 1 << 63:
+        raise invalid(
+            f"failed to get model version from specified version string '{digits.decode()}' (details: "
+            "stol), version should be an integral value > 0"
+        )
+    return text_of(path["model"]), version
+
+
+async def _done(work: Coroutine[Any, Any, None]) -> Answer:
+    """Answer when some work is done: the driver is asked, or streams are given a moment."""
+    await work
+    return Answer()
+
+
+def _region(path: re.Match[bytes]) -> str:
+    return unquote_to_bytes(path["region"] or b"").decode(errors="replace")
+
+
+def _device_memory(said: Any) -> tuple[bytes, int, int]:
+    """Return what a client registers of a GPU's: handle, device and bytes."""
+    encoded = _field(_field(said, "raw_handle"), "b64")
+    try:
+        handle = base64.b64decode(encoded if type(encoded) is str else "", validate=True)
+    except ValueError:
+        handle = b""
+    if len(handle) != _HANDLE_BYTES:
+        raise invalid("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
+    return handle, _number(_field(said, "device_id")), _number(_field(said, "byte_size"))
+
+
+def _field(document: object, name: str) -> object:
+    if type(document) is not dict or name not in document:
+        raise invalid(f"Shared memory register request has no '{name}' field")
+    return document[name]
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise internal("attempt to access JSON non-unsigned-integer as unsigned-integer")
+    return value
