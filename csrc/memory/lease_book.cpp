@@ -171,6 +171,12 @@ bool LeaseBook::exists(const Place& place) const {
   return is_nowhere(place) || region_of(place) != nullptr;
 }
 
+const char* LeaseBook::address(const Place& place) const {
+  const auto* region = region_of(place);
+  if (region == nullptr) return nullptr;
+  return static_cast<const char*>((*region)->bytes.data()) + place.offset;
+}
+
 std::vector<LentSpan> LeaseBook::spans(std::span<const Place> places) {
   std::vector<LentSpan> spans;
   spans.reserve(places.size());

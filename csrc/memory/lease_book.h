@@ -49,6 +49,8 @@ class LeaseBook {
   // Says whether a place is in a region that is known, under a lease that there is.
   [[nodiscard]] bool exists(const stub::Place& place) const;
 
+  // Where the bytes of a place are in this process; null where it does not exist.
+  [[nodiscard]] const char* address(const stub::Place& place) const;
   // The bytes at places; throws ValueError where one does not exist.
   std::vector<LentSpan> spans(std::span<const stub::Place> places);
   // What exports each of them.

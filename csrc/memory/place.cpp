@@ -50,16 +50,16 @@ void copy_large(char* to, const char* from, std::size_t size) {
   std::memcpy(to, from, size);
 }
 
-void copy(char* to, const BufferView& from) {
-  if (from.size() > kLarge) {
+}  // namespace
+
+void copy_bytes(char* to, const void* from, std::size_t size) {
+  if (size > kLarge) {
     nb::gil_scoped_release without_gil;
-    copy_large(to, static_cast<const char*>(from.data()), from.size());
-  } else if (from.size() != 0) {
-    std::memcpy(to, from.data(), from.size());
+    copy_large(to, static_cast<const char*>(from), size);
+  } else if (size != 0) {
+    std::memcpy(to, from, size);
   }
 }
-
-}  // namespace
 
 nb::list place(nb::handle memory, nb::handle buffers, std::uint64_t region, std::uint64_t offset,
                std::uint64_t lease) {
@@ -71,7 +71,7 @@ nb::list place(nb::handle memory, nb::handle buffers, std::uint64_t region, std:
     if (at > target.size() || source.size() > target.size() - at) {
       throw nb::value_error("expected room for all buffers");
     }
-    copy(static_cast<char*>(target.data()) + at, source);
+    copy_bytes(static_cast<char*>(target.data()) + at, source.data(), source.size());
     fields.append(region);
     fields.append(offset + at);
     fields.append(source.size());

@@ -3,9 +3,13 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace gpubridge {
+
+// Copies bytes; the interpreter's other threads run meanwhile where they are many.
+void copy_bytes(char* to, const void* from, std::size_t size);
 
 // Copies buffers to `memory`, each aligned to 64 bytes; returns the fields of their references:
 // region, offset (from that of `memory`), size and lease of each, one after another.

@@ -1,4 +1,4 @@
-// Slots of output memory for small responses, each with a lease of its own, used again and again.
+// Slots of output memory for responses, each with a lease of its own, used again and again.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -31,12 +32,23 @@ class OutputPool {
   };
 
   // The largest response that has a place here.
-  static constexpr std::size_t kMostBytes = std::size_t{1} << 16U;
+  static constexpr std::size_t kMostBytes = std::size_t{1} << 24U;
+  // Slots of more have sizes in quarter steps between powers of two.
+  static constexpr std::size_t kLarge = std::size_t{1} << 16U;
 
   // A slot of at least so many bytes, lent to the server from now on; none where the pool is at its
   // limit and all its slots are in use. It lies in memory for the processes of a model, or for the
   // server alone where the name is empty. Throws what the OutputMemory raises.
   std::optional<Slot> lend(std::size_t nbytes, std::string_view consumer);
+
+  // Takes slots back that were lent, and are not sent.
+  void take_back(std::span<const TensorRef> places) {
+    for (const TensorRef& place : places) {
+      if (place.nbytes != 0) __atomic_store_n(lease(place), 0, __ATOMIC_RELEASE);
+    }
+  }
+  // Whether models have got slots to write to: then outputs may lie in one.
+  [[nodiscard]] bool shown() const { return nanobind::cast<bool>(memory_.attr("shown")); }
 
   // Gives all free slots back.
   void give_back();
@@ -51,14 +63,15 @@ class OutputPool {
   };
   using Class = std::deque<Entry>;
 
-  [[nodiscard]] unsigned char* lease(const Entry& entry) const;
+  [[nodiscard]] unsigned char* lease(const TensorRef& place) const;
+  [[nodiscard]] bool is_free(const Entry& entry) const;
   Slot take(Entry& entry);
   std::optional<Slot> grow(Class& entries, std::size_t nbytes, std::string_view consumer);
 
   nanobind::object memory_;
   std::unique_ptr<BufferView> table_;
-  // By consumer: classes of 4 KiB to 64 KiB.
-  std::map<std::string, std::array<Class, 5>, std::less<>> classes_;
+  // By consumer: a class for each size of slots.
+  std::map<std::string, std::array<Class, 37>, std::less<>> classes_;
 };
 
 }  // namespace gpubridge::stub

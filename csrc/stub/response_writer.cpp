@@ -8,6 +8,8 @@
 #include "buffer_view.h"
 #include "ipc/context.h"
 #include "ipc/records.h"
+#include "memory/place.h"
+#include "python_object.h"
 #include "stub/heap_type.h"
 #include "stub/response.h"
 #include "stub/tensor.h"
@@ -23,15 +25,11 @@ constexpr std::uint32_t kNoLease = 0xFFFFFFFFU;
 
 std::size_t aligned(std::size_t size) { return (size + kAlignment - 1) & ~(kAlignment - 1); }
 
-// What is said of a response besides its tensors, encoded.
-std::string context_of(PyObject* response) {
-  PyObject* parameters = as<Response>(response)->fields[kResponseParameters];
-  Py_ssize_t size = 0;
-  const char* text = PyUnicode_AsUTF8AndSize(parameters, &size);
-  if (text == nullptr) throw nb::python_error();
-  const std::string_view json(text, static_cast<std::size_t>(size));
+// What is said of a response besides its tensors, encoded; `parameters` are JSON.
+std::string encoded_context(std::string_view parameters, bool passed_on) {
   Context context;
-  if (json != "{}") context.set_text(ContextField::kParameters, json);
+  if (parameters != "{}") context.set_text(ContextField::kParameters, parameters);
+  if (passed_on) context.set_flag(ContextField::kPassedOn);
   std::string encoded(context.size(), '\0');
   context.write(encoded.data());
   return encoded;
@@ -42,6 +40,10 @@ char* append_record(const RecordParts& parts, std::string& out) {
   const std::size_t begin = out.size();
   out.resize(begin + parts.size());
   return parts.write(out.data() + begin);
+}
+
+bool is_bytes(const Tensor* tensor) {
+  return PyUnicode_CompareWithASCIIString(tensor->fields[kDatatype], "BYTES") == 0;
 }
 
 // What exports the bytes that are sent of a tensor.
@@ -64,48 +66,106 @@ ResponseWriter::ResponseWriter(nb::object encode_signature, nb::type_object tens
                                OutputPool& pool)
     : encode_signature_(std::move(encode_signature)), tensor_(std::move(tensor)), pool_(pool) {}
 
-bool ResponseWriter::write(const ResponseTarget& target, PyObject* response, std::string& out,
+bool ResponseWriter::write(const ResponseTarget& target, nb::object& response, std::string& out,
                            std::uint64_t& copied) {
   std::vector<Output> outputs;
-  if (!gather(response, target.wanted, outputs)) return false;
+  if (!gather(response.ptr(), target.wanted, outputs)) return false;
   std::size_t total = 0;
-  std::size_t sent = 0;
-  for (const Output& output : outputs) {
-    sent += output.bytes.size();
-    total += aligned(output.bytes.size());
-  }
-  if (total > OutputPool::kMostBytes) return false;
+  for (const Output& output : outputs) total += aligned(output.bytes.size());
+  // Large ones may lie in a slot that their model was given to write to, which Python knows.
+  if (total > OutputPool::kMostBytes || (total > OutputPool::kLarge && pool_.shown())) return false;
   // First what may fail: a slot that was lent must be sent.
   SignatureKey key;
   for (const Output& output : outputs) key.add(output.tensor);
   const std::string signature = this->signature(outputs, key);
-  const std::string context = context_of(response);
-  std::optional<OutputPool::Slot> slot;
-  if (total != 0) {
-    slot = pool_.lend(total, target.consumer);
-    if (!slot) return false;
+  const auto parameters = nb::borrow(as<Response>(response.ptr())->fields[kResponseParameters]);
+  const std::string_view json = view_of_text(parameters);
+  const std::vector<Sent> stay = passed_on(outputs, target);
+  std::vector<TensorRef> refs(outputs.size(), TensorRef{0, 0, 0, kNoLease});
+  if (!copy(others(outputs, stay), target.consumer, refs, copied)) return false;
+  bool passed_on = false;
+  if (!stay.empty()) {
+    outputs.clear();
+    response.reset();
+    passed_on = pass_on(target, stay, refs, copied);
   }
+  const std::string context = encoded_context(json, passed_on);
   char* to = append_record({.ticket = target.ticket,
                             .word = target.flags,
-                            .tensors = static_cast<std::uint32_t>(outputs.size()),
+                            .tensors = static_cast<std::uint32_t>(refs.size()),
                             .signature = signature,
                             .context = context,
                             .identifier = {},
                             .dims = key.dims},
                            out);
-  std::size_t at = 0;
-  for (const Output& output : outputs) {
-    const std::size_t size = output.bytes.size();
-    TensorRef ref{0, 0, 0, kNoLease};
-    if (slot) {
-      if (size != 0) std::memcpy(slot->data + at, output.bytes.data(), size);
-      ref = {slot->place.region, slot->place.offset + at, size, slot->place.lease};
-    }
-    to = write_ref(to, ref);
-    at += aligned(size);
-  }
-  copied += sent;
+  for (const TensorRef& ref : refs) to = write_ref(to, ref);
   return true;
+}
+
+// The outputs that lie in an input of their request; none where two of them overlap.
+std::vector<ResponseWriter::Sent> ResponseWriter::passed_on(const std::vector<Output>& outputs,
+                                                            const ResponseTarget& target) {
+  std::vector<Sent> found;
+  if (target.inputs == nullptr || target.inputs->empty()) return found;
+  for (std::size_t index = 0; index < outputs.size(); ++index) {
+    const BufferView& bytes = outputs[index].bytes;
+    const auto* const data = static_cast<const char*>(bytes.data());
+    const auto place = target.inputs->find(data, bytes.size());
+    if (place && !is_bytes(outputs[index].tensor)) found.push_back({index, data, *place});
+  }
+  return overlap(found, &Sent::place) ? std::vector<Sent>() : found;
+}
+
+// All outputs but those that stay, which are in order.
+std::vector<ResponseWriter::Sent> ResponseWriter::others(const std::vector<Output>& outputs,
+                                                         std::span<const Sent> stay) {
+  std::vector<Sent> others;
+  others.reserve(outputs.size());
+  for (std::size_t index = 0; index < outputs.size(); ++index) {
+    if (!stay.empty() && stay.front().index == index) {
+      stay = stay.subspan(1);
+      continue;
+    }
+    const BufferView& bytes = outputs[index].bytes;
+    others.push_back({index, static_cast<const char*>(bytes.data()), {.nbytes = bytes.size()}});
+  }
+  return others;
+}
+
+// Copies outputs to one slot, and puts where they lie in `refs`; false where the pool has none.
+bool ResponseWriter::copy(std::span<const Sent> outputs, std::string_view consumer,
+                          std::span<TensorRef> refs, std::uint64_t& copied) {
+  std::size_t total = 0;
+  for (const Sent& output : outputs) total += aligned(output.place.nbytes);
+  if (total == 0) return true;
+  const std::optional<OutputPool::Slot> slot = pool_.lend(total, consumer);
+  if (!slot) return false;
+  std::size_t at = 0;
+  for (const Sent& output : outputs) {
+    const std::size_t size = output.place.nbytes;
+    copy_bytes(slot->data + at, output.data, size);
+    refs[output.index] = {slot->place.region, slot->place.offset + at, size, slot->place.lease};
+    at += aligned(size);
+    copied += size;
+  }
+  return true;
+}
+
+// Leaves outputs where they are, if nobody looks at them any more now that the response is
+// forgotten; returns whether that is so. Who still does may write to them: then they are copied.
+bool ResponseWriter::pass_on(const ResponseTarget& target, std::span<const Sent> stay,
+                             std::span<TensorRef> refs, std::uint64_t& copied) {
+  if (__atomic_load_n(target.lent, __ATOMIC_ACQUIRE) == 0) {
+    for (const Sent& output : stay) refs[output.index] = output.place;
+    return true;
+  }
+  try {
+    copy(stay, target.consumer, refs, copied);
+  } catch (nb::python_error&) {
+    pool_.take_back(refs);
+    throw;
+  }
+  return false;
 }
 
 bool ResponseWriter::gather(PyObject* response, nb::handle wanted, std::vector<Output>& outputs) {

@@ -3,24 +3,30 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "stub/output_pool.h"
+#include "stub/passing_on.h"
 #include "stub/signature_key.h"
 
 namespace gpubridge::stub {
 
 // Where a response goes. `wanted` holds the names of the outputs that are sent; `consumer` is whose
-// processes take them, empty for the server.
+// processes take them, empty for the server. An output may stay in one of the `inputs`, whose lease
+// has the byte `lent`; in none where there are none.
 struct ResponseTarget {
   std::uint32_t ticket = 0;
   std::uint32_t flags = 0;
   nanobind::handle wanted;
   std::string_view consumer;
+  const OwnInputs* inputs = nullptr;
+  const unsigned char* lent = nullptr;
 };
 
 // Writes responses of plain tensors in host memory; everything else is left to Python. Any thread
@@ -31,8 +37,9 @@ class ResponseWriter {
   ResponseWriter(nanobind::object encode_signature, nanobind::type_object tensor, OutputPool& pool);
 
   // Appends the record of a response to `out` and counts what it copied; false where it is none
-  // that is written here.
-  bool write(const ResponseTarget& target, PyObject* response, std::string& out,
+  // that is written here. Lets go of the response, and of what its memory is for, where outputs
+  // stay in inputs, even if it throws then.
+  bool write(const ResponseTarget& target, nanobind::object& response, std::string& out,
              std::uint64_t& copied);
 
   // Appends a record without tensors, with flags.
@@ -40,8 +47,21 @@ class ResponseWriter {
 
  private:
   struct Output;
+  // An output without a reference to it, and where it lies; of one that is copied only the size.
+  struct Sent {
+    std::size_t index;
+    const char* data;
+    TensorRef place;
+  };
 
   bool gather(PyObject* response, nanobind::handle wanted, std::vector<Output>& outputs);
+  static std::vector<Sent> passed_on(const std::vector<Output>& outputs,
+                                     const ResponseTarget& target);
+  static std::vector<Sent> others(const std::vector<Output>& outputs, std::span<const Sent> stay);
+  bool copy(std::span<const Sent> outputs, std::string_view consumer, std::span<TensorRef> refs,
+            std::uint64_t& copied);
+  bool pass_on(const ResponseTarget& target, std::span<const Sent> stay, std::span<TensorRef> refs,
+               std::uint64_t& copied);
   std::string signature(const std::vector<Output>& outputs, const SignatureKey& key);
 
   nanobind::object encode_signature_;

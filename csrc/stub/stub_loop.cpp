@@ -38,14 +38,6 @@ std::string_view view_of(nb::handle bytes) {
   return {PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
 }
 
-// Says whether an input is so large that an output may stay where it is.
-bool is_large(const RecordView& record, std::uint64_t least) {
-  for (std::size_t index = 0; index < record.tensors(); ++index) {
-    if (record.ref(index).nbytes >= least) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 StubLoop::StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer,
@@ -227,7 +219,7 @@ nb::object StubLoop::take_requests(nb::handle message, const BatchView& batch,
     nb::object arrival = reader_.arrival(message, begin);
     const Context context = RequestReader::context(record);
     live.push_back({record.ticket(), form.wanted, arrival,
-                    is_large(record, limits_.passed_on_bytes),
+                    OwnInputs(record, context, book_, limits_.passed_on_bytes),
                     context.text(ContextField::kOutputsFor)});
     const nb::object request = reader_.request(record, form, arrival);
     if (PyList_Append(requests.ptr(), request.ptr()) != 0) throw nb::python_error();
@@ -264,11 +256,9 @@ nb::object StubLoop::execute(nb::object requests, std::span<const Live> live) {
 void StubLoop::answer(const Live& live, nb::handle responses, std::size_t index) {
   const auto at = static_cast<Py_ssize_t>(index);
   nb::object response = nb::borrow(PyList_GetItem(responses.ptr(), at));
-  if (answer_here(live, response.ptr())) {
-    if (PyList_SetItem(responses.ptr(), at, Py_NewRef(Py_None)) != 0) throw nb::python_error();
-    return;
-  }
-  response.reset();
+  if (PyList_SetItem(responses.ptr(), at, Py_NewRef(Py_None)) != 0) throw nb::python_error();
+  if (answer_here(live, response)) return;
+  if (PyList_SetItem(responses.ptr(), at, response.release().ptr()) != 0) throw nb::python_error();
   const nb::object record = parts_.executor.attr("answered")(
       origin_of(as<Arrival>(live.arrival.ptr())), responses, index);
   result_ += view_of(record);
@@ -276,22 +266,27 @@ void StubLoop::answer(const Live& live, nb::handle responses, std::size_t index)
   reclaims_ = true;
 }
 
-bool StubLoop::answer_here(const Live& live, PyObject* response) {
+bool StubLoop::answer_here(const Live& live, nb::object& response) {
   auto* arrival = as<Arrival>(live.arrival.ptr());
-  if (decoupled_ && response == Py_None) {
+  if (decoupled_ && response.is_none()) {
     // With its origin the request ends, if the model has dropped it.
     origin_of(arrival);
     writer_.write_nothing(live.ticket, kResponseOpen | kResponseEmpty, result_);
     return true;
   }
-  if (live.large || reinterpret_cast<PyObject*>(Py_TYPE(response)) != response_.ptr()) return false;
+  if (!response.type().is(response_)) return false;
   const std::size_t before = result_.size();
   try {
-    if (!writer_.write({live.ticket, 0, live.wanted, live.outputs_for}, response, result_, copied_))
-      return false;
-  } catch (nb::python_error&) {
-    // The same happens to Python, which words it.
+    const auto* const lent = static_cast<const unsigned char*>(lent_->data()) + live.ticket;
+    const ResponseTarget target{live.ticket, 0, live.wanted, live.outputs_for, &live.inputs, lent};
+    if (!writer_.write(target, response, result_, copied_)) return false;
+  } catch (nb::python_error& error) {
+    // The same happens to Python, which words it; where the response is gone, it is this.
     result_.resize(before);
+    if (!response.is_valid()) {
+      const nb::object origin = origin_of(arrival);
+      response = parts_.executor.attr("refusals")(error.value(), nb::make_tuple(origin))[0];
+    }
     return false;
   }
   // The ticket will be another request's; the model may have kept this one.
@@ -340,7 +335,8 @@ bool StubLoop::respond(std::uint32_t ticket, nb::handle response, bool last, nb:
   std::uint64_t copied = 0;
   try {
     const ResponseTarget target{ticket, last ? 0 : kResponseOpen, wanted, consumer};
-    if (!writer_.write(target, response.ptr(), message, copied)) return false;
+    nb::object sent = nb::borrow(response);
+    if (!writer_.write(target, sent, message, copied)) return false;
   } catch (nb::python_error&) {
     // The same happens to Python, which words it.
     return false;

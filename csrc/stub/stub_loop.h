@@ -71,7 +71,7 @@ class StubLoop {
     std::uint32_t ticket;
     nanobind::object wanted;       // of RecordForm
     nanobind::object arrival;      // its Arrival
-    bool large;                    // whether its memory may be passed on as an output
+    OwnInputs inputs;              // outputs may stay there
     std::string_view outputs_for;  // of its context, in its message
   };
 
@@ -84,7 +84,7 @@ class StubLoop {
                                  std::vector<Live>& live, std::string& skipped);
   nanobind::object execute(nanobind::object requests, std::span<const Live> live);
   void answer(const Live& live, nanobind::handle responses, std::size_t index);
-  bool answer_here(const Live& live, PyObject* response);
+  bool answer_here(const Live& live, nanobind::object& response);
   void finish(const BatchView& batch);
   void send_result(std::string_view result, std::int64_t started, std::int64_t ended, bool last);
   void send(const std::string& message);
