@@ -28,22 +28,14 @@ class Program(Protocol):
         """Return arrays of one type, one after the other along their first dimension."""
 
     def run(self, inputs: dict[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
-        """Return the outputs that are asked for, by name.
-
-        Raises UnusableInput when the inputs do not fit each other or the program.
-        """
+        """Return the outputs asked for, by name; UnusableInput when the inputs do not fit."""
 
     def give(self, name: str, array: Any) -> pb_utils.Tensor:
         """Return an array of the library as an output."""
 
 
 class BatchRunner:
-    """Answers requests with what a program makes of them.
-
-    - ``setup``: says whether there is a batch dimension, and which outputs of which types there
-      are.
-    - ``program``: runs them.
-    """
+    """Answers requests with what a program makes of them."""
 
     def __init__(self, setup: ModelSetup, program: Program) -> None:
         self._program = program

@@ -93,12 +93,7 @@ def _wrong(key: str, expected: str, got: str) -> ValueError:
 
 
 def import_library(module: str, requirement: str, backend: str) -> ModuleType:
-    """Import a module that the backend needs.
-
-    ``requirement``: what to give to ``pip install``.
-
-    Raises ImportError: says in which interpreter it is missing, and how to install it there.
-    """
+    """Import a module that the backend needs, or say how to install ``requirement`` where."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -110,11 +105,10 @@ def import_library(module: str, requirement: str, backend: str) -> ModuleType:
 
 @dataclass(frozen=True)
 class TensorSetup:
-    """An input or output as the configuration has it.
+    """An input or output as the configuration has it; ``data_type`` is ``TYPE_FP32``, ...
 
-    - ``data_type``: ``TYPE_FP32``, ...
-    - ``dims``: what the model sees (after ``reshape``), without the batch dimension; -1 is
-      variable.
+    ``dims`` are what the model sees (after ``reshape``), without the batch dimension; -1 is
+    variable.
     """
 
     name: str
@@ -146,8 +140,6 @@ class ModelSetup:
     - ``max_batch_size``: 0 when the model has no batch dimension.
     - ``control_inputs``: inputs that the server makes: a sequence's controls and its states.
     - ``state_outputs``: outputs that only the server takes: a sequence's states.
-    - ``filename``: ``default_model_filename``.
-    - ``config``: all of it.
     - ``gpu``: the device of a KIND_GPU instance.
     - ``threads``: its share of the processors that the server may use.
     """
@@ -194,10 +186,7 @@ class ModelSetup:
 
     @classmethod
     def from_args(cls, args: Mapping[str, str]) -> ModelSetup:
-        """Read what ``initialize`` gets.
-
-        Raises ValueError for a decoupled model: these backends answer each request once.
-        """
+        """Read what ``initialize`` gets; ValueError for a decoupled model: one answer each."""
         gpu = (
             int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
         )

@@ -65,10 +65,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def run(options: argparse.Namespace, models: Path = MODELS) -> int:
-    """Measure, print, write; returns the exit code.
-
-    ``models``: what is served: a repository like this package's.
-    """
+    """Measure the paths of a repository of ``models``, print, write; returns the exit code."""
     device = _device()
     if isinstance(device, str):
         sys.stderr.write(f"nothing can be measured here: {device}\n{_NEEDS}")

@@ -56,18 +56,12 @@ PATHS = (
 
 
 class ClientMemory:
-    """Two regions of one size on a device; a context manager.
+    """Two regions of one size on a device, and what copies there; a context manager.
 
-    - ``device``: of this process; its primary context is retained.
-    - ``nbytes``: of each region.
+    ``source`` and ``target`` are for an input and an output; each has the handle that a server
+    opens.
 
-    Raises CudaError: UNAVAILABLE when the device has no memory left; INTERNAL when it cannot be
-    shared.
-
-    Its attributes:
-
-    - ``context``, ``stream``: what this class copies with; others may, too.
-    - ``source``, ``target``: for an input and an output; each with the handle that a server opens.
+    Raises CudaError: UNAVAILABLE without device memory; INTERNAL when it cannot be shared.
     """
 
     def __init__(self, device: DeviceInfo, nbytes: int) -> None:
@@ -106,13 +100,9 @@ class ClientMemory:
 
 
 class DeviceRequests:
-    """A connection to a server that has a client's regions registered.
+    """A connection to a server that has a client's regions registered, which outlive it.
 
-    - ``name``: the server's, for messages.
-    - ``port``: of its HTTP door on loopback.
-    - ``memory``: the regions; outlives this object.
-
-    Raises BridgeError: the server does not take the regions.
+    Raises BridgeError, with ``name``: the server does not take the regions.
     """
 
     def __init__(self, name: str, port: int, memory: ClientMemory) -> None:

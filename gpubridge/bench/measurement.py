@@ -38,10 +38,7 @@ _LIMIT = 1024 * _MIB
 
 
 def read_sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes of a list such as ``64KiB,1MiB``, in their order.
-
-    Raises ValueError with what was expected, for the command line.
-    """
+    """Return the sizes of a list such as ``64KiB,1MiB``; ValueError with what was expected."""
     sizes = []
     for word in text.split(","):
         found = re.fullmatch(r"(\d+)\s*([KMG]iB|)", word.strip())
@@ -62,11 +59,7 @@ def size_text(nbytes: int) -> str:
 
 
 class OwnServer:
-    """``gpubridge serve`` in a process of its own; a context manager.
-
-    - ``repository``: the models.
-    - ``flags``: beside those of the doors.
-    """
+    """``gpubridge serve`` in a process of its own; a context manager."""
 
     def __init__(self, repository: Path, flags: Sequence[str]) -> None:
         self._command = [sys.executable, "-m", "gpubridge", "serve"]
@@ -141,11 +134,8 @@ class OwnServer:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What was seen of one path at one size.
+    """What was seen of one path at one size; quantiles of a request's time are in microseconds.
 
-    - ``nbytes``: of the input, and of the output.
-    - ``seconds``: that the requests took together.
-    - ``p50``, ``p99``: microseconds of a request.
     - ``copied``: bytes that the bridge says that it has copied, by kind.
     - ``pcie``: over PCIe above idle; None where nobody tells.
     - ``gpu_mib``: what the server, its models and this client hold on the GPU.
@@ -176,11 +166,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A whole run.
-
-    ``no_pcie``, ``no_memory``: why there is no figure of PCIe, or of processes' memory; empty where
-    there is.
-    """
+    """A whole run; ``no_pcie`` and ``no_memory`` say why there are no such figures, if so."""
 
     device: DeviceInfo
     idle: PcieRate | None
@@ -198,16 +184,11 @@ def measure(
     models: Path = MODELS,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Measured:
-    """Start a server and measure every path at every size.
+    """Start a server and measure every path at every size, multiples of four bytes.
 
-    - ``device``: the first of this process.
-    - ``sizes``: bytes of a tensor, multiples of four.
-    - ``seconds``: of load for each path and size; longer while the meter has too few samples.
-    - ``meter``: or why there is none.
-    - ``models``: a repository like this package's.
-    - ``tell``: is told what happens.
-
-    Raises BridgeError: the server does not start, a request fails, or an answer is wrong.
+    Each gets ``seconds`` of load, more while the meter (or the reason why there is none) has too
+    few samples; ``tell`` is told what happens. Raises BridgeError: the server does not start, a
+    request fails, or an answer is wrong.
     """
     largest = max(sizes)
     no_pcie, watch = (meter, None) if isinstance(meter, str) else ("", meter)

@@ -42,11 +42,7 @@ _MIB = 1 << 20
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found.
-
-    - ``failures``: what crossed, or was copied, that should not.
-    - ``doubts``: what could not be seen, so that nothing follows from it.
-    """
+    """What crossed or was copied that should not (``failures``), and what could not be seen."""
 
     failures: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)

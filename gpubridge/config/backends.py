@@ -78,9 +78,7 @@ def settle_backend(config: ProtoMessage, model_dir: Path, backends: Backends) ->
     """Fill in ``backend``, ``platform``, ``runtime`` and ``default_model_filename`` as Triton does.
 
     Returns: the ``model.py`` of its backend; None where the model is its own program, or an
-    ensemble.
-
-    Raises BridgeError: INVALID_ARG when no backend is named, or none that is here.
+    ensemble. Raises BridgeError: INVALID_ARG when no backend is named, or none that is here.
     """
     if config.platform == "ensemble" or config.HasField("ensemble_scheduling"):
         return None

@@ -36,15 +36,12 @@ def load_model_config(
     backends: Backends = _SHIPPED_BACKENDS,
     draft: bool = False,
 ) -> ModelConfig:
-    """Read, complete and validate the ``config.pbtxt`` of a model.
+    """Read, complete and validate the ``config.pbtxt`` of the model in a directory of its name.
 
-    - ``model_dir``: the model's directory; its name is the model's name.
-    - ``gpu_count``: GPUs that instances may use, 0 on a machine without; or what counts them, which
-      is asked only where the configuration depends on it.
-    - ``gpu_fallback``: what becomes of a KIND_GPU instance group where `gpu_count` is 0: an error,
-      or KIND_CPU.
+    - ``gpu_count``: GPUs that instances may use; or what counts them, asked only where it matters.
+    - ``gpu_fallback``: what becomes of a KIND_GPU instance group without a GPU: an error, or
+      KIND_CPU.
     - ``override``: the configuration as JSON, to be used instead of the file.
-    - ``backends``: those beside Python's; the shipped ones if it is not said.
     - ``draft``: the model may complete it: there need not be a file, and inputs and outputs need
       not be whole.
 
@@ -95,9 +92,7 @@ def _read_text(path: Path, *, required: bool) -> str:
 
 
 def parse_model_config(text: str, source: str) -> ProtoMessage:
-    """Return the ``inference.ModelConfig`` that `text` spells in protobuf's text format.
-
-    Nothing is filled in or checked beyond the syntax and the schema.
+    """Return the ``inference.ModelConfig`` that `text` spells in protobuf's text format, unchecked.
 
     Raises BridgeError: ``INVALID_ARG``: names `source`, line and column, and what was expected.
     """
@@ -118,10 +113,7 @@ def complete_model_config(
     backends: Backends = _SHIPPED_BACKENDS,
     draft: bool = False,
 ) -> ModelConfig:
-    """Return the configuration that `message` means for the model in `model_dir`.
-
-    `message` itself is left as it is; the parameters and errors are those of `load_model_config`.
-    """
+    """Return what `message`, which is not changed, means for a model; see `load_model_config`."""
     config = model_config_schema().ModelConfig()
     config.CopyFrom(message)
     config.name = config.name or model_dir.name
@@ -168,10 +160,8 @@ def parse_config_override(text: str) -> ProtoMessage:
 def read_labels(output: ProtoMessage, model_dir: Path) -> tuple[bytes, ...]:
     """Return the labels of an output by class index; none where it names no file.
 
-    As in Triton, a line is everything up to its newline and an empty one names nothing.
-
-    Raises BridgeError: INVALID_ARG for a file that cannot be read, or that is outside of
-    `model_dir`.
+    As in Triton, a line is everything up to its newline and an empty one names nothing. Raises
+    BridgeError: INVALID_ARG for a file that cannot be read, or that is outside of `model_dir`.
     """
     if not output.label_filename:
         return ()
@@ -200,15 +190,11 @@ def finish_model_config(
 ) -> ModelConfig:
     """Return the whole configuration of a model that was asked to complete a draft.
 
-    As in Triton, the batch size, the inputs and outputs, the transaction policy, and a scheduler where
-    the draft chooses none are the model's; everything else stays as the draft has it.
+    As in Triton, the batch size, the inputs and outputs, the transaction policy, and a scheduler
+    where the draft chooses none are the model's; everything else stays as the draft has it.
+    ``returned`` is what the model made of it, as JSON; None if it completes nothing.
 
-    - ``draft``: not changed.
-    - ``returned``: what the model made of it, as JSON; None if it completes nothing.
-    - ``model_dir``, ``gpu_count``, ``backends``: as for `load_model_config`.
-
-    Raises BridgeError: INVALID_ARG when the model returned no configuration, or the whole is none
-    that can be.
+    Raises BridgeError: INVALID_ARG when that is no configuration, or the whole is none that can be.
     """
     message = type(draft.message)()
     message.CopyFrom(draft.message)

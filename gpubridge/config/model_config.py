@@ -62,12 +62,10 @@ class VersionPolicy:
 
 
 def available_versions(model_dir: Path) -> list[int]:
-    """Return the version numbers of `model_dir`, ascending.
+    """Return the version numbers of `model_dir`, ascending; NOT_FOUND when it cannot be listed.
 
     A version is a directory whose name is a decimal number without sign or leading zero, from 1 to
     2**63 - 1. Everything else in the directory is ignored, as Triton documents it.
-
-    Raises BridgeError: ``NOT_FOUND`` when the directory cannot be listed.
     """
     try:
         entries = list(model_dir.iterdir())
@@ -93,11 +91,7 @@ def select_versions(policy: VersionPolicy, available: Iterable[int]) -> list[int
 
 
 def served_versions(model_dir: Path, model_name: str, policy: VersionPolicy) -> list[int]:
-    """Return the versions of the model in `model_dir` to load, ascending; at least one.
-
-    Raises BridgeError: ``NOT_FOUND`` when the directory cannot be listed, ``INVALID_ARG`` when no
-    version of it falls under the policy.
-    """
+    """Return the versions of the model in `model_dir` to load, ascending; INVALID_ARG for none."""
     available = available_versions(model_dir)
     selected = select_versions(policy, available)
     if not selected:
@@ -124,13 +118,9 @@ class TensorSpec:
 
     - ``datatype``: the KServe v2 name: ``"FP32"``, ``"BYTES"``, ``"BF16"``, ...
     - ``dims``: as clients see it, without the batch dimension; -1 is variable.
-    - ``optional``: a request may leave the input out.
     - ``reshape``: the shape the model sees instead of `dims`; None where it sees `dims`.
     - ``is_shape_tensor``: always False: only TensorRT models have them.
-    - ``allow_ragged_batch``: requests of different shapes may share a batch.
-    - ``label_filename``: the file in the model's directory that names the classes of an output, or
-      "".
-    - ``labels``: what it says, by class index.
+    - ``labels``: what ``label_filename``, in the model's directory, says, by class index.
     """
 
     name: str
@@ -163,12 +153,11 @@ class InstanceGroup:
 class ModelConfig:
     """The complete, validated configuration of one model, with all defaults filled in.
 
-    - ``backend``: ``"python"``, the name of a backend that is written in Python, or ``""`` for an
+    - ``backend``: ``"python"``, the name of one that is written in Python, or ``""`` for an
       ensemble.
     - ``max_batch_size``: 0 when the model has no batch dimension.
     - ``parameters``: the ``string_value`` of each parameter.
     - ``decoupled``: the model sends any number of responses per request.
-    - ``metric_tags``: labels of all its metrics.
     - ``first_response_buckets``: the bounds, in milliseconds, of the histogram of first responses;
       empty for the usual ones.
     - ``message``: the protobuf all of this came from. Shared: nobody changes it.
@@ -177,8 +166,6 @@ class ModelConfig:
     - ``draft``: the model itself may still complete it, when it is loaded. Until then `inputs` and
       `outputs` are empty, whatever the message has, and nobody has checked that.
     - ``fallbacks``: how much of it is served in a slower way than it asks for, by reason: "no_gpu".
-    - ``inputs_by_name``, ``outputs_by_name``: `inputs` and `outputs`, to look them up.
-    - ``required_inputs``: the names of the inputs that no request may leave out.
     """
 
     name: str
@@ -242,10 +229,7 @@ def model_config_from_message(
     on_host: int = 0,
     draft: bool = False,
 ) -> ModelConfig:
-    """Return the values of a message that was normalised and validated before.
-
-    ``labels`` are those of its outputs, by name; ``backend_file`` runs it if it does not do so itself.
-    """
+    """Return the values of a message that is normalised and valid; ``labels`` by output."""
     inputs, outputs = ((), ()) if draft else (message.input, message.output)
     return ModelConfig(
         name=message.name,

@@ -22,10 +22,9 @@ _LEAST_SHM_BYTES = 1024 * 1024
 class PythonBackendSettings:
     """What the command line says to all Python models.
 
-    - ``stub_timeout_seconds``: how long a stub may work on one batch before it is taken for hung;
-      None never ends it.
-    - ``input_placement``: where models get their inputs if they do not say; None leaves it to the
-      instance's kind.
+    - ``stub_timeout_seconds``: a stub that works longer on one batch is taken for hung; None for
+      never.
+    - ``input_placement``: for models that do not say; None leaves it to the instance's kind.
     - ``busy_poll_us``: microseconds that server and stub stay awake for the next message where one
       request follows the other; 0 for never.
     - ``device_arena_bytes``: device memory that each stub with a GPU gets for its outputs.
@@ -33,8 +32,7 @@ class PythonBackendSettings:
       descriptors of it; "auto" takes these where those are refused.
     - ``restart_backoff_limit_seconds``: the longest wait before a stub that keeps dying is started
       again.
-    - ``environment_cache``: where unpacked environments of models are kept; None for the user's
-      cache directory.
+    - ``environment_cache``: where models' environments are unpacked; None for the user's cache.
     - ``environment_limit_bytes``: the most that may come out of one packed environment.
     - ``notices``: sentences for the log: Triton's keys that were given and have no effect here.
     """
@@ -51,11 +49,7 @@ class PythonBackendSettings:
 
     @classmethod
     def from_backend_config(cls, pairs: Mapping[str, str]) -> PythonBackendSettings:
-        """Return the settings that `pairs`, key to text, spell.
-
-        Raises BridgeError: ``INVALID_ARG`` for an unknown key (with the likeliest known one) or a
-        value that Triton, or gpubridge, does not take.
-        """
+        """Return the settings that `pairs`, key to text, spell; INVALID_ARG names a wrong one."""
         values: dict[str, Any] = {}
         notices = []
         for key, value in pairs.items():

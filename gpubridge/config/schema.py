@@ -42,14 +42,11 @@ _EXACT_INTEGER_LIMIT = 2**53
 
 @functools.cache
 def model_config_schema() -> ModuleType:
-    """Return the generated module that defines ``ModelConfig``, loaded once.
+    """Return the generated module that defines ``ModelConfig``, loaded once; or raise INTERNAL.
 
     The classes are those of ``tritonclient.grpc`` itself, whether that package is imported before,
-    after, or never: both register the same bytes in protobuf's default descriptor pool, which
-    keeps one descriptor, and one class per descriptor.
-
-    Raises BridgeError: ``INTERNAL`` when tritonclient is not installed, or was generated for a
-    newer protobuf.
+    after, or never: both register the same bytes in protobuf's default descriptor pool, which keeps
+    one descriptor, and one class per descriptor.
     """
     path = _generated_file()
     spec = importlib.util.spec_from_file_location(_MODULE_NAME, path)
@@ -81,12 +78,10 @@ def _generated_file() -> Path:
 
 
 def message_to_triton_json(message: ProtoMessage) -> dict[str, JsonValue]:
-    """Return `message` as the JSON object that Triton's config endpoint would print.
+    """Return `message` as the JSON object that Triton's config endpoint would print, in its order.
 
-    ``message``: read only; nothing of it is shared with the result.
-
-    Returns: keys in the order of the schema. Fields with presence (messages, members of a oneof)
-    appear only when set; all others appear with their defaults. Enums are names.
+    Fields with presence (messages, members of a oneof) appear only when set; all others appear with
+    their defaults. Enums are names.
     """
     result: dict[str, JsonValue] = {}
     for field in message.DESCRIPTOR.fields:

@@ -42,10 +42,7 @@ def read_debug_models(texts: Iterable[str]) -> dict[str, int]:
 
 
 def read_backend_config(entries: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the keys and values for each backend that ``[BACKEND,]KEY=VALUE`` names.
-
-    Raises BridgeError: INVALID_ARG for another form, and for a backend other than python.
-    """
+    """Return the keys and values for each backend that ``[BACKEND,]KEY=VALUE`` names: python."""
     config: dict[str, dict[str, str]] = {}
     for entry in entries:
         backend, comma, pair = entry.partition(",")
@@ -179,8 +176,6 @@ class ServerSettings:
     """Everything that is fixed when the server starts; port 0 is any free one.
 
     ``stub_python``, which no flag sets, runs the models that name no interpreter.
-
-    Raises BridgeError: ``INVALID_ARG``: names the flag, what it expects and what it got.
     """
 
     model_repositories: tuple[Path, ...] = flag(

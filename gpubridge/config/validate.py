@@ -271,9 +271,7 @@ def _validate_instance_group(
 def unsupported_features(config: ModelConfig) -> list[str]:
     """Return one sentence for each thing `config` asks for that this version does not do.
 
-    Each names the model and the field, and says what happens instead. An empty list means that
-    the configuration is served in full; whether the others refuse the model or warn is the
-    caller's decision.
+    Each says what happens instead; whether that refuses the model is the caller's decision.
     """
     return [
         f"model '{config.name}': the field '{field}' is not supported yet: {instead}"

@@ -49,11 +49,7 @@ class SharedEvents:
 
     @classmethod
     def open(cls, context: DeviceContext, handles: Sequence[bytes]) -> SharedEvents:
-        """Open the events of another process, which must not close them before this one does.
-
-        Raises CudaError: They cannot be opened: this process's own, gone, or events do not cross
-        processes here.
-        """
+        """Open another process's events, which must not close them first; or raise CudaError."""
         opened = cls(context)
         try:
             with context.pushed():

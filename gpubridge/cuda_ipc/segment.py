@@ -123,10 +123,7 @@ class DeviceSegment:
         return cls(context, region, pointer, size, _unmap)
 
     def let_reach(self, peer: DeviceContext) -> None:
-        """Let another device copy to and from here, peer access being enabled.
-
-        Raises CudaError: that one does not reach this memory.
-        """
+        """Let another device, with peer access, copy to and from here; or raise CudaError."""
         # `enable_peer_access` opens all other allocations of a device.
         if self._free is _unmap:
             _allow(self.pointer, self.size, peer.device.ordinal)

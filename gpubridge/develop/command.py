@@ -112,10 +112,7 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the model; returns the exit code: 1 when it failed in any way.
-
-    Raises BridgeError: INVALID_ARG for what the command line should not have asked for.
-    """
+    """Run the model; returns the exit code: 1 when it failed in any way."""
     try:
         from gpubridge.develop.session import RunSettings, Session  # noqa: PLC0415
     except ImportError:

@@ -26,11 +26,9 @@ _logger = logging.getLogger(__name__)
 
 
 def run_here(sock: socket.socket, note: Callable[[BaseException], None]) -> int:
-    """Serve a channel in this thread until it closes; returns the stub's exit code.
+    """Serve a stub's end of a channel in this thread until it closes; returns the exit code.
 
-    - ``sock``: the stub's end of the channel; closed here.
-    - ``note``: is told of what the model raises, in the thread that raised it, while its traceback
-      is there.
+    ``note`` is told of what the model raises, in its thread, while the traceback is there.
     """
     channel = Channel(sock)
     try:
@@ -96,11 +94,7 @@ class Here:
     def start(
         self, environment: StubEnvironment, model: str, instance: str, sock: socket.socket
     ) -> RunningStub:
-        """Start the stub of an instance: here, if it is the one, else in a process of its own.
-
-        Raises BridgeError: UNAVAILABLE: a process has no second life, or no other process can be
-        started.
-        """
+        """Start the stub of an instance, here if it is the one; UNAVAILABLE where it ran before."""
         if instance != self.instance:
             return StubProcess(environment, model, instance, sock)
         if self._started:
@@ -119,11 +113,7 @@ class Here:
 
 
 class OneInstanceLoader(ModelLoader):
-    """Loads one version and one instance of the model that runs here.
-
-    - ``directory``: the model's.
-    - ``version``: None for the highest that is served.
-    """
+    """Loads one version (None for the highest) and one instance of the model that runs here."""
 
     def __init__(
         self, here: Here, directory: Path, version: int | None, *loader: Any, **settings: Any

@@ -58,10 +58,7 @@ def print_response(response: InferResponse, config: ModelConfig) -> str:
 def save_outputs(
     arrays: Mapping[str, np.ndarray[Any, Any]], places: Mapping[str, Path], config: ModelConfig
 ) -> None:
-    """Write outputs to files of NumPy; strings as ``S`` of the longest.
-
-    Raises BridgeError: INVALID_ARG: there is no such output; UNAVAILABLE: a file cannot be written.
-    """
+    """Write outputs to files of NumPy, strings as ``S`` of the longest; or raise BridgeError."""
     for name, path in places.items():
         if name not in arrays:
             raise invalid(

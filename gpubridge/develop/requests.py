@@ -23,11 +23,7 @@ from gpubridge.tensor.dtypes import datatype_from_numpy, element_count, item_siz
 
 
 class GivenTensor(NamedTuple):
-    """A tensor to send.
-
-    - ``datatype``: of KServe.
-    - ``data``: as it crosses the wire.
-    """
+    """A tensor to send, of a datatype of KServe; its data is as it crosses the wire."""
 
     name: str
     datatype: str
@@ -36,14 +32,12 @@ class GivenTensor(NamedTuple):
 
 
 def read_input(text: str, config: ModelConfig) -> GivenTensor:
-    """Make a tensor of ``NAME=VALUE``.
+    """Make a tensor of ``NAME=VALUE``; INVALID_ARG for nothing of the kind.
 
     The value is JSON (``[[1, 2], [3, 4]]``, ``"text"``, ``5``), or text for an input of strings;
     ``@FILE.npy`` is an array; any other ``@FILE`` is its bytes: one string, or the elements as they
     lie in memory. A value without the batch dimension is a batch of one, and a single element fits
     any shape.
-
-    Raises BridgeError: INVALID_ARG: it is nothing of the kind.
     """
     name, equals, value = text.partition("=")
     if not equals or not name:
@@ -163,10 +157,7 @@ def _from_array(spec: TensorSpec, array: np.ndarray[Any, Any], path: Path) -> Gi
 class RequestMaker:
     """Makes requests of the same inputs, as often as wanted.
 
-    ``parameters``: of the request, as in a v2 request's JSON: ``sequence_id``, ``timeout``, the
-    model's own.
-
-    Raises BridgeError: in Triton's words, when it is no valid request for the model.
+    ``parameters``: as in a v2 request's JSON. Raises BridgeError in Triton's words.
     """
 
     def __init__(
@@ -192,11 +183,7 @@ class RequestMaker:
         self.form: RequestForm = parse_request(json.dumps(header).encode(), config, len(self._data))
 
     def make(self, arena: HostArena) -> InferRequest:
-        """Make a request; who submits it gives its slot away. Nobody hears of its outcome yet.
-
-        Raises BridgeError: INVALID_ARG for strings that are malformed, UNAVAILABLE when the arena
-        is full.
-        """
+        """Make a request; who submits it gives its slot away. Nobody hears of its outcome yet."""
         form = self.form
         slot, places, copied = pack_inputs(form, self._data, arena)
         try:

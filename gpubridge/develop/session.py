@@ -34,15 +34,11 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What is to be run.
+    """What is to be run: a version (None for the highest) of the model in a directory.
 
-    - ``directory``: the model's.
-    - ``version``: None for the highest that is served.
     - ``inputs``: ``NAME=VALUE``; see :func:`~gpubridge.develop.requests.read_input`.
     - ``outputs``: files that outputs are written to, by name.
-    - ``parameters``: of the request.
-    - ``repeat``, ``batch``: how many times the model is executed, and how many requests it gets
-      each time.
+    - ``repeat``, ``batch``: how often it is executed, and how many requests it gets each time.
     """
 
     directory: Path
@@ -55,11 +51,7 @@ class RunSettings:
 
 
 class Session:
-    """Runs a model once; to be used in the main thread.
-
-    - ``server``: what a server would be started with; it loads the model, and those that it calls.
-    - ``note``: is told of what the model raises, in its thread.
-    """
+    """Runs a model once in the main thread; ``server`` is what a server would be started with."""
 
     def __init__(
         self,

@@ -13,11 +13,7 @@ __all__ = ["Finding", "examine", "exit_code", "report"]
 
 
 def examine() -> list[Finding]:
-    """Look at everything.
-
-    Imports no framework. Where there are GPUs, short-lived processes try each one; this process gets
-    no context.
-    """
+    """Look at everything; GPUs are tried by short-lived processes, no framework is imported."""
     return [*host_findings(), *device_findings(), *package_findings()]
 
 

@@ -65,13 +65,9 @@ _NO_PEERS = "models that pass tensors to each other on the GPU belong on the sam
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
+    """One line of the report: what was looked at, and what was seen, or why it does not work.
 
-    - ``subject``: what was looked at.
-    - ``works``: whether it can be used.
-    - ``detail``: what was seen; the reason, where it does not work.
-    - ``advice``: what to do about it; empty where there is nothing to do.
-    - ``needed``: whether nothing can be served without it.
+    ``advice``: what to do about it; ``needed``: nothing can be served without it.
     """
 
     subject: str

@@ -214,14 +214,7 @@ class PrivateBytes:
 
 
 class PrivateMemory(PrivateBytes):
-    """Memory for a body, which counts as it is handed out.
-
-    ``nbytes``: bytes that the body takes at the most.
-
-    Raises BridgeError: UNAVAILABLE when it would never fit.
-
-    Attribute ``memory``: all of it.
-    """
+    """Memory of ``nbytes`` for a body, counted as it is handed out; UNAVAILABLE if too large."""
 
     __slots__ = ("memory",)
 

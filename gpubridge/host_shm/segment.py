@@ -45,10 +45,7 @@ class Segment:
 
     @classmethod
     def create(cls, region: int, size: int, home: str = "") -> Segment:
-        """Make a new sealed segment of ``size`` bytes (zeroed; pages are taken when touched).
-
-        Raises BridgeError: UNAVAILABLE when the kernel gives no descriptor or memory.
-        """
+        """Make a new sealed segment of zeros; its pages are taken when touched."""
         try:
             fd = os.memfd_create("gpubridge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:

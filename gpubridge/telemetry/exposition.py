@@ -15,10 +15,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Family:
-    """A metric and its samples.
-
-    ``kind``: "counter", "gauge", "histogram" or "summary".
-    """
+    """A metric, "counter", "gauge", "histogram" or "summary", and its samples."""
 
     def __init__(self, name: str, text: str, kind: str) -> None:
         self.name = name

@@ -60,10 +60,7 @@ class LogSettings:
 
 
 class ServerLog:
-    """Owns the handler that writes the package's log lines; settings can be changed at any time.
-
-    Raises BridgeError when the log file cannot be opened.
-    """
+    """Owns the handler that writes the package's log lines; settings can be changed at any time."""
 
     def __init__(self, settings: LogSettings) -> None:
         self._settings = settings

@@ -62,10 +62,7 @@ _logger = logging.getLogger(__name__)
 
 
 class GpuMetrics:
-    """The GPUs of this machine; owns the NVML session.
-
-    ``nvml``: ``pynvml``, initialized.
-    """
+    """The GPUs of this machine; owns the NVML session, which is initialized."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml

@@ -63,10 +63,7 @@ def add_telemetry_flags(command: argparse.ArgumentParser) -> None:
 
 
 def telemetry_from_flags(options: argparse.Namespace) -> ServerTelemetry:
-    """Make the server's log, traces and metrics of their flags; the caller's to close.
-
-    Raises BridgeError: names the flag, what it expects and what it got.
-    """
+    """Make the server's log, traces and metrics of their flags; the caller's to close."""
     traces = trace_settings_from_flags(options.trace_config)
     metrics = read_metrics_config(from_flags(MetricsSettings, options), options.metrics_config)
     if not options.allow_metrics:

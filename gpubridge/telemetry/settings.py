@@ -44,10 +44,7 @@ class MetricsSettings:
 
 
 def read_metrics_config(settings: MetricsSettings, entries: Sequence[str]) -> MetricsSettings:
-    """Return settings with the changes of ``--metrics-config``, ``SETTING=VALUE`` each.
-
-    Raises BridgeError: INVALID_ARG for what is no setting.
-    """
+    """Return settings with the changes of ``--metrics-config``, ``SETTING=VALUE`` each."""
     if not settings.interval_ms > 0:
         got = f"{settings.interval_ms:g}"
         raise invalid(f"--metrics-interval-ms expects a number above 0, got {got}")
@@ -94,11 +91,9 @@ class TraceSettings:
     """How requests are traced; defaults are Triton's.
 
     - ``level``: of ``TRACE_LEVELS``, in that order; empty for no traces.
-    - ``rate``: one request of so many is traced.
-    - ``count``: traces still to be made; -1 for no limit.
+    - ``rate``, ``count``: one of so many requests is traced; traces still to be made, -1 for any.
     - ``log_frequency``: so many traces are put into each of the files ``file.0``, ``file.1``, …; 0
-      for all into ``file``.
-    - ``file``: where traces go. Fixed when the server starts.
+      for all into ``file``, which is fixed when the server starts.
     """
 
     level: tuple[str, ...] = ()
@@ -108,10 +103,7 @@ class TraceSettings:
     file: str = ""
 
     def check(self) -> None:
-        """Refuse settings that make no sense together.
-
-        Raises BridgeError: INVALID_ARG in Triton's words.
-        """
+        """Refuse settings that make no sense together, in Triton's words."""
         if not self.rate:
             raise invalid("Attempting to set invalid trace setting :sample rate must be non-zero")
         if self.level and not self.file:
@@ -119,19 +111,12 @@ class TraceSettings:
 
 
 def parse_unsigned(name: str, text: str) -> int:
-    """Read the number of a setting.
-
-    Raises BridgeError: INVALID_ARG in Triton's words.
-    """
+    """Read the number of a setting, or raise INVALID_ARG in Triton's words."""
     return _number(name, text, 0, _UINT32)
 
 
 def parse_count(text: str) -> int:
-    """Read ``trace_count``.
-
-    Raises BridgeError: INVALID_ARG in Triton's words; also for 0, of which Triton says the same
-    without a reason.
-    """
+    """Read ``trace_count``, or raise INVALID_ARG in Triton's words; also for 0, as Triton does."""
     count = _number("trace_count", text, -1, _INT32)
     if not count:
         raise invalid(
@@ -157,10 +142,7 @@ def parse_levels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def trace_settings_from_flags(entries: Sequence[str]) -> TraceSettings:
-    """Read the values of ``--trace-config``: ``[triton,]SETTING=VALUE`` each.
-
-    Raises BridgeError: INVALID_ARG for what is no setting; UNSUPPORTED for OpenTelemetry.
-    """
+    """Read the values of ``--trace-config``: ``[triton,]SETTING=VALUE`` each."""
     settings = TraceSettings()
     levels: list[str] = []
     for entry in entries:

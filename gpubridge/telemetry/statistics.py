@@ -111,10 +111,7 @@ class LatencyWindow:
 
 
 class LatencyHistogram:
-    """Counts durations by upper bounds in milliseconds.
-
-    ``count``: of all observations.
-    """
+    """Counts durations, ``count`` in all, by upper bounds in milliseconds."""
 
     __slots__ = ("_bounds", "_counts", "count", "sum_ms")
 
@@ -155,13 +152,9 @@ class BatchStatistics(NamedTuple):
 class ModelStatistics(ModelCounters):
     """Counts for one model version, since it was loaded.
 
-    What stubs answer is counted by the compiled module (`gpubridge.dataplane.ModelCounters`, which
-    says what there is); here is what else the metrics tell of a model.
-
-    - ``device_work``: what the server did on GPUs for it.
-    - ``fallbacks``: how often the server took a slower way for it, by reason.
-    - ``labels``: what tells its metrics from other models'.
-    - ``first_response``: how long its first responses take, where that is wanted.
+    What stubs answer is counted by `gpubridge.dataplane.ModelCounters`; here is what else the
+    metrics tell of a model: ``device_work`` of the server on GPUs for it, ``fallbacks`` to a slower
+    way by reason, ``labels``, and how long its first responses take, where that is wanted.
     """
 
     def __init__(

@@ -64,10 +64,7 @@ Records = Sequence[dict[str, Any] | TensorRecord]
 
 
 class TraceWriter:
-    """A thread that writes records, started with the first of them.
-
-    Owns the files that it has begun; each is begun anew once, whatever was in it.
-    """
+    """Writes records in a thread that starts with the first; each file is begun anew once."""
 
     def __init__(self) -> None:
         self._jobs: queue.Queue[tuple[str, bool, Records] | None] = queue.Queue(_MOST_JOBS)
@@ -182,12 +179,7 @@ def _bytes_of(records: Records) -> int:
 
 
 class Trace:
-    """One request's trace, in the making.
-
-    - ``identifier``: tells it from all others.
-    - ``sampler``: takes it when it is complete.
-    - ``stamps``, ``tensors``: what is wanted of it.
-    """
+    """One request's trace, in the making; ``sampler`` takes it when it is complete."""
 
     __slots__ = ("__weakref__", "_open", "_records", "identifier", "sampler", "stamps", "tensors")
 
@@ -280,10 +272,7 @@ class Traces:
     """All settings for traces, those of the server and of models, and who is traced by them.
 
     A model's setting that was not given is the server's; a server's that was not given is the
-    command line's.
-
-    - ``active``: whether any request may be traced.
-    - ``used``: whether that ever was so.
+    command line's. ``active``: any request may be traced; ``used``: that ever was so.
     """
 
     def __init__(self, flags: TraceSettings) -> None:

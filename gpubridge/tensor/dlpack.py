@@ -167,10 +167,7 @@ def make_capsule(  # noqa: PLR0913  (the fields of DLPack's struct)
     read_only: bool,
     copied: bool,
 ) -> Capsule:
-    """Make a capsule of C-contiguous elements at an address, whatever device that is on.
-
-    Raises BridgeError: UNSUPPORTED for BYTES.
-    """
+    """Make a capsule of C-contiguous elements at an address of any device; UNSUPPORTED: BYTES."""
     dtype = _DL_DTYPE.get(datatype)
     if dtype is None:
         raise unsupported("DLPack does not have support for string tensors.")

@@ -89,10 +89,7 @@ def datatype_from_numpy(dtype: np.dtype[Any]) -> str | None:
 
 
 def numpy_dtype(datatype: str) -> np.dtype[Any] | None:
-    """Give the NumPy dtype of a KServe datatype.
-
-    Returns: None for BF16 where ml_dtypes cannot be imported.
-    """
+    """Give the NumPy dtype of a KServe datatype; None for BF16 without ml_dtypes."""
     dtype = DTYPE_OF_DATATYPE.get(datatype)
     if dtype is not None:
         return dtype

@@ -83,10 +83,7 @@ class LeaseBook:
         self._table = table
 
     def views(self, refs: Sequence[tuple[int, int, int, int]]) -> Sequence[memoryview]:
-        """Return the bytes at places given as (region, offset, nbytes, lease).
-
-        Raises ValueError when a place does not exist.
-        """
+        """Return the bytes at places (region, offset, nbytes, lease), or raise ValueError."""
         if len(refs) > 1:
             region, start, size, lease = refs[0]
             end = start + size
@@ -289,10 +286,7 @@ class BorrowedMemory:
         self.arena = False
 
     def announce(self, region: int, fd: int, size: int, home: str = "") -> None:
-        """Map a region of some `Segment.home` from now on; takes over ``fd``.
-
-        Raises BridgeError: INVALID_ARG when the descriptor is not what was announced.
-        """
+        """Map a region of some `Segment.home`; takes over ``fd``. May raise BridgeError."""
         segment = Segment.open(region, fd, size, home, writable=not is_read_only(region))
         self._segments[region] = segment
         self.book.add(region, segment.view)

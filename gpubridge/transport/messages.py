@@ -122,10 +122,7 @@ def decode_control(message: Buffer) -> dict[str, Any]:
 
 
 def encode_frame(kind: int, batches: Sequence[bytes], alone: bool = False) -> bytes:
-    """Join encoded batches to a message of kind EXECUTE or RESULTS.
-
-    ``alone`` tells a stub that requests come one after the other.
-    """
+    """Join batches to an EXECUTE or RESULTS message; ``alone`` ones come one after the other."""
     return b"".join((_FRAME.pack(kind, alone, len(batches)), *batches))
 
 

@@ -76,11 +76,7 @@ def json_object(raw: bytes | str, what: str) -> dict[str, Any]:
 
 
 def record_encoder() -> Callable[..., bytes]:
-    """Give the function that makes records: the compiled one where there is one.
-
-    Its parameters: ``ticket``, ``signature`` and ``dims`` (encoded), ``refs`` (the fields of all tensor
-    references X and ``context`` (encoded).
-    """
+    """Give what makes records: `_encode_record`, or the compiled one where it is there."""
     compiled = native()
     return _encode_record if compiled is None else compiled.encode_record
 

@@ -74,10 +74,7 @@ def encode_dims(shapes: Sequence[Sequence[int]]) -> bytes:
 def encode_tensors(
     tensors: Sequence[tuple[str, str, Sequence[int]]], requested: Sequence[str] = ()
 ) -> tuple[bytes, bytes]:
-    """Make the signature and the dims of tensors given as (name, datatype, shape).
-
-    Raises BridgeError as `encode_signature` does.
-    """
+    """Make signature and dims of tensors (name, datatype, shape); raises as `encode_signature`."""
     described = [(name, datatype, len(shape)) for name, datatype, shape in tensors]
     signature = encode_signature(described, requested)
     return signature, encode_dims([shape for _, _, shape in tensors])

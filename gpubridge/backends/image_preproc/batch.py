@@ -14,9 +14,7 @@ from gpubridge.backends.image_preproc.settings import Settings
 class ImageRequest:
     """One request: whatever is wrong with an image of it fails this one and no other.
 
-    - ``encoded``: its files, object ``[images]`` of bytes.
-    - ``shape``: of all of its pixels.
-    - ``output``: where they go, once it was asked for.
+    ``encoded`` are its files, ``shape`` that of all of its pixels, ``output`` where they go.
     """
 
     def __init__(self, request: pb_utils.InferenceRequest, settings: Settings) -> None:
@@ -34,10 +32,7 @@ class ImageRequest:
         return bool(self._complaints) or self._failure is not None
 
     def ask_for_output(self, device: str | None = None) -> bool:
-        """Ask for the place of the output; without room there, the request fails.
-
-        Returns: whether there is one.
-        """
+        """Ask for the place of the output; without room there, the request fails: return False."""
         settings = self._settings
         shape = self.shape if settings.images else self.shape[1:]
         try:

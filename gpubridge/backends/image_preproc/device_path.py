@@ -47,10 +47,7 @@ _BYTES_OF_PIXEL = 3
 
 
 class DeviceStream(NamedTuple):
-    """A JPEG file whose header was read.
-
-    ``nbytes``: of its pixels.
-    """
+    """A JPEG file whose header was read; ``nbytes`` of its pixels."""
 
     code: Any
     nbytes: int
@@ -64,13 +61,7 @@ class PixelsOnDevice(NamedTuple):
 
 
 class DeviceDecoder:
-    """nvImageCodec on one GPU.
-
-    - ``ordinal``: the device's number in this process.
-    - ``stream``: the CUDA stream on which the pixels are complete.
-
-    Raises Exception: whatever nvImageCodec raises where it is not installed, or finds no decoder.
-    """
+    """nvImageCodec on one GPU; pixels are complete on ``stream``. Raises whatever that raises."""
 
     def __init__(self, settings: Settings, ordinal: int, stream: int) -> None:
         from nvidia import nvimgcodec  # noqa: PLC0415  (optional, and slow to import)
@@ -191,9 +182,7 @@ class _Job:
 
 
 class DevicePath:
-    """Fills outputs in the GPU's memory.
-
-    ``threads``: not closed here.
+    """Fills outputs in the GPU's memory; ``threads`` are not closed here.
 
     Raises KernelUnavailable, BridgeError: the kernel cannot be had, or the GPU does not work.
     """

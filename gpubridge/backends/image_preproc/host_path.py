@@ -182,10 +182,7 @@ class NvImageCodecDecoder:
 
 
 def make_decoder(choice: str, max_pixels: int, formats: Sequence[str] = FORMATS) -> Decoder:
-    """Return the decoder on the CPU that the parameter DECODER asks for: Pillow, the faster, for auto.
-
-    Raises ImportError: nvImageCodec was asked for by name and is not installed.
-    """
+    """Return the decoder on the CPU that DECODER asks for: Pillow, the faster, for auto."""
     kind = NvImageCodecDecoder if choice == "nvimagecodec" else PillowDecoder
     return kind(max_pixels, formats)
 
@@ -221,10 +218,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 class HostPath:
-    """Fills outputs in host memory.
-
-    ``threads``: not closed here.
-    """
+    """Fills outputs in host memory; ``threads`` are not closed here."""
 
     def __init__(self, settings: Settings, decoder: Decoder, threads: ThreadPoolExecutor) -> None:
         self._settings = settings

@@ -21,10 +21,7 @@ class ImageError(Exception):
 
 
 def require_format(encoded: bytes, allowed: Sequence[str]) -> str:
-    """Return which of the formats a file has.
-
-    Raises ImageError: None of those that are allowed.
-    """
+    """Return which of the formats a file has; ImageError for none of those that are allowed."""
     found = _format_of(encoded)
     if found in allowed:
         return found
@@ -107,11 +104,8 @@ def jpeg_is_whole(encoded: bytes) -> bool:
 def _jpeg_start(encoded: bytes) -> tuple[int, bytes, int]:
     """Walk through the segments before a JPEG's first scan.
 
-    It returns:
-
-    - ``frame``: the kind of its frame, by its marker; 0 where none was found.
-    - ``components``: the byte that has their number.
-    - ``scan``: where the scan's segment begins; 0 where none was found.
+    Returns the kind of its frame, the byte that has the number of components, and where the scan's
+    segment begins; zeros where none was found.
     """
     at, frame, components = 2, 0, b""
     for _ in range(_MOST_SEGMENTS):

@@ -64,13 +64,10 @@ class KernelUnavailable(Exception):
 
 
 def kernel_image(source: Path, capability: tuple[int, int], cache: Path | None) -> bytes:
-    """Return the kernel as the driver loads it.
+    """Return the kernel as the driver loads it; KernelUnavailable where NVRTC does not compile it.
 
-    - ``source``: its headers (``*.cuh``) lie beside it.
-    - ``capability``: the GPU's compute capability.
-    - ``cache``: a directory; made if it is not there. None compiles in any case.
-
-    Raises KernelUnavailable: there is no NVRTC, or it does not compile this.
+    The headers (``*.cuh``) of ``source`` lie beside it; ``cache`` is a directory, which is made, or
+    None to compile in any case.
     """
     nvrtc, version = _load_nvrtc()
     code = source.read_bytes()
@@ -300,11 +297,7 @@ def launch_numbers(settings: Settings, element_bytes: int) -> tuple[int, ...]:
 
 
 class DeviceKernel:
-    """``resize_normalize.cu`` for one model.
-
-    Raises KernelUnavailable: it cannot be compiled here.
-    Raises BridgeError: the GPU does not take it, or has no room.
-    """
+    """``resize_normalize.cu`` for one model; KernelUnavailable where it cannot be compiled."""
 
     def __init__(self, settings: Settings, context: DeviceContext, memory: DeviceMemory) -> None:
         self._settings = settings
@@ -320,9 +313,7 @@ class DeviceKernel:
             self._function = call("cuModuleGetFunction", self._module, KERNEL.encode())
 
     def launch(self, work: Sequence[ImageWork], stream: int) -> DeviceBytes:
-        """Launch the kernel for images on a stream.
-
-        What was uploaded by now is there before the kernel begins.
+        """Launch the kernel for images on a stream, behind what was uploaded by now.
 
         Returns: what it reads beside the pixels: to be held until it is done.
         """

@@ -125,8 +125,6 @@ class Normalization:
 
     Both are made in FP32; FP16 and BF16 are rounded from that, once. Of type UINT8 the values stay
     what they are.
-
-    ``element_bytes``: of a value of the output.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -137,10 +137,7 @@ class Graph:
         return tensor
 
     def entries(self, setup: ModelSetup, kind: str) -> list[TensorSetup]:
-        """Return the inputs or outputs that a configuration without them gets.
-
-        Optional inputs are left out: a graph's own values are not what clients usually send.
-        """
+        """Return the tensors that a configuration without them gets, optional inputs excepted."""
         tensors = self.inputs if kind == "input" else self.outputs
         batched = setup.max_batch_size > 0
         return [
