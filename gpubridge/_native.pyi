@@ -91,9 +91,8 @@ class DynamicBatcher:
         policy: tuple[bool, int, bool, int] = ...,
         policies: Mapping[int, tuple[bool, int, bool, int]] = ...,
     ) -> None: ...
-    @property
-    def pending(self) -> int:
-        """Items that were not taken, those included that `refused` is about to return."""
+    pending: int
+    """Items that were not taken, those included that `refused` is about to return."""
     def add(
         self, item: Any, size: int, shape: int, priority: int, timeout_us: int, now: int, /
     ) -> int:
@@ -159,24 +158,18 @@ class HeaderFields:
 class RequestHeaders:
     """The headers of a request, valid. The same object comes again where they are the same bytes."""
 
-    @property
-    def path(self) -> bytes:
-        """The path; empty for CONNECT."""
-    @property
-    def fields(self) -> tuple[tuple[bytes, bytes], ...]:
-        """All fields in their order, pseudo-header fields included."""
-    @property
-    def plain(self) -> bool:
-        """Whether there is neither compression nor a time-out."""
-    @property
-    def coding(self) -> bytes:
-        """Return ``grpc-encoding``; empty where there is none."""
-    @property
-    def accepted_codings(self) -> bytes:
-        """Return ``grpc-accept-encoding``; empty where there is none."""
-    @property
-    def timeout(self) -> bytes | None:
-        """Return ``grpc-timeout`` as it came."""
+    path: bytes
+    """The path; empty for CONNECT."""
+    fields: tuple[tuple[bytes, bytes], ...]
+    """All fields in their order, pseudo-header fields included."""
+    plain: bool
+    """Whether there is neither compression nor a time-out."""
+    coding: bytes
+    """Return ``grpc-encoding``; empty where there is none."""
+    accepted_codings: bytes
+    """Return ``grpc-accept-encoding``; empty where there is none."""
+    timeout: bytes | None
+    """Return ``grpc-timeout`` as it came."""
 
 class GrpcInferEndpoint:
     """What the calls of ModelInfer have in common that the plane takes without Python.
@@ -276,24 +269,18 @@ class Http2Connection:
         """End the requests that have not ended: the peer sends no more; return what has happened."""
     def lost(self, /) -> None:
         """Forget all streams and their memory: the socket is gone."""
-    @property
-    def closed(self) -> bool:
-        """Whether the connection is over: flush, and close the socket; nothing is received any more."""
-    @property
-    def started(self) -> bool:
-        """Whether the client's preface is there, and the beginning of its settings."""
-    @property
-    def highest_stream(self) -> int:
-        """The highest id of a stream that the peer has used."""
-    @property
-    def frames_sent(self) -> int:
-        """Grows with the DATA frames sent, and with the streams ended."""
-    @property
-    def open_streams(self) -> int:
-        """How many streams are not closed."""
-    @property
-    def heard(self) -> float:
-        """The time of the last `received`."""
+    closed: bool
+    """Whether the connection is over: flush, and close the socket; nothing is received any more."""
+    started: bool
+    """Whether the client's preface is there, and the beginning of its settings."""
+    highest_stream: int
+    """The highest id of a stream that the peer has used."""
+    frames_sent: int
+    """Grows with the DATA frames sent, and with the streams ended."""
+    open_streams: int
+    """How many streams are not closed."""
+    heard: float
+    """The time of the last `received`."""
     def receive_into(self, stream: int, target: memoryview, /) -> None:
         """Receive the stream's next DATA payload into ``target``; then FILLED comes.
 
@@ -381,15 +368,12 @@ class InFlightRequests:
         descriptor: int,
         /,
     ) -> None: ...
-    @property
-    def free_tickets(self) -> int:
-        """How many more requests can be at the stub."""
-    @property
-    def open_requests(self) -> int:
-        """Requests whose batch has ended, but not they."""
-    @property
-    def idle(self) -> bool:
-        """Whether no batch is at the stub."""
+    free_tickets: int
+    """How many more requests can be at the stub."""
+    open_requests: int
+    """Requests whose batch has ended, but not they."""
+    idle: bool
+    """Whether no batch is at the stub."""
     def holds(self, sequence: int, /) -> bool:
         """Say whether a batch is at the stub."""
     def watch(
@@ -434,9 +418,8 @@ class InFlightRequests:
         """Take back the memory that the stub is done with by now; returns whether some is left."""
     def lend(self, ranges: Sequence[Any], /) -> int | None:
         """Lend the memory of an answer to a call; returns its ticket, None when there is none left."""
-    @property
-    def lent_answers(self) -> int:
-        """How many answers to calls are lent."""
+    lent_answers: int
+    """How many answers to calls are lent."""
     def slot(self, ticket: int, /) -> Any:
         """Return the slot that is lent under a ticket, or None."""
     def kept(self, ticket: int, /) -> Any:
@@ -582,21 +565,16 @@ class InstanceFeed:
         """There is no stub any more, and nothing at one."""
     def submit(self, requests: list[InferRequest], /) -> None:
         """Send one batch to the stub."""
-    @property
-    def open_requests(self) -> int:
-        """Requests that the model still answers although their batch has ended."""
-    @property
-    def in_flight(self) -> int:
-        """Requests of batches at the stub."""
-    @property
-    def batches(self) -> int:
-        """Batches at the stub."""
-    @property
-    def window(self) -> int:
-        """Requests that the stub may have at once; 0 while it takes none."""
-    @property
-    def least_window(self) -> int:
-        """As given to `open`."""
+    open_requests: int
+    """Requests that the model still answers although their batch has ended."""
+    in_flight: int
+    """Requests of batches at the stub."""
+    batches: int
+    """Batches at the stub."""
+    window: int
+    """Requests that the stub may have at once; 0 while it takes none."""
+    least_window: int
+    """As given to `open`."""
 
 class RequestDispatch:
     """The dispatch loop of a model without sequences: its queue, and which instance gets what.
@@ -640,9 +618,8 @@ class RequestDispatch:
         """Dispatch what the owner was asked to set a timer for."""
     def stop(self) -> None:
         """Call ``on_idle`` of the owner whenever nothing is pending, from now on."""
-    @property
-    def pending(self) -> int:
-        """Requests that are queued or at a stub."""
+    pending: int
+    """Requests that are queued or at a stub."""
 
 class RequestTemplates:
     """What requests with one skeleton have in common, found by the skeleton.
@@ -658,9 +635,8 @@ class RequestTemplates:
 
     def __init__(self, limit: int, alignment: int, /) -> None: ...
     def __len__(self) -> int: ...
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the templates take."""
+    nbytes: int
+    """Bytes that the templates take."""
 
     def add_json(
         self,
@@ -809,42 +785,29 @@ class ModelCounters:
     """
 
     def __init__(self) -> None: ...
-    @property
-    def inferences(self) -> int:
-        """Requests, each counted with its batch size."""
-    @property
-    def executions(self) -> int:
-        """Calls of ``execute``."""
+    inferences: int
+    """Requests, each counted with its batch size."""
+    executions: int
+    """Calls of ``execute``."""
     last_ended_ns: int
     """CLOCK_MONOTONIC nanoseconds of the last execution's end; 0 before the first."""
-    @property
-    def success_count(self) -> int: ...
-    @property
-    def success_ns(self) -> int: ...
-    @property
-    def queue_ns(self) -> int: ...
-    @property
-    def fail_ns(self) -> int: ...
-    @property
-    def input_ns(self) -> int: ...
-    @property
-    def infer_ns(self) -> int: ...
-    @property
-    def output_ns(self) -> int: ...
-    @property
-    def copied_bytes(self) -> int:
-        """Tensor data that the bridge itself copied in host memory, server and stub together."""
-    @property
-    def copies(self) -> int:
-        """How many copies those were."""
+    success_count: int
+    success_ns: int
+    queue_ns: int
+    fail_ns: int
+    input_ns: int
+    infer_ns: int
+    output_ns: int
+    copied_bytes: int
+    """Tensor data that the bridge itself copied in host memory, server and stub together."""
+    copies: int
+    """How many copies those were."""
     observes: bool
     """Whether the durations of single requests are kept, too."""
-    @property
-    def failures(self) -> dict[str, int]:
-        """Requests by reason: a new dict."""
-    @property
-    def batch_rows(self) -> dict[int, tuple[int, int, int, int]]:
-        """By batch size: executions, and the sums of input, execute and output of them."""
+    failures: dict[str, int]
+    """Requests by reason: a new dict."""
+    batch_rows: dict[int, tuple[int, int, int, int]]
+    """By batch size: executions, and the sums of input, execute and output of them."""
     def take_observations(self) -> list[tuple[int, tuple[int, int, int, int, int]]]:
         """Return when requests ended and how long they took, each step; at most the latest 8192."""
     def copied(self, nbytes: int, /) -> None:
@@ -888,22 +851,16 @@ class HttpExchange:
     """
 
     handler: Any
-    @property
-    def method(self) -> bytes: ...
-    @property
-    def target(self) -> bytes: ...
-    @property
-    def length(self) -> int | None:
-        """Bytes of a body that is received as it is; None for one in chunks or with a coding."""
-    @property
-    def whole(self) -> bool:
-        """Whether the request came with all of its body; only while it is being taken."""
-    @property
-    def coding(self) -> str | None:
-        """The content coding that the client would like for the answer."""
-    @property
-    def lost(self) -> bool:
-        """Whether nobody waits for an answer, or there is one."""
+    method: bytes
+    target: bytes
+    length: int | None
+    """Bytes of a body that is received as it is; None for one in chunks or with a coding."""
+    whole: bool
+    """Whether the request came with all of its body; only while it is being taken."""
+    coding: str | None
+    """The content coding that the client would like for the answer."""
+    lost: bool
+    """Whether nobody waits for an answer, or there is one."""
     def field(self, name: bytes, /) -> bytes | None:
         """Return the value of the last field of a name, which is given in lower case."""
     def receive_into(self, memory: memoryview, granted: int, /) -> None:
@@ -1047,21 +1004,15 @@ class HttpConnectionState:
 
         The stages are 0 for nothing, or while nothing is read, 1 for a head, 2 for a body.
         """
-    @property
-    def headed(self) -> bool:
-        """Whether a request's head is there, and its body is not yet."""
-    @property
-    def deaf(self) -> bool:
-        """Whether nothing is read any more."""
-    @property
-    def behind(self) -> bool:
-        """Whether requests have come that are not taken yet; nothing may be received before them."""
-    @property
-    def reading(self) -> bool:
-        """Whether the socket is to be read."""
-    @property
-    def open(self) -> int:
-        """Requests that have no answer yet."""
-    @property
-    def placed(self) -> int:
-        """Requests that have come so far."""
+    headed: bool
+    """Whether a request's head is there, and its body is not yet."""
+    deaf: bool
+    """Whether nothing is read any more."""
+    behind: bool
+    """Whether requests have come that are not taken yet; nothing may be received before them."""
+    reading: bool
+    """Whether the socket is to be read."""
+    open: int
+    """Requests that have no answer yet."""
+    placed: int
+    """Requests that have come so far."""

@@ -19,10 +19,7 @@ class Program(Protocol):
     """What a library made of a model's file; its arrays are sliced along the first dimension."""
 
     def take(self, tensor: pb_utils.Tensor) -> Any:
-        """Return a request's input as an array of the library.
-
-        Raises UnusableInput when it cannot be one.
-        """
+        """Return a request's input as an array of the library, or raise UnusableInput."""
 
     def join(self, arrays: Sequence[Any]) -> Any:
         """Return arrays of one type, one after the other along their first dimension."""

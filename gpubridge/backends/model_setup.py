@@ -17,10 +17,7 @@ _OPTIMIZATIONS = ("graph", "cuda", "execution_accelerators")
 
 
 class Parameters:
-    """Texts by key; each reader raises ValueError with the key, what it expects, and what it got.
-
-    ``entries``: ``{key: {"string_value": text}}``, as in ``args["model_config"]``.
-    """
+    """Texts by key; each reader raises ValueError: the key, what it expects, and what it got."""
 
     def __init__(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
         self._texts = {key: str(entry["string_value"]).strip() for key, entry in entries.items()}
@@ -157,10 +154,7 @@ class ModelSetup:
     threads: int
 
     def model_file(self, version_dir: str) -> Path:
-        """Return the file that is to be run; a directory of its name has it, and what belongs to it.
-
-        Raises FileNotFoundError when there is none.
-        """
+        """Return the file to be run, perhaps in a directory of its name."""
         path = Path(version_dir) / self.filename
         if path.is_dir():
             path /= self.filename
@@ -172,10 +166,7 @@ class ModelSetup:
         return path
 
     def unused_optimizations(self, used: Sequence[str] = ()) -> list[str]:
-        """Return sentences for the log: what ``optimization`` asks of a backend that does not do it.
-
-        ``used`` are the fields of it that the backend heeds.
-        """
+        """Return sentences for the log: what ``optimization`` asks for that is not ``used``."""
         asked = self.config.get("optimization", {})
         return [
             f"model '{self.name}': optimization.{field} has no effect on the backend "

@@ -29,11 +29,7 @@ class Way(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class BenchPath:
-    """One way.
-
-    - ``model``: of this package's model_repository; it answers with what it is sent.
-    - ``copies``: how often the bridge may copy the tensor on the device.
-    """
+    """One way by a ``model`` of this package, and how often the bridge may copy on the device."""
 
     name: str
     title: str
@@ -123,12 +119,7 @@ class DeviceRequests:
             self._connection.close()
 
     def check(self, model: str, way: Way, nbytes: int, *, answered: bool = True) -> None:
-        """Send new random data; what comes back has to be the same.
-
-        ``answered``: whether the model writes its output at all.
-
-        Raises BridgeError: the request failed, or the answer is not what was sent.
-        """
+        """Send new random data; what comes back has to be the same, if it is ``answered``."""
         sent = self._memory.prepare(nbytes)
         if way is Way.NETWORK:
             answer = self.infer(model, nbytes, sent)
@@ -148,10 +139,7 @@ class DeviceRequests:
         return lambda: self.post(*request)
 
     def infer(self, model: str, nbytes: int, data: bytes = b"") -> bytes:
-        """Send one request: with ``data`` in its body, or with both tensors in the regions.
-
-        Returns: the whole body of the answer; an output that is not in a region is its end.
-        """
+        """Send one request, ``data`` in its body or both tensors in regions; return the answer."""
         return self.post(*_request(model, nbytes, data))
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:

@@ -34,10 +34,7 @@ class PcieRate:
 
 
 class PcieMeter:
-    """A running ``nvidia-smi dmon -s t``, read by a thread; a context manager.
-
-    Made by `open_pcie_meter`.
-    """
+    """A running ``nvidia-smi dmon -s t``, read by a thread; a context manager."""
 
     def __init__(self, device: str) -> None:
         self._samples: list[tuple[float, PcieRate]] = []
@@ -141,10 +138,7 @@ class PcieMeter:
 
 
 def open_pcie_meter(device: str) -> PcieMeter | str:
-    """Start to look at a device's PCIe link; returns the reason where that is not possible.
-
-    ``device``: its UUID: in a process with ``CUDA_VISIBLE_DEVICES`` its number is another one.
-    """
+    """Start to look at a device's PCIe link, by its UUID; returns the reason where that fails."""
     if shutil.which(_PROGRAM) is None:
         return f"{_PROGRAM} is not on PATH"
     began = time.monotonic()

@@ -19,7 +19,6 @@ from gpubridge.errors import invalid, not_found
 
 CONFIG_FILENAME = "config.pbtxt"
 _SHIPPED_BACKENDS = Backends()
-
 _LONGEST = 4 * 1024 * 1024
 """Characters that a model's configuration may have: reading it must not hold up the server."""
 
@@ -139,13 +138,7 @@ def complete_model_config(
 
 
 def parse_config_override(text: str) -> ProtoMessage:
-    """Return the ``inference.ModelConfig`` that `text` spells in JSON.
-
-    It is the JSON of ``GET /v2/models/{name}/config``. Nothing is filled in or checked beyond the
-    syntax and the schema.
-
-    Raises BridgeError: ``INVALID_ARG``: what is wrong with it.
-    """
+    """Return the ``inference.ModelConfig`` that `text` spells in the JSON of ``/config``."""
     message = model_config_schema().ModelConfig()
     if text.lstrip()[:1] != "{":
         # An empty array, or a null, would pass for an empty configuration.

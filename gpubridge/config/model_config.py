@@ -21,7 +21,6 @@ from gpubridge.errors import invalid, not_found
 
 _VERSION_NAME = re.compile(r"[1-9][0-9]*")
 _MAX_VERSION = 2**63 - 1
-
 FIRST_RESPONSE_FAMILY = "nv_inference_first_response_histogram_ms"
 """The one family of metrics whose buckets a model chooses."""
 
@@ -50,11 +49,7 @@ KSERVE_DATATYPES = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """The version policy of a model.
-
-    - ``latest``: how many of the highest versions are served; only for ``"latest"``.
-    - ``versions``: the versions that are served where they exist; only for ``"specific"``.
-    """
+    """Serves so many of the ``latest`` versions, all of them, or ``specific`` ones that exist."""
 
     kind: Literal["latest", "all", "specific"]
     latest: int = 0
@@ -136,11 +131,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """`count` instances of a model on the host, or on *each* GPU of `gpus`.
-
-    `kind` is never ``"KIND_AUTO"`` once a configuration is loaded, and `gpus` is empty unless it
-    is ``"KIND_GPU"``.
-    """
+    """`count` instances of a model on the host, or on *each* GPU of `gpus`; of a settled kind."""
 
     name: str
     count: int

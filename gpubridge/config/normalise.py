@@ -12,7 +12,6 @@ from typing import Literal
 from gpubridge.config.schema import ProtoMessage, model_config_schema
 
 GpuFallback = Literal["none", "host"]
-
 _DEFAULT_SEQUENCE_IDLE_MICROSECONDS = 1_000_000
 
 

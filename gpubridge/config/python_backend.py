@@ -13,7 +13,6 @@ from gpubridge.errors import BridgeError, invalid
 
 InputPlacement = Literal["source", "device", "host"]
 DeviceMemoryHandles = Literal["auto", "legacy", "fd"]
-
 _LONGEST_BUSY_POLL = 10_000
 _LEAST_SHM_BYTES = 1024 * 1024
 

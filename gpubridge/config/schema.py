@@ -24,7 +24,6 @@ ProtoMessage = Any
 """A protobuf message: its attributes come from a descriptor at run time, unseen by checkers."""
 
 _MODULE_NAME = "gpubridge.config._model_config_pb2"
-
 JsonValue = str | int | float | bool | None | list["JsonValue"] | dict[str, "JsonValue"]
 
 # Triton turns 64-bit integers into numbers field by field; these it leaves as protobuf's text.

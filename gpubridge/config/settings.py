@@ -17,7 +17,6 @@ from gpubridge.flags import check_flags, flag, invalid_flag
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
 ModelControlMode = Literal["none", "poll", "explicit"]
-
 _MIB = 1024 * 1024
 _MAX_PORT = 65535
 _USUAL_DEBUG_PORT = 5678
@@ -25,10 +24,7 @@ _USUAL_DEBUG_PORT = 5678
 
 
 def read_debug_models(texts: Iterable[str]) -> dict[str, int]:
-    """Return the port for each model that ``NAME[:PORT]`` names; 0 for any free one.
-
-    Raises BridgeError: INVALID_ARG: a text is not NAME or NAME:PORT, or two models have one port.
-    """
+    """Return the port for each ``NAME[:PORT]``, 0 for any free one; or raise INVALID_ARG."""
     ports: dict[str, int] = {}
     for text in texts:
         name, colon, number = text.partition(":")

@@ -116,10 +116,7 @@ def _validate_reshape(config: ProtoMessage, what: str, tensor: ProtoMessage) -> 
 
 
 def _fixed_sizes(dims: ProtoMessage) -> list[int]:
-    """Return the element counts before, between and after the variable dimensions.
-
-    A variable dimension keeps its size through a reshape, so these must stay equal one by one.
-    """
+    """Return the element counts before, between and after dims of -1: a reshape keeps each."""
     runs: list[list[int]] = [[]]
     for dim in dims:
         if dim == -1:

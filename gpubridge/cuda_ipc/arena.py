@@ -45,10 +45,7 @@ class DeviceArena:
         self._returned: deque[DeviceSlot] = deque()
 
     def allocate(self, nbytes: int) -> DeviceSlot:
-        """Lend a slot of at least ``nbytes`` bytes (contents undefined), aligned to 256 bytes.
-
-        Raises BridgeError: UNAVAILABLE when no free piece is large enough.
-        """
+        """Lend a slot of undefined bytes, aligned to 256; UNAVAILABLE if no piece is so large."""
         size = max(-(-nbytes // _ALIGNMENT), 1) * _ALIGNMENT
         with self._lock:
             self._take_in()

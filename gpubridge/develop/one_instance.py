@@ -43,10 +43,7 @@ def run_here(sock: socket.socket, note: Callable[[BaseException], None]) -> int:
 
 
 class StubHere:
-    """A stub that runs in this process, in the thread that takes it from the queue.
-
-    ``exited``: resolves when that thread has left it.
-    """
+    """A stub that runs in the thread that takes it from the queue; ``exited`` when that left it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -79,11 +76,9 @@ class StubHere:
 
 
 class Here:
-    """Which stub runs here; the engine puts it into a queue, the main thread takes it.
+    """Which stub runs here; the engine puts stubs into a queue, and None behind the last.
 
-    - ``stubs``: None when there will be no other.
-    - ``instance``: the name of the instance that runs here; empty until its model's configuration
-      is known.
+    ``instance``: the name of the instance that runs here; empty until its model is known.
     """
 
     def __init__(self) -> None:

@@ -30,11 +30,7 @@ class _ErrorCode(NamedEnum):
 
 
 _ErrorCode.__module__ = "c_python_backend_utils"
-
-
 _ErrorCode.__name__ = "__ErrorCode"
-
-
 _ErrorCode.__qualname__ = "TritonError.__ErrorCode"
 
 

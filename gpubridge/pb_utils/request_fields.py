@@ -52,14 +52,8 @@ class _Required(enum.Enum):
 
 
 _REQUIRED: Any = _Required.REQUIRED
-
-
 NO_TRACE = InferenceTrace()
-
-
 MOST_FLAGS = (1 << 32) - 1
-
-
 _MOST_UNSIGNED = (1 << 64) - 1
 
 

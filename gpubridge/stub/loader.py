@@ -115,14 +115,8 @@ def _told(error: BaseException, message: str) -> str:
 
 
 _EMPTY = "<EMPTY MESSAGE>"
-
-
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
 _NOT_THE_MODEL = (_PACKAGE, "<frozen importlib.")
-
-
 _BACKENDS = os.path.join(_PACKAGE, "backends", "")
 
 

@@ -29,7 +29,6 @@ _NAMES = {logging.INFO: "info", logging.WARNING: "warning", VERBOSE: "verbose"}
 
 # The numbers of pb_utils.Logger's levels.
 _STUB_LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: VERBOSE}
-
 _model_logger = logging.getLogger("gpubridge.model")
 
 

@@ -57,7 +57,6 @@ _FAMILIES: tuple[tuple[str, str, str, _Read], ...] = (
 )
 
 _ENERGY = "nv_energy_consumption"
-
 _logger = logging.getLogger(__name__)
 
 
@@ -115,11 +114,7 @@ def open_gpu_metrics() -> GpuMetrics | str:
 
 
 class MachineMetrics:
-    """Measures the machine at most once per interval.
-
-    GPUs are asked by a thread of its own, for a driver may take its time; the thread ends with
-    :meth:`close`.
-    """
+    """Measures the machine at most once per interval; a thread asks the GPUs, which may be slow."""
 
     def __init__(self, settings: MetricsSettings) -> None:
         self._interval = settings.interval_ms / 1000

@@ -10,9 +10,7 @@ from gpubridge.flags import flag
 
 _SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
 TRACE_LEVELS = ("TIMESTAMPS", "TENSORS")
-
 _UINT32 = (1 << 32) - 1
-
 _INT32 = (1 << 31) - 1
 
 
@@ -126,10 +124,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_levels(names: Sequence[str]) -> tuple[str, ...]:
-    """Read ``trace_level``.
-
-    Raises BridgeError: INVALID_ARG for a level that there is not, and for OFF beside others.
-    """
+    """Read ``trace_level``; INVALID_ARG for one that there is not, and for OFF beside others."""
     if "OFF" in names and len(names) > 1:
         raise invalid("Expect only one trace level 'OFF' is specified")
     for name in names:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from gpubridge.dataplane import ModelCounters
 
 _KINDS = ("h2d", "d2h", "d2d", "p2p")
-
 STEPS = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 """What is measured of a request, in the order of an observation."""
 
@@ -22,9 +21,7 @@ FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
 
 _WINDOW_NS = 60_000_000_000
 _MOST_OBSERVATIONS = 8192
-
 _clock = time.monotonic_ns
-
 FAILURE_REASONS = ("OTHER", "BACKEND", "CANCELED", "REJECTED")
 """Triton's reasons for which a request fails, as they stand in its metrics."""
 
@@ -92,10 +89,7 @@ class LatencyWindow:
         self._observations.append((now, durations))
 
     def quantiles(self, wanted: Sequence[float], now: int = 0) -> list[list[float]]:
-        """Return each quantile of each step, in microseconds; NaN where nothing was observed.
-
-        ``now`` is CLOCK_MONOTONIC nanoseconds, 0 for the present.
-        """
+        """Return each quantile of each step in microseconds, NaN without data; ``now`` in ns."""
         since = (now or _clock()) - _WINDOW_NS
         observations = self._observations
         while observations and observations[0][0] < since:

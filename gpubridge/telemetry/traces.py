@@ -22,13 +22,11 @@ import orjson
 from gpubridge.telemetry.settings import TraceSettings
 
 _logger = logging.getLogger(__name__)
-
 _MOST_BYTES = 256 << 20
 """Bytes of tensors that may wait to be written; beyond that traces are dropped."""
 
 _MOST_JOBS = 10_000
 _CLOSE_SECONDS = 10.0
-
 _SERVER = ""
 """The name that the server's own settings have among those of models."""
 
@@ -290,10 +288,7 @@ class Traces:
         return self._sampler(model).settings
 
     def update(self, changes: Mapping[str, Any], model: str = _SERVER) -> None:
-        """Change settings of a model or of the server; a value of None clears it.
-
-        Raises BridgeError: INVALID_ARG for what makes no sense; then nothing has changed.
-        """
+        """Change settings of a model or the server; None clears one, INVALID_ARG changes none."""
         given = {name: dict(values) for name, values in self._given.items()}
         own = {**given.get(model, {}), **changes}
         given[model] = {name: value for name, value in own.items() if value is not None}

@@ -32,7 +32,6 @@ CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 _HOST = (CPU, CUDA_HOST)
 #: Managed memory is reached from the device like the device's own, and treated as such.
 _DEVICE = (CUDA, CUDA_MANAGED)
-
 _READ_ONLY, _COPIED = 1, 2
 _BFLOAT = 4
 #: What is addressed on any machine of today; NumPy counts no further.

@@ -255,7 +255,6 @@ def correlated(correlation: int | str) -> Correlated:
 _MASK = struct.Struct("<I")
 _LENGTH = struct.Struct("<I")
 _NUMBERS = {FieldKind.U64: struct.Struct("<Q"), FieldKind.I64: struct.Struct("<q")}
-
 _codecs: dict[type[Context], PythonContextCodec] = {}
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _COMPLETE = -1
 S = TypeVar("S", RequestContext, ResponseContext)
-
 _ARENA = 1 << 31
 """In the lower half of an arena's region id: those of output memory begin with 1."""
 

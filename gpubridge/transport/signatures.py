@@ -23,7 +23,6 @@ _SIZE_LIMIT = 1 << 63
 _RANK_LIMIT = 1 << 32
 _DIM_BYTES = 8
 _PACK_DIMS = [struct.Struct(f"<{count}q").pack for count in range(33)]
-
 Shapes = tuple[tuple[int, ...], ...]
 """The shapes of a record's tensors, in their order."""
 

@@ -89,10 +89,7 @@ class DeviceDecoder:
         )
 
     def open(self, encoded: bytes) -> DeviceStream | None:
-        """Read the header of a JPEG; None for what is rather the CPU's.
-
-        Raises ImageError: it is over the pixel limit, or has too many scans.
-        """
+        """Read the header of a JPEG, within limits (ImageError); None for what is the CPU's."""
         require_few_scans(encoded)
         try:
             code = self._codec.CodeStream(encoded)
@@ -126,11 +123,7 @@ class DeviceDecoder:
 
 
 def keep_freed_memory(context: DeviceContext, nbytes: int) -> None:
-    """Let the device's pool keep what is freed into it, for the next allocation of this process.
-
-    Else it goes back to the driver whenever somebody waits, and each batch's images cost as many
-    mappings of memory.
-    """
+    """Let the device's pool keep what is freed: else memory is mapped anew for each batch."""
     try:
         device = call("cuDeviceGet", context.device.ordinal)
         pool = call("cuDeviceGetDefaultMemPool", device)

@@ -28,7 +28,6 @@ from gpubridge.backends.image_preproc.resizing import Normalization, resize_on_h
 from gpubridge.backends.image_preproc.settings import Settings
 
 _ORIENTATION = 0x0112
-
 _TILE_WIDTH, _TILE_LENGTH = 0x0142, 0x0143
 
 _TURNS = {

@@ -28,9 +28,7 @@ _DIGEST = 32
 KERNEL = "resize_normalize"
 SOURCE = Path(__file__).with_name("resize_normalize.cu")
 THREADS = 256
-
 _TILE_WIDTH, _TILE_HEIGHT = 32, 16
-
 _FILTERS = {"nearest": 0, "bilinear": 1, "bicubic": 2, "lanczos": 3}
 
 IMAGE = np.dtype(

@@ -35,13 +35,10 @@ class Box(NamedTuple):
 
 
 class ResizePlan(NamedTuple):
-    """What is done to one image.
+    """Which part (``box``) of an upright source becomes which part of an output of padding.
 
-    - ``box``: the part of the upright source that is resized.
-    - ``left``, ``top``, ``width``, ``height``: the part of the output that it becomes; what lies
-      outside is padding.
-    - ``down_first``: whether the columns are resized before the rows. Levels are rounded in
-      between, so that the order shows.
+    ``down_first``: whether the columns are resized before the rows. Levels are rounded in between,
+    so that the order shows.
     """
 
     box: Box

@@ -56,10 +56,7 @@ class Settings:
 
     @classmethod
     def from_setup(cls, setup: ModelSetup) -> Settings:
-        """Read a model's parameters, and compare its tensors with them.
-
-        Raises ValueError: something makes no sense; the message names it.
-        """
+        """Read a model's parameters, and compare its tensors with them; or raise ValueError."""
         parameters = setup.parameters
         _only("input", setup.inputs)
         output = _only("output", setup.outputs)

@@ -70,10 +70,7 @@ class Graph:
         }
 
     def check(self, setup: ModelSetup) -> None:
-        """Compare a configuration with the graph.
-
-        Raises ValueError where they differ; says what the graph has and what the configuration.
-        """
+        """Compare a configuration with the graph; ValueError says what either of them has."""
         for entry in setup.inputs:
             found = self._check_tensor(setup, "input", self.inputs, entry)
             if entry.optional and not found.optional:
