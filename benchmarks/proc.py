@@ -66,6 +66,12 @@ def cpu_seconds(root: int) -> float:
     return ticks / _TICKS
 
 
+def started(pid: int) -> int:
+    """Return when a process began, in clock ticks since boot; 0 for one that has ended."""
+    fields = _stat_fields(pid)
+    return int(fields[19]) if fields else 0
+
+
 def _stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the state on; empty if the process is gone."""
     try:

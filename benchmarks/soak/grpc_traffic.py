@@ -1,4 +1,4 @@
-"""Clients over gRPC: streams of responses that are counted, and calls that are cancelled."""
+"""Clients over gRPC: calls, streams of responses that are counted, and calls that are cancelled."""
 
 from __future__ import annotations
 
@@ -16,14 +16,63 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from benchmarks.soak.ledger import Ledger, Outcome, Ticket
+from benchmarks.soak.questions import Question, Questions, parsed, serialized
 
-__all__ = ["cancel_calls", "read_streams"]
+__all__ = ["ask_over_grpc", "cancel_calls", "read_streams"]
 
 _ANSWER_SECONDS = 60.0
 _STREAM_SECONDS = 600.0
 _OPEN = 4
 _LONGEST = 30
 _STREAM_REQUESTS = 200
+_CONTENTS = {"FP32": "fp32_contents", "INT64": "int64_contents", "BYTES": "bytes_contents"}
+
+
+def ask_over_grpc(
+    ledger: Ledger,
+    kind: str,
+    model: str,
+    questions: Questions,
+    port: int,
+    running: Callable[[], bool],
+) -> None:
+    """Call a model, checking each answer, while ``running``."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        while running():
+            question = questions.ask()
+            ticket = ledger.send(kind)
+            try:
+                answer = stub.ModelInfer(_request(model, question), timeout=_ANSWER_SECONDS)
+            except grpc.RpcError as error:
+                ticket.fail(str(error.details()))
+                questions.failed()
+                continue
+            (output,) = answer.outputs
+            values = parsed(output.datatype, answer.raw_output_contents[0])
+            if not question.is_answered(answer.id, list(output.shape), values):
+                ledger.fault(f"{kind}: wrong answer {str(answer)[:300]}")
+            ticket.close(Outcome.ANSWERED)
+
+
+def _request(model: str, question: Question) -> Any:
+    request = service_pb2.ModelInferRequest(model_name=model, id=question.id)
+    for name, datatype, values in question.inputs:
+        entry = request.inputs.add(name=name, datatype=datatype, shape=values.shape)
+        if question.binary:
+            request.raw_input_contents.append(serialized(values))
+        else:
+            contents = getattr(entry.contents, _CONTENTS[datatype])
+            contents.extend(values.ravel().tolist())
+    for name, value in question.parameters.items():
+        parameter = request.parameters[name]
+        if isinstance(value, bool):
+            parameter.bool_param = value
+        elif isinstance(value, int):
+            parameter.int64_param = value
+        else:
+            parameter.string_param = value
+    return request
 
 
 def read_streams(
@@ -104,7 +153,7 @@ class _Stream:
         ticket, count, indices = self._open[response.id]
         if answer.error_message:
             del self._open[response.id]
-            ticket.close(Outcome.FAILED, answer.error_message)
+            ticket.fail(answer.error_message)
             return
         indices += [
             value for (value,) in struct.iter_unpack("<f", b"".join(response.raw_output_contents))
@@ -135,7 +184,7 @@ def cancel_calls(ledger: Ledger, kind: str, port: int, running: Callable[[], boo
             elif "CANCELLED" in str(error.status()):
                 ticket.close(Outcome.CANCELLED)
             else:
-                ticket.close(Outcome.FAILED, str(error.message()))
+                ticket.fail(str(error.message()))
             done.set()
 
         call = client.async_infer("patient", [tensor], finish)

@@ -1,4 +1,4 @@
-"""Clients over HTTP: they ask for sums, and some hang up before they are answered."""
+"""Clients over HTTP: they ask, and some hang up before they are answered."""
 
 from __future__ import annotations
 
@@ -12,93 +12,89 @@ from typing import Any
 import numpy as np
 
 from benchmarks.soak.ledger import Ledger, Outcome
+from benchmarks.soak.questions import (
+    Array,
+    Question,
+    Questions,
+    parsed,
+    serialized,
+    texts_array,
+)
 
-__all__ = ["ask_for_sums", "hang_up"]
+__all__ = ["ask_over_http", "hang_up"]
 
 _ANSWER_SECONDS = 60.0
-_LARGEST_SMALL, _LARGEST = 2_000, 40_000
-_LARGE_SHARE = 0.05
 
 
-def ask_for_sums(
-    ledger: Ledger, kind: str, model: str, twice: bool, port: int, running: Callable[[], bool]
+def ask_over_http(
+    ledger: Ledger,
+    kind: str,
+    model: str,
+    questions: Questions,
+    port: int,
+    running: Callable[[], bool],
 ) -> None:
-    """Ask a model for A + B (or A + 2 B) on one connection, checking each answer, while ``running``.
-
-    Each request has an id, a shape and values of its own; half of them carry binary data.
-    """
+    """Ask a model on one connection, checking each answer, while ``running``."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
-    chance = random.Random(f"{kind} {time.monotonic_ns()}")  # noqa: S311  (no secret)
     while running():
-        question = _Question(chance)
+        question = questions.ask()
+        body, headers = _request(question)
         ticket = ledger.send(kind)
         try:
-            connection.request("POST", f"/v2/models/{model}/infer", question.body, question.headers)
+            connection.request("POST", f"/v2/models/{model}/infer", body, headers)
             response = connection.getresponse()
-            body = response.read()
-            header = int(response.headers.get("Inference-Header-Content-Length", len(body)))
-            answer = json.loads(body[:header])
+            content = response.read()
+            size = int(response.headers.get("Inference-Header-Content-Length", len(content)))
+            answer = json.loads(content[:size])
         except (OSError, http.client.HTTPException, ValueError) as error:
             ticket.close(Outcome.FAILED, f"{type(error).__name__}: {error}")
+            questions.failed()
             connection.close()
             continue
         if response.status != 200:
-            ticket.close(Outcome.FAILED, answer["error"])
+            ticket.fail(answer["error"])
+            questions.failed()
             continue
-        expected = question.first + (2 if twice else 1) * question.second
-        if not question.is_answered(answer, body[header:], expected):
-            ledger.fault(f"{kind}: wrong answer {body[:300]!r}")
+        (output,) = answer["outputs"]
+        values = _values(output, content[size:], question)
+        if not question.is_answered(answer.get("id", ""), output["shape"], values):
+            ledger.fault(f"{kind}: wrong answer {content[:300]!r}")
         ticket.close(Outcome.ANSWERED)
     connection.close()
 
 
-class _Question:
-    """A request for a sum: its bytes, and what the answer has to be."""
-
-    def __init__(self, chance: random.Random) -> None:
-        large = chance.random() < _LARGE_SHARE
-        size = chance.randrange(1, _LARGEST if large else _LARGEST_SMALL)
-        start = chance.randrange(-1000, 1000)
-        # Small integers, so that every sum is exact.
-        self.first = np.arange(start, start + size, dtype=np.float32)
-        self.second = np.full(size, chance.randrange(1000), np.float32)
-        self.id = f"{chance.getrandbits(64):x}"
-        self._binary = chance.random() < 0.5
-        document: dict[str, Any] = {
-            "id": self.id,
-            "inputs": [self._tensor("A", self.first), self._tensor("B", self.second)],
-        }
-        if self._binary:
-            document["parameters"] = {"binary_data_output": True}
-        self.body = json.dumps(document).encode()
-        self.headers = {}
-        if self._binary:
-            self.headers["Inference-Header-Content-Length"] = str(len(self.body))
-            self.body += self.first.tobytes() + self.second.tobytes()
-
-    def _tensor(self, name: str, values: np.ndarray[Any, Any]) -> dict[str, Any]:
-        data = {"parameters": {"binary_data_size": values.nbytes}}
-        return {
-            "name": name,
-            "datatype": "FP32",
-            "shape": [values.size],
-            **(data if self._binary else {"data": values.tolist()}),
-        }
-
-    def is_answered(
-        self, answer: dict[str, Any], binary: bytes, expected: np.ndarray[Any, Any]
-    ) -> bool:
-        """Tell whether an answer is this request's: its id, its shape, its values."""
-        output = answer["outputs"][0]
-        if self._binary:
-            values = np.frombuffer(binary, np.float32)
+def _request(question: Question) -> tuple[bytes, dict[str, str]]:
+    """Return the body and the headers of a request."""
+    parameters = dict(question.parameters)
+    following = b""
+    inputs = []
+    for name, datatype, values in question.inputs:
+        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": values.shape}
+        if question.binary:
+            content = serialized(values)
+            entry["parameters"] = {"binary_data_size": len(content)}
+            following += content
+        elif datatype == "BYTES":
+            entry["data"] = [text.decode() for text in values.flat]
         else:
-            values = np.array(output["data"], np.float32)
-        return (
-            answer.get("id") == self.id
-            and output["shape"] == [expected.size]
-            and np.array_equal(values, expected)
-        )
+            entry["data"] = values.tolist()
+        inputs.append(entry)
+    if question.binary:
+        parameters["binary_data_output"] = True
+    document = {"id": question.id, "inputs": inputs, "parameters": parameters}
+    header = json.dumps(document).encode()
+    if not question.binary:
+        return header, {}
+    return header + following, {"Inference-Header-Content-Length": str(len(header))}
+
+
+def _values(output: dict[str, Any], binary: bytes, question: Question) -> Array:
+    """Return the values of an output, in one dimension."""
+    if question.binary:
+        return parsed(output["datatype"], binary)
+    if output["datatype"] == "BYTES":
+        return texts_array([text.encode() for text in output["data"]])
+    return np.array(output["data"], question.expected.dtype)
 
 
 def hang_up(ledger: Ledger, kind: str, port: int, running: Callable[[], bool]) -> None:

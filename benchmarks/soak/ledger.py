@@ -11,15 +11,24 @@ __all__ = ["Ledger", "Outcome", "Ticket"]
 
 
 class Outcome(str, Enum):
-    """What may become of a request."""
+    """What may become of a request.
+
+    One is answered rightly, fails with the stub that had it, or is refused: all stubs of a model are
+    waiting to be started again, or a sequence was lost with its stub between two requests.
+    """
 
     ANSWERED = "answered"
     FAILED = "failed"
+    REFUSED = "refused"
     CANCELLED = "cancelled"
     HUNG_UP = "hung up"
 
 
 # The stub was killed: by us, while the request was there or before its answer was out.
+_REFUSED = re.compile(r"Request for model '\w+' cannot be served: Stub process")
+_LOST_SEQUENCE = re.compile(
+    r"must specify the START flag on the first request|start the sequence again with the START flag"
+)
 _KILLED = re.compile(r"Stub process '\w+' is not healthy\. It was killed by signal 9 \(SIGKILL\)")
 _NUMBERS = re.compile(r"\d+")
 
@@ -36,11 +45,20 @@ class Ticket:
         """Enter what became of it; ``text`` is the error of a failed one."""
         self._ledger.enter(self, outcome, text)
 
+    def fail(self, text: str) -> None:
+        """Enter that it ended with an error; the text says which."""
+        refused = _REFUSED.search(text) or _LOST_SEQUENCE.search(text)
+        self.close(Outcome.REFUSED if refused else Outcome.FAILED, text)
+
 
 class Ledger:
-    """Requests by kind. May be used by many threads."""
+    """Requests by kind. May be used by many threads.
+
+    - ``lost_sequences``: how many sequences were lost between two of their requests.
+    """
 
     def __init__(self) -> None:
+        self.lost_sequences = 0
         self._lock = threading.Lock()
         self._sent: Counter[str] = Counter()
         self._outcomes: defaultdict[str, Counter[Outcome]] = defaultdict(Counter)
@@ -61,9 +79,10 @@ class Ledger:
                 return
             ticket.outcome = outcome
             self._outcomes[ticket.kind][outcome] += 1
-            if outcome is Outcome.FAILED:
+            if outcome in (Outcome.FAILED, Outcome.REFUSED):
                 self._errors[f"{ticket.kind}: {_NUMBERS.sub('N', text)}"] += 1
-                if not _KILLED.search(text):
+                self.lost_sequences += bool(_LOST_SEQUENCE.search(text))
+                if not (_KILLED.search(text) or _LOST_SEQUENCE.search(text)):
                     self._faults.append(f"{ticket.kind}: {text}")
 
     def fault(self, text: str) -> None:
@@ -78,7 +97,8 @@ class Ledger:
 
     def count(self, outcome: Outcome) -> int:
         """How many requests ended so."""
-        return sum(counter[outcome] for counter in self._outcomes.values())
+        with self._lock:
+            return sum(counter[outcome] for counter in self._outcomes.values())
 
     def faults(self) -> list[str]:
         """What must not happen and did: a request with no outcome or two, or an error of its own."""

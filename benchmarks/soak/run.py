@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import threading
 import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from benchmarks.proc import tree
+from benchmarks.proc import started, tree
 from benchmarks.serve import Gpubridge
-from benchmarks.server_process import ServerProcess
-from benchmarks.soak.grpc_traffic import cancel_calls, read_streams
+from benchmarks.server_process import Ports, ServerProcess
+from benchmarks.soak.grpc_traffic import ask_over_grpc, cancel_calls, read_streams
 from benchmarks.soak.holdings import Holdings, holdings
-from benchmarks.soak.http_traffic import ask_for_sums, hang_up
+from benchmarks.soak.http_traffic import ask_over_http, hang_up
 from benchmarks.soak.ledger import Ledger, Outcome
+from benchmarks.soak.questions import Questions, Sequences, Sums, Texts
 
-__all__ = ["SoakReport", "soak"]
+__all__ = ["Aim", "SoakReport", "soak"]
 
 _MODELS = Path(__file__).resolve().parents[1] / "models" / "soak"
 _WARM_UP_SECONDS = 3.0
@@ -36,6 +37,8 @@ class SoakReport:
 
     Attributes
     ----------
+    seconds : float
+        How long requests were sent.
     kills : int
         How many stubs were killed.
     faults : list of str
@@ -43,7 +46,7 @@ class SoakReport:
     """
 
     ledger: Ledger
-    seconds: float
+    seconds: float = 0.0
     kills: int = 0
     before: Holdings | None = None
     after: Holdings | None = None
@@ -51,8 +54,12 @@ class SoakReport:
 
     def text(self) -> str:
         """Return the ledger, what was held, and the verdict."""
+        answered = self.ledger.count(Outcome.ANSWERED)
         lines = [
-            f"{self.seconds:.0f} s, {self.ledger.sent:,} requests, {self.kills} stubs killed",
+            (
+                f"{self.seconds:.0f} s, {self.ledger.sent:,} requests, {answered:,} of them answered, "
+                f"{self.kills:,} stubs killed"
+            ),
             self.ledger.table(),
             f"held before: {self.before}",
             f"held after:  {self.after}",
@@ -61,13 +68,42 @@ class SoakReport:
         return "\n".join(lines)
 
 
-def soak(seconds: float, kill_every: float, log: Path) -> SoakReport:
-    """Serve the soak's models and load them with everything for some seconds.
+@dataclass(frozen=True)
+class Aim:
+    """When a soak ends: with so many requests answered and stubs killed, or after ``seconds``.
+
+    Without numbers it lasts ``seconds``; with them it has failed by then.
+    """
+
+    seconds: float
+    answered: int = 0
+    kills: int = 0
+
+    def reached(self, ledger: Ledger, kills: int) -> bool:
+        """Tell whether there are the numbers, if there are to be any."""
+        answered = ledger.count(Outcome.ANSWERED)
+        return bool(self.answered or self.kills) and (
+            answered >= self.answered and kills >= self.kills
+        )
+
+    def missed(self, report: SoakReport) -> list[str]:
+        """Say which number was not reached."""
+        numbers = {
+            "answered": (report.ledger.count(Outcome.ANSWERED), max(self.answered, 1)),
+            "stubs killed": (report.kills, self.kills),
+        }
+        return [
+            f"{name}: {found:,}, expected {wanted:,}"
+            for name, (found, wanted) in numbers.items()
+            if found < wanted
+        ]
+
+
+def soak(aim: Aim, kill_every: float, log: Path) -> SoakReport:
+    """Serve the soak's models and load them with everything until the aim is reached.
 
     Parameters
     ----------
-    seconds : float
-        How long requests are sent.
     kill_every : float
         Seconds between two kills of a stub.
     log : Path
@@ -75,52 +111,78 @@ def soak(seconds: float, kill_every: float, log: Path) -> SoakReport:
     """
     with ServerProcess(Gpubridge(), _MODELS, log) as server:
         server.wait_ready()
-        _traffic(server, Ledger(), _WARM_UP_SECONDS, kill_every=_WARM_UP_SECONDS / 2)
+        _traffic(server, SoakReport(Ledger()), Aim(_WARM_UP_SECONDS), _WARM_UP_SECONDS / 2)
         before = _settled(server, None)
-        report = SoakReport(Ledger(), seconds, before=before)
-        report.kills = _traffic(server, report.ledger, seconds, kill_every)
+        report = SoakReport(Ledger(), before=before)
+        _traffic(server, report, aim, kill_every)
         report.after = _settled(server, before)
         report.faults = [
             *report.ledger.faults(),
+            *aim.missed(report),
             *report.after.excess(before, _PSS_GROWTH_MIB),
             *_open_requests(server),
         ]
-        if not report.ledger.count(Outcome.ANSWERED):
-            report.faults.append("no request was answered")
+        if report.after.processes < before.processes:
+            report.faults.append(
+                f"{before.processes - report.after.processes} stubs did not come back"
+            )
+        if report.ledger.lost_sequences > report.kills:
+            report.faults.append(f"{report.ledger.lost_sequences} sequences were lost")
         server.check_alive()
+    report.faults += [line for line in log.read_text().splitlines() if line.startswith("Traceback")]
     return report
 
 
-def _traffic(server: ServerProcess, ledger: Ledger, seconds: float, kill_every: float) -> int:
-    """Send requests of every kind, and kill stubs; returns how many were killed."""
+def _traffic(server: ServerProcess, report: SoakReport, aim: Aim, kill_every: float) -> None:
+    """Send requests of every kind, and kill stubs, until the aim is reached or the time is up."""
     stopped = threading.Event()
 
     def running() -> bool:
         return not stopped.is_set()
 
-    http, grpc = server.ports.http, server.ports.grpc
-    clients: list[Callable[[], None]] = [
-        lambda: ask_for_sums(ledger, "default", "add", False, http, running),
-        lambda: ask_for_sums(ledger, "default", "add", False, http, running),
-        lambda: ask_for_sums(ledger, "BLS", "caller", False, http, running),
-        lambda: ask_for_sums(ledger, "ensemble", "chain", True, http, running),
-        lambda: read_streams(ledger, "decoupled", "count", grpc, running),
-        lambda: read_streams(ledger, "decoupled ensemble", "stream_chain", grpc, running),
-        lambda: cancel_calls(ledger, "cancelled call", grpc, running),
-        lambda: hang_up(ledger, "hang-up", http, running),
+    ledger = report.ledger
+    threads = [
+        threading.Thread(target=_watched, args=(run, ledger))
+        for run in _clients(ledger, server.ports, running)
     ]
-    threads = [threading.Thread(target=_watched, args=(run, ledger)) for run in clients]
     for thread in threads:
         thread.start()
-    kills, end = 0, time.monotonic() + seconds
-    while time.monotonic() < end:
-        time.sleep(min(kill_every, max(0.0, end - time.monotonic())))
-        if time.monotonic() < end:
-            kills += _kill_a_stub(server.pid)
+    begun = last = time.monotonic()
+    while time.monotonic() < begun + aim.seconds and not aim.reached(ledger, report.kills):
+        time.sleep(max(0.0, min(last + kill_every, begun + aim.seconds) - time.monotonic()))
+        last = time.monotonic()
+        if last < begun + aim.seconds and (not aim.kills or report.kills < aim.kills):
+            report.kills += _kill_a_stub(server.pid)
     stopped.set()
     for thread in threads:
         thread.join()
-    return kills
+    report.seconds = time.monotonic() - begun
+
+
+def _clients(ledger: Ledger, ports: Ports, running: Callable[[], bool]) -> list[Callable[[], None]]:
+    """Return clients of all kinds, each to be run in a thread of its own."""
+    http: list[tuple[str, str, Questions]] = [
+        ("default", "add", Sums("default")),
+        ("BLS", "caller", Sums("BLS")),
+        ("ensemble", "chain", Sums("ensemble", twice=True)),
+        ("strings", "text", Texts("strings")),
+        ("sequence", "running", Sequences("sequence")),
+    ]
+    grpc: list[tuple[str, str, Questions]] = [
+        ("default, gRPC", "add", Sums("default, gRPC")),
+        ("BLS, gRPC", "caller", Sums("BLS, gRPC")),
+        ("ensemble, gRPC", "chain", Sums("ensemble, gRPC", twice=True)),
+        ("strings, gRPC", "text", Texts("strings, gRPC")),
+        ("sequence, gRPC", "running", Sequences("sequence, gRPC")),
+    ]
+    return [
+        *(partial(ask_over_http, ledger, *each, ports.http, running) for each in http),
+        *(partial(ask_over_grpc, ledger, *each, ports.grpc, running) for each in grpc),
+        partial(read_streams, ledger, "decoupled", "count", ports.grpc, running),
+        partial(read_streams, ledger, "decoupled ensemble", "stream_chain", ports.grpc, running),
+        partial(cancel_calls, ledger, "cancelled call", ports.grpc, running),
+        partial(hang_up, ledger, "hang-up", ports.http, running),
+    ]
 
 
 def _watched(run: Callable[[], None], ledger: Ledger) -> None:
@@ -131,11 +193,12 @@ def _watched(run: Callable[[], None], ledger: Ledger) -> None:
 
 
 def _kill_a_stub(server: int) -> int:
+    """Kill the stub that has run longest: a stub that dies young is started again later and later."""
     stubs = [pid for pid in tree(server) if pid != server]
     if not stubs:
         return 0
     try:
-        os.kill(random.choice(stubs), signal.SIGKILL)  # noqa: S311
+        os.kill(min(stubs, key=started), signal.SIGKILL)
     except ProcessLookupError:
         return 0
     return 1
@@ -149,7 +212,8 @@ def _settled(server: ServerProcess, before: Holdings | None) -> Holdings:
         time.sleep(1.0)
         last, held = held, holdings(server.pid)
         if before is not None:
-            if not held.excess(before, _PSS_GROWTH_MIB):
+            back = held.processes >= before.processes
+            if back and not held.excess(before, _PSS_GROWTH_MIB):
                 break
         elif held.segments == last.segments and held.processes == last.processes:
             break
