@@ -1,8 +1,9 @@
 """The slowest small request beside a heavy one: does anybody wait for somebody else's work?
 
 ``python -m benchmarks.neighbours [--output FILE]`` starts a server and sends, one after the other, each
-heavy request again and again for some seconds, while four neighbours ask for something small: binary
-data and JSON over HTTP, gRPC, and the metrics page. It prints the slowest and the median of each.
+heavy request again and again for some seconds, from processes of their own, while four neighbours ask
+for something small: binary data and JSON over HTTP, gRPC, and the metrics page. It prints the slowest and
+the median of each.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ import argparse
 import gzip
 import http.client
 import json
+import multiprocessing
+import queue
 import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import numpy as np
@@ -28,28 +34,58 @@ from benchmarks.server_process import ServerProcess
 _SECONDS = 8.0
 _PAUSE_SECONDS = 0.01
 _ANSWER_SECONDS = 300.0
+_READ_BYTES = 1 << 20
 _NUMBERS = 1_500_000
 _STRINGS = 4_000_000
 _BOMB_BYTES = 1 << 30
 _SPILLED_BYTES = 250_000_000
+_PARAMETER_BYTES = 240_000_000
+_MESSAGE_BYTES = 120_000_000
+_LOGGED_BYTES = 50_000_000
+_GRPC_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
-_ECHO = """
+_MODEL = """
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
-            for r in requests
-        ]
+        return [self.respond(request) for request in requests]
+
+    def respond(self, request):
+        {0}
 """
-_SPILLING = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        error = pb_utils.TritonError("x" * {size})
-        return [pb_utils.InferenceResponse([], error) for _ in requests]
+_ECHO = (
+    "return pb_utils.InferenceResponse([pb_utils.Tensor('OUT', request.inputs()[0].as_numpy())])"
+)
+_TOLD = (
+    "out = pb_utils.Tensor('OUT', request.inputs()[0].as_numpy()[:1]);"
+    "return pb_utils.InferenceResponse([out], parameters={{'text': 'x' * {}}})"
+)
+_CALL = (
+    "called = pb_utils.InferenceRequest(model_name='{}', inputs=request.inputs(),"
+    " requested_output_names=['OUT'], parameters={{'text': 'x' * {}}}).exec();"
+    "return pb_utils.InferenceResponse(called.output_tensors())"
+)
+_FAILURE = f"return pb_utils.InferenceResponse([], pb_utils.TritonError('x' * {_SPILLED_BYTES}))"
+_MODELS = {
+    "numbers": ("FP64", _ECHO),
+    "strings": ("STRING", _ECHO),
+    "small": ("FP32", _ECHO),
+    "failing": ("FP32", _FAILURE),
+    "telling": ("FP32", _TOLD.format(_PARAMETER_BYTES)),
+    "logging": ("FP32", f"pb_utils.Logger.log_info('x' * {_LOGGED_BYTES});" + _ECHO),
+    "asking": ("FP32", _CALL.format("telling", 1)),
+    "calling": ("FP32", _CALL.format("small", _PARAMETER_BYTES)),
+}
+_MEMBER = """
+input [ {{ name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+output [ {{ name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+platform: "ensemble"
+ensemble_scheduling {{ step [ {{
+    model_name: "{}" model_version: -1
+    input_map {{ key: "IN" value: "IN" }}
+    output_map {{ key: "OUT" value: "OUT" }}
+}} ] }}
 """
 _TENSOR = 'put [ {{ name: "{name}" data_type: TYPE_{kind} dims: [ -1 ] }} ]'
 
@@ -65,27 +101,31 @@ def main() -> int:
         _write_models(repository)
         with ServerProcess(Gpubridge(), repository, Path(folder) / "log") as server:
             server.wait_ready()
-            table = "\n".join(_rows(server, options.seconds, options.only))
+            rows = []
+            for row in _rows(server, options.seconds, options.only):
+                print(row, flush=True)
+                rows.append(row + "\n")
             server.check_alive()
-    print(table)
     if options.output is not None:
-        options.output.write_text(table + "\n", encoding="utf-8")
+        options.output.write_text("".join(rows), encoding="utf-8")
     return 0
 
 
 def _write_models(repository: Path) -> None:
-    spilling = _SPILLING.format(size=_SPILLED_BYTES)
-    kinds = {"numbers": "FP64", "strings": "STRING", "small": "FP32", "spilling": "FP32"}
-    for name, kind in kinds.items():
+    for name, (kind, code) in _MODELS.items():
         folder = repository / name / "1"
         folder.mkdir(parents=True)
-        (folder / "model.py").write_text(spilling if name == "spilling" else _ECHO)
+        (folder / "model.py").write_text(_MODEL.format(code))
         tensors = [
             side + _TENSOR.format(name=tensor, kind=kind)
             for side, tensor in (("in", "IN"), ("out", "OUT"))
         ]
         config = "\n".join(['backend: "python"', *tensors])
         (folder.parent / "config.pbtxt").write_text(config)
+    for member in ("failing", "telling"):
+        folder = repository / f"ensemble_of_{member}" / "1"
+        folder.mkdir(parents=True)
+        (folder.parent / "config.pbtxt").write_text(_MEMBER.format(member))
 
 
 def _rows(server: ServerProcess, seconds: float, only: str) -> Iterator[str]:
@@ -93,39 +133,46 @@ def _rows(server: ServerProcess, seconds: float, only: str) -> Iterator[str]:
     neighbours = _neighbours(server)
     yield "| beside | heavy answers | " + " | ".join(neighbours) + " |"
     yield "|---" * (len(neighbours) + 2) + "|"
+    spawning = multiprocessing.get_context("spawn")
     for name, clients, send in _heavy_requests(server):
         if only not in name:
             continue
-        over = threading.Event()
-        sent: list[int] = []
-        threads = [
-            threading.Thread(target=_repeat, args=(send, over, sent)) for _ in range(clients)
+        over, sent = spawning.Event(), spawning.Value("i", 0)
+        senders = [
+            spawning.Process(target=_repeat, args=(send, over, sent)) for _ in range(clients)
         ]
+        for sender in senders:
+            sender.start()
         waits: dict[str, list[float]] = {each: [] for each in neighbours}
-        for each, ask in neighbours.items():
-            threads.append(threading.Thread(target=_ask, args=(ask, over, waits[each])))
+        threads = [
+            threading.Thread(target=_ask, args=(ask, over, waits[each]))
+            for each, ask in neighbours.items()
+        ]
         for thread in threads:
             thread.start()
         end = time.monotonic() + seconds
-        while time.monotonic() < end or not sent:
+        while time.monotonic() < end or not sent.value:
             time.sleep(_PAUSE_SECONDS)
         over.set()
         for thread in threads:
             thread.join()
+        for sender in senders:
+            sender.join()
         cells = [
             f"{1000 * max(times):.0f} ms (median {1000 * statistics.median(times):.1f})"
             for times in waits.values()
         ]
-        yield f"| {name} | {len(sent)} | " + " | ".join(cells) + " |"
+        yield f"| {name} | {sent.value} | " + " | ".join(cells) + " |"
 
 
-def _repeat(send: Callable[[], None], over: threading.Event, sent: list[int]) -> None:
+def _repeat(send: Callable[[], None], over: Event, sent: Synchronized[int]) -> None:
     while not over.is_set():
         send()
-        sent.append(1)
+        with sent.get_lock():
+            sent.value += 1
 
 
-def _ask(ask: Callable[[], None], over: threading.Event, waits: list[float]) -> None:
+def _ask(ask: Callable[[], None], over: Event, waits: list[float]) -> None:
     while not over.is_set():
         begin = time.perf_counter()
         ask()
@@ -146,45 +193,77 @@ def _binary(datatype: str, count: int, data: bytes) -> tuple[bytes, dict[str, st
     return document + data, {"Inference-Header-Content-Length": str(len(document))}
 
 
-def _poster(
-    server: ServerProcess, model: str, body: bytes, headers: dict[str, str]
-) -> Callable[[], None]:
-    def post() -> None:
-        connection = http.client.HTTPConnection(
-            "127.0.0.1", server.http_port, timeout=_ANSWER_SECONDS
-        )
-        connection.request("POST", f"/v2/models/{model}/infer", body, headers)
-        connection.getresponse().read()
-        connection.close()
+def _post(port: int, model: str, body: bytes, headers: dict[str, str]) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
+    connection.request("POST", f"/v2/models/{model}/infer", body, headers)
+    response = connection.getresponse()
+    while response.read(_READ_BYTES):
+        pass
+    connection.close()
 
-    return post
+
+def _call(port: int, model: str, parameter: int = 0, coding: str | None = None) -> None:
+    client = triton_grpc.InferenceServerClient(f"127.0.0.1:{port}", channel_args=_GRPC_LIMIT)
+    parameters = {"text": "x" * parameter}
+    tensor = _tensor(_SPILLED_BYTES // 4 if coding else 1)
+    client.infer(model, [tensor], parameters=parameters, compression_algorithm=coding)
+    client.close()
+
+
+def _stream(port: int, model: str, elements: int) -> None:
+    client = triton_grpc.InferenceServerClient(f"127.0.0.1:{port}", channel_args=_GRPC_LIMIT)
+    answers: queue.SimpleQueue[object] = queue.SimpleQueue()
+    client.start_stream(lambda _, error: answers.put(error))
+    client.async_stream_infer(model, [_tensor(elements)])
+    answers.get(timeout=_ANSWER_SECONDS)
+    client.close()
+
+
+def _tensor(elements: int) -> triton_grpc.InferInput:
+    tensor = triton_grpc.InferInput("IN", [elements], "FP32")
+    tensor.set_data_from_numpy(np.ones(elements, np.float32))
+    return tensor
 
 
 def _heavy_requests(
     server: ServerProcess,
 ) -> Iterator[tuple[str, int, Callable[[], None]]]:
     """Yield what each is called, how many clients send it at once, and how."""
+    post = partial(_post, server.http_port)
+    call = partial(_call, server.ports.grpc)
     values = np.random.default_rng(0).normal(size=_NUMBERS).tolist()
     body = _document("FP64", values)
-    yield f"JSON numbers, {len(body) / 1e6:.0f} MB", 1, _poster(server, "numbers", body, {})
+    yield f"JSON numbers, {len(body) / 1e6:.0f} MB", 1, partial(post, "numbers", body, {})
     body = _document("BYTES", [f"{i:06}" for i in range(_STRINGS)])
-    yield f"JSON strings, {len(body) / 1e6:.0f} MB", 1, _poster(server, "strings", body, {})
+    yield f"JSON strings, {len(body) / 1e6:.0f} MB", 1, partial(post, "strings", body, {})
     data = b"\6\0\0\0abcdef" * _STRINGS
     body, headers = _binary("BYTES", _STRINGS, data)
-    yield f"binary strings, {len(body) / 1e6:.0f} MB", 1, _poster(server, "strings", body, headers)
+    yield f"binary strings, {len(body) / 1e6:.0f} MB", 1, partial(post, "strings", body, headers)
     bomb = gzip.compress(bytes(_BOMB_BYTES), 9)
     headers = {"Content-Encoding": "gzip"}
-    yield "eight gzip bombs of 1 MB", 8, _poster(server, "numbers", bomb, headers)
+    yield "eight gzip bombs of 1 MB", 8, partial(post, "numbers", bomb, headers)
     body = _document("FP32", [1.0])
-    yield "an error of 250 MB from a stub", 1, _poster(server, "spilling", body, {})
+    yield "an error of 250 MB from a stub", 1, partial(post, "failing", body, {})
+    yield "the same through an ensemble", 1, partial(post, "ensemble_of_failing", body, {})
+    yield "response parameters of 240 MB, HTTP", 1, partial(post, "telling", body, {})
+    yield "response parameters of 240 MB, gRPC", 1, partial(call, "telling")
+    yield "the same of an ensemble", 1, partial(post, "ensemble_of_telling", body, {})
+    yield "the same to a model that calls", 1, partial(post, "asking", body, {})
+    yield "a call with parameters of 240 MB", 1, partial(post, "calling", body, {})
+    yield "a log message of 50 MB", 1, partial(post, "logging", body, {})
+    large = json.dumps({**json.loads(body), "parameters": {"text": "x" * 50_000_000}}).encode()
+    yield "request parameters of 50 MB, HTTP", 1, partial(post, "small", large, {})
+    yield "request parameters of 240 MB, gRPC", 1, partial(call, "small", _PARAMETER_BYTES)
+    stream = partial(_stream, server.ports.grpc, "small", _MESSAGE_BYTES // 4)
+    yield "a stream's message of 120 MB", 1, stream
+    yield "a gzip message of 250 MB, gRPC", 1, partial(call, "small", 0, "gzip")
 
 
 def _neighbours(server: ServerProcess) -> dict[str, Callable[[], None]]:
     data = np.ones(4, np.float32)
     body, headers = _binary("FP32", 4, data.tobytes())
     client = triton_grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}")
-    tensor = triton_grpc.InferInput("IN", [4], "FP32")
-    tensor.set_data_from_numpy(data)
+    tensor, post = _tensor(4), partial(_post, server.http_port)
 
     def metrics() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", server.ports.metrics, timeout=60)
@@ -193,8 +272,8 @@ def _neighbours(server: ServerProcess) -> dict[str, Callable[[], None]]:
         connection.close()
 
     return {
-        "HTTP binary": _poster(server, "small", body, headers),
-        "HTTP JSON": _poster(server, "small", _document("FP32", [1.0, 2.0]), {}),
+        "HTTP binary": partial(post, "small", body, headers),
+        "HTTP JSON": partial(post, "small", _document("FP32", [1.0, 2.0]), {}),
         "gRPC": lambda: client.infer("small", [tensor]),
         "/metrics": metrics,
     }

@@ -12,6 +12,7 @@ from gpubridge.request import (
     FollowedRequest,
     MemoryRange,
     Outcome,
+    Parameters,
     RequestOptions,
 )
 from gpubridge.transport.context import RequestContext
@@ -33,6 +34,13 @@ def pack_json_values(
 
     Accepts what orjson accepts, with the same meaning; integers wrap. None for anything else. Holds
     no lock of the interpreter while it works.
+    """
+
+def pack_json_parameters(parameters: bytes | memoryview, /) -> bytes | None:
+    """Return the members of a JSON object as the parameters of a ModelInferResponse.
+
+    None where one is no boolean, no string and no integer of 64 bits, a name has an escape or comes
+    twice, or there is more or less than an object. Holds no lock of the interpreter while it works.
     """
 
 def format_json_string(before: str, text: bytes | memoryview, after: str, /) -> bytes | None:
@@ -531,7 +539,7 @@ class InferResponseFields:
     signature: Signature
     shapes: Shapes
     buffers: Sequence[memoryview]
-    parameters: dict[str, object] | None
+    parameters: Parameters | None
     memory: BorrowedMemory | None
     refs: Sequence[tuple[int, int, int, int]]
     event: Any
@@ -541,7 +549,7 @@ class InferResponseFields:
         signature: Signature,
         shapes: Shapes,
         buffers: Sequence[memoryview],
-        parameters: dict[str, object] | None = None,
+        parameters: Parameters | None = None,
         memory: BorrowedMemory | None = None,
         refs: Sequence[tuple[int, int, int, int]] = (),
         event: Any = None,
@@ -769,9 +777,12 @@ class MessageResponseTemplate:
         shapes: Sequence[Sequence[int]],
         buffers: Sequence[bytes | memoryview],
         stream: bool,
+        fields: Sequence[bytes | memoryview] = (),
         /,
     ) -> list[bytes | memoryview] | int:
         """Return the frame in pieces: one if it is small, else long buffers are not copied.
+
+        - ``fields``: encoded fields that follow the outputs.
 
         For a ``stream`` it is that of a ModelStreamInferResponse. A message of 2 GiB or more has no
         frame: its size is returned.
@@ -876,7 +887,7 @@ class HttpExchange:
         status: int,
         fields: bytes,
         body: bytes,
-        buffers: Sequence[memoryview] = ...,
+        buffers: Sequence[bytes | memoryview] = ...,
         *,
         plain: bool = ...,
     ) -> None:
@@ -892,7 +903,7 @@ class HttpExchange:
         - ``filler``: bytes that mean nothing within it: sent once in a while to a client that sends
           no more, to learn whether it is still there.
         """
-    def send(self, data: bytes, /) -> None:
+    def send(self, buffers: Sequence[bytes | memoryview], /) -> None:
         """Send more of an answer that was begun."""
     def end(self) -> None:
         """End an answer that was begun."""

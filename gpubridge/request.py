@@ -20,13 +20,17 @@ __all__ = [
     "NO_RESPONSE",
     "ClientUse",
     "CompletedBatch",
+    "EncodedParameters",
     "FollowedRequest",
     "InferRequest",
     "InferResponse",
+    "LongParameters",
     "MemoryRange",
     "Outcome",
+    "Parameters",
     "PendingMemory",
     "RequestOptions",
+    "merged_parameters",
     "range_of",
 ]
 
@@ -71,6 +75,50 @@ class ClientUse(Protocol):
     @property
     def segments(self) -> list[Any]:
         """Everything of it that the stub needs."""
+
+
+class EncodedParameters(NamedTuple):
+    """Response parameters as they are told to clients.
+
+    - ``members``: those of a JSON object, separated by commas.
+    - ``fields``: the same in a ModelInferResponse.
+    """
+
+    members: memoryview
+    fields: bytes
+
+
+class LongParameters(NamedTuple):
+    """Response parameters that would take long to decode: nobody does that.
+
+    ``parts``: of parameters that two of them have, those of the later one count.
+    """
+
+    parts: Sequence[EncodedParameters | dict[str, object]]
+
+
+Parameters = dict[str, object] | LongParameters
+
+
+def merged_parameters(given: Iterable[Parameters | None]) -> Parameters | None:
+    """Return those of several responses; later ones go before earlier ones."""
+    distinct: dict[int, Parameters] = {}
+    for each in given:
+        if each:
+            # Outputs of one response share its parameters.
+            distinct.pop(id(each), None)
+            distinct[id(each)] = each
+    merged: dict[str, object] = {}
+    parts: list[EncodedParameters | dict[str, object]] = []
+    for each in distinct.values():
+        if isinstance(each, LongParameters):
+            parts += [merged, *each.parts] if merged else each.parts
+            merged = {}
+        else:
+            merged = {**merged, **each}
+    if not parts:
+        return merged or None
+    return LongParameters([*parts, merged] if merged else parts)
 
 
 class InferResponse(InferResponseFields):

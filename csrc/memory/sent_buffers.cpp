@@ -43,7 +43,8 @@ void MessagePieces::append(const std::string& text, const SentBuffers& buffers, 
   pieces_.push_back(buffers.object(index));
 }
 
-std::vector<nb::object> MessagePieces::finish() {
+std::vector<nb::object> MessagePieces::finish(std::string_view ending) {
+  pending_.append(ending);
   flush();
   return std::move(pieces_);
 }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -41,7 +42,7 @@ class MessagePieces {
 
   // Appends text, then a buffer.
   void append(const std::string& text, const SentBuffers& buffers, std::size_t index);
-  std::vector<nanobind::object> finish();
+  std::vector<nanobind::object> finish(std::string_view ending = {});
 
  private:
   void flush();

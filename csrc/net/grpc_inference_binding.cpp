@@ -199,9 +199,10 @@ std::vector<nb::object> GrpcInferCall::frame(nb::handle outcome) const {
     const nb::object known = known_->answer(
         signature, [&] { return names().plain_template.of(endpoint_)(known_->given, signature); });
     if (!known.is_none() && !response.has(InferResponse::kParameters)) {
-      EncodedFrame made = encode_frame(
-          nb::cast<const MessageResponseTemplate&>(known), view_of_text(identifier), {},
-          response.get(InferResponse::kShapes), response.get(InferResponse::kBuffers), false);
+      EncodedFrame made =
+          encode_frame(nb::cast<const MessageResponseTemplate&>(known), view_of_text(identifier),
+                       {}, response.get(InferResponse::kShapes),
+                       response.get(InferResponse::kBuffers), false, nb::tuple());
       if (!made.pieces.empty()) return std::move(made.pieces);
     }
   }

@@ -65,7 +65,8 @@ class Exchange {
   // Sends an answer to an inference request: its header, and the outputs' bytes behind it.
   void respond_tensors(std::string_view header, const SentBuffers& sent, nanobind::handle buffers);
   void begin(int status, nanobind::bytes fields, nanobind::object on_sent, nanobind::bytes filler);
-  void send(nanobind::bytes data);
+  // Sends more of an answer, as one chunk if it has chunks.
+  void send(nanobind::object buffers);
   void end();
 
   // Takes an inference request whose body lies in a slot; false if it is none for the plane.
@@ -95,7 +96,6 @@ class Exchange {
   // `buffers` are those of which `sent` knows the bytes.
   void send_whole(int status, std::string_view fields, std::string_view body,
                   const SentBuffers& sent, nanobind::handle buffers, bool plain);
-  void add(nanobind::bytes data);
   void ready();
 
   Connection* connection_;

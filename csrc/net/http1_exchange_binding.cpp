@@ -184,20 +184,24 @@ nb::bytes Exchange::chunk(std::string_view data) const {
   return bytes_of(chunk_line(data.size()).append(data).append("\r\n"));
 }
 
-void Exchange::send(nb::bytes data) {
-  if (connection_ != nullptr && !bodiless() && data.size() != 0) add(chunk(view_of(data)));
+void Exchange::send(nb::object buffers) {
+  const SentBuffers sent(buffers);
+  if (connection_ == nullptr || bodiless() || sent.total() == 0) return;
+  MessagePieces pieces(chunked_ ? chunk_line(sent.total()) : std::string(), kCopiedBuffer);
+  for (std::size_t index = 0; index < sent.count(); ++index) pieces.append({}, sent, index);
+  for (nb::object& piece : pieces.finish(chunked_ ? "\r\n" : "")) {
+    parts_.push_back(std::move(piece));
+  }
+  probed_ = false;
+  ready();
 }
 
 void Exchange::end() {
   if (connection_ == nullptr) return;
   handler = nb::none();
   unfinished_ = false;
-  add(bytes_of(chunked_ && !bodiless() ? kLastChunk : std::string_view{}));
-}
-
-void Exchange::add(nb::bytes data) {
+  if (chunked_ && !bodiless()) parts_.push_back(bytes_of(kLastChunk));
   probed_ = false;
-  if (data.size() != 0) parts_.push_back(std::move(data));
   ready();
 }
 

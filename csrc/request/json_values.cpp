@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <unordered_set>
 
+#include "request/protobuf_writer.h"
 #include "utf8.h"
 
 namespace gpubridge {
@@ -463,6 +465,45 @@ bool format_numbers(std::string_view bytes, ElementType type, std::string& out) 
   return true;
 }
 
+// ---- parameters ----
+
+// Makes a field of the content that `out` has from `begin` on.
+void enclose(std::string& out, std::size_t begin, char tag) {
+  std::string head(1, tag);
+  append_varint(head, out.size() - begin);
+  out.insert(begin, head);
+}
+
+// Appends the value of a parameter as an InferParameter.
+bool append_parameter(Cursor& cursor, std::string& out) {
+  constexpr char kBool = 1 << 3;
+  constexpr char kInt64 = 2 << 3;
+  constexpr char kString = 3 << 3 | 2;
+  constexpr char kUint64 = 5 << 3;
+  cursor.skip_space();
+  if (cursor.take('"')) {
+    const auto raw = cursor.raw_string();
+    const std::size_t begin = out.size();
+    if (!raw || !append_decoded(*raw, out)) return false;
+    enclose(out, begin, kString);
+    return true;
+  }
+  const bool yes = cursor.take("true");
+  if (yes || cursor.take("false")) {
+    out += {kBool, static_cast<char>(yes)};
+    return true;
+  }
+  const auto number = read_number(cursor);
+  if (!number) return false;
+  const auto integer = to_integer<std::int64_t>(*number);
+  const auto wide =
+      integer ? static_cast<std::uint64_t>(*integer) : to_integer<std::uint64_t>(*number);
+  if (!wide) return false;
+  out += integer ? kInt64 : kUint64;
+  append_varint(out, *wide);
+  return true;
+}
+
 bool format_strings(std::string_view bytes, std::size_t count, std::string& out) {
   std::size_t at = 0;
   for (std::size_t index = 0; index < count; ++index) {
@@ -537,6 +578,26 @@ bool format_values(std::string_view bytes, ElementType type, std::size_t count, 
     return false;
   out += ']';
   return true;
+}
+
+bool pack_parameters(std::string_view object, std::string& out) {
+  constexpr char kParameter = 4 << 3 | 2;
+  constexpr char kName = 1 << 3 | 2;
+  constexpr char kValue = 2 << 3 | 2;
+  Cursor cursor(object);
+  std::unordered_set<std::string_view> names;
+  if (!cursor.take('{')) return false;
+  const bool whole = visit_members(cursor, [&](std::string_view name) {
+    const std::size_t entry = out.size();
+    if (!names.insert(name).second || !append_decoded(name, out)) return false;
+    enclose(out, entry, kName);
+    const std::size_t value = out.size();
+    if (!append_parameter(cursor, out)) return false;
+    enclose(out, value, kValue);
+    enclose(out, entry, kParameter);
+    return true;
+  });
+  return whole && cursor.at_end();
 }
 
 bool format_string(std::string_view text, std::string& out) {

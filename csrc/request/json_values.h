@@ -44,6 +44,11 @@ bool pack_values(std::string_view array, ElementType type, std::size_t count, st
 // number of strings.
 bool format_values(std::string_view bytes, ElementType type, std::size_t count, std::string& out);
 
+// Appends the members of a JSON object as the parameters of a ModelInferResponse. False where one
+// is no boolean, no string and no integer of 64 bits, a name has an escape or comes twice, or the
+// text is more or less than an object.
+bool pack_parameters(std::string_view object, std::string& out);
+
 // Appends a text as a JSON string. False where it is no UTF-8.
 bool format_string(std::string_view text, std::string& out);
 

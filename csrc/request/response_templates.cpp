@@ -4,6 +4,8 @@
 #include <charconv>
 #include <utility>
 
+#include "request/protobuf_writer.h"
+
 namespace gpubridge {
 namespace {
 
@@ -28,17 +30,6 @@ void append_dims(std::string& json, std::span<const std::int64_t> dims) {
     append_decimal(json, dims[i]);
   }
   json.push_back(']');
-}
-
-void append_varint(std::string& bytes, std::uint64_t number) {
-  for (; number > 0x7F; number >>= 7U) bytes.push_back(static_cast<char>(number | 0x80U));
-  bytes.push_back(static_cast<char>(number));
-}
-
-void append_field(std::string& bytes, char tag, std::string_view content) {
-  bytes.push_back(tag);
-  append_varint(bytes, content.size());
-  bytes.append(content);
 }
 
 // Appends a control character as the shortest escape that JSON has for it.
@@ -136,7 +127,7 @@ MessageResponseTemplate::MessageResponseTemplate(std::string names,
 
 MessageResponseTemplate::Frame MessageResponseTemplate::encode(
     std::string_view id, std::string_view parameters, std::span<const ResponseOutput> outputs,
-    bool stream) const {
+    bool stream, std::uint64_t following) const {
   std::string head = names_;
   if (!id.empty()) append_field(head, kId, id);
   head.append(parameters);
@@ -155,7 +146,7 @@ MessageResponseTemplate::Frame MessageResponseTemplate::encode(
   }
   Frame frame;
   frame.tags.reserve(outputs.size());
-  std::uint64_t nbytes = head.size();
+  std::uint64_t nbytes = head.size() + following;
   for (const ResponseOutput& raw : outputs) {
     std::string& tag = frame.tags.emplace_back(1, kRawOutput);
     append_varint(tag, raw.nbytes);

@@ -65,9 +65,11 @@ class MessageResponseTemplate {
   };
 
   // Returns the frame of a ModelInferResponse or, for a stream, of a ModelStreamInferResponse with
-  // it. The `parameters` are encoded fields. One of 2 GiB or more has no valid prefix.
+  // it. The `parameters` are encoded fields; so many bytes of others follow behind the outputs. One
+  // of 2 GiB or more has no valid prefix.
   [[nodiscard]] Frame encode(std::string_view id, std::string_view parameters,
-                             std::span<const ResponseOutput> outputs, bool stream) const;
+                             std::span<const ResponseOutput> outputs, bool stream,
+                             std::uint64_t following) const;
 
  private:
   std::string names_;

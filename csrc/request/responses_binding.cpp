@@ -81,16 +81,19 @@ ResponseOutputs::ResponseOutputs(nb::handle shapes, const SentBuffers& values,
 
 EncodedFrame encode_frame(const MessageResponseTemplate& response, std::string_view id,
                           std::string_view parameters, nb::handle shapes, nb::handle values,
-                          bool stream) {
+                          bool stream, nb::handle following) {
   const SentBuffers buffers(values);
+  const SentBuffers fields(following);
   const ResponseOutputs outputs(shapes, buffers, response.forms());
-  MessageResponseTemplate::Frame frame = response.encode(id, parameters, outputs.all(), stream);
+  MessageResponseTemplate::Frame frame =
+      response.encode(id, parameters, outputs.all(), stream, fields.total());
   if (frame.nbytes >= kMessageLimit) return {{}, frame.nbytes};
   MessagePieces pieces(std::move(frame.opening),
                        frame.nbytes <= kCopiedFrame ? kCopiedFrame : kCopiedBuffer);
   for (std::size_t index = 0; index < buffers.count(); ++index) {
     pieces.append(frame.tags[index], buffers, index);
   }
+  for (std::size_t index = 0; index < fields.count(); ++index) pieces.append({}, fields, index);
   return {pieces.finish(), frame.nbytes};
 }
 
@@ -108,16 +111,18 @@ void bind_responses(nb::module_& module) {
         return MessageResponseTemplate(std::string(view_of(names)), texts_of(openings),
                                        forms_of(forms, openings.size()));
       }))
-      .def("encode",
-           [](const MessageResponseTemplate& self, std::string_view id, const nb::bytes& parameters,
-              nb::handle shapes, nb::handle buffers, bool stream) -> nb::object {
-             const EncodedFrame frame =
-                 encode_frame(self, id, view_of(parameters), shapes, buffers, stream);
-             if (frame.pieces.empty()) return nb::int_(frame.nbytes);
-             nb::list segments;
-             for (const nb::object& piece : frame.pieces) segments.append(piece);
-             return segments;
-           });
+      .def(
+          "encode",
+          [](const MessageResponseTemplate& self, std::string_view id, const nb::bytes& parameters,
+             nb::handle shapes, nb::handle buffers, bool stream, nb::handle fields) -> nb::object {
+            const EncodedFrame frame =
+                encode_frame(self, id, view_of(parameters), shapes, buffers, stream, fields);
+            if (frame.pieces.empty()) return nb::int_(frame.nbytes);
+            nb::list segments;
+            for (const nb::object& piece : frame.pieces) segments.append(piece);
+            return segments;
+          },
+          nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = nb::tuple());
 }
 
 }  // namespace gpubridge

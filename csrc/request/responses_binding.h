@@ -30,13 +30,14 @@ class ResponseOutputs {
   std::uint64_t nbytes_ = 0;
 };
 
-// A frame in pieces, or how many bytes its message has, where those are too many for one.
+// A frame in pieces, the last of which are the fields `following`, or how many bytes its message
+// has, where those are too many for one.
 struct EncodedFrame {
   std::vector<nanobind::object> pieces;
   std::uint64_t nbytes = 0;
 };
 EncodedFrame encode_frame(const MessageResponseTemplate& response, std::string_view id,
                           std::string_view parameters, nanobind::handle shapes,
-                          nanobind::handle buffers, bool stream);
+                          nanobind::handle buffers, bool stream, nanobind::handle following);
 
 }  // namespace gpubridge

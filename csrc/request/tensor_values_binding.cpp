@@ -114,6 +114,17 @@ nb::object format_json_string(std::string_view before, nb::handle text, std::str
   return bytes_or_none(good, json);
 }
 
+nb::object pack_json_parameters(nb::handle object) {
+  const BufferView buffer(object, PyBUF_SIMPLE);
+  std::string fields;
+  bool good = false;
+  {
+    const nb::gil_scoped_release unlocked;
+    good = pack_parameters(text_of(buffer), fields);
+  }
+  return bytes_or_none(good, fields);
+}
+
 nb::object pack_contents(nb::handle message, unsigned field, std::string_view form,
                          std::size_t size) {
   const BufferView buffer(message, PyBUF_SIMPLE);
@@ -137,6 +148,7 @@ nb::object pack_contents(nb::handle message, unsigned field, std::string_view fo
 void bind_tensor_values(nb::module_& module) {
   module.def("pack_typed_contents", &pack_contents);
   module.def("split_json_data", &split_json_data);
+  module.def("pack_json_parameters", &pack_json_parameters);
   module.def("pack_json_values", &pack_json_values);
   module.def("format_json_string", &format_json_string);
   module.def("format_json_values", &format_json_values);

@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 from gpubridge.engine.long_messages import LongTexts
 from gpubridge.engine.placed_response import PlacedResponse, held_bytes
 from gpubridge.errors import BridgeError, ErrorCode, LongError
-from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange, Outcome
+from gpubridge.request import (
+    NO_BYTES,
+    InferRequest,
+    InferResponse,
+    MemoryRange,
+    Outcome,
+    Parameters,
+)
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import ResponseContext
 from gpubridge.transport.device_events import is_arena
@@ -80,7 +87,7 @@ def _check(record: Record, request: InferRequest, arena: bool) -> None:
 def _passed_on(
     record: Record,
     borrowed: BorrowedMemory,
-    parameters: dict[str, object] | None,
+    parameters: Parameters | None,
     lent: Callable[[Ref], MemoryRange],
 ) -> InferResponse:
     """Return a response of which some outputs lie in the memory of its request."""

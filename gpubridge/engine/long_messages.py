@@ -9,6 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 from gpubridge import dataplane
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError
+from gpubridge.request import EncodedParameters, LongParameters, Parameters
 from gpubridge.transport.channel import MalformedMessage, close_all, read_spilled
 from gpubridge.transport.messages import Kind, set_long_texts_aside
 from gpubridge.transport.records import json_object
@@ -27,7 +28,7 @@ class LongTexts(NamedTuple):
 
     error: memoryview | None
     error_body: bytes
-    parameters: dict[str, object] | None
+    parameters: Parameters | None
 
 
 class ReadMessage(NamedTuple):
@@ -53,14 +54,21 @@ def read_message(message: bytes) -> ReadMessage:
 
 
 def _long_texts(fields: dict[str, memoryview]) -> LongTexts:
-    error, body, parameters = fields.get("error"), None, None
+    error, body = fields.get("error"), None
     if error is not None:
         body = dataplane.format_json_string('{"error":', error, "}")
         if body is None:
             raise MalformedMessage("an error whose text is no UTF-8")
-    if "parameters" in fields:
-        parameters = json_object(bytes(fields["parameters"]), "response parameters")
-    return LongTexts(error, body or b"", parameters)
+    return LongTexts(error, body or b"", _long_parameters(fields.get("parameters")))
+
+
+def _long_parameters(text: memoryview | None) -> Parameters | None:
+    if text is None:
+        return None
+    packed = dataplane.pack_json_parameters(text)
+    if packed is None:
+        return json_object(bytes(text), "response parameters")
+    return LongParameters([EncodedParameters(text[1:-1], packed)])
 
 
 class LongMessages(Generic[_Message]):

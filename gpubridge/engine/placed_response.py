@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpubridge.engine.devices.region import OF_CLIENTS, ON_DEVICE
-from gpubridge.request import InferResponse, MemoryRange
+from gpubridge.request import InferResponse, MemoryRange, Parameters
 from gpubridge.transport.signatures import Shapes, Signature
 
 
@@ -46,7 +46,7 @@ class PlacedResponse(InferResponse):
         signature: Signature,
         shapes: Shapes,
         buffers: list[memoryview],
-        parameters: dict[str, object] | None,
+        parameters: Parameters | None,
         parts: Sequence[MemoryRange],
         shared: frozenset[str] = frozenset(),
     ) -> None:

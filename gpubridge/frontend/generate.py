@@ -98,8 +98,8 @@ class _Generation(PrivateBody):
         if self._request is not None:
             self._request.cancel()
 
-    def _encoded(self, outcome: Outcome) -> bytes:
-        """Encode a response.
+    def _encoded(self, outcome: Outcome) -> list[bytes | memoryview]:
+        """Encode a response, in pieces.
 
         Raises BridgeError when it is an error, or cannot be encoded.
         """
@@ -117,7 +117,7 @@ class _Generation(PrivateBody):
 class GenerateHandler(_Generation):
     """Answers with the one response that there is."""
 
-    _only: bytes | None = None
+    _only: list[bytes | memoryview] | None = None
 
     def _respond(self, outcome: Outcome) -> None:
         assert self._request is not None
@@ -141,11 +141,10 @@ class GenerateHandler(_Generation):
             self._fail(error)
             return
         assert body is not None
-        self._exchange.respond(200, JSON, body, plain=True)
+        self._exchange.respond(200, JSON, b"", body, plain=True)
 
     def _fail(self, error: BridgeError) -> None:
-        body = memoryview(error_body(error))
-        self._exchange.respond(_status(error), JSON, b"", (body,), plain=True)
+        self._exchange.respond(_status(error), JSON, b"", (error_body(error),), plain=True)
 
 
 class GenerateStreamHandler(_Generation):
@@ -170,9 +169,9 @@ class GenerateStreamHandler(_Generation):
             body = self._encoded(outcome)
         except BridgeError as error:
             # The status is that of the first response; those of others stand in their events.
-            status, body = _status(error), error_body(error)
+            status, body = _status(error), [error_body(error)]
         self._begin(status)
-        self._exchange.send(b"data: %b\n\n" % body)
+        self._exchange.send((b"data: ", *body, b"\n\n"))
 
     def _begin(self, status: int) -> None:
         if not self._begun:

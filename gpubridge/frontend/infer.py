@@ -95,13 +95,12 @@ def _send(exchange: HttpExchange, encoded: EncodedResponse | BridgeError) -> Non
     if isinstance(encoded, BridgeError):
         exchange.fail(encoded)
         return
-    if encoded.nbytes < 0:
-        exchange.respond(200, JSON, encoded.header)
-        return
-    fields = (
-        b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
-        % len(encoded.header)
-    )
+    fields = JSON
+    if encoded.binary:
+        fields = (
+            b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
+            % encoded.header_bytes
+        )
     exchange.respond(200, fields, encoded.header, encoded.buffers)
 
 

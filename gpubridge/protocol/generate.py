@@ -12,9 +12,10 @@ from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import invalid
 from gpubridge.protocol.fields import JsonObject, internal, parse_json
 from gpubridge.protocol.infer_request import make_form
+from gpubridge.protocol.infer_response import json_members
 from gpubridge.protocol.json_tensor import data_from_json, data_to_json
 from gpubridge.protocol.request_form import InputForm, RequestForm
-from gpubridge.request import NO_CONTEXT, NO_OPTIONS, InferResponse
+from gpubridge.request import NO_CONTEXT, NO_OPTIONS, InferResponse, LongParameters
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.context import RequestContext
 
@@ -138,10 +139,10 @@ def _shape(spec: TensorSpec, count: int, config: ModelConfig) -> tuple[int, ...]
 
 def encode_generated(
     form: RequestForm, response: InferResponse, config: ModelConfig, version: int
-) -> bytes:
+) -> list[bytes | memoryview]:
     """Encode a response as one JSON object: outputs of one element as a value, others as flat lists.
 
-    Raises BridgeError when an output cannot be told as JSON.
+    Returns its text in pieces. Raises BridgeError when an output cannot be told as JSON.
     """
     members: dict[str, bytes] = {
         "model_name": orjson.dumps(config.name),
@@ -149,8 +150,10 @@ def encode_generated(
     }
     if form.identifier:
         members["id"] = orjson.dumps(form.identifier)
-    for name, value in (response.parameters or {}).items():
-        members[name] = _value(value)
+    parameters = response.parameters or {}
+    if not isinstance(parameters, LongParameters):
+        for name, value in parameters.items():
+            members[name] = _value(value)
     tensors = zip(response.signature.tensors, response.shapes, response.buffers, strict=True)
     for spec, shape, buffer in tensors:
         count = element_count(shape)
@@ -158,7 +161,11 @@ def encode_generated(
         members[spec.name] = data[1:-1] if count == 1 else data
     # Triton's order.
     pairs = [b"%b:%b" % (orjson.dumps(name), members[name]) for name in sorted(members)]
-    return b"{" + b",".join(pairs) + b"}"
+    text = b"{" + b",".join(pairs) + b"}"
+    if not isinstance(parameters, LongParameters):
+        return [text]
+    # Not in that order: what is so long is not taken apart. Of equal names the last one counts.
+    return [b"{", *json_members(parameters), b"," + text[1:]]
 
 
 def _value(value: object) -> bytes:

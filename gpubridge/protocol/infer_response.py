@@ -14,7 +14,7 @@ from gpubridge.model_io import as_configured
 from gpubridge.protocol.classification import classified
 from gpubridge.protocol.json_tensor import data_to_json
 from gpubridge.protocol.request_form import RequestForm, classes_of
-from gpubridge.request import InferResponse
+from gpubridge.request import InferResponse, LongParameters
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.signatures import Shapes, Signature, TensorSpec
 
@@ -26,13 +26,15 @@ _ELSEWHERE, _BINARY, _JSON = 0, 1, 2
 class EncodedResponse:
     """A response ready to be sent.
 
-    - ``header``: the JSON.
-    - ``buffers``: the binary outputs that follow it, not copied.
-    - ``nbytes``: bytes of all of them; -1 where nothing follows the JSON.
+    - ``header``: the JSON, or the beginning of it.
+    - ``buffers``: the rest of the JSON, if it is long, and the binary outputs; not copied.
+    - ``header_bytes``: bytes of all of the JSON.
+    - ``nbytes``: bytes of all outputs; -1 where nothing follows the JSON.
     """
 
     header: bytes
-    buffers: Sequence[memoryview]
+    buffers: Sequence[bytes | memoryview]
+    header_bytes: int
     nbytes: int
 
     @property
@@ -90,10 +92,20 @@ def encode_response(
         buffers = [
             buffer for told, buffer in zip(answer.forms, buffers, strict=True) if told == _BINARY
         ]
-    parameters = _parameters(response.parameters) if response.parameters else b""
-    header, nbytes = answer.template.encode(identifier, parameters, shapes, values)
+    parameters = response.parameters
+    rest: list[bytes | memoryview] = []
+    short = b""
+    if isinstance(parameters, LongParameters):
+        rest = [*json_members(parameters), b"}}"]
+    elif parameters:
+        short = _json(parameters)
+    header, nbytes = answer.template.encode(identifier, short, shapes, values)
+    if rest:
+        # Behind the outputs: what is that long is not copied.
+        header = header[:-1] + b',"parameters":{'
     # Without a byte after it, the JSON is the whole answer: so it is at Triton.
-    return EncodedResponse(header, buffers, nbytes or -1)
+    header_bytes = len(header) + sum(map(len, rest))
+    return EncodedResponse(header, [*rest, *buffers], header_bytes, nbytes or -1)
 
 
 def _answer(form: RequestForm, signature: Signature, config: ModelConfig, version: int) -> _Answer:
@@ -157,7 +169,17 @@ def _json_values(spec: TensorSpec, shape: tuple[int, ...], buffer: memoryview) -
     return data_to_json(spec.name, spec.datatype, element_count(shape), buffer)
 
 
-def _parameters(parameters: dict[str, object]) -> bytes:
+def json_members(parameters: LongParameters) -> list[bytes | memoryview]:
+    """Return the members of the JSON object of long parameters, in pieces."""
+    pieces: list[bytes | memoryview] = []
+    for part in parameters.parts:
+        if pieces:
+            pieces.append(b",")
+        pieces.append(_json(part)[1:-1] if isinstance(part, dict) else part.members)
+    return pieces
+
+
+def _json(parameters: dict[str, object]) -> bytes:
     try:
         return orjson.dumps(parameters)
     except orjson.JSONEncodeError:

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from tests.process.callers import run, write_models as write_callers
+from tests.process.ensembles import TEXT as STRING, write_ensemble
 from tests.process.server import running_server
 from tests.process.streams import Stream, triton, write_models
+
+triton_http = pytest.importorskip("tritonclient.http")
 
 MEGABYTES = 3
 TEXT = 'é"\\\n\x01😀' * (MEGABYTES * 100_000)
@@ -22,6 +25,10 @@ def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_models(repository)
     write_callers(repository)
+    kind = {"inputs": "CODE OTHER", "outputs": "OUT REST", "kind": STRING}
+    write_ensemble(
+        repository, "pair", "one CODE=CODE > OUT=OUT", "one CODE=OTHER > OUT=REST", **kind
+    )
     with running_server(repository) as running:
         yield running
 
@@ -65,11 +72,17 @@ def test_the_beginning_of_a_long_error_is_the_message_of_a_grpc_status(server):
     assert told.value.message() == "x" * 6141 + "..."
 
 
-def test_long_parameters_are_told_whole(server):
-    code = (
+def told(**parameters):
+    """Return code that answers with response parameters; strings are expressions."""
+    text = ", ".join(f"{name!r}: {value}" for name, value in parameters.items())
+    return (
         "out = pb_utils.Tensor('OUT', np.array(['x'], object))\n"
-        f"result = pb_utils.InferenceResponse([out], parameters={{'long': {LONG}, 'short': 7}})"
+        f"result = pb_utils.InferenceResponse([out], parameters={{{text}}})"
     )
+
+
+def test_long_parameters_are_told_whole(server):
+    code = told(long=LONG, short=7)
     status, answer = ask(server, code)
     assert status == 200
     assert json.loads(answer)["parameters"] == {"long": TEXT, "short": 7}
@@ -77,6 +90,71 @@ def test_long_parameters_are_told_whole(server):
         response = client.infer("one", [coded(code)]).get_response()
     assert response.parameters["long"].string_param == TEXT
     assert response.parameters["short"].int64_param == 7
+
+
+def test_long_parameters_are_members_of_what_is_generated(server):
+    code = told(long=LONG, OUT="'not this one'", short=7)
+    sent = "\nrequest.get_response_sender().send(result, flags=FINAL)"
+    for path, rest in (("one/generate", ""), ("m/generate_stream", sent)):
+        status, answer = ask(server, code + rest, path)
+        assert status == 200
+        document = json.loads(answer.removeprefix(b"data: "))
+        wanted = {"model_name": path.partition("/")[0], "model_version": "1", "OUT": "x"}
+        assert document == {**wanted, "long": TEXT, "short": 7}
+
+
+def test_long_parameters_and_outputs_in_the_forms_that_are_asked_for(server):
+    code = coded(told(long=LONG))
+    with triton_http.InferenceServerClient(server.http_url) as client:
+        tensor = triton_http.InferInput("CODE", [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([told(long=LONG)], object))
+        for binary in (True, False):
+            outputs = [triton_http.InferRequestedOutput("OUT", binary_data=binary)]
+            result = client.infer("one", [tensor], outputs=outputs)
+            assert result.as_numpy("OUT").tolist() in ([b"x"], ["x"])
+            assert result.get_response()["parameters"] == {"long": TEXT}
+    with Stream(server) as stream:
+        stream.client.async_stream_infer("one", [code])
+        result, error = stream.answers.get(timeout=150)
+        assert error is None
+        parameters = result.get_response().parameters
+        assert parameters["long"].string_param == TEXT
+        assert parameters["triton_final_response"].bool_param
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "wanted"),
+    [
+        (told(a=LONG, b=1), told(b=2, c=3), {"a": TEXT, "b": 2, "c": 3}),
+        (told(b=2, c=3), told(a=LONG, b=1), {"a": TEXT, "b": 1, "c": 3}),
+        (told(a=LONG), told(b=LONG, a="'x'"), {"a": "x", "b": TEXT}),
+    ],
+)
+def test_an_ensemble_tells_the_long_parameters_of_its_members(server, first, second, wanted):
+    inputs = [
+        {"name": name, "datatype": "BYTES", "shape": [1], "data": [code]}
+        for name, code in (("CODE", first), ("OTHER", second))
+    ]
+    body = json.dumps({"inputs": inputs})
+    status, _, answer = server.request("POST", "/v2/models/pair/infer", body)
+    assert status == 200
+    assert json.loads(answer)["parameters"] == wanted
+    tensors = [coded(first), triton.InferInput("OTHER", [1], "BYTES")]
+    tensors[1].set_data_from_numpy(np.array([second], object))
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        parameters = client.infer("pair", tensors).get_response().parameters
+    told_ = {name: value.string_param or value.int64_param for name, value in parameters.items()}
+    assert told_ == wanted
+
+
+def test_long_parameters_of_a_called_model_reach_its_caller(server):
+    code = f"""
+inputs = [tensor("CODE", [{told(long=LONG)!r}], object)]
+response = call(model="one", inputs=inputs, outputs=["OUT"]).exec()
+import json
+said = json.loads(response.parameters()) == {{"long": {LONG}}}
+"""
+    assert run(server, code) == "True"
 
 
 def test_responses_keep_their_order_around_a_long_one(server):

@@ -13,7 +13,6 @@ from gpubridge.protocol.grpc.infer_response import (
     FRAME_PREFIX,
     encode_frame,
     encode_response,
-    encode_stream_response,
 )
 from gpubridge.protocol.grpc.messages import message_class
 from gpubridge.protocol.request_form import RequestForm
@@ -91,7 +90,7 @@ def test_responses_of_a_stream_are_protobufs(tensors, identifier, final, told, d
         nbytes = data.draw(st.integers(0, 3000)) if datatype == "BYTES" else math.prod(shape)
         full.append((name, datatype, shape, bytes(nbytes)))
     response = answer(*full, parameters={"n": 1} if told else None)
-    segments = encode_stream_response(form(), identifier, response, CONFIG, 3, final=final)
+    segments = encode_response(form(), identifier, response, CONFIG, 3, final=final)
     wanted = StreamResponse(infer_response=expected(full, id=identifier))
     wanted.infer_response.parameters["triton_final_response"].bool_param = final
     if told:

@@ -102,7 +102,7 @@ def test_a_stream_that_has_begun_is_filled():
     exchange.begin(200, b"", lambda: None, FILLER)
     for _ in range(2):
         door.connection.check(0.0)
-    exchange.send(b"abc")
+    exchange.send((b"abc",))
     door.connection.check(0.0)
     exchange.end()
     filled = b"3\r\n" + FILLER + b"\r\n"
@@ -115,7 +115,7 @@ def test_a_stream_that_has_not_begun_stays_whole():
     door.connection.check(0.0)
     exchange = door.handlers[0].exchange
     exchange.begin(200, b"", lambda: None, FILLER)
-    exchange.send(b"abc")
+    exchange.send((b"abc",))
     exchange.end()
     assert stream_of(door) == (b"HTTP/1.1 200 OK", b"3\r\nabc\r\n0\r\n\r\n")
 

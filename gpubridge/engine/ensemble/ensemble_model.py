@@ -37,7 +37,7 @@ from gpubridge.engine.placed_response import PlacedResponse
 from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.errors import BridgeError, invalid, unavailable, unsupported
-from gpubridge.request import InferRequest, InferResponse, Outcome
+from gpubridge.request import InferRequest, InferResponse, Outcome, merged_parameters
 from gpubridge.tensor.dtypes import item_size
 from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
 
@@ -294,14 +294,11 @@ class EnsembleModel(Model):
                 self._answers.clear()
             signature = self._answers[key] = Signature(key, ())
         tensors = [outputs[spec.name] for spec in specs]
-        parameters: dict[str, object] = {}
-        for tensor in tensors:
-            parameters.update(tensor.parameters or {})
         return PlacedResponse(
             signature,
             tuple(shapes),
             [tensor.bytes_held() for tensor in tensors],
-            parameters or None,
+            merged_parameters(tensor.parameters for tensor in tensors),
             parts=[tensor.place for tensor in tensors],
             shared=course.shared.union(name for name, tensor in outputs.items() if tensor.shared),
         )

@@ -12,7 +12,14 @@ from gpubridge.engine.lent_memory import SharedSlot
 from gpubridge.engine.placed_response import PlacedResponse, held_bytes
 from gpubridge.host_shm import HostArena
 from gpubridge.model_io import as_configured
-from gpubridge.request import NO_BYTES, ClientUse, InferRequest, InferResponse, MemoryRange
+from gpubridge.request import (
+    NO_BYTES,
+    ClientUse,
+    InferRequest,
+    InferResponse,
+    MemoryRange,
+    Parameters,
+)
 from gpubridge.transport.signatures import Signature, decode_shapes
 
 _NO_VIEW = memoryview(b"")
@@ -34,7 +41,7 @@ class FlowTensor(NamedTuple):
     shape: tuple[int, ...]
     place: MemoryRange
     buffer: memoryview | None
-    parameters: dict[str, object] | None = None
+    parameters: Parameters | None = None
     shared: bool = False
 
     def elsewhere(self) -> FlowTensor:

@@ -30,7 +30,15 @@ from gpubridge.frontend.bls.control_requests import ControlRequests
 from gpubridge.frontend.bls.deadlock_detection import find_circle
 from gpubridge.frontend.bls.requests import CalledModels, CallForm
 from gpubridge.frontend.control import ControlTasks
-from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome
+from gpubridge.protocol.infer_response import json_members
+from gpubridge.request import (
+    InferRequest,
+    InferResponse,
+    LongParameters,
+    MemoryRange,
+    Outcome,
+    Parameters,
+)
 from gpubridge.transport.calls import CallKind, decode_records, encode_records
 from gpubridge.transport.channel import (
     Channel,
@@ -390,7 +398,7 @@ class BlsConnection:
             refs += (region, offset, nbytes, ticket if nbytes else NO_LEASE)
         context = _NO_CONTEXT
         if response.parameters:
-            context = ResponseContext(parameters=json.dumps(response.parameters))
+            context = ResponseContext(parameters=_parameters_text(response.parameters))
         if self._link.device is not None:
             context = tell_waits(context, ranges, self._announcements)
         return refs, context
@@ -408,3 +416,9 @@ class BlsConnection:
         if shapes is not self._shapes:
             self._shapes, self._dims = shapes, encode_dims(shapes)
         return known[1], self._dims
+
+
+def _parameters_text(parameters: Parameters) -> str:
+    if isinstance(parameters, LongParameters):
+        return f"{{{str(b''.join(json_members(parameters)), 'utf-8')}}}"
+    return json.dumps(parameters)

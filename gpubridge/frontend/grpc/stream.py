@@ -19,7 +19,7 @@ from gpubridge.protocol.grpc.fields import read_request
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
 from gpubridge.protocol.grpc.infer_response import (
     FrameSegments,
-    encode_stream_response,
+    encode_response,
     error_frame,
     failure_frame,
     final_frame,
@@ -361,7 +361,7 @@ def _frame(
     if not isinstance(outcome, InferResponse):
         raise outcome.copy()
     model = known.model
-    return encode_stream_response(
+    return encode_response(
         known.form, request.identifier, outcome, model.config, model.version, final=final
     )
 

@@ -265,7 +265,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         status: int,
         fields: bytes,
         body: bytes,
-        buffers: Sequence[memoryview],
+        buffers: Sequence[bytes | memoryview],
     ) -> None:
         """Answer with a coding that the client accepts."""
         self._listener.coded.pack(exchange, status, fields, [body, *buffers])

@@ -13,7 +13,7 @@ from gpubridge.model_io import as_configured
 from gpubridge.protocol.classification import classified
 from gpubridge.protocol.grpc.messages import message_class
 from gpubridge.protocol.request_form import RequestForm, classes_of
-from gpubridge.request import InferResponse
+from gpubridge.request import InferResponse, LongParameters
 from gpubridge.transport.signatures import Shapes, Signature
 
 FrameSegments = list[bytes | memoryview]
@@ -58,42 +58,46 @@ def encode_frame(message: bytes) -> bytes:
 
 
 def encode_response(
-    form: RequestForm, identifier: str, response: InferResponse, config: ModelConfig, version: int
-) -> FrameSegments:
-    """Encode an answer as one gRPC frame, prefix included.
-
-    - ``form``: that of the request; it remembers what the answer has in common with the next.
-    - ``identifier``: the request's id.
-
-    Returns: in order. One bytes object where the frame is small; else long outputs are the
-    response's own buffers, not copied.
-
-    Raises BridgeError when a parameter or the size has no place in protobuf.
-    """
-    parameters = _parameters(response.parameters) if response.parameters else b""
-    answer, response, shapes = _prepare(form, response, config, version)
-    return _checked(answer.template.encode(identifier, parameters, shapes, response.buffers, False))
-
-
-def encode_stream_response(
     form: RequestForm,
     identifier: str,
     response: InferResponse,
     config: ModelConfig,
     version: int,
     *,
-    final: bool,
+    final: bool | None = None,
 ) -> FrameSegments:
-    """Encode an answer as the frame of a ModelStreamInferResponse, as `encode_response`.
+    """Encode an answer as one gRPC frame, prefix included.
 
-    ``final``: whether it is its request's last.
+    - ``form``: that of the request; it remembers what the answer has in common with the next.
+    - ``identifier``: the request's id.
+    - ``final``: for a ModelStreamInferResponse: whether it is its request's last.
+
+    Returns: in order. One bytes object where the frame is small; else long outputs are the
+    response's own buffers, not copied.
+
+    Raises BridgeError when a parameter or the size has no place in protobuf.
     """
-    if response.parameters:
-        parameters = _parameters({**response.parameters, _FINAL: final})
-    else:
-        parameters = _final_parameter(final)
+    given = response.parameters
+    rest: list[bytes] = []
+    parameters = b"" if final is None else _final_parameter(final)
+    if isinstance(given, LongParameters):
+        # Behind the outputs: what is that long is not copied. The last one of a name counts.
+        rest = [
+            _parameters(part) if isinstance(part, dict) else part.fields for part in given.parts
+        ]
+        rest.append(parameters)
+        parameters = b""
+    elif given:
+        parameters = _parameters(given if final is None else {**given, _FINAL: final})
     answer, response, shapes = _prepare(form, response, config, version)
-    return _checked(answer.template.encode(identifier, parameters, shapes, response.buffers, True))
+    buffers, stream = response.buffers, final is not None
+    frame = answer.template.encode(identifier, parameters, shapes, buffers, stream, rest)
+    if isinstance(frame, int):
+        raise BridgeError(
+            f"the response has {frame} bytes, more than the 2 GiB that a protobuf message may have; "
+            "ask for fewer outputs at once or use HTTP"
+        )
+    return frame
 
 
 @functools.cache
@@ -121,15 +125,6 @@ def _prepare(
         for spec, shape in zip(response.signature.tensors, response.shapes, strict=True)
     )
     return answer, response, shapes
-
-
-def _checked(frame: list[bytes | memoryview] | int) -> FrameSegments:
-    if isinstance(frame, int):
-        raise BridgeError(
-            f"the response has {frame} bytes, more than the 2 GiB that a protobuf message may have; "
-            "ask for fewer outputs at once or use HTTP"
-        )
-    return frame
 
 
 def _answer(form: RequestForm, signature: Signature, config: ModelConfig, version: int) -> _Answer:
