@@ -115,14 +115,14 @@ def _uuid_text(name: str, raw: bytes) -> str:
 
 @dataclass(frozen=True)
 class Ability:
-    """Whether something works.
+    """Something that works, unless there is a reason why not."""
 
-    - ``works``: whether it does.
-    - ``reason``: why it does not; empty when it does.
-    """
+    reason: str = ""
 
-    works: bool
-    reason: str
+    @property
+    def works(self) -> bool:
+        """Whether it does."""
+        return not self.reason
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck
     try:
         found = json.loads(out)
         names = ("memory", "memory_fds", "events", "pinning")
-        return DeviceCheck(*(_ability(found[name]) for name in names))
+        return DeviceCheck(*(Ability(found[name]) for name in names))
     except (ValueError, KeyError):
         lines = err.strip().splitlines() or [_SHORTEST_REASON]
         return _nothing(f"{lines[-1]} (exit code {process.returncode})")
@@ -178,12 +178,11 @@ def probe_peers(device: DeviceInfo, peer: DeviceInfo) -> Ability:
     try:
         ordinals = call("cuDeviceGet", device.ordinal), call("cuDeviceGet", peer.ordinal)
         if call("cuDeviceCanAccessPeer", *ordinals):
-            return Ability(works=True, reason="")
+            return Ability()
     except BridgeError as error:
-        return Ability(works=False, reason=error.message)
+        return Ability(error.message)
     return Ability(
-        works=False,
-        reason=f"GPU {device.ordinal} cannot reach the memory of GPU {peer.ordinal}: tensors cross "
+        f"GPU {device.ordinal} cannot reach the memory of GPU {peer.ordinal}: tensors cross "
         "between them in host memory",
     )
 
@@ -201,9 +200,5 @@ def _end_group(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def _ability(reason: str) -> Ability:
-    return Ability(works=not reason, reason=reason)
-
-
 def _nothing(reason: str) -> DeviceCheck:
-    return DeviceCheck(*(_ability(reason) for _ in range(4)))
+    return DeviceCheck(*(Ability(reason) for _ in range(4)))

@@ -29,9 +29,11 @@ class Target(NamedTuple):
     nbytes: int
 
 
-def targets_of(record: Record) -> dict[str, Target]:
-    """Return the outputs of a request that its client wants in its own memory."""
-    return _targets(record, "out")
+def targets_of(record: Record, kind: str = "out") -> dict[str, Target]:
+    """Return where in its own memory the client of a request wants outputs; "also": besides."""
+    client = record.context.client
+    places = client.get(kind) if client else None
+    return {name: Target(*place) for name, place in places.items()} if places else {}
 
 
 def target_of(record: Record, name: str) -> Target | None:
@@ -39,17 +41,6 @@ def target_of(record: Record, name: str) -> Target | None:
     client = record.context.client
     place = client.get("out", {}).get(name) if client else None
     return Target(*place) if place else None
-
-
-def copies_of(record: Record) -> dict[str, Target]:
-    """Return the outputs of a request that are needed in its client's own memory, too."""
-    return _targets(record, "also")
-
-
-def _targets(record: Record, kind: str) -> dict[str, Target]:
-    client = record.context.client
-    places = client.get(kind) if client else None
-    return {name: Target(*place) for name, place in places.items()} if places else {}
 
 
 class ClientMemory:
@@ -114,7 +105,7 @@ class ClientMemory:
         if client is None:
             return None
         try:
-            for target in (*targets_of(record).values(), *copies_of(record).values()):
+            for target in (*targets_of(record).values(), *targets_of(record, "also").values()):
                 if not self._on_device(target):
                     self.memory(target)
             for index in client["in"]:

@@ -12,7 +12,7 @@ from gpubridge.host_shm import Slot
 from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.tensor import OutputTensor
-from gpubridge.stub.client_memory import ClientMemory, Target, copies_of, target_of, targets_of
+from gpubridge.stub.client_memory import ClientMemory, Target, target_of, targets_of
 from gpubridge.stub.device.placement import DevicePlacement, Placed
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.dtypes import element_count
@@ -70,7 +70,7 @@ class Placement:
         Raises BridgeError: INTERNAL, in Triton's words, when the client has left too little room.
         """
         targets = targets_of(record)
-        copies = copies_of(record)
+        copies = targets_of(record, "also")
         if self._device is not None:
             for tensor in tensors:
                 data = tensor._device_bytes or tensor._payload()

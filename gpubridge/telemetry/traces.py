@@ -74,22 +74,8 @@ class TraceWriter:
         self._waiting_bytes = 0
         self._dropped = 0
 
-    def append(self, path: str, records: Records) -> None:
-        """Have records added to a file."""
-        self._put(path, records, numbered=False)
-
-    def write_numbered(self, path: str, records: Records) -> None:
-        """Have records written to the next of the files ``path.0``, ``path.1`` and so on."""
-        self._put(path, records, numbered=True)
-
-    def close(self) -> None:
-        """Wait until all is written, and close the files."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join(_CLOSE_SECONDS)
-            self._thread = None
-
-    def _put(self, path: str, records: Records, *, numbered: bool) -> None:
+    def put(self, path: str, records: Records, *, numbered: bool = False) -> None:
+        """Have records added to a file, or written to the next of ``path.0``, ``path.1`` and so on."""
         nbytes = _bytes_of(records)
         with self._lock:
             full = self._waiting_bytes + nbytes > _MOST_BYTES and self._waiting_bytes > 0
@@ -109,6 +95,13 @@ class TraceWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="traces", daemon=True)
             self._thread.start()
+
+    def close(self) -> None:
+        """Wait until all is written, and close the files."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(_CLOSE_SECONDS)
+            self._thread = None
 
     def _written(self, nbytes: int) -> None:
         with self._lock:
@@ -246,7 +239,7 @@ class Sampler:
         """Take a complete trace."""
         settings = self.settings
         if not settings.log_frequency:
-            self._writer.append(settings.file, records)
+            self._writer.put(settings.file, records)
             return
         self._gathered += records
         self._traces += 1
@@ -263,7 +256,7 @@ class Sampler:
         gathered, self._gathered = self._gathered, []
         self._traces = 0
         if gathered:
-            self._writer.write_numbered(self.settings.file, gathered)
+            self._writer.put(self.settings.file, gathered, numbered=True)
 
 
 class Traces:

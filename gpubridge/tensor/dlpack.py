@@ -103,21 +103,6 @@ class ImportedTensor(NamedTuple):
     memory: memoryview | DeviceBytes
 
 
-class _ArrayInterface:
-    """Lends foreign memory to NumPy, which keeps this object, and so the memory's owner, alive."""
-
-    __slots__ = ("__array_interface__", "_owner")
-
-    def __init__(self, owner: object, address: int, nbytes: int, read_only: bool) -> None:
-        self._owner = owner
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (nbytes,),
-            "data": (address, read_only),
-        }
-
-
 def _engine() -> CapsuleEngine:
     return native() or dlpack_ctypes.engine()
 
@@ -257,7 +242,8 @@ def _imported(
     else:
         memory = memoryview(b"")
         if nbytes:
-            memory = np.asarray(_ArrayInterface(owner, address, nbytes, read_only)).data
+            lent = dlpack_ctypes.ArrayInterface(owner, address, (nbytes,), 1, read_only)
+            memory = np.asarray(lent).data
     return ImportedTensor(datatype, fields.shape, memory)
 
 

@@ -38,23 +38,21 @@ class _Producer:
         self._deleter(self._address)
 
 
-class _ArrayInterface:
-    """Lends memory to NumPy and holds its owner for as long as NumPy's capsule lives."""
+class ArrayInterface:
+    """Lends memory to NumPy as unsigned integers; NumPy keeps this object, and so the memory's owner."""
 
     __slots__ = ("__array_interface__", "_owner")
 
-    def __init__(self, owner: object, address: int, shape: tuple[int, ...], width: int) -> None:
+    def __init__(
+        self, owner: object, address: int, shape: tuple[int, ...], width: int, read_only: bool
+    ) -> None:
         self._owner = owner
         self.__array_interface__ = {
             "version": 3,
-            "typestr": "|u1" if width == 1 else f"=u{width}".replace("=", _byte_order()),
+            "typestr": np.dtype(f"u{width}").str,
             "shape": shape,
-            "data": (address, False),
+            "data": (address, read_only),
         }
-
-
-def _byte_order() -> str:
-    return np.dtype(np.uint16).str[0]
 
 
 @functools.cache
@@ -153,7 +151,8 @@ class _CtypesEngine:
     ) -> Capsule:
         code, bits = dtype
         # Some releases of NumPy take no array at address 0, which one of no elements may have.
-        array = np.asarray(_ArrayInterface(owner, address or _SOMEWHERE, tuple(shape), bits // 8))
+        lent = ArrayInterface(owner, address or _SOMEWHERE, tuple(shape), bits // 8, False)
+        array = np.asarray(lent)
         capsule = self._numpy_capsule(array, versioned)
         name, _, managed = self._managed(capsule)
         managed.dl_tensor.dtype.code = code

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpubridge.host_shm import Segment, Slot
+from gpubridge.host_shm import Segment
 from gpubridge.tensor.native import native
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.control import NO_LEASE
@@ -169,14 +169,11 @@ class LentSlots:
     ``table`` has a byte for each lease; slots that come back go to ``arena``.
     """
 
-    __slots__ = ("_arena", "_free", "_kept", "_slots", "_table")
-
     def __init__(self, table: memoryview, arena: SlotOwner) -> None:
         self._table = table
         self._arena = arena
         self._free = list(range(len(table) - 1, -1, -1))
         self._slots: dict[int, Any] = {}
-        self._kept: dict[int, object] = {}
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -203,28 +200,6 @@ class LentSlots:
             self._slots[lease] = slot
         return lease
 
-    def keep(self, lease: int, kept: object) -> None:
-        """Lend memory of others under a lease, too: ``kept``, which owns it, is held until the end."""
-        self._table[lease] = 1
-        self._kept[lease] = kept
-
-    def slot(self, lease: int) -> Slot | None:
-        """Return the slot that is lent under a lease."""
-        return self._slots.get(lease)
-
-    def kept(self, lease: int) -> object:
-        """Return what is held until the lease ends."""
-        return self._kept.get(lease)
-
-    def leases(self) -> list[int]:
-        """The leases under which memory of others is lent."""
-        return list(self._kept)
-
-    def share(self, lease: int, kept: object) -> None:
-        """Let go of a slot, which ``kept`` owns from now on; that is held instead."""
-        del self._slots[lease]
-        self._kept[lease] = kept
-
     def settle(self, lease: int) -> bool:
         """Take the slot back if its borrower is done with it; returns whether that was so."""
         if self._table[lease]:
@@ -232,8 +207,6 @@ class LentSlots:
         slot = self._slots.pop(lease, None)
         if slot is not None:
             self._arena.free(slot)
-        if self._kept:
-            self._kept.pop(lease, None)
         self._free.append(lease)
         return True
 
@@ -255,13 +228,6 @@ class LentSlots:
             if not self.settle(lease):
                 slots[lease] = slots.pop(lease)
                 patience -= 1
-
-    def withdraw(self, lease: int) -> None:
-        """End a lease that its borrower never used; the slot stays with whoever had it lent."""
-        self._table[lease] = 0
-        self._slots.pop(lease, None)
-        self._kept.pop(lease, None)
-        self._free.append(lease)
 
     def recall(self, lease: int) -> None:
         """Take a slot back whatever its byte says: for a borrower that is dead, or was never told."""

@@ -263,14 +263,6 @@ def test_recall_takes_the_slot_back_from_a_dead_borrower(wall):
     assert len(view)
 
 
-def test_withdraw_leaves_the_slot_with_its_owner(wall):
-    slot, lease = wall.lend(bytes(16))
-    wall.lender.withdraw(lease)
-    assert wall.table[lease] == 0
-    assert wall.arena.lent()[0] == 1
-    wall.arena.free(slot)
-
-
 def test_a_fork_clears_only_its_own_table(wall):
     slot, lease = wall.lend(bytes(16))
     view = wall.view(slot, lease)

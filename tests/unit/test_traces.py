@@ -109,7 +109,7 @@ def test_a_file_is_an_array_from_the_first_record_on(tmp_path):
     file.write_text("what an earlier server left")
     writer = TraceWriter()
     for number in range(50):
-        writer.append(str(file), [{"n": number}, {"m": number}])
+        writer.put(str(file), [{"n": number}, {"m": number}])
     writer.close()
     assert [next(iter(r.values())) for r in json.loads(file.read_text())] == [
         n for n in range(50) for _ in "nm"
@@ -121,8 +121,8 @@ def test_tensors_that_come_too_fast_are_dropped(tmp_path, monkeypatch):
     writer = TraceWriter()
     gate = threading.Event()
     record = TensorRecord(1, "A", "x", "FP32", (1,), lambda: gate.wait(10) and "1", 80)
-    writer.append(str(tmp_path / "t"), [record])
-    writer.append(str(tmp_path / "t"), [record])
+    writer.put(str(tmp_path / "t"), [record])
+    writer.put(str(tmp_path / "t"), [record])
     gate.set()
     writer.close()
     assert writer._dropped == 1

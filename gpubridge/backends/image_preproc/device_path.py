@@ -17,7 +17,7 @@ import triton_python_backend_utils as pb_utils
 from gpubridge.backends.image_preproc.batch import ImageRequest
 from gpubridge.backends.image_preproc.host_path import (
     DecodedImage,
-    Decoder,
+    PillowDecoder,
     make_decoder,
     nvimagecodec_installed,
 )
@@ -186,7 +186,7 @@ class DevicePath:
         self._settings = settings
         self._threads = threads
         self._memory = memory
-        self._host_decoder: Decoder = make_decoder(
+        self._host_decoder: PillowDecoder = make_decoder(
             settings.decoder, settings.max_pixels, settings.formats
         )
         self._context = DeviceContext(list_devices()[memory.ordinal])

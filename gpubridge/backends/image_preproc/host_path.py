@@ -8,7 +8,7 @@ import io
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,13 +53,18 @@ class DecodedImage(NamedTuple):
         return self.stored if turn is None else self.stored.transpose(turn)
 
 
-class Decoder(Protocol):
-    """Decodes from several threads at a time."""
+class PillowDecoder:
+    """Decodes files of some of `FORMATS` with Pillow, from several threads at a time."""
 
-    name: str
+    name = "pillow"
+
+    def __init__(self, max_pixels: int, formats: Sequence[str] = FORMATS) -> None:
+        self._max_pixels = max_pixels
+        self._formats = tuple(formats)
 
     def measure(self, encoded: bytes) -> tuple[int, int]:
         """Return width and height as they are stored, from the header; raises as `decode`."""
+        return self._open(encoded)[1].size
 
     def decode(self, encoded: bytes) -> DecodedImage:
         """Return the first image of a file as RGB, as Pillow's ``convert("RGB")`` makes it.
@@ -69,26 +74,6 @@ class Decoder(Protocol):
         Raises ImageError: not a file of an allowed format, over the pixel limit, truncated or
         damaged.
         """
-
-
-class PillowDecoder:
-    """Decodes with Pillow.
-
-    ``formats``: those that are allowed, of `FORMATS`.
-    """
-
-    name = "pillow"
-
-    def __init__(self, max_pixels: int, formats: Sequence[str] = FORMATS) -> None:
-        self._max_pixels = max_pixels
-        self._formats = tuple(formats)
-
-    def measure(self, encoded: bytes) -> tuple[int, int]:
-        """See `Decoder.measure`."""
-        return self._open(encoded)[1].size
-
-    def decode(self, encoded: bytes) -> DecodedImage:
-        """See `Decoder.decode`."""
         image_format, image = self._open(encoded)
         try:
             image.load()
@@ -120,7 +105,7 @@ class PillowDecoder:
         return image_format, image
 
 
-class NvImageCodecDecoder:
+class NvImageCodecDecoder(PillowDecoder):
     """Decodes JPEG files with nvImageCodec on the CPU, others with Pillow.
 
     One nvImageCodec decoder per calling thread: the threads of this model already take one image
@@ -132,32 +117,25 @@ class NvImageCodecDecoder:
     def __init__(self, max_pixels: int, formats: Sequence[str] = FORMATS) -> None:
         from nvidia import nvimgcodec  # noqa: PLC0415  (optional, and slow to import)
 
-        self._max_pixels = max_pixels
-        self._formats = tuple(formats)
-        self._pillow = PillowDecoder(max_pixels, formats)
+        super().__init__(max_pixels, formats)
         self._nvimgcodec = nvimgcodec
         self._parameters = nvimgcodec.DecodeParams(
             apply_exif_orientation=True, color_spec=nvimgcodec.ColorSpec.SRGB
         )
         self._of_thread = threading.local()
 
-    def measure(self, encoded: bytes) -> tuple[int, int]:
-        """See `Decoder.measure`."""
-        return self._pillow.measure(encoded)
-
-    def decode(self, encoded: bytes) -> DecodedImage:
-        """See `Decoder.decode`."""
+    def decode(self, encoded: bytes) -> DecodedImage:  # noqa: D102
         if require_format(encoded, self._formats) != "JPEG":
-            return self._pillow.decode(encoded)
+            return super().decode(encoded)
         require_few_scans(encoded)
         try:
             stream = self._nvimgcodec.CodeStream(encoded)
             # The first use parses the header.
             width, height, components = stream.width, stream.height, stream.num_channels
         except Exception:  # noqa: BLE001  (Pillow knows more kinds of JPEG, or says what is wrong)
-            return self._pillow.decode(encoded)
+            return super().decode(encoded)
         if components not in (1, 3):
-            return self._pillow.decode(encoded)
+            return super().decode(encoded)
         require_pixels(width, height, self._max_pixels)
         try:
             decoded = self._decoder().decode(stream, params=self._parameters)
@@ -180,7 +158,7 @@ class NvImageCodecDecoder:
         return self._of_thread.decoder
 
 
-def make_decoder(choice: str, max_pixels: int, formats: Sequence[str] = FORMATS) -> Decoder:
+def make_decoder(choice: str, max_pixels: int, formats: Sequence[str] = FORMATS) -> PillowDecoder:
     """Return the decoder on the CPU that DECODER asks for: Pillow, the faster, for auto."""
     kind = NvImageCodecDecoder if choice == "nvimagecodec" else PillowDecoder
     return kind(max_pixels, formats)
@@ -219,7 +197,9 @@ def _orientation(image: Image.Image) -> int:
 class HostPath:
     """Fills outputs in host memory; ``threads`` are not closed here."""
 
-    def __init__(self, settings: Settings, decoder: Decoder, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, settings: Settings, decoder: PillowDecoder, threads: ThreadPoolExecutor
+    ) -> None:
         self._settings = settings
         self._decoder = decoder
         self._threads = threads

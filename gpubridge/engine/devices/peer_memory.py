@@ -115,7 +115,7 @@ class PeerMemory:
         except CudaError as error:
             if error.sticky:
                 raise
-            self._abilities[source, target] = Ability(works=False, reason=error.message)
+            self._abilities[source, target] = Ability(error.message)
             raise NotByPeerCopy("no_peer_access", error.message) from error
         self._enabled.add((source, target))
 
@@ -128,7 +128,7 @@ class PeerMemory:
         except CudaError as error:
             if error.sticky:
                 raise
-            self._abilities[source, target] = Ability(works=False, reason=error.message)
+            self._abilities[source, target] = Ability(error.message)
             raise NotByPeerCopy("no_peer_access", error.message) from error
         self._reached.add((source, target))
 
