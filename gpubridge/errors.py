@@ -32,12 +32,7 @@ _LONGEST_CHARACTER = 4
 class BridgeError(Exception):
     """A failure that is reported to exactly the caller it belongs to.
 
-    Parameters
-    ----------
-    message : str
-        What was expected, what came, where, and what to do.
-    code : ErrorCode, optional
-        The protocol-neutral code; ``INTERNAL`` unless told otherwise.
+    ``message``: what was expected, what came, where, and what to do.
     """
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:

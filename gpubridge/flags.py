@@ -28,23 +28,13 @@ def flag(
 ) -> Any:
     """Declare a field of a dataclass that a flag sets.
 
-    Parameters
-    ----------
-    default : Any
-        The field's; a class is called for it. Without one (``MISSING``), or with a tuple or dict, the
-        flag may be given several times.
-    text : str
-        The flag's help.
-    name : str
-        The flag, without dashes, where it is not the field's name.
-    alias : str
-        Another name of it.
-    least : float or None
-        The lowest number that `check_flags` lets pass.
-    read : callable or None
-        Makes the field's value of what argparse has.
-    options
-        For ``add_argument``.
+    - ``default``: the field's; a class is called for it. Without one (``MISSING``), or with a tuple
+      or dict, the flag may be given several times.
+    - ``text``: the flag's help.
+    - ``name``, ``alias``: the flag, without dashes, where it is not the field's name, and another.
+    - ``least``: the lowest number that `check_flags` lets pass.
+    - ``read``: makes the field's value of what argparse has.
+    - ``options``: for ``add_argument``.
     """
     if default in (MISSING, ()) or isinstance(default, type):
         options = {"action": "append", "default": [], **options}
@@ -82,13 +72,7 @@ def from_flags(kind: type[_Settings], options: argparse.Namespace, **others: Any
 
 
 def check_flags(settings: Any) -> None:
-    """Refuse numbers that are too low, and words that are none of the choices.
-
-    Raises
-    ------
-    BridgeError
-        INVALID_ARG: names the flag, what it expects and what it got.
-    """
+    """Refuse numbers that are too low, and words that are none of the choices, with INVALID_ARG."""
     for each, name in _flags(type(settings)):
         value, least = getattr(settings, each.name), each.metadata["least"]
         choices = each.metadata["options"].get("choices")

@@ -22,10 +22,7 @@ def wrong_type(what: str, expected: str, got: object) -> TypeError:
 
 
 def text(value: Any, what: str) -> str:
-    """Take a str, or bytes that are UTF-8.
-
-    Raises TypeError for anything else.
-    """
+    """Take a str, or bytes that are UTF-8; TypeError for anything else."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -34,10 +31,7 @@ def text(value: Any, what: str) -> str:
 
 
 def sendable(value: Any, what: str) -> str:
-    """Take text as :func:`text` does, if it can be sent: a lone surrogate cannot be encoded.
-
-    Raises TypeError for anything else.
-    """
+    """Take text as :func:`text` does, if it can be sent: a lone surrogate cannot be encoded."""
     taken = text(value, what)
     if not taken.isascii():
         try:
@@ -48,10 +42,7 @@ def sendable(value: Any, what: str) -> str:
 
 
 def integer(value: Any, what: str, least: int | None = None, most: int | None = None) -> int:
-    """Take an int (bool included), or what stands for one as NumPy's do, from `least` to `most`.
-
-    Raises TypeError for anything else, a number out of range included.
-    """
+    """Take an int (bool included), or what stands for one as NumPy's do; TypeError for another."""
     number = _whole(value)
     fits = number is not None and not (
         (least is not None and number < least) or (most is not None and number > most)
@@ -70,10 +61,7 @@ def _whole(value: Any) -> int | None:
 
 
 def truth(value: Any, what: str) -> bool:
-    """Take a bool, or what has a truth value as numbers have.
-
-    Raises TypeError for None and text.
-    """
+    """Take a bool, or what has a truth value as numbers have; TypeError for None and text."""
     if value is None or isinstance(value, (str, bytes)):
         raise wrong_type(what, "bool", value)
     return bool(value)

@@ -34,10 +34,7 @@ class DeviceMemory(Protocol):
         """Bytes of the instance's arena."""
 
     def allocate_device(self, nbytes: int) -> DeviceBytes:
-        """Return writable bytes in the instance's arena; their contents are undefined.
-
-        They are complete for `stream` order: ready is None or tells when a former user is done.
-        """
+        """Return writable, undefined bytes in the instance's arena, complete for `stream` order."""
 
     def upload(self, memory: memoryview) -> DeviceBytes:
         """Begin to copy host memory into the arena; `ready` tells when that is done.
@@ -53,10 +50,7 @@ class DeviceMemory(Protocol):
 
 
 def device_memory() -> DeviceMemory:
-    """Return this process's device memory.
-
-    Raises TritonModelException if the model's instance is on no GPU, or there is no server.
-    """
+    """Return this process's device memory, or raise TritonModelException where it has none."""
     around = host.current()
     if around is None or around.device is None:
         raise TritonModelException(
@@ -67,10 +61,7 @@ def device_memory() -> DeviceMemory:
 
 
 def host_copy(data: DeviceBytes) -> NDArray[np.uint8]:
-    """Return bytes of the device in new host memory; of no bytes without asking anybody.
-
-    Raises TritonModelException if they cannot be copied.
-    """
+    """Return bytes of the device in new host memory, or raise TritonModelException."""
     array = np.empty(data.nbytes, np.uint8)
     if data.nbytes:
         try:

@@ -38,11 +38,10 @@ class DeviceTensor(OutputTensor):
         place: tuple[int, int, int, int] | None = None,
         final: object = None,
     ) -> DeviceTensor:
-        """Wrap bytes of the device: nothing is checked, copied or waited for here.
+        """Wrap bytes of the device, exactly the tensor: nothing is checked, copied or waited for.
 
-        The bytes are C-contiguous and exactly the tensor; never strings. Their place, if they are
-        in memory that can be handed on, is region, offset, size and lease; `final` is where an
-        output is that its client wants just there.
+        `place`, for memory that can be handed on, is region, offset, size and lease; `final` is
+        where an output is that its client wants just there.
         """
         tensor = object.__new__(cls)
         tensor._name = name

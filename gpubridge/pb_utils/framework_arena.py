@@ -93,8 +93,7 @@ class _CupyAllocator:
 class _TorchPool:
     """PyTorch's pool of memory that the compiled module cuts from a part of the arena.
 
-    PyTorch holds locks while it asks for memory that threads with the interpreter's lock wait for, so
-    nothing of Python may be asked then.
+    PyTorch holds locks that threads with the GIL wait for while it asks: no Python may run then.
     """
 
     def __init__(self, torch: Any, memory: DeviceMemory, reserve: int) -> None:

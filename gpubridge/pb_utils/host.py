@@ -19,10 +19,8 @@ class Host(NamedTuple):
     """What a server injects.
 
     - ``model_dir``: the version directory, or a Python-based backend's model directory.
-    - ``log``: takes level (a ``Logger.LogLevel`` number), message, file name and line; must not
-      raise.
+    - ``log``: takes level (a ``Logger.LogLevel`` number), message, file and line; must not raise.
     - ``caller``: sends requests to other models, while the model may.
-    - ``metrics``: holds the metrics that the model makes.
     - ``ask``: asks the server something and waits for the answer; raises BridgeError.
     - ``device``: the memory of the GPU that the model's instance is on.
     - ``instance``: the model instance, for error texts.

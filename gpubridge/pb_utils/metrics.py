@@ -34,13 +34,7 @@ MetricKind.__module__ = "c_python_backend_utils"
 
 
 class MetricStore(Protocol):
-    """Where metrics live; given by the process around the model.
-
-    Attributes
-    ----------
-    instance : str
-        The model instance, for error texts.
-    """
+    """Where the metrics of an ``instance`` live; given by the process around the model."""
 
     instance: str
 

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 class OutputForm(NamedTuple):
-    """Name, datatype, dims and NumPy's dtype of a tensor that is to be made.
-
-    The dtype is None for BF16 where ml_dtypes is not installed.
-    """
+    """What a tensor is to be; the dtype is None for BF16 where ml_dtypes is not installed."""
 
     name: str
     datatype: str
@@ -34,10 +31,7 @@ class OutputForm(NamedTuple):
         return byte_size(self.datatype, self.shape)
 
     def known_dtype(self) -> np.dtype[Any]:
-        """Give NumPy's dtype, without which no array can be made.
-
-        Raises TritonModelException for BF16 where ml_dtypes is not installed.
-        """
+        """Give NumPy's dtype, without which no array can be made, or raise TritonModelException."""
         if self.dtype is None:
             raise TritonModelException(
                 f"output '{self.name}': NumPy has no BF16; install ml_dtypes, or make the tensor "
@@ -51,10 +45,7 @@ class OutputForm(NamedTuple):
 
 
 def output_form(name: str, shape: Sequence[int], dtype: Any) -> OutputForm:
-    """Check what a tensor is to be.
-
-    Raises TypeError, TritonModelException as ``InferenceRequest.output()`` says.
-    """
+    """Check what a tensor is to be; raises as ``InferenceRequest.output()`` says."""
     name = text(name, "name")
     if not name:
         raise TritonModelException("Tensor name cannot be an empty string.")
@@ -87,12 +78,10 @@ def _datatype_of(dtype: Any) -> str | None:
 
 
 def wants_device(device: Any) -> bool:
-    """Tell whether a tensor is to be on the instance's GPU.
+    """Tell whether a tensor is to be on the instance's GPU, or raise TritonModelException.
 
     ``device``: None or ``"cpu"`` is the host; ``"cuda"``, ``"cuda:0"`` or a framework's device that
     prints like this, or the GPU's number.
-
-    Raises TritonModelException if the instance has no GPU, or another one.
     """
     if device is None:
         return False

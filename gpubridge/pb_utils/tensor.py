@@ -114,9 +114,8 @@ class Tensor(_Fields):
     ) -> Tensor:
         """Wrap a tensor that arrived: nothing is checked, copied or decoded here.
 
-        The buffer is C-contiguous bytes of exactly the tensor. Views of it are the only
-        references, so its lease ends with the last of them. Its place, if it is in memory that can be
-        handed on, is region, offset, size and lease.
+        The buffer is C-contiguous bytes of exactly the tensor; its lease ends with the last view of
+        it.
         """
         tensor = object.__new__(cls)
         tensor._name = name
