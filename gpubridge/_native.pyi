@@ -211,7 +211,6 @@ class GrpcConnectionState:
     """Whether the transport takes no more to be sent."""
     hung_up: bool
     """Whether the client sends no more."""
-
     def __init__(
         self,
         http2: Http2Connection,
@@ -523,13 +522,10 @@ class InferRequest:
     ) -> None: ...
     def respond(self, outcome: Outcome, /) -> None:
         """Give a response that is not the last to who waits for it."""
-
     def passed_on(self, responses: int, /) -> None:
         """Say that so many of the responses have left, so that the model may send others."""
-
     def finish(self, outcome: Outcome | None, /) -> None:
         """Give the outcome to who waits for it; at most once."""
-
     def cancel(self) -> None:
         """Say that nobody waits for the outcome any more; the model is spared the work if it can be."""
 
@@ -645,7 +641,6 @@ class RequestTemplates:
     def __len__(self) -> int: ...
     nbytes: int
     """Bytes that the templates take."""
-
     def add_json(
         self,
         header: bytes,
@@ -663,7 +658,6 @@ class RequestTemplates:
           dims and sizes, and the number of outputs asked for; no template is made if it returns
           False.
         """
-
     def add_fields(
         self,
         fields: bytes,
@@ -674,10 +668,8 @@ class RequestTemplates:
         /,
     ) -> None:
         """Make a template of a valid ModelInferRequest without its id and raw contents, as `add_json`."""
-
     def remove_if(self, is_gone: Callable[[Any], bool], /) -> None:
         """Forget the templates that ``is_gone`` accepts."""
-
     def take_json(
         self,
         slot: Any,
@@ -695,7 +687,6 @@ class RequestTemplates:
         Returns: None for a request without a template, and one that fails any check; nothing was
         moved then.
         """
-
     def take_message(
         self, message: bytes, on_done: Callable[[Any], None], /
     ) -> tuple[Any, Any, Any] | None:
@@ -703,7 +694,6 @@ class RequestTemplates:
 
         Its inputs are copied into a slot of the template's ``arena``.
         """
-
     def take_fields(
         self,
         slot: Any,
@@ -907,7 +897,6 @@ class HttpExchange:
         """Send more of an answer that was begun."""
     def end(self) -> None:
         """End an answer that was begun."""
-
     def infer(
         self,
         endpoint: HttpInferEndpoint,

@@ -34,11 +34,7 @@ _BACKENDS_OF_FILES = {
 }
 """What Triton takes a model for whose configuration names neither backend nor platform."""
 
-_DEFAULT_FILES = {
-    PYTHON_BACKEND: "model.py",
-    "onnxruntime": "model.onnx",
-    "pytorch": "model.pt",
-}
+_DEFAULT_FILES = {PYTHON_BACKEND: "model.py", "onnxruntime": "model.onnx", "pytorch": "model.pt"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,12 +158,7 @@ class GrpcConnections:
             self.max_connection_age,
             self.max_connection_age_grace,
         )
-        seconds = (
-            self.preface_timeout,
-            self.message_timeout,
-            self.idle_timeout,
-            self.send_timeout,
-        )
+        seconds = (self.preface_timeout, self.message_timeout, self.idle_timeout, self.send_timeout)
         return (*seconds, *(time / 1000 for time in milliseconds))
 
 

@@ -183,7 +183,7 @@ def probe_peers(device: DeviceInfo, peer: DeviceInfo) -> Ability:
         return Ability(error.message)
     return Ability(
         f"GPU {device.ordinal} cannot reach the memory of GPU {peer.ordinal}: tensors cross "
-        "between them in host memory",
+        "between them in host memory"
     )
 
 

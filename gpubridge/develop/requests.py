@@ -161,10 +161,7 @@ class RequestMaker:
     """
 
     def __init__(
-        self,
-        inputs: Sequence[GivenTensor],
-        parameters: Mapping[str, Any],
-        config: ModelConfig,
+        self, inputs: Sequence[GivenTensor], parameters: Mapping[str, Any], config: ModelConfig
     ) -> None:
         header = {
             "inputs": [

@@ -79,14 +79,7 @@ class Finding:
 
 def host_findings() -> list[Finding]:
     """Look at the system."""
-    return [
-        _memfd(),
-        _descriptor_passing(),
-        _pidfd(),
-        _native(),
-        _descriptor_limit(),
-        _dev_shm(),
-    ]
+    return [_memfd(), _descriptor_passing(), _pidfd(), _native(), _descriptor_limit(), _dev_shm()]
 
 
 def _needed(subject: str, attempt: Callable[[], str], advice: str) -> Finding:

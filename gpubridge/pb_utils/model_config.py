@@ -75,12 +75,7 @@ class ModelConfig:
         output : dict
             ``name``, ``data_type`` and ``dims``.
         """
-        self._add(
-            "output",
-            output,
-            ("name", "data_type", "dims"),
-            "'name', 'data_type' and 'dims'",
-        )
+        self._add("output", output, ("name", "data_type", "dims"), "'name', 'data_type' and 'dims'")
 
     def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
         """Say whether the model is decoupled.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.pb_utils.arguments import json_parameters, sequence, wrong_type
 from gpubridge.pb_utils.exceptions import TritonError, TritonModelException
 from gpubridge.pb_utils.tensor import Tensor
 from gpubridge.tensor.native import fields_type
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 _NO_TENSORS: Any = ()
 

@@ -104,10 +104,7 @@ def _failures(states: Sequence[ModelState]) -> Family:
 
 
 def _counter(
-    name: str,
-    text: str,
-    value: Callable[[ModelStatistics], float],
-    states: Sequence[ModelState],
+    name: str, text: str, value: Callable[[ModelStatistics], float], states: Sequence[ModelState]
 ) -> Family:
     family = Family(name, text, "counter")
     for state in states:

@@ -33,9 +33,7 @@ class MetricsSettings:
         (0.999, 0.001),
     )
     interval_ms: float = flag(
-        2000.0,
-        "milliseconds between two measurements of the machine",
-        name="metrics-interval-ms",
+        2000.0, "milliseconds between two measurements of the machine", name="metrics-interval-ms"
     )
     cpu: bool = flag(True, "measure the machine's CPU", name="allow-cpu-metrics")
     gpu: bool = flag(True, "measure the machine's GPUs", name="allow-gpu-metrics")

@@ -9,10 +9,7 @@ from typing import ClassVar
 class DLDevice(ctypes.Structure):
     """Where the memory is."""
 
-    _fields_: ClassVar = [
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-    ]
+    _fields_: ClassVar = [("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
 
 
 class DLDataType(ctypes.Structure):

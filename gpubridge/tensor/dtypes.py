@@ -7,14 +7,12 @@ of ``TRITONSERVER_DataType`` and NumPy's dtypes.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpubridge.errors import invalid
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Datatype(NamedTuple):

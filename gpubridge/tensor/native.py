@@ -10,12 +10,10 @@ import functools
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 from gpubridge.errors import BridgeError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
 
 #: Environment variable that turns the compiled module off when set to ``1``.
 DISABLE_VARIABLE = "GPUBRIDGE_NO_NATIVE"

@@ -134,13 +134,6 @@ def parse_signature(raw: bytes) -> Signature:
         requested = tuple(fields.get("o", ()))
         if not all(isinstance(name, str) for name in requested):
             raise ValueError("an output's name is no string")
-    except (
-        BridgeError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except (BridgeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MalformedMessage(f"signature {raw[:200]!r}: {error!r}") from error
     return Signature(tuple(tensors), requested, frozenset(requested))

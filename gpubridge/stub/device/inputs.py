@@ -48,13 +48,7 @@ class DeviceInputs:
         """Whether a region is on the device."""
         return self.device.regions.get(region) is not None
 
-    def placed(
-        self,
-        inputs: Sequence[Tensor],
-        record: Record,
-        *,
-        private: bool,
-    ) -> list[Tensor]:
+    def placed(self, inputs: Sequence[Tensor], record: Record, *, private: bool) -> list[Tensor]:
         """Return a request's inputs where they are wanted; ``private`` ones belong to the model."""
         tensors = received_on_device(self.device, inputs, record)
         if self._placement == "host":

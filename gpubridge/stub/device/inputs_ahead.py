@@ -39,10 +39,7 @@ class InputsAhead(DeviceInputs):
     """
 
     def __init__(
-        self,
-        device: StubDevice,
-        fall_back: Callable[..., None],
-        borrowed: BorrowedMemory,
+        self, device: StubDevice, fall_back: Callable[..., None], borrowed: BorrowedMemory
     ) -> None:
         super().__init__(device, "device", fall_back)
         self._borrowed = borrowed

@@ -97,10 +97,7 @@ class DeviceRegions:
     """
 
     def __init__(
-        self,
-        context: DeviceContext,
-        offers: ArenaOffers,
-        tell_closed: Callable[[int, int], None],
+        self, context: DeviceContext, offers: ArenaOffers, tell_closed: Callable[[int, int], None]
     ) -> None:
         self._context = context
         self._tell_closed = tell_closed
