@@ -24,7 +24,8 @@ std::span<const iovec> FrameLayout::places() {
       std::min({(target - lead) / size, frames_, payload_.allowed(*stream) / size});
   std::size_t end = lead + whole * size;
   const std::size_t rest = std::min(size, target - end);
-  if (whole < frames_ && rest >= kPlacedBytes) end += rest;
+  // Behind whole frames a short end of the place costs no read of its own.
+  if (whole < frames_ && (whole != 0 || rest >= kPlacedBytes)) end += rest;
   if (end == lead) return {};
   stream_ = stream->id;
   place_ = stream->target;

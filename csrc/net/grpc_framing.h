@@ -35,6 +35,11 @@ class GrpcReader {
   // Takes DATA that was received elsewhere, into its place.
   void pass(std::size_t nbytes) { left_ -= std::min<std::uint64_t>(nbytes, left_); }
 
+  // The most bytes that are still wanted of the stream: of an only message the rest.
+  [[nodiscard]] std::uint64_t wanted() const {
+    return direct() && method_ != nullptr ? left_ : std::numeric_limits<std::uint64_t>::max();
+  }
+
   // Tells of the stream, if that has not been done: what follows belongs to it.
   void announce(std::uint32_t stream, const std::shared_ptr<const RequestHeaders>& headers,
                 bool end, Events& events);

@@ -231,6 +231,11 @@ void PayloadReceiver::replenish_connection() {
 }
 
 void PayloadReceiver::replenish(Stream& stream) {
+  // To its peer an update is a packet to be read.
+  if (static_cast<std::int64_t>(std::min<std::uint64_t>(stream.reader.wanted(), kMaxWindow)) <
+      stream.window) {
+    return;
+  }
   const std::int64_t due = credit_due(state_.limits().stream_window, stream.window, stream.held);
   if (due > 0 && !stream.ended) grant(stream, due);
 }

@@ -281,6 +281,7 @@ void Sender::finish_turn(Stream& stream) {
 }
 
 void Sender::frame_data(Stream& stream, std::size_t size) {
+  shared_ = true;
   while (size != 0) {
     const std::size_t payload = std::min(size, state_.peer_frame_size);
     size -= payload;
@@ -316,7 +317,7 @@ void Sender::frame_payload(Stream& stream, std::size_t size) {
 // -- output
 
 bool Sender::fill() {
-  if (pieces_.empty() && !round_.empty()) share();
+  if (!shared_ && !round_.empty()) share();
   return !pieces_.empty();
 }
 
@@ -344,6 +345,7 @@ void Sender::sent(std::size_t nbytes) {
     sent_ = 0;
     pieces_.pop_front();
   }
+  shared_ = false;
   control_frames_ = 0;
 }
 
@@ -362,6 +364,7 @@ std::vector<Segment> Sender::take_all() {
     if (segment.size != 0) taken.push_back(std::move(segment));
   }
   pieces_.clear();
+  shared_ = false;
   control_frames_ = 0;
   return taken;
 }

@@ -95,6 +95,7 @@ class Sender {
   State& state_;
   HpackEncoder encoder_;
   std::deque<Piece> pieces_;
+  bool shared_ = false;   // whether there is DATA of queues among them
   std::size_t sent_ = 0;  // bytes of the first piece that have gone
   std::int64_t window_ = kDefaultWindow;
   std::deque<std::uint32_t> round_;

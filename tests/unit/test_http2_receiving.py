@@ -224,3 +224,16 @@ def test_more_than_the_connections_window_ends_it():
     server.open(1)
     server.feed(data(1, bytes(WINDOW + 1)))
     assert server.recorder.fault == Code.FLOW_CONTROL_ERROR
+
+
+def test_no_window_is_widened_for_an_only_message_whose_rest_fits():
+    infer = (b"/service/method", 1, 1 << 30)
+    server = Server(methods=[infer], stream_window=WINDOW)
+    server.open(1)
+    place = bytearray(100_000)
+    server.feed(data(1, b"\0" + (len(place) + 1).to_bytes(4, "big") + b"!"))
+    server.connection.receive_into(1, memoryview(place))
+    for _ in range(10):
+        server.feed(data(1, bytes(10_000)))
+    assert server.recorder.events[-1] == ("filled", 1, False)
+    assert updates(server) == {}

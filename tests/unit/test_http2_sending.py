@@ -342,3 +342,13 @@ def test_a_socket_that_has_failed_takes_and_brings_nothing(server, sockets):
     ((left,), _, _) = server.connection.flush(ours.fileno())
     assert bytes(left).endswith(b"answer")
     assert server.connection.receive_more(ours.fileno(), 0.0) == []
+
+
+def test_an_answer_is_one_write(server):
+    """Its headers do not go ahead: each packet wakes its client."""
+    ours, client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, client:
+        server.connection.send_response(1, OK, [b"begin", bytes(40_000)], DONE)
+        assert server.connection.flush(ours.fileno()) is None
+        kinds = [frame[0] for frame in split(client.recv(1 << 20))]
+    assert kinds == [frames.HEADERS, *[frames.DATA] * 3, frames.HEADERS]
