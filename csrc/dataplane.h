@@ -72,6 +72,9 @@
 //   gives each request its outcome, then has the dispatch fill the room. Messages other than
 //   results and responses, and those with descriptors, go to Python. Sequences are dispatched in
 //   Python, and so are policies: refusals, cancels, the order of outcomes, dead stubs.
+// - ipc/call_channel_binding.h does the same for the calls of a stub's model: it finds the
+//   memory that a call names, makes the InferRequest by what Python says of calls of that form, and
+//   lends the caller the memory of the outcome.
 // - The outcome comes to the exchange or the call, which is its own callback. While a request is at
 // a model the
 //   two hold each other; the outcome, or a cancel, parts them.

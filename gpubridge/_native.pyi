@@ -427,14 +427,13 @@ class InFlightRequests:
         """Lend the memory of an answer to a call; returns its ticket, None when there is none left."""
     lent_answers: int
     """How many answers to calls are lent."""
-    def slot(self, ticket: int, /) -> Any:
-        """Return the slot that is lent under a ticket, or None."""
-    def kept(self, ticket: int, /) -> Any:
-        """Return what is held until a ticket is free, or None."""
+    def find(self, ref: tuple[int, int, int, int], /) -> Any:
+        """Return memory that is lent to the stub, to hand it on; a slot is shared from then on.
+
+        Raises ValueError when it is not lent under that ticket.
+        """
     def all_kept(self) -> list[Any]:
         """Return what is held under any ticket."""
-    def share(self, ticket: int, kept: object, /) -> None:
-        """Let go of the slot under a ticket, which ``kept`` owns from now on; that is held instead."""
     def left(self) -> list[tuple[int, int, Any]]:
         """Return the requests that are not over, each behind its batch (0 for none) and its ticket."""
     def close(self, started_last: int, /) -> tuple[list[Any], list[Any]]:
@@ -443,6 +442,56 @@ class InFlightRequests:
         Returns: requests without an outcome: those whose batch had started, and the others, in
         order. The slots of the unstarted are theirs again; all other memory has been taken back.
         """
+
+class Call:
+    """A call of a stub's model on its way; it gets the outcome of its request.
+
+    - ``number``: the stub's.
+    - ``began``: when it was taken up: CLOCK_MONOTONIC nanoseconds.
+    - ``request``: at the called model.
+    - ``form``: the `gpubridge.frontend.bls.requests.CallForm`.
+    """
+
+    number: int
+    began: int
+    request: InferRequest
+    form: Any
+
+class CallChannel:
+    """Calls of one stub's model: gives them to the called models, and sends their answers.
+
+    No byte of a tensor is touched: what a call's inputs and an answer's outputs lie in is handed on.
+    Answers of one turn of the event loop are sent together, unless there is no other call.
+
+    - ``requests``: those at the stub, which lend it memory.
+    - ``reader``: of calls.
+    - ``hooks``: see `gpubridge.frontend.bls.server`.
+    - ``descriptor``: that of the channel, which is the caller's; in use until `close`.
+    """
+
+    def __init__(
+        self, requests: InFlightRequests, reader: Any, hooks: Any, descriptor: int, /
+    ) -> None: ...
+    def receive(self) -> bool:
+        """Take one message of the channel; returns whether there was one."""
+    def take(self, records: Sequence[Any], /) -> None:
+        """Give calls, of a message that came in another way, to the called models."""
+    def flush(self) -> None:
+        """Send what has been answered in this turn of the event loop."""
+    def end(self, number: int, outcome: Any, /) -> None:
+        """Answer a call, if it is under way."""
+    def forget(self) -> None:
+        """Ask anew for the forms of calls: models have changed."""
+    def block(self, blocked: bool, /) -> None:
+        """Leave all messages to the hook ``send``, or no longer."""
+    def mute(self) -> None:
+        """Answer nothing any more."""
+    def call(self, number: int, /) -> Call | None:
+        """Return a call that is under way."""
+    def calls(self) -> list[Call]:
+        """Return the calls that are under way."""
+    def close(self) -> list[Call]:
+        """Let go of everything; returns the calls that are under way."""
 
 class InferRequest:
     """One inference request on its way through the server.

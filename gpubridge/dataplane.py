@@ -9,6 +9,8 @@ same bytes anew and words it.
 from __future__ import annotations
 
 from gpubridge._native import (
+    Call,
+    CallChannel,
     DynamicBatcher,
     GrpcConnectionState,
     GrpcInferEndpoint,
@@ -42,6 +44,8 @@ from gpubridge._native import (
 )
 
 __all__ = [
+    "Call",
+    "CallChannel",
     "DynamicBatcher",
     "GrpcConnectionState",
     "GrpcInferEndpoint",

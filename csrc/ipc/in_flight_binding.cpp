@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -358,6 +359,56 @@ nb::object RequestsAtStub::lend(nb::object ranges) {
   return nb::int_(ticket);
 }
 
+nb::object RequestsAtStub::find(const TensorRef& ref) {
+  if (ref.nbytes == 0) return empty_range();
+  if (ref.lease < held_.size()) {
+    Held& held = held_[ref.lease];
+    if (!held.kept.is_valid() && held.slot.is_valid()) {
+      // From now on several hold it.
+      const nb::object slot = std::exchange(held.slot, {});
+      const auto number = [&](const Name& name) { return nb::cast<std::uint64_t>(name.of(slot)); };
+      nb::list only;
+      only.append(make_range(names().segment.of(slot), number(names().offset), number(names().size),
+                             hooks_->share(slot)));
+      held.kept = std::move(only);
+      held.shared = true;
+    }
+    if (held.kept.is_valid()) {
+      for (nb::handle range : held.kept) {
+        const RangeView view(range);
+        if (view.segment.is_none() || ref.offset < view.offset || ref.nbytes > view.nbytes ||
+            ref.offset - view.offset > view.nbytes - ref.nbytes ||
+            nb::cast<std::uint64_t>(names().region.of(view.segment)) != ref.region) {
+          continue;
+        }
+        return make_range(view.segment, ref.offset, ref.nbytes, range[3]);
+      }
+    }
+  }
+  std::ostringstream text;
+  text << ref.nbytes << " bytes at " << ref.offset << " of region 0x" << std::hex << ref.region
+       << std::dec << " are not lent under ticket " << ref.lease;
+  throw MalformedRecord(text.str());
+}
+
+nb::list RequestsAtStub::ranges(const std::vector<TensorRef>& refs) {
+  if (!hooks_) throw MalformedRecord("a call of a stub that is gone");
+  auto& book = nb::cast<LeaseBook&>(hooks_->book);
+  nb::list ranges;
+  for (TensorRef ref : refs) {
+    ref.region &= ~kReadOnlyRegion;
+    if (ref.region >> 32U != hooks_->owner) {
+      ranges.append(find(ref));
+      continue;
+    }
+    const stub::Place place = stub::place_of(ref);
+    if (!book.exists(place)) throw MalformedRecord("a tensor in memory that does not exist");
+    const nb::object keep = LentBuffers::make(book.spans({&place, 1}));
+    ranges.append(stub_range(hooks_->memory, ref, keep));
+  }
+  return ranges;
+}
+
 nb::list RequestsAtStub::all_kept() const {
   nb::list all;
   for (const Held& held : held_) {
@@ -434,10 +485,12 @@ void bind_in_flight(nanobind::module_& module) {
       .def("settle_kept", &RequestsAtStub::settle_kept)
       .def("lend", &RequestsAtStub::lend)
       .def_prop_ro("lent_answers", &RequestsAtStub::lent_answers)
-      .def("slot", &RequestsAtStub::slot)
-      .def("kept", &RequestsAtStub::kept)
+      .def("find",
+           [](RequestsAtStub& self, nb::handle ref) {
+             return self.find({nb::cast<std::uint64_t>(ref[0]), nb::cast<std::uint64_t>(ref[1]),
+                               nb::cast<std::uint64_t>(ref[2]), nb::cast<std::uint32_t>(ref[3])});
+           })
       .def("all_kept", &RequestsAtStub::all_kept)
-      .def("share", &RequestsAtStub::share)
       .def("left", &RequestsAtStub::left)
       .def("close", &RequestsAtStub::close);
 }

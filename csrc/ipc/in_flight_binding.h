@@ -15,6 +15,7 @@
 #include "ipc/datagrams.h"
 #include "ipc/in_flight.h"
 #include "ipc/infer_request_binding.h"
+#include "ipc/memory_ranges_binding.h"
 #include "ipc/messages.h"
 #include "ipc/model_counters.h"
 #include "ipc/records_binding.h"
@@ -48,6 +49,8 @@ struct Names {
   Name offset{"offset"};
   Name region{"region"};
   Name segment{"segment"};
+  Name shared{"shared"};
+  Name size{"size"};
 };
 
 inline const Names& names() {
@@ -123,9 +126,9 @@ struct Held {
 struct Hooks {
   explicit Hooks(nb::handle hooks)
       : free(hooks.attr("free")),
-        announced(hooks.attr("announced")),
-        announce(hooks.attr("announce")),
-        references(hooks.attr("references")),
+        share(hooks.attr("share")),
+        names(hooks.attr("announcements")),
+        context(hooks.attr("context")),
         decode(hooks.attr("decode")),
         abandoned(hooks.attr("abandoned")),
         send(hooks.attr("send")),
@@ -136,6 +139,7 @@ struct Hooks {
         flush(nb::none()),
         feed(hooks.attr("feed")),
         memory(hooks.attr("memory")),
+        owner(nb::cast<std::uint64_t>(hooks.attr("owner"))),
         book(memory.attr("book")),
         counters(hooks.attr("counters")),
         response(hooks.attr("response")),
@@ -143,9 +147,9 @@ struct Hooks {
         no_context(hooks.attr("no_context")) {}
 
   nb::object free;
-  nb::object announced;
-  nb::object announce;
-  nb::object references;
+  nb::object share;
+  RegionNames names;
+  nb::object context;
   nb::object decode;
   nb::object abandoned;
   nb::object send;
@@ -156,7 +160,8 @@ struct Hooks {
   nb::object flush;  // of the requests themselves, once it was asked for
   nb::object feed;
   nb::object memory;
-  nb::object book;  // a LeaseBook, of that memory
+  std::uint64_t owner;  // of its regions
+  nb::object book;      // a LeaseBook, of that memory
   nb::object counters;
   nb::object response;
   nb::object batch;
@@ -221,16 +226,13 @@ class RequestsAtStub {
 
   bool settle_kept();
   nb::object lend(nb::object ranges);
+  // Finds memory that is lent to the stub, to hand it on. Throws MalformedRecord where it is not.
+  nb::object find(const TensorRef& ref);
+  // The same for each of some references, which may also name the stub's own memory.
+  nb::list ranges(const std::vector<TensorRef>& refs);
 
   [[nodiscard]] std::size_t lent_answers() const { return core_.answers(); }
-  [[nodiscard]] nb::object slot(std::uint64_t ticket) const { return memory(ticket, &Held::slot); }
-  [[nodiscard]] nb::object kept(std::uint64_t ticket) const { return memory(ticket, &Held::kept); }
   [[nodiscard]] nb::list all_kept() const;
-  void share(std::uint64_t ticket, nb::object kept) {
-    held_.at(ticket).slot.reset();
-    held_[ticket].kept = std::move(kept);
-    held_[ticket].shared = true;
-  }
   [[nodiscard]] nb::list left() const;
   nb::tuple close(std::uint64_t started_last);
 
@@ -266,15 +268,14 @@ class RequestsAtStub {
     return nb::cast<ModelCounters&>(hooks_->counters);
   }
   [[nodiscard]] bool is_at_stub(std::int64_t ticket) const { return ticket >= 0 && buffers_; }
-  [[nodiscard]] nb::object memory(std::uint64_t ticket, nb::object Held::* part) const {
-    if (ticket >= held_.size() || !(held_[ticket].*part).is_valid()) return nb::none();
-    return held_[ticket].*part;
+  [[nodiscard]] nb::object kept(Ticket ticket) const {
+    const nb::object& kept = held_[ticket].kept;
+    return kept.is_valid() ? kept : nb::none();
   }
 
   bool enter(nb::handle requests);
   void write(InferRequest& request, std::string& records);
   void write_slot(const InferRequest& source, RecordParts& parts, std::string& records);
-  void write_references(InferRequest& request, RecordParts& parts, std::string& records);
 
   void complete(std::string_view message, Duration now, Taken& taken);
   void complete_batch(const ResultBatch& batch, Duration now, Taken& taken);

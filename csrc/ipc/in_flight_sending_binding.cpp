@@ -16,8 +16,8 @@ constexpr std::size_t kFrameBatches = 6;
 }  // namespace
 
 bool has_bytes(nb::handle ranges) {
-  for (nb::handle part : ranges) {
-    if (nb::cast<std::uint64_t>(part[2]) != 0) return true;
+  for (nb::handle range : ranges) {
+    if (RangeView(range).nbytes != 0) return true;
   }
   return false;
 }
@@ -101,6 +101,13 @@ bool RequestsAtStub::enter(nb::handle requests) {
   return frame_.batches() >= kFrameBatches || frame_.size() > kFrameBytes;
 }
 
+// Makes room for a record at the end of `records`, and writes all but its references.
+char* write_head(const RecordParts& parts, std::string& records) {
+  const std::size_t at = records.size();
+  records.resize(at + parts.size());
+  return parts.write(records.data() + at);
+}
+
 void RequestsAtStub::write(InferRequest& request, std::string& records) {
   const InferRequest& source = request.has(InferRequest::kPattern)
                                    ? infer_request(request.get(InferRequest::kPattern))
@@ -110,24 +117,25 @@ void RequestsAtStub::write(InferRequest& request, std::string& records) {
   parts.signature = bytes_of(request.get(InferRequest::kSignature));
   parts.dims = bytes_of(request.get(InferRequest::kDims));
   parts.identifier = text_of(request.get(InferRequest::kIdentifier));
-  if (source.has(InferRequest::kRanges)) {
-    write_references(request, parts, records);
+  const nb::handle context = request.get(InferRequest::kContext);
+  const bool in_ranges = source.has(InferRequest::kRanges);
+  nb::object encoded;
+  // Of what is on a device or the client's own, the stub has to be told more.
+  if (in_ranges && (request.has(InferRequest::kClient) || !on_kept_.is_none())) {
+    encoded = hooks_->context(request.object());
+  } else if (!context.is(hooks_->no_context)) {
+    encoded = names().encoded.of(context)();
+  }
+  if (encoded.is_valid()) parts.context = bytes_of(encoded);
+  if (!in_ranges) {
+    write_slot(source, parts, records);
     return;
   }
-  const nb::handle context = request.get(InferRequest::kContext);
-  nb::object encoded;
-  if (!context.is(hooks_->no_context)) {
-    encoded = names().encoded.of(context)();
-    parts.context = bytes_of(encoded);
-  }
-  write_slot(source, parts, records);
-}
-
-// Makes room for a record at the end of `records`, and writes all but its references.
-char* write_head(const RecordParts& parts, std::string& records) {
-  const std::size_t at = records.size();
-  records.resize(at + parts.size());
-  return parts.write(records.data() + at);
+  const nb::handle ranges = source.get(InferRequest::kRanges);
+  const bool shared = nb::cast<bool>(names().shared.of(context));
+  parts.tensors = static_cast<std::uint32_t>(nb::len(ranges));
+  char* at = write_head(parts, records);
+  hooks_->names.write(at, ranges, static_cast<Ticket>(source.ticket), shared);
 }
 
 void RequestsAtStub::write_slot(const InferRequest& source, RecordParts& parts,
@@ -137,39 +145,17 @@ void RequestsAtStub::write_slot(const InferRequest& source, RecordParts& parts,
     return;
   }
   const nb::handle slot = source.get(InferRequest::kSlot);
-  const nb::object segment = names().segment.of(slot);
-  const nb::object region = names().region.of(segment);
-  const int announced = PySet_Contains(hooks_->announced.ptr(), region.ptr());
-  if (announced < 0) throw nb::python_error();
-  if (announced == 0) hooks_->announce(segment);
+  const std::uint64_t region = hooks_->names.of(names().segment.of(slot), false);
   const nb::handle places = source.get(InferRequest::kPlaces);
   const auto base =
       nb::cast<std::uint64_t>(names().offset.of(slot)) + static_cast<std::uint64_t>(source.start);
   const auto lease = static_cast<Ticket>(source.ticket);
-  const auto number = nb::cast<std::uint64_t>(region);
   parts.tensors = static_cast<std::uint32_t>(nb::len(places));
   char* at = write_head(parts, records);
   for (nb::handle place : places) {
     const auto offset = nb::cast<std::int64_t>(place[0]);
-    at = write_ref(at, {number, base + static_cast<std::uint64_t>(offset),
+    at = write_ref(at, {region, base + static_cast<std::uint64_t>(offset),
                         nb::cast<std::uint64_t>(place[1]), lease});
-  }
-}
-
-// The fields of references come flat: region, offset, size, lease of each, one after another.
-void RequestsAtStub::write_references(InferRequest& request, RecordParts& parts,
-                                      std::string& records) {
-  const nb::object made = hooks_->references(request.object());
-  const nb::object refs = made[0];
-  const nb::object context = made[1];
-  parts.context = bytes_of(context);
-  std::vector<std::uint64_t> fields;
-  for (nb::handle field : refs) fields.push_back(nb::cast<std::uint64_t>(field));
-  parts.tensors = static_cast<std::uint32_t>(fields.size() / 4);
-  char* at = write_head(parts, records);
-  for (std::size_t index = 0; index < 4UL * parts.tensors; index += 4) {
-    at = write_ref(at, {fields[index], fields[index + 1], fields[index + 2],
-                        static_cast<std::uint32_t>(fields[index + 3])});
   }
 }
 

@@ -5,6 +5,7 @@
 namespace gpubridge {
 
 void bind_ipc(nanobind::module_& module) {
+  bind_call_channel(module);
   bind_context(module);
   bind_in_flight(module);
   bind_infer_request(module);

@@ -5,6 +5,9 @@
 
 namespace gpubridge {
 
+// Adds the classes Call and CallChannel to the module.
+void bind_call_channel(nanobind::module_& module);
+
 // Adds the class ContextCodec and the table CONTEXT_FIELDS to the module.
 void bind_context(nanobind::module_& module);
 

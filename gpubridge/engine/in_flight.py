@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gpubridge.dataplane import InFlightRequests, InstanceFeed, ModelCounters
@@ -23,12 +23,13 @@ class InFlightHooks(NamedTuple):
     """What Python does for the requests at a stub.
 
     - ``free``: takes back a slot of the arena.
+    - ``share``: makes what holds such a slot for several.
     - ``memory``: the stub's output memory.
+    - ``owner``: the upper half of the ids of its regions.
     - ``counters``: the model's: batches are counted there.
-    - ``announced``: the regions that the stub knows.
-    - ``announce``: tells it of the region of a slot.
-    - ``references``: returns the references of a request that does not just lie in its slot, as the
-      fields of all of them one after another, and its encoded context.
+    - ``announcements``: tell the stub of regions.
+    - ``context``: returns the encoded context of a request that does not just lie in its slot, where
+      the stub has a device or its client's own memory is used.
     - ``decode``: returns what a response out of the ordinary is, and why its request failed, if it
       has.
     - ``abandoned``: told when nobody waits any more for what the model does, and since when (ns) it
@@ -44,11 +45,12 @@ class InFlightHooks(NamedTuple):
     """
 
     free: Callable[[Any], None]
+    share: Callable[[Any], object]
     memory: BorrowedMemory
+    owner: int
     counters: ModelCounters
-    announced: set[int]
-    announce: Callable[[Any], None]
-    references: Callable[[InferRequest], tuple[Sequence[int], bytes]]
+    announcements: Any
+    context: Callable[[InferRequest], bytes]
     decode: Callable[[Record, InferRequest], tuple[Outcome, str | None]]
     abandoned: Callable[[int], None]
     send: Callable[[bytes], None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from gpubridge.dataplane import ModelCounters
@@ -20,14 +21,14 @@ from gpubridge.engine.devices.edge_events import ReleaseWaiters, StubEvents, tel
 from gpubridge.engine.devices.region import DeviceRegion
 from gpubridge.engine.execute_watch import ExecuteWatch
 from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
-from gpubridge.engine.lent_memory import LentMemory, ranges_of
+from gpubridge.engine.lent_memory import SharedSlot
 from gpubridge.engine.long_messages import LongMessages, LongTexts, ReadMessage, read_message
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.send_queue import SendQueue
 from gpubridge.engine.stub_fields import completed_text, log_fields, number
 from gpubridge.engine.stub_memory import StubMemory
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, unavailable
 from gpubridge.host_shm import Segment
 from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.request import InferRequest, MemoryRange, Outcome
@@ -38,9 +39,8 @@ from gpubridge.transport.channel import (
     close_all,
     is_unread,
 )
-from gpubridge.transport.control import NO_LEASE, ControlPage
+from gpubridge.transport.control import ControlPage
 from gpubridge.transport.device_events import arena_region
-from gpubridge.transport.leases import made_id
 from gpubridge.transport.messages import Kind, control_message, decode_control
 from gpubridge.transport.records import Record
 from gpubridge.transport.short_waits import busy_poll_ns
@@ -86,11 +86,12 @@ class StubConnection:
         self._announced = self._announcements.known
         hooks = InFlightHooks(
             free=arena.free,
+            share=partial(SharedSlot, arena),
             memory=self._outputs.borrowed,
+            owner=self._outputs.owner,
             counters=counters,
-            announced=self._announced,
-            announce=self._announcements.tell,
-            references=self._references,
+            announcements=self._announcements,
+            context=self._context,
             decode=self._decode,
             abandoned=self._abandon,
             send=self._send,
@@ -101,7 +102,6 @@ class StubConnection:
             feed=events.feed,
         )
         self.requests = requests_at_stub(self._control, hooks, self._channel.fileno())
-        self._lent = LentMemory(self.requests, arena)
         self._device_events: StubEvents | None = None
         self._send_queue = SendQueue(self._channel, self._close_early, self.requests.block)
         self.busy_poll = BusyPoll(self._loop, 0)
@@ -137,8 +137,8 @@ class StubConnection:
             arena, borrowed, self._control.pending, release, in_flight.settle_kept
         )
         in_flight.watch(
-            lambda kept: events.keep(ranges_of(kept)),
-            lambda kept: events.let_go(ranges_of(kept), in_flight.left, self._control.started),
+            events.keep,
+            lambda kept: events.let_go(kept, in_flight.left, self._control.started),
         )
         borrowed.know(arena)
         self.open_devices.told(arena)
@@ -152,41 +152,24 @@ class StubConnection:
         """The upper half of the ids of the stub's own regions."""
         return self._outputs.owner
 
-    def _references(self, request: InferRequest) -> tuple[list[int], bytes]:
-        """Return where the inputs of a request lie, and its context, for its record."""
-        source = request.pattern or request
-        ranges = source.ranges or ()
-        refs: list[int] = []
-        context = request.context
-        for segment, offset, nbytes, _ in ranges:
-            if segment is None:
-                refs += (0, 0, 0, NO_LEASE)
-                continue
-            region = self._announcements.name(segment, read_only=context.shared)
-            refs += (region, offset, nbytes, source.ticket if nbytes else NO_LEASE)
+    def _context(self, request: InferRequest) -> bytes:
+        """Return the context of a request that has to do with a device or its client's memory."""
         if request.client is not None:
             self._announcements.tell_all(request.client.segments, self.device)
+        context = request.context
         if self.device is not None:
+            ranges = (request.pattern or request).ranges or ()
             context = tell_waits(context, ranges, self._announcements)
-        return refs, context.encoded()
+        return context.encoded()
 
     def _abandon(self, since: int) -> None:
         if self.on_abandoned is not None:
             self.on_abandoned(since)
 
-    def ranges(self, record: Record) -> list[MemoryRange]:
-        """Return the memory that a call of the stub names, its own or lent to it, to hand it on.
-
-        Raises MalformedMessage when it is neither.
-        """
-        outputs = self._outputs
-        ranges = []
-        for region, offset, nbytes, lease in record.refs:
-            ref = made_id(region), offset, nbytes, lease
-            own = region >> 32 == outputs.owner
-            ranges.append(outputs.range(ref) if own else self._lent.find(ref))
+    def called(self, ranges: list[MemoryRange], record: Record) -> list[MemoryRange]:
+        """Return the inputs of a call of a stub with a device, with the event that they wait for."""
         events = self._device_events
-        return ranges if events is None else events.called(ranges, record, self._lent.all_ranges())
+        return ranges if events is None else events.called(ranges, record, self.requests.all_kept())
 
     def catch_up(self) -> None:
         """Take what the stub has sent: what it says elsewhere may follow from that."""
@@ -199,8 +182,17 @@ class StubConnection:
         self._break(what)
 
     def lend(self, ranges: Sequence[MemoryRange]) -> int:
-        """Lend memory to the stub; returns the ticket for the references."""
-        return self._lent.lend(ranges)
+        """Lend the outputs of an answer to the stub until its last view is gone; returns the ticket.
+
+        Raises BridgeError: UNAVAILABLE when there is no ticket left.
+        """
+        ticket = self.requests.lend(ranges)
+        if ticket is None:
+            raise unavailable(
+                f"the model holds the memory of {self.requests.lent_answers} answers to its calls: "
+                "it must let go of some before it gets others"
+            )
+        return ticket
 
     def device_work(self) -> list[int]:
         """Return what the stub has done on its GPU so far, as the control page has it."""
@@ -366,7 +358,7 @@ class StubConnection:
     def _decode(self, record: Record, request: InferRequest) -> tuple[Outcome, str | None]:
         """Return what a response is, and why its request failed, if it has."""
         outcome = decode_response(
-            record, self._outputs.borrowed, request, self._lent.find, self._texts
+            record, self._outputs.borrowed, request, self.requests.find, self._texts
         )
         if self._device_events is not None:
             outcome = self._device_events.answered(outcome, record, request)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gpubridge.errors import BridgeError
-from gpubridge.request import MemoryRange, range_of
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.leases import BorrowedMemory, is_read_only
 
@@ -51,14 +50,6 @@ class StubMemory:
         if self._sizes.pop(region, None) is None:
             raise MalformedMessage(f"region {region:#x} is not the stub's to drop")
         self.borrowed.drop(region)
-
-    def range(self, ref: tuple[int, int, int, int]) -> MemoryRange:
-        """Return a place in it, to hand it on; its lease lasts while that is held.
-
-        Raises MalformedMessage when there is no such place.
-        """
-        (view,) = self.borrowed.views([ref])
-        return range_of(self.borrowed, ref, view)
 
     def regions(self) -> list[int]:
         """The regions that are mapped."""

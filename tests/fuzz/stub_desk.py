@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
 
 from gpubridge.dataplane import InstanceFeed, ModelCounters
 from gpubridge.engine.decode_response import decode_response, failure_reason
 from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
-from gpubridge.engine.lent_memory import LentMemory
+from gpubridge.engine.lent_memory import SharedSlot
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import HostArena, Segment
 from gpubridge.protocol.generate import encode_generated
@@ -108,11 +110,14 @@ class Desk:
         self.feed = InstanceFeed(self)
         hooks = InFlightHooks(
             free=self.arena.free,
+            share=partial(SharedSlot, self.arena),
             memory=self.memory,
+            owner=1,
             counters=self.counters,
-            announced=set(),
-            announce=lambda segment: None,
-            references=lambda request: ((), b""),
+            announcements=SimpleNamespace(
+                known=set(), name=lambda segment, read_only: segment.region
+            ),
+            context=lambda request: b"",
             decode=self.decode,
             abandoned=lambda since: None,
             send=lambda message: None,
@@ -125,13 +130,12 @@ class Desk:
         self.heard = Heard()
         self.in_flight = requests_at_stub(self.control, hooks, -1)
         self.feed.connect(self.in_flight)
-        self.lent = LentMemory(self.in_flight, self.arena)
         self.flights: dict[int, list[Asked]] = {}
         self.asked: list[Asked] = []
         self.sent = 0
 
     def decode(self, record, request):
-        outcome = decode_response(record, self.memory, request, self.lent.find, ())
+        outcome = decode_response(record, self.memory, request, self.in_flight.find, ())
         return outcome, failure_reason(record) if isinstance(outcome, BridgeError) else None
 
     @staticmethod

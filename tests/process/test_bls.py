@@ -119,14 +119,14 @@ FAULT = """
 import sys
 
 if "serve" in sys.orig_argv:
-    from gpubridge.frontend.bls import server
+    from gpubridge.frontend.bls.requests import CalledModels
 
-    def find_circle(caller, name, instances, find=server.find_circle):
-        if name == "repeat":
+    def form(self, record, *others, find=CalledModels.form):
+        if record.context.model == "repeat":
             raise ZeroDivisionError("planted")
-        return find(caller, name, instances)
+        return find(self, record, *others)
 
-    server.find_circle = find_circle
+    CalledModels.form = form
 """
 
 

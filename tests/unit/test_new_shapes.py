@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.bls import requests
 from gpubridge.frontend.bls.requests import CalledModels
-from gpubridge.request import MemoryRange
+from gpubridge.request import RequestOptions
 from gpubridge.stub.answers import AnswerEncoder
 from gpubridge.transport.context import CallContext, RequestContext
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import Signature, TensorSpec, encode_dims
 from tests.unit.model_configs import model_config
+
+
+class Fitted(NamedTuple):
+    signature: bytes
+    dims: bytes
+    batch_size: int
+    options: RequestOptions
+
 
 SHAPES = ((1,), (2,), (0,), (1000,), (2,))
 
@@ -43,16 +52,15 @@ def test_a_stub_makes_one_signature_for_all_shapes_of_an_answer():
 def call():
     """Make a call of a model, of one input of some shape, in a server."""
     config = model_config("IN FP32 [-1]", more="max_batch_size: 8")
-    # As a key it is compared by identity, like a model.
-    model = type("Called", (), {"name": "m", "config": config, "executed_by": ("m",)})()
+    about = {"name": "m", "config": config, "executed_by": ("m",), "submit": None}
+    model = type("Called", (), about)()
     models = CalledModels(SimpleNamespace(find=lambda name, version: model))
     signature = Signature((TensorSpec("IN", "FP32", 2, 4),), ("OUT",), frozenset(["OUT"]))
     said = CallContext(model="m")
+    form = models.form(Record(1, signature, (), said, 0, "", ()), "caller", "")
 
     def call(shape, nbytes):
-        record = Record(1, signature, (shape,), said, 0, "me", ())
-        place = MemoryRange(None, 0, nbytes, None)
-        return models.form(record, "caller", "").request(record, [place], print)
+        return Fitted(*form.fit(Record(1, signature, (shape,), said, 0, "me", ()), [nbytes]))
 
     return call
 

@@ -134,11 +134,14 @@ class VirtualInstance:
         self.started = self.sent = 0
         hooks = InFlightHooks(
             free=self.model.free,
+            share=None,
             memory=self.memory,
+            owner=1,
             counters=self.model.statistics,
-            announced={_REGION.region},
-            announce=None,
-            references=None,
+            announcements=SimpleNamespace(
+                known={_REGION.region}, name=lambda segment, read_only: segment.region
+            ),
+            context=None,
             decode=self.decode,
             abandoned=lambda since: None,
             send=self.sent_to_stub,

@@ -167,14 +167,14 @@ class StubEvents:
         # What was executed while lost memory went back, and why it was lost.
         self._doomed: WeakKeyDictionary[InferRequest, str] = WeakKeyDictionary()
 
-    def keep(self, ranges: Iterable[MemoryRange]) -> None:
+    def keep(self, ranges: Iterable[MemoryRange] | None) -> None:
         """The stub looks at memory that it was not handed for one request alone."""
         self._kept.update(awaited_by(ranges))
         self._late.begin()
 
     def let_go(
         self,
-        ranges: Iterable[MemoryRange],
+        ranges: Iterable[MemoryRange] | None,
         at_stub: Callable[[], Iterable[tuple[int, int, InferRequest]]],
         started: int,
     ) -> None:

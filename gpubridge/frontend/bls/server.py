@@ -9,21 +9,19 @@ import asyncio
 import json
 import logging
 import socket
-import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
+from gpubridge.dataplane import Call, CallChannel
 from gpubridge.engine.announcements import Announcements
 from gpubridge.engine.devices.edge_events import tell_waits
-from gpubridge.engine.hand_over import for_others
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.long_messages import LongMessages
 from gpubridge.engine.placed_response import PlacedResponse
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.send_queue import SendQueue
 from gpubridge.engine.stub_connection import StubConnection
-from gpubridge.engine.tracing import UNTRACED, Caused
 from gpubridge.engine.workers import HEAVY_BYTES
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.bls.control_requests import ControlRequests
@@ -31,15 +29,8 @@ from gpubridge.frontend.bls.deadlock_detection import find_circle
 from gpubridge.frontend.bls.requests import CalledModels, CallForm
 from gpubridge.frontend.control import ControlTasks
 from gpubridge.protocol.infer_response import json_members
-from gpubridge.request import (
-    InferRequest,
-    InferResponse,
-    LongParameters,
-    MemoryRange,
-    Outcome,
-    Parameters,
-)
-from gpubridge.transport.calls import CallKind, decode_records, encode_records
+from gpubridge.request import InferResponse, LongParameters, MemoryRange, Parameters
+from gpubridge.transport.calls import CallKind, decode_records
 from gpubridge.transport.channel import (
     Channel,
     ChannelClosed,
@@ -48,19 +39,51 @@ from gpubridge.transport.channel import (
     is_unread,
 )
 from gpubridge.transport.context import CallContext, ResponseContext
-from gpubridge.transport.control import NO_LEASE
-from gpubridge.transport.messages import ResponseFlag, decode_control
-from gpubridge.transport.records import Record, record_encoder, record_reader
-from gpubridge.transport.signatures import Shapes, Signature, encode_dims, encode_signature
+from gpubridge.transport.messages import decode_control
+from gpubridge.transport.records import Record, record_reader
+from gpubridge.transport.signatures import Signature, encode_signature
 
 _logger = logging.getLogger(__name__)
 
-_NOTHING = encode_signature(())
 _NO_CONTEXT = ResponseContext()
-_NO_REFS: list[int] = []
-_SIGNATURES = 256
 _HEARD_TOGETHER = 256
 """Who says more than that is heard on later."""
+
+
+class CallHooks(NamedTuple):
+    """What Python does for the calls of a stub.
+
+    - ``announcements``: tell the stub of regions, through the channel of the calls.
+    - ``model``: the name of the model that calls.
+    - ``caller``: its instance.
+    - ``link``: the connection to the stub.
+    - ``form``: returns what a call asks for.
+    - ``check``: raises a BridgeError where a call of models would never be answered.
+    - ``failed``: returns the answer to a call that raised an error; gets its record, the error, and
+      whether the called model may have had it.
+    - ``describe``: returns of a response out of the ordinary where its outputs lie, whether others
+      may look at them, and its encoded context.
+    - ``signature``: encodes the signature of a response; None for that of no outputs.
+    - ``receive``: takes a message of another kind, or with descriptors, which it then owns; gets its
+      bytes, those, and whether something of it was cut off.
+    - ``refuse``: gets the error or the text for which a message could not be taken.
+    - ``send``: sends a message that cannot be sent at once.
+    - ``call_soon``: has something called in this turn of the event loop.
+    """
+
+    announcements: Announcements
+    model: str
+    caller: Instance
+    link: StubConnection
+    form: Callable[[Record], CallForm]
+    check: Callable[[Sequence[str]], None]
+    failed: Callable[[Record, Exception, bool], BridgeError]
+    describe: Callable[[InferResponse], tuple[list[MemoryRange], bool, bytes]]
+    signature: Callable[[Signature | None], bytes]
+    receive: Callable[[bytes, list[int], bool], None]
+    refuse: Callable[[Exception | str], None]
+    send: Callable[[bytes], None]
+    call_soon: Callable[[Callable[[], None]], object]
 
 
 class BlsServer:
@@ -69,6 +92,7 @@ class BlsServer:
     def __init__(self) -> None:
         self._repository: ModelRepository
         self._changes = ControlTasks()
+        self._connections: WeakSet[BlsConnection] = WeakSet()
         self.models: CalledModels
 
     def serve(self, repository: ModelRepository) -> None:
@@ -79,28 +103,20 @@ class BlsServer:
     def model_changed(self, _: str) -> None:
         """Other versions of a model are served than before."""
         self.models.forget()
+        for connection in self._connections:
+            connection.models_changed()
 
     def open(self, sock: socket.socket, link: StubConnection, caller: Instance) -> BlsConnection:
         """Serve the calls of one stub."""
-        return BlsConnection(self, sock, link, caller)
+        connection = BlsConnection(self, sock, link, caller)
+        self._connections.add(connection)
+        return connection
 
     def control_requests(
         self, caller: Instance, send: Callable[..., None], catch_up: Callable[[], None]
     ) -> ControlRequests:
         """Answer what one stub asks."""
         return ControlRequests(self._repository, self._changes, caller, send, catch_up)
-
-
-class _Call:
-    """One call on its way."""
-
-    __slots__ = ("began", "form", "number", "request")
-
-    def __init__(self, number: int, form: CallForm, request: InferRequest) -> None:
-        self.began = time.monotonic_ns()
-        self.number = number
-        self.form = form
-        self.request = request
 
 
 class BlsConnection:
@@ -119,21 +135,31 @@ class BlsConnection:
         self._caller = caller
         self._model: str = caller.settings.stub["name"]
         self._channel = Channel(sock)
-        self._send_queue = SendQueue(self._channel, self._mute)
+        self._loop = asyncio.get_running_loop()
+        self._send_queue = SendQueue(self._channel, self._mute, self._block)
         self._reader = record_reader(CallContext)
-        self._encode = record_encoder()
-        self._calls: dict[int, _Call] = {}
         self._announcements = Announcements(
             CallKind, link.regions, self, link.open_devices, self._send_queue.send
         )
-        self._answers: list[bytes] = []
-        self._signatures: dict[int, tuple[Signature, bytes]] = {}
-        self._shapes: Shapes = ()
-        self._dims = b""
+        hooks = CallHooks(
+            announcements=self._announcements,
+            model=self._model,
+            caller=caller,
+            link=link,
+            form=self._form,
+            check=self._check_deadlock,
+            failed=self._failed,
+            describe=self._describe,
+            signature=_encoded_signature,
+            receive=self._receive,
+            refuse=self._refuse,
+            send=self._send_queue.send,
+            call_soon=self._loop.call_soon,
+        )
+        self._calls = CallChannel(link.requests, self._reader, hooks, self._channel.fileno())
         self._open = True
         self._long = LongMessages(link.workers, self._decode, self._take_long)
         self._control = server.control_requests(caller, self._send_queue.send, self._catch_up)
-        self._loop = asyncio.get_running_loop()
         self._listen(True)
         link.on_abandoned = self._give_up
 
@@ -143,8 +169,7 @@ class BlsConnection:
         # They hold each other: nothing of a dead stub shall wait for the collector.
         self._link.on_abandoned = None
         self._control.close()
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
+        for call in self._calls.close():
             call.request.cancel()
         self._announcements.close()
         self._long.close()
@@ -153,7 +178,7 @@ class BlsConnection:
     def drop_region(self, region: int) -> None:
         """Tell the stub to unmap a region."""
         if region in self._announcements.known:
-            self._send_answers()
+            self._calls.flush()
             self._announcements.drop(region)
 
     def pin_range(self, region: int, offset: int, nbytes: int) -> None:
@@ -166,12 +191,20 @@ class BlsConnection:
     def _mute(self) -> None:
         if self._open:
             self._open = False
+            self._calls.mute()
             self._listen(False)
             self._send_queue.close()
 
+    def _block(self, blocked: bool) -> None:
+        self._calls.block(blocked)
+
+    def models_changed(self) -> None:
+        """Other versions of a model are served than before."""
+        self._calls.forget()
+
     def _listen(self, on: bool) -> None:
         if on:
-            self._loop.add_reader(self._channel.fileno(), self._on_readable)
+            self._loop.add_reader(self._channel.fileno(), self._calls.receive)
         else:
             self._loop.remove_reader(self._channel.fileno())
 
@@ -180,32 +213,34 @@ class BlsConnection:
     def _catch_up(self) -> None:
         for _ in range(_HEARD_TOGETHER):
             # What is behind a long message is heard when a worker has read that.
-            if not self._open or self._long.reading or not self._on_readable():
+            if not self._open or self._long.reading or not self._calls.receive():
                 return
 
-    def _on_readable(self) -> bool:
-        """Take one message, or have it read if it is long; returns whether there was one."""
+    def _receive(self, message: bytes, fds: list[int], cut: bool) -> None:
+        """Take a message that the compiled module leaves to others, or have it read if it is long."""
         try:
-            message, fds = self._channel.receive(HEAVY_BYTES)
+            message, fds = self._channel.whole(message, fds, cut, HEAVY_BYTES)
             if is_unread(message):
                 self._listen(False)
                 self._long.begin(message, fds)
-            else:
-                try:
-                    self._take(*self._decode(message), fds)
-                finally:
-                    close_all(fds)
-        except BlockingIOError:
-            return False
+                return
+            try:
+                self._take(*self._decode(message), fds)
+            finally:
+                close_all(fds)
         except ChannelClosed:
             self._mute()
         except MalformedMessage as error:
             self._refuse(error)
-        return True
 
-    def _refuse(self, error: BridgeError) -> None:
+    def _refuse(self, error: Exception | str) -> None:
+        """Trust the stub no more because of what it has sent; raise what is no fault of its."""
+        if isinstance(error, BridgeError):
+            error = error.message
+        elif not isinstance(error, (str, ValueError)):
+            raise error
         self._mute()
-        self._link.distrust(f"sent a malformed call ({error.message})")
+        self._link.distrust(f"sent a malformed call ({error})")
 
     def _take_long(self, decoded: tuple[int, Any] | BridgeError, fds: list[int]) -> None:
         """Take a message that a worker has read, and go on with those behind it."""
@@ -232,8 +267,7 @@ class BlsConnection:
 
     def _take(self, kind: int, fields: Any, fds: Sequence[int]) -> None:
         if kind == CallKind.CALL:
-            self._link.busy_poll.heard()
-            self._begin_all(fields)
+            self._calls.take(fields)
             return
         if kind == CallKind.ASK:
             self._control.take(fields, fds)
@@ -241,7 +275,8 @@ class BlsConnection:
         if kind == CallKind.CLOSE_FAMILY:
             self._control.close_family(fields)
             return
-        call = self._calls.get(fields.get("call", 0))
+        number = fields.get("call")
+        call = self._calls.call(number) if type(number) is int and 0 <= number < 1 << 32 else None
         if kind == CallKind.CANCEL:
             if call is not None:
                 self._cancel(call, fields.get("still_read") is True)
@@ -250,72 +285,38 @@ class BlsConnection:
             if call is not None and type(responses) is int and responses > 0:
                 call.request.passed_on(responses)
 
-    def _begin_all(self, records: Sequence[Record]) -> None:
-        for record in records:
-            try:
-                self._begin(record)
-            except MalformedMessage:
-                raise
-            except Exception as error:
-                # A fault of the server, but the model must not wait for ever for that.
-                _logger.exception("A model's call failed in the server")
-                self._fail(record.ticket, error)
+    def _form(self, record: Record) -> CallForm:
+        return self._server.models.form(record, self._model, self._link.device or "")
 
-    def _begin(self, record: Record) -> None:
-        number = record.ticket
-        said: CallContext = record.context
-        if number in self._calls:
-            raise MalformedMessage(f"call {number} of '{said.model}', which there is already")
-        ranges = self._ranges(record)
-        try:
-            form = self._server.models.form(record, self._model, self._link.device or "")
-            for each in form.needed:
-                self._check_deadlock(each)
-            request = form.request(record, ranges, partial(self._end, number))
-        except BridgeError as error:
-            text = f"Model {said.model} - Error when running inference: {error.message}"
-            self._answer(number, BridgeError(text, error.code), 0)
-            return
-        if said.decoupled:
-            request.on_partial = partial(self._respond, number)
-        self._calls[number] = _Call(number, form, request)
-        waits_for = self._caller.waits_for
-        for each in form.needed:
-            waits_for[each] = waits_for.get(each, 0) + 1
-        model = form.model
-        cause = Caused(model.traces.find(said.trace)) if said.trace else UNTRACED
-        model.submit(request, cause)
+    def _failed(self, record: Record, error: Exception, begun: bool) -> BridgeError:
+        if isinstance(error, MalformedMessage):
+            raise error
+        if isinstance(error, BridgeError) and not begun:
+            model = record.context.model
+            text = f"Model {model} - Error when running inference: {error.message}"
+            return BridgeError(text, error.code)
+        # A fault of the server, but the model must not wait for ever for that.
+        _logger.error("A model's call failed in the server", exc_info=error)
+        return BridgeError(f"the server could not take the call: {error!r}", ErrorCode.INTERNAL)
 
-    def _fail(self, number: int, error: Exception) -> None:
-        failure = BridgeError(f"the server could not take the call: {error!r}", ErrorCode.INTERNAL)
-        if number in self._calls:
-            self._end(number, failure)
-        else:
-            self._answer(number, failure, 0)
+    def _check_deadlock(self, names: Sequence[str]) -> None:
+        for name in names:
+            circle = find_circle(self._caller, name, self._server.models.instances)
+            if circle:
+                raise BridgeError(
+                    f"this call would never be answered: {' waits for '.join(circle)}, and all "
+                    "their instances are in use by this very request; give one of these models "
+                    "another instance",
+                    ErrorCode.UNAVAILABLE,
+                )
 
-    def _ranges(self, record: Record) -> list[MemoryRange]:
-        try:
-            return self._link.ranges(record)
-        except MalformedMessage:
-            # The stub may have announced that memory, through its other channel, a moment ago.
-            self._link.catch_up()
-            return self._link.ranges(record)
-
-    def _check_deadlock(self, name: str) -> None:
-        circle = find_circle(self._caller, name, self._server.models.instances)
-        if circle:
-            raise BridgeError(
-                f"this call would never be answered: {' waits for '.join(circle)}, and all their "
-                "instances are in use by this very request; give one of these models another instance",
-                ErrorCode.UNAVAILABLE,
-            )
-
-    def _cancel(self, call: _Call, still_read: bool) -> None:
+    def _cancel(self, call: Call, still_read: bool) -> None:
         """Tell the called model; a request that it has not started is over."""
         request = call.request
         if request.instance is None:
             request.cancel()
-            self._end(call.number, BridgeError("the request was cancelled", ErrorCode.CANCELLED))
+            cancelled = BridgeError("the request was cancelled", ErrorCode.CANCELLED)
+            self._calls.end(call.number, cancelled)
         else:
             # A sequence goes on with every request of it that its model has not seen.
             of_sequence = call.form.model.config.message.HasField("sequence_batching")
@@ -323,102 +324,30 @@ class BlsConnection:
 
     def _give_up(self, since: int) -> None:
         """Nobody waits for what the caller works on, since then: nor for what it has called for."""
-        for call in [call for call in self._calls.values() if call.began >= since]:
-            self._cancel(call, still_read=True)
+        for call in self._calls.calls():
+            if call.began >= since:
+                self._cancel(call, still_read=True)
 
-    # -- answers ---------------------------------------------------------------------------------
-
-    def _respond(self, number: int, outcome: Outcome) -> None:
-        self._answer(number, outcome, ResponseFlag.OPEN)
-
-    def _end(self, number: int, outcome: Outcome | None) -> None:
-        call = self._calls.pop(number, None)
-        if call is None:
-            return
-        self._answer(number, outcome, 0)
-        waits_for = self._caller.waits_for
-        for each in call.form.needed:
-            left = waits_for.get(each, 1) - 1
-            if left:
-                waits_for[each] = left
-            else:
-                waits_for.pop(each, None)
-
-    def _answer(self, number: int, outcome: Outcome | None, flags: int) -> None:
-        if not self._open:
-            return
-        refs, context = _NO_REFS, _NO_CONTEXT
-        signature, dims = _NOTHING, b""
-        if isinstance(outcome, InferResponse):
-            try:
-                refs, context = self._lend(outcome)
-                signature, dims = self._encoded(outcome)
-            except BridgeError as error:
-                outcome = error
-        if outcome is None:
-            flags |= ResponseFlag.EMPTY
-        elif not isinstance(outcome, InferResponse):
-            flags |= ResponseFlag.ERROR
-            context = ResponseContext(error=outcome.message, code=int(outcome.code))
-        record = self._encode(number, signature, dims, refs, flags, context=context.encoded())
-        self._answers.append(record)
-        if not self._calls and not flags & ResponseFlag.OPEN:
-            # Nothing else that it waits for may come in this turn.
-            self._send_answers()
-        elif len(self._answers) == 1:
-            self._loop.call_soon(self._send_answers)
-        if not flags & ResponseFlag.OPEN:
-            self._link.busy_poll.told()
-
-    def _send_answers(self) -> None:
-        """Send what has been answered in this turn of the loop, in one message."""
-        answers, self._answers = self._answers, []
-        if answers and self._open:
-            self._send_queue.send(encode_records(CallKind.CALL_RESPONSES, answers))
-
-    def _lend(self, response: InferResponse) -> tuple[list[int], ResponseContext]:
-        """Lend the outputs to the caller; returns the fields of their references, and the context."""
+    def _describe(self, response: InferResponse) -> tuple[list[MemoryRange], bool, bytes]:
         ranges = response.ranges()
-        ticket = self._link.lend(ranges)
         # Others may still look at some, or they lie in memory that was not made for this call.
-        read_only = for_others(ranges, (self._model,)) or (
-            isinstance(response, PlacedResponse)
-            and not response.shared.isdisjoint(spec.name for spec in response.signature.tensors)
+        shared = isinstance(response, PlacedResponse) and not response.shared.isdisjoint(
+            spec.name for spec in response.signature.tensors
         )
-        refs: list[int] = []
-        last: object = None
-        region = 0
-        for segment, offset, nbytes, _ in ranges:
-            if segment is None:
-                refs += (0, 0, 0, NO_LEASE)
-                continue
-            if segment is not last:
-                region = self._announcements.name(segment, read_only=read_only)
-                last = segment
-            refs += (region, offset, nbytes, ticket if nbytes else NO_LEASE)
         context = _NO_CONTEXT
         if response.parameters:
             context = ResponseContext(parameters=_parameters_text(response.parameters))
         if self._link.device is not None:
             context = tell_waits(context, ranges, self._announcements)
-        return refs, context
-
-    def _encoded(self, response: InferResponse) -> tuple[bytes, bytes]:
-        """Return the signature and the dims of a response, encoded."""
-        signature, shapes = response.signature, response.shapes
-        # Readers have one object for each signature; it is held, so that nothing else gets its address.
-        known = self._signatures.get(id(signature))
-        if known is None:
-            kinds = [(spec.name, spec.datatype, spec.rank) for spec in signature.tensors]
-            if len(self._signatures) >= _SIGNATURES:
-                self._signatures.clear()
-            known = self._signatures[id(signature)] = signature, encode_signature(kinds)
-        if shapes is not self._shapes:
-            self._shapes, self._dims = shapes, encode_dims(shapes)
-        return known[1], self._dims
+        return ranges, shared, context.encoded()
 
 
 def _parameters_text(parameters: Parameters) -> str:
     if isinstance(parameters, LongParameters):
         return f"{{{str(b''.join(json_members(parameters)), 'utf-8')}}}"
     return json.dumps(parameters)
+
+
+def _encoded_signature(signature: Signature | None) -> bytes:
+    tensors = () if signature is None else signature.tensors
+    return encode_signature([(spec.name, spec.datatype, spec.rank) for spec in tensors])

@@ -1,0 +1,445 @@
+#include "ipc/call_channel_binding.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <stdexcept>
+
+#include "ipc/context.h"
+#include "ipc/ipc_bindings.h"
+#include "python_object.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge {
+namespace {
+
+// As gpubridge/transport/calls.py and messages.py have them.
+constexpr char kCall = 1;
+constexpr char kCallResponses = 16;
+constexpr std::size_t kFrame = 8;
+constexpr std::size_t kFormsKept = 512;
+constexpr std::size_t kSignaturesKept = 256;
+
+// The fields of a Record (gpubridge/transport/records.py).
+enum RecordField : Py_ssize_t { kTicket, kSignature, kShapes, kContext, kWord, kIdentifier, kRefs };
+
+nb::handle item(nb::handle tuple, Py_ssize_t index) { return PyTuple_GetItem(tuple.ptr(), index); }
+
+struct Names {
+  Attribute busy_poll{"busy_poll"};
+  Attribute called{"called"};
+  Attribute catch_up{"catch_up"};
+  Attribute cause{"cause"};
+  Attribute code{"code"};
+  Attribute device{"device"};
+  Attribute fit{"fit"};
+  Attribute heard{"heard"};
+  Attribute lend{"lend"};
+  Attribute message{"message"};
+  Attribute respond{"respond"};
+  Attribute told{"told"};
+};
+
+const Names& names() {
+  static const Names made;
+  return made;
+}
+
+std::string_view bytes_of(nb::handle bytes) { return view_of(nb::borrow<nb::bytes>(bytes)); }
+
+std::string encoded_dims(nb::handle shapes) {
+  std::string dims;
+  for (nb::handle shape : shapes) {
+    for (nb::handle dim : shape) {
+      std::array<char, sizeof(std::int64_t)> bytes{};
+      put_number(bytes.data(), nb::cast<std::int64_t>(dim));
+      dims.append(bytes.data(), bytes.size());
+    }
+  }
+  return dims;
+}
+
+// Notes that who has such counts waits for a call of these models more, or less.
+void wait_for(nb::handle counted, nb::handle models, long change) {
+  auto counts = nb::borrow<nb::dict>(counted);
+  for (nb::handle name : models) {
+    const long left = (counts.contains(name) ? nb::cast<long>(counts[name]) : 0) + change;
+    if (left > 0) {
+      counts[name] = left;
+    } else if (counts.contains(name)) {
+      nb::del(counts[name]);
+    }
+  }
+}
+
+// What is said of an error (a BridgeError).
+std::string encoded_error(nb::handle error) {
+  const nb::object message = names().message.of(error);
+  // Models make texts with lone surrogates, which are no Unicode.
+  const nb::object text = checked(PyUnicode_AsEncodedString(message.ptr(), "utf-8", "replace"));
+  Context context;
+  if (!bytes_of(text).empty()) context.set_text(ContextField::kError, bytes_of(text));
+  context.set_number(ContextField::kCode,
+                     nb::cast<std::uint64_t>(nb::int_(names().code.of(error))));
+  std::string encoded(context.size(), '\0');
+  context.write(encoded.data());
+  return encoded;
+}
+
+}  // namespace
+
+KnownCall::KnownCall(nb::object form, nb::handle caller)
+    : given(std::move(form)),
+      submit(given.attr("submit")),
+      home(given.attr("home")),
+      context(given.attr("context")),
+      shared(given.attr("shared")),
+      origin(given.attr("origin")),
+      needed(given.attr("needed")),
+      decoupled(nb::cast<bool>(given.attr("decoupled"))) {
+  for (nb::handle name : needed) {
+    auto& dicts = waiting.emplace_back();
+    for (nb::handle instance : given.attr("instances")(name)) {
+      if (!instance.is(caller)) dicts.push_back(instance.attr("waits_for"));
+    }
+  }
+}
+
+bool KnownCall::can_end() const {
+  return std::all_of(waiting.begin(), waiting.end(), [](const auto& dicts) {
+    return std::any_of(dicts.begin(), dicts.end(),
+                       [](const nb::object& dict) { return nb::len(dict) == 0; });
+  });
+}
+
+void Call::respond(nb::object outcome) {
+  if (channel != nullptr) channel->respond(number, std::move(outcome));
+}
+
+void Call::finish(nb::object outcome) {
+  if (channel != nullptr) channel->end(number, std::move(outcome));
+}
+
+CallChannel::Hooks::Hooks(nb::handle hooks)
+    : names(hooks.attr("announcements")),
+      model(hooks.attr("model")),
+      caller(hooks.attr("caller")),
+      waits_for(caller.attr("waits_for")),
+      link(hooks.attr("link")),
+      form(hooks.attr("form")),
+      check(hooks.attr("check")),
+      failed(hooks.attr("failed")),
+      describe(hooks.attr("describe")),
+      signature(hooks.attr("signature")),
+      receive(hooks.attr("receive")),
+      refuse(hooks.attr("refuse")),
+      send(hooks.attr("send")),
+      call_soon(hooks.attr("call_soon")) {}
+
+CallChannel::CallChannel(nb::object requests, nb::object reader, nb::handle hooks, int descriptor)
+    : requests_object_(std::move(requests)),
+      requests_(nb::cast<at_stub::RequestsAtStub&>(requests_object_)),
+      reader_object_(std::move(reader)),
+      reader_(nb::cast<RecordReader&>(reader_object_)),
+      hooks_(std::make_shared<const Hooks>(hooks)),
+      descriptor_(descriptor) {}
+
+// -- calls ---------------------------------------------------------------------------------------
+
+bool CallChannel::receive() {
+  const auto hooks = hooks_;
+  if (hooks == nullptr) return false;
+  // Of all channels: nothing looks at a message any more when Python is called for it.
+  static auto* const memory = new std::vector<char>(kDatagramLimit);
+  Datagram datagram;
+  do {
+    datagram = receive_datagram(descriptor_, *memory, MSG_DONTWAIT);
+  } while (datagram.count < 0 && errno == EINTR);
+  if (datagram.count < 0 && errno == EAGAIN) return false;
+  const auto size = static_cast<std::size_t>(std::max<std::ptrdiff_t>(datagram.count, 0));
+  const std::string_view message(memory->data(), size);
+  if (datagram.cut || !datagram.descriptors.empty() || size < kFrame || message[0] != kCall) {
+    nb::list descriptors;
+    for (const int each : datagram.descriptors) descriptors.append(each);
+    hooks->receive(nb::bytes(message.data(), size), descriptors, datagram.cut);
+    return true;
+  }
+  nb::list records;
+  try {
+    std::size_t at = kFrame;
+    for (auto count = get_number<std::uint32_t>(message.data() + 4); count != 0; --count) {
+      records.append(reader_.record(RecordView::read(message, at, true)));
+    }
+    if (at != size) throw MalformedRecord(std::to_string(size - at) + " bytes after its end");
+  } catch (const std::invalid_argument& error) {
+    hooks->refuse(std::string("message of calls: ") + error.what());
+    return true;
+  } catch (nb::python_error& error) {
+    hooks->refuse(error.value());
+    return true;
+  }
+  take(records);
+  return true;
+}
+
+void CallChannel::take(nb::handle records) {
+  const auto hooks = hooks_;
+  if (hooks == nullptr) return;
+  names().heard.of(names().busy_poll.of(hooks->link))();
+  try {
+    for (nb::handle record : records) begin(*hooks, record);
+  } catch (const std::invalid_argument& error) {
+    hooks->refuse(error.what());
+  } catch (nb::python_error& error) {
+    hooks->refuse(error.value());
+  }
+}
+
+void CallChannel::begin(const Hooks& hooks, nb::handle record) {
+  const auto number = nb::cast<std::uint32_t>(item(record, kTicket));
+  if (calls_.contains(number)) {
+    throw MalformedRecord("call " + std::to_string(number) + ", which there is already");
+  }
+  try {
+    submit(hooks, number, record);
+  } catch (nb::python_error& error) {
+    const bool begun = calls_.contains(number);
+    nb::object outcome = hooks.failed(record, error.value(), begun);
+    if (begun) {
+      end(number, std::move(outcome));
+    } else {
+      answer(hooks, number, std::move(outcome), 0);
+    }
+  }
+}
+
+void CallChannel::submit(const Hooks& hooks, std::uint32_t number, nb::handle record) {
+  const nb::object ranges = this->ranges(hooks, record);
+  const std::shared_ptr<KnownCall> form = this->form(hooks, record);
+  if (!form->can_end()) hooks.check(form->needed);
+  std::vector<std::uint64_t> sizes;
+  for (nb::handle range : ranges) sizes.push_back(RangeView(range).nbytes);
+  const nb::handle shapes = item(record, kShapes);
+  if (!form->shapes.is(shapes) || form->sizes != sizes) {
+    nb::list told;
+    for (const std::uint64_t size : sizes) told.append(size);
+    form->fitted = names().fit.of(form->given)(record, told);
+    form->shapes = nb::borrow(shapes);
+    form->sizes = std::move(sizes);
+  }
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  const std::int64_t now = std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+  const nb::object call = nb::cast(Call{this, number, now, form, {}});
+  // The signature, the dims, the batch size and the options of requests.
+  const nb::object fitted = form->fitted;
+  const nb::object request =
+      make_infer_request({.signature = item(fitted, 0),
+                          .slot = {},
+                          .places = {},
+                          .on_done = call,
+                          .identifier = item(record, kIdentifier),
+                          .context = for_others(ranges, form->home) ? form->shared : form->context,
+                          .options = item(fitted, 3),
+                          .dims = item(fitted, 1),
+                          .batch_size = nb::cast<long long>(item(fitted, 2))});
+  infer_request(request).set(InferRequest::kRanges, ranges);
+  if (form->decoupled) {
+    infer_request(request).set(InferRequest::kOnPartial, names().respond.of(call));
+  }
+  nb::cast<Call&>(call).request = request;
+  calls_.emplace(number, call);
+  wait_for(hooks.waits_for, form->needed, 1);
+  form->submit(request, form->origin.is_none() ? names().cause.of(form->given)() : form->origin);
+}
+
+nb::object CallChannel::ranges(const Hooks& hooks, nb::handle record) {
+  const auto* refs = TensorRefs::of(item(record, kRefs));
+  if (refs == nullptr) throw nb::type_error("expected the references of a record");
+  const std::vector<TensorRef> places(refs->begin(), refs->end());
+  nb::object ranges;
+  try {
+    ranges = requests_.ranges(places);
+  } catch (const MalformedRecord&) {
+    // The stub may have announced that memory, through its other channel, a moment ago.
+    names().catch_up.of(hooks.link)();
+    ranges = requests_.ranges(places);
+  }
+  if (names().device.of(hooks.link).is_none()) return ranges;
+  return names().called.of(hooks.link)(ranges, record);
+}
+
+std::shared_ptr<KnownCall> CallChannel::form(const Hooks& hooks, nb::handle record) {
+  // Records with equal signatures or contexts mostly have the same objects, which are held, so that
+  // nothing else gets their addresses.
+  const nb::object signature = nb::borrow(item(record, kSignature));
+  const nb::object context = nb::borrow(item(record, kContext));
+  const Key key{signature.ptr(), context.ptr()};
+  if (const auto found = known_.find(key); found != known_.end()) return found->second.form;
+  auto made = std::make_shared<KnownCall>(hooks.form(record), hooks.caller);
+  if (known_.size() >= kFormsKept) known_.clear();
+  known_.insert_or_assign(key, Kept{signature, context, made});
+  return made;
+}
+
+// -- answers -------------------------------------------------------------------------------------
+
+void CallChannel::respond(std::uint32_t number, nb::object outcome) {
+  if (const auto hooks = hooks_) answer(*hooks, number, std::move(outcome), kResponseOpen);
+}
+
+void CallChannel::end(std::uint32_t number, nb::object outcome) {
+  const auto hooks = hooks_;
+  const auto node = calls_.extract(number);
+  if (hooks == nullptr || node.empty()) return;
+  Call& call = nb::cast<Call&>(node.mapped());
+  call.channel = nullptr;
+  call.request.reset();
+  answer(*hooks, number, std::move(outcome), 0);
+  wait_for(hooks->waits_for, call.form->needed, -1);
+}
+
+void CallChannel::answer(const Hooks& hooks, std::uint32_t number, nb::object outcome,
+                         std::uint32_t flags) {
+  if (mute_) return;
+  RecordParts parts;
+  parts.ticket = number;
+  parts.word = flags;
+  const bool last = (flags & kResponseOpen) == 0;
+  if (is_infer_response(outcome)) {
+    try {
+      write_response(hooks, parts, outcome);
+      outcome.reset();
+    } catch (nb::python_error& error) {
+      if (!error.matches(bridge_error())) throw;
+      outcome = nb::borrow(error.value());
+    }
+  }
+  if (outcome.is_valid()) {
+    parts.word |= outcome.is_none() ? kResponseEmpty : kResponseError;
+    const std::string context = outcome.is_none() ? std::string() : encoded_error(outcome);
+    parts.context = context;
+    parts.signature = signature(hooks, nb::none());
+    append(hooks, parts, nb::tuple(), 0, false);
+  }
+  if (calls_.empty() && last) {
+    // Nothing else that it waits for may come in this turn.
+    flush();
+  } else if (answered_ == 1) {
+    hooks.call_soon(nb::find(this).attr("flush"));
+  }
+  if (last) names().told.of(names().busy_poll.of(hooks.link))();
+}
+
+// Lends the outputs to the caller, and writes their record.
+void CallChannel::write_response(const Hooks& hooks, RecordParts parts, nb::handle object) {
+  const InferResponse& response = infer_response(object);
+  const nb::handle memory = response.get(InferResponse::kMemory);
+  const auto* refs = TensorRefs::of(response.get(InferResponse::kRefs));
+  nb::object ranges;
+  nb::object context;
+  bool read_only = false;
+  if (refs != nullptr && !memory.is_none() && !response.has(InferResponse::kEvent) &&
+      !response.has(InferResponse::kParameters) && names().device.of(hooks.link).is_none()) {
+    nb::list places;
+    for (const TensorRef& ref : *refs) {
+      places.append(stub_range(memory, ref, response.get(InferResponse::kBuffers)));
+    }
+    ranges = std::move(places);
+  } else {
+    const nb::object described = hooks.describe(object);
+    ranges = described[0];
+    read_only = nb::cast<bool>(nb::object(described[1]));
+    context = described[2];
+    parts.context = bytes_of(context);
+  }
+  const std::string dims = encoded_dims(response.get(InferResponse::kShapes));
+  parts.signature = signature(hooks, response.get(InferResponse::kSignature));
+  parts.dims = dims;
+  nb::object ticket = requests_.lend(ranges);
+  // It says why there is none.
+  if (ticket.is_none()) ticket = names().lend.of(hooks.link)(ranges);
+  read_only = read_only || for_others(ranges, hooks.model);
+  append(hooks, parts, ranges, nb::cast<std::uint32_t>(ticket), read_only);
+}
+
+void CallChannel::append(const Hooks& hooks, RecordParts parts, nb::handle ranges,
+                         std::uint32_t lease, bool read_only) {
+  parts.tensors = static_cast<std::uint32_t>(nb::len(ranges));
+  std::string record(parts.size(), '\0');
+  hooks.names.write(parts.write(record.data()), ranges, lease, read_only);
+  answers_ += record;
+  ++answered_;
+}
+
+std::string_view CallChannel::signature(const Hooks& hooks, nb::handle signature) {
+  auto found = signatures_.find(signature.ptr());
+  if (found == signatures_.end()) {
+    nb::object encoded = hooks.signature(signature);
+    if (signatures_.size() >= kSignaturesKept) signatures_.clear();
+    std::pair held(nb::borrow(signature), std::move(encoded));
+    found = signatures_.emplace(signature.ptr(), std::move(held)).first;
+  }
+  return bytes_of(found->second.second);
+}
+
+void CallChannel::flush() {
+  const auto hooks = hooks_;
+  if (answered_ == 0 || hooks == nullptr) return;
+  std::string message(kFrame, '\0');
+  message[0] = kCallResponses;
+  put_number(message.data() + 4, std::exchange(answered_, 0));
+  message += std::exchange(answers_, {});
+  const bool direct = !blocked_ && message.size() <= kDatagramLimit;
+  if (direct && send_datagram(descriptor_, message)) return;
+  hooks->send(nb::bytes(message.data(), message.size()));
+}
+
+// -- the calls that are under way ----------------------------------------------------------------
+
+nb::object CallChannel::call(std::uint32_t number) const {
+  const auto found = calls_.find(number);
+  return found == calls_.end() ? nb::none() : found->second;
+}
+
+nb::list CallChannel::calls() const {
+  nb::list calls;
+  for (const auto& [number, call] : calls_) calls.append(call);
+  return calls;
+}
+
+nb::list CallChannel::close() {
+  nb::list calls = this->calls();
+  for (nb::handle call : calls) nb::cast<Call&>(call).channel = nullptr;
+  calls_.clear();
+  known_.clear();
+  hooks_.reset();
+  return calls;
+}
+
+void bind_call_channel(nb::module_& module) {
+  nb::class_<Call>(module, "Call")
+      .def("__call__", &Call::finish, nb::arg().none())
+      .def("respond", &Call::respond, nb::arg().none())
+      .def_ro("number", &Call::number)
+      .def_ro("began", &Call::began)
+      .def_ro("request", &Call::request)
+      .def_prop_ro("form", [](const Call& call) { return call.form->given; });
+  nb::class_<CallChannel>(module, "CallChannel")
+      .def(nb::init<nb::object, nb::object, nb::handle, int>())
+      .def("receive", &CallChannel::receive)
+      .def("take", &CallChannel::take)
+      .def("flush", &CallChannel::flush)
+      .def("end", &CallChannel::end, nb::arg(), nb::arg().none())
+      .def("forget", &CallChannel::forget)
+      .def("block", &CallChannel::block)
+      .def("mute", &CallChannel::mute)
+      .def("call", &CallChannel::call)
+      .def("calls", &CallChannel::calls)
+      .def("close", &CallChannel::close);
+}
+
+}  // namespace gpubridge

@@ -1,0 +1,100 @@
+#include "ipc/memory_ranges_binding.h"
+
+#include "python_object.h"
+#include "stub/heap_type.h"
+
+namespace nb = nanobind;
+
+namespace gpubridge {
+namespace {
+
+constexpr std::uint32_t kNoLease = 0xFFFFFFFFU;
+
+// Lives as long as the process.
+struct PythonParts {
+  nb::module_ requests = nb::module_::import_("gpubridge.request");
+  PyObject* range = stub::kept_attribute(requests, "MemoryRange");
+  PyObject* empty = stub::kept_attribute(requests, "NO_BYTES");
+  PyObject* segment = stub::kept_attribute(nb::module_::import_("gpubridge.host_shm"), "Segment");
+  newfunc new_tuple = reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new));
+  Attribute home{"home"};
+  Attribute knows{"knows"};
+  Attribute name{"name"};
+  Attribute region{"region"};
+  Attribute region_of{"segment"};
+};
+
+const PythonParts& python() {
+  static const auto* const made = new PythonParts();
+  return *made;
+}
+
+bool is_host_segment(nb::handle segment) {
+  return PyObject_TypeCheck(segment.ptr(), reinterpret_cast<PyTypeObject*>(python().segment)) != 0;
+}
+
+}  // namespace
+
+RangeView::RangeView(nb::handle range)
+    : segment(PyTuple_GetItem(range.ptr(), 0)),
+      offset(nb::cast<std::uint64_t>(nb::handle(PyTuple_GetItem(range.ptr(), 1)))),
+      nbytes(nb::cast<std::uint64_t>(nb::handle(PyTuple_GetItem(range.ptr(), 2)))) {}
+
+nb::object make_range(nb::handle segment, std::uint64_t offset, std::uint64_t nbytes,
+                      nb::handle keep) {
+  const nb::tuple fields = nb::make_tuple(segment, offset, nbytes, keep);
+  return checked(python().new_tuple(reinterpret_cast<PyTypeObject*>(python().range),
+                                    nb::make_tuple(fields).ptr(), nullptr));
+}
+
+nb::object empty_range() { return nb::borrow(python().empty); }
+
+nb::object stub_range(nb::handle memory, const TensorRef& ref, nb::handle keep) {
+  if (ref.nbytes != 0) {
+    return make_range(python().region_of.of(memory)(ref.region), ref.offset, ref.nbytes, keep);
+  }
+  // Of a tensor without elements the reference only says on which device it is, if on one.
+  if ((ref.region & kArenaRegion) == 0 || !nb::cast<bool>(python().knows.of(memory)(ref.region))) {
+    return empty_range();
+  }
+  return make_range(python().region_of.of(memory)(ref.region), 0, 0, nb::none());
+}
+
+bool for_others(nb::handle ranges, nb::handle model) {
+  for (nb::handle range : ranges) {
+    const nb::handle segment = RangeView(range).segment;
+    if (!is_host_segment(segment)) continue;
+    const nb::object home = python().home.of(segment);
+    if (!home.is(model) && !home.equal(model)) return true;
+  }
+  return false;
+}
+
+std::uint64_t RegionNames::of(nb::handle segment, bool read_only) const {
+  if (is_host_segment(segment)) {
+    nb::object region = python().region.of(segment);
+    auto number = nb::cast<std::uint64_t>(region);
+    if (read_only) region = nb::int_(number |= kReadOnlyRegion);
+    const int known = PySet_Contains(known_.ptr(), region.ptr());
+    if (known < 0) throw nb::python_error();
+    if (known != 0) return number;
+  }
+  using namespace nb::literals;
+  return nb::cast<std::uint64_t>(
+      python().name.of(announcements_)(segment, "read_only"_a = read_only));
+}
+
+char* RegionNames::write(char* at, nb::handle ranges, std::uint32_t lease, bool read_only) const {
+  for (nb::handle range : ranges) {
+    const RangeView view(range);
+    TensorRef ref{0, 0, 0, kNoLease};
+    if (!view.segment.is_none()) {
+      const std::uint32_t under = view.nbytes == 0 ? kNoLease : lease;
+      ref = {of(view.segment, read_only), view.offset, view.nbytes, under};
+    }
+    at = write_ref(at, ref);
+  }
+  return at;
+}
+
+}  // namespace gpubridge
