@@ -17,12 +17,12 @@ import gpubridge
 from gpubridge.config import PYTHON_BACKEND, Backends, PythonBackendSettings, ServerSettings
 from gpubridge.dataplane import Http2Limits
 from gpubridge.engine.client_regions import ClientRegions
-from gpubridge.engine.context import EngineContext, EngineLimits
+from gpubridge.engine.context import EngineContext
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.model_loader import ModelLoader
 from gpubridge.engine.regions import Regions
-from gpubridge.engine.repository import ModelRepository, RepositorySettings
+from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.stub_process import StartStub, StubProcess
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import unavailable
@@ -127,28 +127,23 @@ def build_repository(
     backend = PythonBackendSettings.from_backend_config(settings.backend_config.get("python", {}))
     for notice in backend.notices:
         _logger.info("%s", notice)
-    limits = EngineLimits(
-        settings.output_arena_limit,
-        backend.stub_timeout_seconds,
-        backend.busy_poll_us,
-        backend.restart_backoff_limit_seconds,
-        backend.input_placement,
-        settings.debug_ports,
-    )
     calls = BlsServer()
     regions = Regions(settings.request_arena_limit)
     environments = ModelEnvironments(backend.environment_cache, backend.environment_limit_bytes)
     devices = DeviceMemory(backend.device_arena_bytes, backend.device_memory_handles)
     context = EngineContext(
-        regions, environments, limits, telemetry, calls, devices, workers, start_stub=start_stub
+        regions,
+        environments,
+        settings,
+        backend,
+        telemetry,
+        calls,
+        devices,
+        workers,
+        start_stub=start_stub,
     )
     repository = ModelRepository(
-        RepositorySettings(
-            settings.model_repositories,
-            settings.model_control_mode,
-            settings.load_models,
-            settings.repository_poll_secs,
-        ),
+        settings,
         make_loader(
             context,
             devices.count,

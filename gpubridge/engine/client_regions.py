@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import weakref
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from gpubridge.engine.devices.client_devices import ClientDevices
+from gpubridge.cuda_ipc import CudaError, DeviceInfo, open_client_region
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.devices.region import ClientDeviceSegment
 from gpubridge.engine.regions import Regions
@@ -123,7 +125,11 @@ class ClientRegions:
         self._registered: dict[str, ClientRegion] = {}
         # Names of device memory that is being opened.
         self._coming: set[str] = set()
-        self._devices = ClientDevices(devices, self._new_region)
+        self._devices = devices
+        # Each handle is opened once, however many names it is registered under.
+        self._open: weakref.WeakValueDictionary[tuple[str, bytes, int], ClientDeviceSegment] = (
+            weakref.WeakValueDictionary()
+        )
 
     def _new_region(self) -> int:
         return self._owner << 32 | next(self._numbers)
@@ -151,10 +157,33 @@ class ClientRegions:
         self._check_new(name)
         self._coming.add(name)
         try:
-            segment = await self._devices.open(name, handle, device_id, nbytes)
+            segment = await self._open_device(name, handle, device_id, nbytes)
         finally:
             self._coming.discard(name)
         self._registered[name] = ClientRegion(name, "", 0, nbytes, segment, device_id)
+
+    async def _open_device(
+        self, name: str, handle: bytes, device_id: int, nbytes: int
+    ) -> ClientDeviceSegment:
+        """Open what a client registers; checked to be on that device, and to have so many bytes."""
+        try:
+            # It may be the first time that somebody asks for a GPU.
+            device = await self._devices.run(partial(self._devices.device, device_id))
+            return await self._devices.run(partial(self._opened, device, handle, nbytes))
+        except CudaError as error:
+            raise _refused(name, error.message, error.code) from error
+        except BridgeError as error:
+            raise _refused(name, error.message, ErrorCode.INVALID_ARG) from error
+
+    def _opened(self, device: DeviceInfo, handle: bytes, nbytes: int) -> ClientDeviceSegment:
+        """Open it, on the driver's thread."""
+        key = device.uuid, handle, nbytes
+        segment = self._open.get(key)
+        if segment is None:
+            region = open_client_region(self._devices.context(device), handle, nbytes)
+            segment = ClientDeviceSegment(region, self._new_region(), handle, self._devices.free)
+            self._open[key] = segment
+        return segment
 
     def _check_new(self, name: str) -> None:
         if not self._allowed:
@@ -267,6 +296,10 @@ class ClientRegions:
             if isinstance(region.segment, ClientSegment):
                 region.segment.close()
         self._registered.clear()
+
+
+def _refused(name: str, reason: str, code: ErrorCode) -> BridgeError:
+    return BridgeError(f"failed to register CUDA shared memory region '{name}': {reason}", code)
 
 
 def _kind(on_device: bool) -> str:

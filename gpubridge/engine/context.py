@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from gpubridge.config import PythonBackendSettings, ServerSettings
 from gpubridge.engine.custom_metrics import CustomMetrics
 from gpubridge.engine.devices.memory import DeviceMemory
+from gpubridge.engine.devices.region import Closable
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_process import StartStub, StubProcess
@@ -15,28 +17,15 @@ from gpubridge.engine.workers import Workers
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
 if TYPE_CHECKING:
-    from gpubridge.engine.instance_owner import CallServer
+    from gpubridge.engine.instance import Instance
+    from gpubridge.engine.stub_connection import StubConnection
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """Bounds that hold for every model.
+class CallServer(Protocol):
+    """Serves the calls that models make of other models."""
 
-    - ``output_limit``: bytes of output memory of one stub.
-    - ``stub_timeout``: seconds that one ``execute`` may take; None for ever.
-    - ``busy_poll_us``: microseconds that server and stub stay awake for each other; 0 for never.
-    - ``restart_backoff_limit``: seconds that an instance waits at the most before it starts another
-      stub.
-    - ``input_placement``: where models get their inputs, if they do not say.
-    - ``debug_ports``: where models wait for a debugger, by name.
-    """
-
-    output_limit: int
-    stub_timeout: float | None
-    busy_poll_us: int
-    restart_backoff_limit: float
-    input_placement: str | None = None
-    debug_ports: Mapping[str, int] = field(default_factory=dict)
+    def open(self, sock: socket.socket, link: StubConnection, caller: Instance, /) -> Closable:
+        """Serve the channel ``sock``, which is owned from now on, until that is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +34,8 @@ class EngineContext:
 
     - ``regions``: memory that any stub can be handed.
     - ``environments``: what stubs run on.
+    - ``settings``, ``backend``: bounds that hold for every model, and where models wait for a
+      debugger.
     - ``telemetry``: where they tell of themselves.
     - ``calls``: serves the models' calls of each other.
     - ``metrics``: what the models count.
@@ -55,7 +46,8 @@ class EngineContext:
 
     regions: Regions
     environments: ModelEnvironments
-    limits: EngineLimits
+    settings: ServerSettings
+    backend: PythonBackendSettings
     telemetry: ServerTelemetry
     calls: CallServer
     devices: DeviceMemory

@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpubridge.errors import BridgeError, invalid, unavailable
 from gpubridge.host_shm import Segment
@@ -22,6 +22,9 @@ from gpubridge.transport.metric_board import (
     MetricBoard,
     histogram_units,
 )
+
+if TYPE_CHECKING:
+    from gpubridge.engine.instance import Instance
 
 _BOARD_BYTES = 16 << 20
 _REST_NS = 2_000_000_000
@@ -74,17 +77,6 @@ class MetricMemory:
         self.segment.close()
 
 
-class Heir(Protocol):
-    """An instance: its next process may go on where the one before ended.
-
-    ``over``: whether there will be no other process.
-    """
-
-    @property
-    def over(self) -> bool:
-        """Whether there will be no other process."""
-
-
 class Series:
     """What the kinds have in common; owns the cells' units.
 
@@ -100,7 +92,7 @@ class Series:
         self.bounds: Sequence[float] = ()
         self._memory = memory
         self._cells: list[int] = []
-        self._heirs: weakref.WeakSet[Heir] = weakref.WeakSet()
+        self._heirs: weakref.WeakSet[Instance] = weakref.WeakSet()
 
     @property
     def shown(self) -> bool:
@@ -117,7 +109,7 @@ class Series:
         self._cells.append(unit)
         return unit
 
-    def close(self, unit: int, heir: Heir | None) -> None:
+    def close(self, unit: int, heir: Instance | None) -> None:
         """Remove a cell; what was counted in it stays, as long as somebody has the series.
 
         With ``heir`` its process has died, and the next one goes on.
@@ -266,7 +258,7 @@ class MetricOwner:
 
     __slots__ = ("catch_up", "heir", "memberships", "units")
 
-    def __init__(self, heir: Heir, catch_up: Callable[[], None]) -> None:
+    def __init__(self, heir: Instance, catch_up: Callable[[], None]) -> None:
         self.heir = heir
         self.catch_up = catch_up
         self.memberships: dict[int, _Membership] = {}
@@ -373,7 +365,7 @@ class CustomMetrics:
             self._close(owner, number, heir)
         self._owners.discard(owner)
 
-    def _close(self, owner: MetricOwner, number: int, heir: Heir | None) -> None:
+    def _close(self, owner: MetricOwner, number: int, heir: Instance | None) -> None:
         membership = owner.memberships.pop(number, None)
         if membership is None:
             return

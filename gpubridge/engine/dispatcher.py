@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 from gpubridge.config import ModelConfig
 from gpubridge.dataplane import ModelCounters, RequestDispatch
 from gpubridge.engine.alarm import Alarm
-from gpubridge.engine.instance import Instance
-from gpubridge.engine.instance_state import InstanceState
+from gpubridge.engine.instance import Instance, InstanceState
 from gpubridge.engine.scheduling import (
     Refusal,
     Scheduler,
@@ -33,11 +32,8 @@ from gpubridge.telemetry.traces import Traces
 _OnDone = Callable[[Outcome], None]
 
 
-class Submission(Protocol):
-    """Takes requests over."""
-
-    def __call__(self, request: InferRequest, origin: Origin | None = None, /) -> None:
-        """Take a request over; ``origin`` is where it comes from, should it be traced."""
+Submission = Callable[..., None]
+"""Takes a request over, and where it comes from, should it be traced: an `Origin`."""
 
 
 class Dispatcher:
@@ -297,7 +293,11 @@ class Dispatcher:
     def on_batches(
         self, returning: Sequence[InferRequest], traced: Sequence[CompletedBatch], now: int
     ) -> None:
-        """Batches were answered, or requests of earlier ones ended, at ``now``: there is room for others."""
+        """Batches were answered, or requests of earlier ones ended, at ``now``: there is room for others.
+
+        Requests are to be executed again that are ``returning``; batches are ``traced`` if one of
+        their requests is.
+        """
         if traced:
             self._tracing.completed(traced)
         for request in returning:

@@ -14,29 +14,43 @@ anew at once the first time, then after a back-off that doubles while it keeps d
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import time
 from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from gpubridge.dataplane import InstanceFeed, ModelCounters
-from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
-from gpubridge.engine.instance_owner import InstanceListener
 from gpubridge.engine.instance_settings import InstanceSettings
-from gpubridge.engine.instance_state import InstanceState
 from gpubridge.engine.ready_check import ReadyCheck
-from gpubridge.engine.stub_process import RestartBackoff, StubLog
+from gpubridge.engine.starting import Completion
+from gpubridge.engine.stub_process import next_backoff, was_healthy
 from gpubridge.engine.stub_run import StubRun
 from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, StubDied
 from gpubridge.request import InferRequest
+from gpubridge.telemetry.logs import log_from_stub
 from gpubridge.telemetry.statistics import DeviceWork
 from gpubridge.transport.messages import Kind
+
+if TYPE_CHECKING:
+    from gpubridge.engine.dispatcher import Dispatcher
 
 _logger = logging.getLogger(__name__)
 
 _REAP_SECONDS = 5.0
 _IDLE_SECONDS = 30.0
+
+
+class InstanceState(enum.Enum):
+    """Where an instance is in its life."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILING = "failing"
 
 
 class Instance:
@@ -49,6 +63,7 @@ class Instance:
     Its attributes:
 
     - ``feed``: leads batches to its stub; says how many are there, and how many may be.
+    - ``fallbacks``: how often its stubs took a slower way, by reason.
     - ``waits_for``: the models that its calls wait for, each with the number of those calls.
     - ``ready_check``: asks its model's ``is_ready``, if it has one.
     """
@@ -57,26 +72,25 @@ class Instance:
         self,
         settings: InstanceSettings,
         index: int,
-        listener: InstanceListener,
+        listener: Dispatcher,
         context: EngineContext,
     ) -> None:
         self.settings = settings
         self.name = settings.name
         self.state = InstanceState.STOPPED
         self.restarts = 0
+        self.fallbacks: Counter[str] = Counter()
         self.index = index
         self._listener = listener
         self.feed = InstanceFeed(listener)
         self._context = context
         self._log = context.telemetry.log
-        self._said = StubLog(settings.stub["name"], settings.name)
         self._loop = asyncio.get_running_loop()
         self._run: StubRun | None = None
         self.waits_for: dict[str, int] = {}
         self.ready_check = ReadyCheck(self.name)
         self._keeper: asyncio.Task[None] | None = None
         self._stopping = False
-        self._backoff = RestartBackoff(context.limits.restart_backoff_limit)
         self._dead_work = DeviceWork()
         self._last_error = ""
 
@@ -84,11 +98,6 @@ class Instance:
     def counters(self) -> ModelCounters:
         """Counts the requests of its model."""
         return self._listener.counters
-
-    @property
-    def fallbacks(self) -> Counter[str]:
-        """How often its stubs took a slower way, by reason."""
-        return self._said.fallbacks
 
     @property
     def device(self) -> str | None:
@@ -103,7 +112,7 @@ class Instance:
 
     # -- life ----------------------------------------------------------------------------------
 
-    def configure(self, settings: InstanceSettings, listener: InstanceListener) -> None:
+    def configure(self, settings: InstanceSettings, listener: Dispatcher) -> None:
         """Run by the settings of the complete configuration, where it began by those of a draft."""
         self.settings = settings
         self._listener = listener
@@ -149,7 +158,7 @@ class Instance:
 
     async def _launch(self, completion: Completion | None = None) -> None:
         """Start one stub process; returns when it is ready, raises when it is not going to be."""
-        run = self._run = StubRun(self, self._context, completion, self._said.take)
+        run = self._run = StubRun(self, self._context, completion, self._take_log)
         self.feed.connect(run.link.requests)
         self.tell_log_levels()
         arena = self._context.regions.arena(self.settings.stub["name"])
@@ -182,11 +191,11 @@ class Instance:
             self._bury(how)
             if self._stopping:
                 return
-            if self._backoff.was_healthy(time.monotonic() - since):
+            if was_healthy(time.monotonic() - since):
                 backoff = 0.0
             if not await self._restart(backoff):
                 return
-            backoff = self._backoff.after(backoff)
+            backoff = self._next_backoff(backoff)
 
     async def _restart(self, backoff: float) -> bool:
         """Start a new stub until one is ready; returns False when told to stop meanwhile."""
@@ -204,11 +213,21 @@ class Instance:
                 self._last_error = error.message
                 text = f"instance '{self.name}' failed to start: {error.message}"
                 _logger.error("%s", text)  # noqa: TRY400  (the model's own traceback is in it)
-                backoff = self._backoff.after(backoff)
+                backoff = self._next_backoff(backoff)
                 continue
             _logger.info("instance '%s' runs again", self.name)
             return True
         return False
+
+    def _next_backoff(self, seconds: float) -> float:
+        return next_backoff(seconds, self._context.backend.restart_backoff_limit_seconds)
+
+    def _take_log(self, fields: dict[str, Any]) -> None:
+        """Write a line of the stub's; count it, if it tells of a fallback. Its fields are checked."""
+        fallback = fields.get("fallback")
+        if fallback is not None:
+            self.fallbacks[fallback] += 1
+        log_from_stub(self.settings.stub["name"], self.name, fields)
 
     def _bury(self, how: str) -> None:
         """Settle what a dead stub leaves: started requests fail, the others are orphans."""

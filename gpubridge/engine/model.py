@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from gpubridge.config import ModelConfig
-from gpubridge.engine.completion import Completion
 from gpubridge.engine.context import EngineContext
-from gpubridge.engine.devices.placing import InstancePlacing
 from gpubridge.engine.devices.staging import DeviceStaging
-from gpubridge.engine.dispatcher import Dispatcher
+from gpubridge.engine.dispatcher import Dispatcher, Submission
 from gpubridge.engine.environment import StubEnvironment, environment_parameters
-from gpubridge.engine.first_response import FirstResponse
-from gpubridge.engine.instance import Instance
-from gpubridge.engine.instance_settings import InstanceSettings, debugged
-from gpubridge.engine.instance_state import InstanceState
+from gpubridge.engine.instance import Instance, InstanceState
+from gpubridge.engine.instance_settings import InstanceSettings, debugged, place_instances
 from gpubridge.engine.ready_check import ReadyCheck
-from gpubridge.engine.starting import start_all
+from gpubridge.engine.starting import Completion, start_all
 from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.engine.warmup import WarmupSample, warmup_samples
 from gpubridge.errors import BridgeError
-from gpubridge.request import InferRequest
+from gpubridge.request import InferRequest, InferResponse
 from gpubridge.telemetry.settings import MetricsSettings
 from gpubridge.telemetry.statistics import (
     FIRST_RESPONSE_BUCKETS_MS,
@@ -33,7 +31,6 @@ from gpubridge.telemetry.statistics import (
     LatencyWindow,
     ModelStatistics,
 )
-from gpubridge.telemetry.traces import Traces
 from gpubridge.transport.messages import Completes
 
 _logger = logging.getLogger(__name__)
@@ -45,73 +42,96 @@ _FINALIZE_LIMIT = 30.0
 """What ``finalize`` gets at the most."""
 
 
-class Model(Protocol):
+class Model(ABC):
     """A loaded (or loading) version of a model, whatever it is made of.
 
     - ``config``: complete, validated.
+    - ``version``: its version.
+    - ``context``: what all models share.
+
+    Its attributes:
+
     - ``statistics``: what it has done.
     - ``traces``: whether requests are traced.
+    - ``tracing``: begins their traces.
     """
 
-    name: str
-    version: int
-    config: ModelConfig
-    statistics: ModelStatistics
-    traces: Traces
+    def __init__(self, config: ModelConfig, version: int, context: EngineContext) -> None:
+        self.config = config
+        self.name = config.name
+        self.version = version
+        telemetry = context.telemetry
+        self.statistics = _new_statistics(config, version, telemetry.metrics)
+        self.tracing = RequestTracing(telemetry.traces, config.name, version)
+        self.traces = telemetry.traces
+        self.instances: list[Instance] = []
 
+    @abstractmethod
     async def load(self) -> None:
         """Become ready; raises BridgeError, and leaves nothing behind, when that cannot be."""
 
+    @abstractmethod
     async def unload(self, seconds: float | None) -> None:
         """Answer what is pending, within ``seconds`` if that is said, and give everything back."""
 
+    @abstractmethod
     def hurry(self, seconds: float) -> None:
         """Bound an unload that goes on: what is not answered within ``seconds`` will not be."""
 
     @property
+    @abstractmethod
     def ready(self) -> bool:
         """Whether a request would be executed now."""
 
+    @abstractmethod
     def ready_checks(self) -> list[ReadyCheck]:
         """Return whom to ask, besides, whether it is ready: what models themselves say."""
 
     @property
+    @abstractmethod
     def pending(self) -> int:
         """Requests that are not answered yet."""
 
     @property
     def queued(self) -> int:
         """Requests that are at no stub yet."""
+        return 0
 
     @property
-    def instances(self) -> Sequence[Instance]:
-        """Its instances; none where it has no process of its own."""
-
-    @property
+    @abstractmethod
     def executed_by(self) -> Collection[str]:
         """The models whose instances execute its requests."""
 
     @property
     def device(self) -> str | None:
         """The GPU on which all its instances are; None where they are not on one."""
+        return None
 
-    def submit(self, request: InferRequest, origin: Origin | None = None, /) -> None:
-        """Take a request over: its slot is freed, its outcome comes by ``on_done``.
+    submit: Submission
+    """Takes a request over: its slot is freed, its outcome comes by ``on_done``."""
 
-        ``origin`` is where it comes from, should it be traced.
-        """
+    def _measured(self, request: InferRequest) -> None:
+        """Measure how long the client waits for the first response, if that is wanted."""
+        if self.statistics.first_response is not None:
+            _FirstResponse(self.statistics.first_response, request)
 
     def tell_log_levels(self) -> None:
         """Have the stubs know which levels are logged now."""
+        for instance in self.instances:
+            instance.tell_log_levels()
 
     def housekeep(self) -> None:
         """Called every few seconds."""
+        for instance in self.instances:
+            instance.housekeep()
 
     def check_time_limit(self) -> None:
         """Called often when executes have a time limit."""
+        for instance in self.instances:
+            instance.check_time_limit()
 
 
-class StubModel:
+class StubModel(Model):
     """A model version that stubs execute; owns its instances and its queued requests.
 
     - ``config``: the validated configuration, or a draft that the model completes when it is
@@ -131,20 +151,12 @@ class StubModel:
         context: EngineContext,
         finish: Callable[[str | None], ModelConfig],
     ) -> None:
-        self.config = config
-        self.name = config.name
-        self.version = version
-        telemetry = context.telemetry
-        self.statistics = new_statistics(config, version, telemetry.metrics)
-        self.tracing = RequestTracing(telemetry.traces, config.name, version)
-        self.traces = telemetry.traces
+        super().__init__(config, version, context)
         self._directory = directory
         self._context = context
-        self._placing = InstancePlacing(version, directory, context.limits)
         self._finish = finish
         # While the model completes its configuration, there is nothing to schedule.
         self._use_dispatcher(config.unscheduled() if config.draft else config)
-        self._instances: list[Instance] = []
         self._staging = DeviceStaging(
             context.devices, context.regions.arena(config.name), self.statistics
         )
@@ -171,13 +183,13 @@ class StubModel:
         completion = None
         if self.config.draft:
             completion = Completion(partial(self._complete, environment))
-        self._instances = [
+        self.instances = [
             Instance(entry, index, self._dispatcher, self._context)
             for index, entry in enumerate(entries)
         ]
-        self._dispatcher.serve(self._instances)
+        self._dispatcher.serve(self.instances)
         try:
-            failures = await start_all(self._instances, completion)
+            failures = await start_all(self.instances, completion)
         except asyncio.CancelledError:
             # Some may be up already; nobody else knows of them.
             await self.unload(0.0)
@@ -213,7 +225,7 @@ class StubModel:
         left = _FINALIZE_LIMIT
         if self._deadline is not None:
             left = max(self._deadline - clock(), _FINALIZE_SECONDS)
-        await asyncio.gather(*(instance.stop(left) for instance in self._instances))
+        await asyncio.gather(*(instance.stop(left) for instance in self.instances))
         self._dispatcher.refuse_queued(unloaded)
         self._dispatcher.close()
 
@@ -230,8 +242,8 @@ class StubModel:
         former = self._dispatcher
         self._use_dispatcher(self.config)
         former.close()
-        self._dispatcher.serve(self._instances)
-        for instance, entry in zip(self._instances, await self._settings(environment), strict=True):
+        self._dispatcher.serve(self.instances)
+        for instance, entry in zip(self.instances, await self._settings(environment), strict=True):
             instance.configure(entry, self._dispatcher)
 
     def _use_dispatcher(self, config: ModelConfig) -> None:
@@ -245,13 +257,13 @@ class StubModel:
         warmup: Sequence[WarmupSample] = ()
         if not self.config.draft:
             warmup = await asyncio.to_thread(warmup_samples, self.config, self._directory)
-        settings: list[InstanceSettings] = []
-        for group in self.config.instance_groups:
-            settings += self._placing.instances(self.config, group, environment, warmup)
+        settings = place_instances(
+            self.config, self.version, self._directory, environment, warmup, self._context
+        )
         for index, entry in enumerate(settings):
             here = Completes.ELSEWHERE if index else Completes.HERE
             entry.stub["completion"] = here if self.config.draft else Completes.NOWHERE
-        port = self._context.limits.debug_ports.get(self.name)
+        port = self._context.settings.debug_ports.get(self.name)
         return settings if port is None else debugged(settings, port)
 
     # -- state ---------------------------------------------------------------------------------
@@ -260,12 +272,12 @@ class StubModel:
     def ready(self) -> bool:
         """Whether a request would be executed now: some instance is up."""
         return not self._stopping and any(
-            instance.state is InstanceState.READY for instance in self._instances
+            instance.state is InstanceState.READY for instance in self.instances
         )
 
     def ready_checks(self) -> list[ReadyCheck]:
         """Return whom to ask, besides: each instance that is up and whose model has ``is_ready``."""
-        up = [each for each in self._instances if each.state is InstanceState.READY]
+        up = [each for each in self.instances if each.state is InstanceState.READY]
         return [each.ready_check for each in up if each.ready_check.connected]
 
     @property
@@ -279,11 +291,6 @@ class StubModel:
         return self._dispatcher.queued
 
     @property
-    def instances(self) -> list[Instance]:
-        """Its instances."""
-        return self._instances
-
-    @property
     def executed_by(self) -> Collection[str]:
         """Itself."""
         return (self.name,)
@@ -291,7 +298,7 @@ class StubModel:
     @property
     def device(self) -> str | None:
         """The GPU on which all its instances are; None where they are not on one."""
-        devices = {instance.device for instance in self._instances}
+        devices = {instance.device for instance in self.instances}
         return devices.pop() if len(devices) == 1 else None
 
     # -- work ----------------------------------------------------------------------------------
@@ -301,8 +308,7 @@ class StubModel:
         if self.traces.active:
             self.tracing.begin(request, origin)
             self.tracing.tell(request)
-        if self.statistics.first_response is not None:
-            FirstResponse(self.statistics.first_response, request)
+        self._measured(request)
         if request.ranges is not None and self._staging.possible:
             device = self.device
             if self._staging.needed(request, device):
@@ -314,28 +320,45 @@ class StubModel:
         # Its dispatcher may be another by now.
         self._dispatcher.enqueue(request)
 
-    def tell_log_levels(self) -> None:
-        """Have the stubs know which levels are logged now."""
-        for instance in self._instances:
-            instance.tell_log_levels()
 
-    # -- housekeeping --------------------------------------------------------------------------
-
-    def housekeep(self) -> None:
-        """Called every few seconds."""
-        for instance in self._instances:
-            instance.housekeep()
-
-    def check_time_limit(self) -> None:
-        """Called often when executes have a time limit."""
-        for instance in self._instances:
-            instance.check_time_limit()
-
-
-def new_statistics(config: ModelConfig, version: int, metrics: MetricsSettings) -> ModelStatistics:
+def _new_statistics(config: ModelConfig, version: int, metrics: MetricsSettings) -> ModelStatistics:
     """Make the statistics of a model version, with what the server's metrics need of it."""
     window = LatencyWindow() if metrics.summary_latencies else None
     histogram = None
     if metrics.histogram_latencies:
         histogram = LatencyHistogram(config.first_response_buckets or FIRST_RESPONSE_BUCKETS_MS)
     return ModelStatistics(config.name, version, config.metric_tags, window, histogram)
+
+
+class _FirstResponse:
+    """Stands between the model and who waits for a request's responses, until the first comes.
+
+    Errors are not counted.
+    """
+
+    __slots__ = ("_began", "_histogram", "_on_done", "_on_partial", "_waits")
+
+    def __init__(self, histogram: LatencyHistogram, request: InferRequest) -> None:
+        self._histogram = histogram
+        self._began = time.monotonic_ns()
+        self._waits = True
+        self._on_done = request.on_done
+        self._on_partial = request.on_partial
+        request.on_done = self._finish
+        if request.on_partial is not None:
+            request.on_partial = self._respond
+
+    def _respond(self, outcome: Any) -> None:
+        self._measure(outcome)
+        if self._on_partial is not None:
+            self._on_partial(outcome)
+
+    def _finish(self, outcome: Any) -> None:
+        self._measure(outcome)
+        if self._on_done is not None:
+            self._on_done(outcome)
+
+    def _measure(self, outcome: Any) -> None:
+        if self._waits and isinstance(outcome, InferResponse):
+            self._waits = False
+            self._histogram.observe(time.monotonic_ns() - self._began)

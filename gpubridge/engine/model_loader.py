@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gpubridge.config import (
     Backends,
@@ -19,12 +19,15 @@ from gpubridge.config import (
     unsupported_features,
 )
 from gpubridge.engine.context import EngineContext
-from gpubridge.engine.ensemble.ensemble_model import EnsembleModel, Members
+from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
 from gpubridge.engine.ensemble.graph import is_ensemble
-from gpubridge.engine.instance_state import InstanceState
+from gpubridge.engine.instance import InstanceState
 from gpubridge.engine.model import Model, StubModel
 from gpubridge.engine.model_files import ModelFiles, OverrideDirectory, read_model_files
 from gpubridge.errors import BridgeError, ErrorCode, unsupported
+
+if TYPE_CHECKING:
+    from gpubridge.engine.served_models import ServedModels
 
 _logger = logging.getLogger(__name__)
 
@@ -182,7 +185,7 @@ class ModelLoader:
             _logger.info("model '%s': %s", name, notice)
         return PreparedModel(source, config, tuple(versions), files)
 
-    def model(self, prepared: PreparedModel, version: int, members: Members) -> Model:
+    def model(self, prepared: PreparedModel, version: int, members: ServedModels) -> Model:
         """Make a version of a model; nothing of it runs yet. ``members`` has those it is made of."""
         if is_ensemble(prepared.config):
             return EnsembleModel(prepared.config, version, members, self.context)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gpubridge.engine.model_files import (
     FileOverrides,
@@ -18,6 +18,9 @@ from gpubridge.engine.model_files import (
 )
 from gpubridge.engine.model_loader import LoadFailed, ModelSource, not_found
 from gpubridge.errors import BridgeError, invalid
+
+if TYPE_CHECKING:
+    from gpubridge.engine.repository import ModelRepository
 
 _logger = logging.getLogger(__name__)
 
@@ -100,23 +103,13 @@ def _is_file_name(name: str) -> bool:
     return bool(name) and "/" not in name and "\0" not in name and not name.startswith(".")
 
 
-class ModelHolder(Protocol):
-    """The repository, as far as it has to be known here."""
-
-    async def reload(self, name: str) -> None:
-        """Load a model from its directory."""
-
-    async def withdraw(self, name: str) -> None:
-        """Unload a model that there is no more."""
-
-
 class RepositoryPoller:
     """Looks at the files of all models again and again, and says what has changed.
 
     A model that does not load is tried again when its files have changed, not before.
     """
 
-    def __init__(self, directories: Sequence[Path], holder: ModelHolder) -> None:
+    def __init__(self, directories: Sequence[Path], holder: ModelRepository) -> None:
         self._directories = directories
         self._holder = holder
         self._seen: _Files = {}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from gpubridge.config import ModelControlMode
+from gpubridge.config import ServerSettings
 from gpubridge.engine.ensemble.graph import explain_circle, explain_missing
 from gpubridge.engine.model import Model
 from gpubridge.engine.model_loader import (
@@ -24,6 +22,7 @@ from gpubridge.engine.model_locks import ModelLocks
 from gpubridge.engine.model_sources import ModelSources, RepositoryPoller
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.served_models import Dependents, Served, ServedModels, VersionStatus
+from gpubridge.engine.workers import TaskSet
 from gpubridge.errors import BridgeError, ErrorCode, unavailable
 
 _TICK_SECONDS = 5.0
@@ -59,23 +58,6 @@ async def keep_house(
             regions.trim(_IDLE_SECONDS)
 
 
-@dataclass(frozen=True, slots=True)
-class RepositorySettings:
-    """What a repository is made of.
-
-    - ``directories``: each holds one directory per model.
-    - ``control_mode``: whether models are loaded at the start only, when their files change, or
-      when clients say so.
-    - ``load_models``: what is loaded at the start in explicit mode; "*" for all.
-    - ``poll_seconds``: how often files are looked at in poll mode.
-    """
-
-    directories: Sequence[Path]
-    control_mode: ModelControlMode = "none"
-    load_models: Sequence[str] = ()
-    poll_seconds: float = 15.0
-
-
 class ModelRepository(ServedModels):
     """Loads and holds models; owns them, the files that clients sent, and the arenas of requests.
 
@@ -83,7 +65,7 @@ class ModelRepository(ServedModels):
     each other. What is served changes in one step, and listeners hear of it in the same step.
     """
 
-    def __init__(self, settings: RepositorySettings, loader: ModelLoader) -> None:
+    def __init__(self, settings: ServerSettings, loader: ModelLoader) -> None:
         super().__init__()
         self._settings = settings
         self._loader = loader
@@ -92,10 +74,10 @@ class ModelRepository(ServedModels):
         self.telemetry = loader.context.telemetry
         self.metrics = loader.context.metrics
         self.telemetry.log.on_change(self._tell_log_levels)
-        self._sources = ModelSources(settings.directories)
+        self._sources = ModelSources(settings.model_repositories)
         self._locks = ModelLocks()
         self._dependents = Dependents()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self._closing = False
 
     # -- life ----------------------------------------------------------------------------------
@@ -103,26 +85,28 @@ class ModelRepository(ServedModels):
     async def load_initial(self) -> None:
         """Load what is to be there from the start; what fails leaves its reason in the index."""
         settings = self._settings
-        self._start(
-            keep_house(self.running, self._loader.context.limits.stub_timeout, self.regions)
+        self._tasks.start(
+            keep_house(
+                self.running, self._loader.context.backend.stub_timeout_seconds, self.regions
+            )
         )
         poller = None
-        if settings.control_mode == "poll":
-            poller = RepositoryPoller(settings.directories, self)
+        if settings.model_control_mode == "poll":
+            poller = RepositoryPoller(settings.model_repositories, self)
             await poller.look()
         names = self._sources.names()
-        if settings.control_mode == "explicit" and tuple(settings.load_models) != (ALL_MODELS,):
+        if settings.model_control_mode == "explicit" and tuple(settings.load_models) != (
+            ALL_MODELS,
+        ):
             names = sorted(set(settings.load_models))
         await asyncio.gather(*(self._load_and_tell(name) for name in names))
         if poller is not None:
-            self._start(poller.run(settings.poll_seconds))
+            self._tasks.start(poller.run(settings.repository_poll_secs))
 
     async def close(self, seconds: float) -> None:
         """Drain and unload every model, then give the arenas back."""
         self._closing = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await self._loader.context.environments.close()
         await self.end(seconds)
         self._sources.close()
@@ -190,7 +174,7 @@ class ModelRepository(ServedModels):
 
         Raises BridgeError: UNAVAILABLE.
         """
-        if self._settings.control_mode != "explicit":
+        if self._settings.model_control_mode != "explicit":
             raise unavailable("explicit model load / unload is not allowed if polling is enabled")
         if self._closing:
             raise _stopping()
@@ -334,7 +318,7 @@ class ModelRepository(ServedModels):
 
     def index(self) -> list[VersionStatus]:
         """The repository index, by name and version; in explicit mode also what is not loaded."""
-        if self._settings.control_mode == "explicit":
+        if self._settings.model_control_mode == "explicit":
             return self._index.rows(self._sources.names())
         return super().index()
 
@@ -342,16 +326,9 @@ class ModelRepository(ServedModels):
         for model in self.running():
             model.tell_log_levels()
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Have a task that is cancelled when the repository closes."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     async def _see_through(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for some work that goes on even if the caller is cancelled."""
-        task = self._start(work)
+        task = self._tasks.start(work)
         # Asked for, so that nobody complains when the caller is gone by then.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:

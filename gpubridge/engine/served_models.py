@@ -11,6 +11,7 @@ from typing import Literal
 from gpubridge.engine.ensemble.graph import is_ensemble
 from gpubridge.engine.model import Model
 from gpubridge.engine.model_loader import ModelSource, PreparedModel, required_models
+from gpubridge.engine.workers import TaskSet
 from gpubridge.errors import invalid, not_found, unavailable
 
 ModelState = Literal["", "LOADING", "READY", "UNLOADING", "UNAVAILABLE"]
@@ -129,7 +130,8 @@ class ServedModels:
         self._index = ModelIndex()
         self._listeners: list[Callable[[str], None]] = []
         self._retiring: set[Model] = set()
-        self._drains: set[asyncio.Task[None]] = set()
+        # By themselves, not among the tasks that are cancelled at the end: they are hurried then.
+        self._drains = TaskSet()
 
     # -- look-ups ------------------------------------------------------------------------------
 
@@ -229,10 +231,7 @@ class ServedModels:
         """Let a model that is given no more requests answer those that it has, and end."""
         source.hold()
         self._retiring.add(model)
-        task = asyncio.get_running_loop().create_task(self._drain(model, row, source))
-        # Kept by itself, not among the tasks that are cancelled at the end: it is hurried then.
-        self._drains.add(task)
-        task.add_done_callback(self._drains.discard)
+        self._drains.start(self._drain(model, row, source))
 
     async def _drain(self, model: Model, row: VersionStatus | None, source: ModelSource) -> None:
         try:
@@ -256,7 +255,7 @@ class ServedModels:
         self._served.clear()
         left = max(0.0, deadline - clock())
         await asyncio.gather(*(m.unload(left) for m in models if not is_ensemble(m.config)))
-        await asyncio.gather(*self._drains, return_exceptions=True)
+        await self._drains.finished()
 
 
 class Dependents:

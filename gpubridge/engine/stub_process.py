@@ -7,10 +7,9 @@ import os
 import signal
 import socket
 import subprocess
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import gpubridge
 from gpubridge.engine.environment import StubEnvironment
@@ -96,43 +95,14 @@ class PrintedLines:
             self._rest = b""
 
 
-class StubLog:
-    """Takes the lines of an instance's stubs.
-
-    ``fallbacks``: how often they fell back, by reason.
-    """
-
-    def __init__(self, model: str, instance: str) -> None:
-        self._model = model
-        self._instance = instance
-        self.fallbacks: Counter[str] = Counter()
-
-    def take(self, fields: dict[str, Any]) -> None:
-        """Write a line; count it, if it tells of a fallback. Its fields have been checked."""
-        fallback = fields.get("fallback")
-        if fallback is not None:
-            self.fallbacks[fallback] += 1
-        log_from_stub(self._model, self._instance, fields)
+def was_healthy(seconds: float) -> bool:
+    """Whether a stub that ran for so long has not died of what those before it died of."""
+    return seconds > _HEALTHY_AFTER
 
 
-class RestartBackoff:
-    """The rule, without a clock: none the first time, then a wait that doubles up to a limit.
-
-    ``limit``: seconds.
-    """
-
-    __slots__ = ("_limit",)
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-
-    def after(self, seconds: float) -> float:
-        """Return the wait that comes after one of ``seconds``."""
-        return min(max(2 * seconds, _FIRST), self._limit)
-
-    def was_healthy(self, seconds: float) -> bool:
-        """Whether a stub that ran for so long has not died of what the last ones died of."""
-        return seconds > _HEALTHY_AFTER
+def next_backoff(seconds: float, limit: float) -> float:
+    """Return how long to wait before the next start, after a wait of ``seconds``: it doubles."""
+    return min(max(2 * seconds, _FIRST), limit)
 
 
 class RunningStub(Protocol):
@@ -147,13 +117,8 @@ class RunningStub(Protocol):
         """End it at once; ``why`` is told of its end."""
 
 
-class StartStub(Protocol):
-    """Starts the stub of an instance at the other end of its channel."""
-
-    def __call__(
-        self, environment: StubEnvironment, model: str, instance: str, sock: socket.socket, /
-    ) -> RunningStub:
-        """Start it; ``sock`` is owned from now on. Raises BridgeError when that cannot be."""
+StartStub = Callable[[StubEnvironment, str, str, socket.socket], RunningStub]
+"""Starts the stub of a model and an instance at the other end of its channel, as `StubProcess`."""
 
 
 class StubProcess:

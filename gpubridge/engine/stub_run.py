@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.cuda_ipc import DeviceInfo
-from gpubridge.engine.completion import Completion
 from gpubridge.engine.connection_events import ConnectionEvents
 from gpubridge.engine.context import EngineContext
-from gpubridge.engine.instance_owner import CallDoor
+from gpubridge.engine.devices.region import Closable
+from gpubridge.engine.starting import Completion
 from gpubridge.engine.stub_connection import StubConnection
 from gpubridge.engine.stub_process import RunningStub, cannot_start
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
@@ -55,7 +55,7 @@ class StubRun:
         self._refusals: dict[bool, str] = {}
         self._offer: asyncio.Task[None] | None = None
         self._process: RunningStub | None = None
-        self._call_door: CallDoor | None = None
+        self._call_door: Closable | None = None
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         events = ConnectionEvents(

@@ -1,4 +1,4 @@
-"""Threads for single pieces of work that would make every other request wait."""
+"""Work beside the event loop in threads, and tasks on it that somebody has to hold."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpubridge.errors import BridgeError
 
@@ -55,6 +55,31 @@ class Workers:
     def close(self) -> None:
         """Wait for the work in progress; drop what has not begun."""
         self._pool.shutdown(cancel_futures=True)
+
+
+class TaskSet:
+    """Tasks under way: the event loop alone would not keep them alive."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+        """Begin some work."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def finished(self) -> None:
+        """Wait for all, those included that begin meanwhile."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def cancel(self) -> None:
+        """End all that have begun."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 def _outcome(future: Future[_Result]) -> _Result | BridgeError:

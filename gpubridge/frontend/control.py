@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from gpubridge.dataplane import HttpExchange
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.workers import TaskSet
 from gpubridge.errors import BridgeError, InternalError, invalid
 from gpubridge.host_shm import Body, PrivateMemory
 from gpubridge.telemetry.settings import TraceSettings
@@ -29,18 +30,15 @@ class ControlTasks:
     """Work that clients and models wait for; holds its tasks until they end."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
 
     def start(
         self, work: Coroutine[Any, Any, _T], then: Callable[[_T | BridgeError], None]
     ) -> None:
         """Do the work, then call ``then`` with its result or its error."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._done, then))
+        self._tasks.start(work).add_done_callback(partial(self._done, then))
 
     def _done(self, then: Callable[[_T | BridgeError], None], task: asyncio.Task[_T]) -> None:
-        self._tasks.discard(task)
         if task.cancelled():
             # The loop ends, and nobody is left to be told.
             return

@@ -11,7 +11,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from gpubridge.engine.instance_state import InstanceState
+from gpubridge.engine.instance import InstanceState
 from gpubridge.engine.scheduling import parse_dynamic_batching
 from gpubridge.errors import BridgeError, ErrorCode
 from tests.unit.model_configs import model_config

@@ -29,8 +29,7 @@ def held(door):
 
 async def settled(door):
     """Wait until what is done by workers is done."""
-    while tasks := door.listener.coded._tasks:
-        await asyncio.gather(*tasks)
+    await door.listener.coded._tasks.finished()
 
 
 def test_who_promises_much_and_sends_little_holds_little():

@@ -51,8 +51,7 @@ async def reached(gate):
 
 async def finished(door):
     """Wait until everything heavy is done."""
-    while tasks := door.listener.coded._tasks:
-        await asyncio.gather(*tasks)
+    await door.listener.coded._tasks.finished()
 
 
 def large_door(**options):

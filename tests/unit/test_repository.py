@@ -5,15 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpubridge.config import ServerSettings
 from gpubridge.config.schema import model_config_schema
 from gpubridge.engine import model_loader
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.environments.provider import ModelEnvironments
-from gpubridge.engine.instance_state import InstanceState
+from gpubridge.engine.instance import InstanceState
 from gpubridge.engine.model_files import FileOverrides, ModelFiles
 from gpubridge.engine.model_loader import NotPrepared, PreparedModel
 from gpubridge.engine.model_sources import RepositoryPoller
-from gpubridge.engine.repository import ModelRepository, RepositorySettings
+from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError
 
 
@@ -39,7 +40,7 @@ class FakeLoader:
         self.context = SimpleNamespace(
             environments=ModelEnvironments(None, limit=1),
             regions=SimpleNamespace(arena=None, close=lambda: None),
-            limits=SimpleNamespace(stub_timeout=None),
+            backend=SimpleNamespace(stub_timeout_seconds=None),
             telemetry=SimpleNamespace(log=SimpleNamespace(on_change=lambda listener: None)),
             metrics=SimpleNamespace(close=lambda: None),
             devices=DeviceMemory(0),
@@ -70,7 +71,9 @@ def made(tmp_path):
         for name in required:
             (tmp_path / name).mkdir()
         loader = FakeLoader(required, broken)
-        return ModelRepository(RepositorySettings([tmp_path], "explicit"), loader), loader
+        return ModelRepository(
+            ServerSettings(model_repositories=(tmp_path,), model_control_mode="explicit"), loader
+        ), loader
 
     return make
 

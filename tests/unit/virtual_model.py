@@ -11,7 +11,7 @@ from gpubridge.engine import dispatcher as dispatcher_module
 from gpubridge.engine.decode_response import decode_response, failure_reason
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
-from gpubridge.engine.instance_state import InstanceState
+from gpubridge.engine.instance import InstanceState
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, RequestOptions

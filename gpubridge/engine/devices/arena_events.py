@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from gpubridge.cuda_ipc import CopyStream, CudaError, DeviceContext, SharedEvents
+from gpubridge.cuda_ipc import CudaError, DeviceContext, SharedEvents
 from gpubridge.errors import BridgeError
 from gpubridge.transport.control import EVENTS
 
+if TYPE_CHECKING:
+    from gpubridge.engine.devices.memory import DeviceMemory
+
 _logger = logging.getLogger(__name__)
-
-
-class DriverThread(Protocol):
-    """What calls the driver for the server."""
-
-    async def run(self, work: Callable[[], Any]) -> Any:
-        """Do something on the thread that calls the driver."""
-
-    def stream(self, uuid: str) -> CopyStream:
-        """Return the server's stream on a GPU, on which nothing ever waits for another process."""
 
 
 class ArenaEvents:
@@ -69,10 +61,10 @@ class ArenaEvents:
             "was complete on the GPU; send the request again"
         )
 
-    async def pass_for_dead(self, thread: DriverThread, numbers: Sequence[int]) -> None:
+    async def pass_for_dead(self, devices: DeviceMemory, numbers: Sequence[int]) -> None:
         """Let events come to pass whose stub is dead: who waits for them goes on, with undefined data."""
         try:
-            await thread.run(lambda: self._record(numbers, thread.stream(self._uuid).handle))
+            await devices.run(lambda: self._record(numbers, devices.stream(self._uuid).handle))
         except BridgeError as error:
             _logger.warning("who waits for a dead stub cannot be released: %s", error.message)
 
@@ -83,23 +75,3 @@ class ArenaEvents:
     def close(self) -> None:
         """Give the events back; on the driver's thread."""
         self._shared.close()
-
-
-class Releases:
-    """The releases under way; they are ended before the driver's thread is."""
-
-    __slots__ = ("_tasks",)
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def begin(self, release: Coroutine[Any, Any, None]) -> None:
-        """Begin one."""
-        task = asyncio.get_running_loop().create_task(release)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def finished(self) -> None:
-        """Wait for all."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from gpubridge.config.python_backend import DeviceMemoryHandles
@@ -28,13 +28,18 @@ from gpubridge.cuda_ipc import (
     DeviceSegment,
     probe_devices,
 )
-from gpubridge.engine.devices.arena_events import ArenaEvents, Releases
+from gpubridge.engine.devices.arena_events import ArenaEvents
 from gpubridge.engine.devices.peer_memory import PeerMemory
 from gpubridge.engine.devices.region import Closable, DeviceRegion
 from gpubridge.engine.instance_settings import InstanceSettings
+from gpubridge.engine.workers import TaskSet
 from gpubridge.errors import BridgeError, ErrorCode, invalid, unsupported
 from gpubridge.telemetry.exposition import Family
 from gpubridge.transport.device_events import arena_region
+
+if TYPE_CHECKING:
+    from gpubridge.engine.instance import Instance
+    from gpubridge.engine.stub_connection import StubConnection
 
 _logger = logging.getLogger(__name__)
 
@@ -99,26 +104,6 @@ class MemorySharing:
         _logger.info("memory of GPU %s crosses processes by %s%s", uuid, _NAMES[by_fd], why)
 
 
-class ArenaHolder(Protocol):
-    """The link to a stub, as far as it has to do with the stub's arena."""
-
-    @property
-    def owner(self) -> int:
-        """The upper half of the ids of the stub's regions."""
-
-    def give_arena(
-        self, arena: DeviceRegion, release: Callable[[DeviceRegion, list[int]], None], /
-    ) -> None:
-        """The stub will be told of its arena; who waits for its events is released when it is dead."""
-
-
-class DeviceUser(Protocol):
-    """An instance, as far as it matters to it that the server loses its GPUs."""
-
-    def keep_device_alone(self, reason: str) -> None:
-        """Have the stub hand on no tensors on its GPU any more, if it has one."""
-
-
 class DeviceMemory:
     """The GPUs of this machine, and the server's memory on them.
 
@@ -142,10 +127,10 @@ class DeviceMemory:
         self._streams: dict[str, CopyStream] = {}
         self._thread: ThreadPoolExecutor | None = None
         self.used = False
-        self._releases = Releases()
+        self._releases = TaskSet()
         self.peers = PeerMemory(self)
         self._lost = ""
-        self._users: WeakSet[DeviceUser] = WeakSet()
+        self._users: WeakSet[Instance] = WeakSet()
 
     # -- devices -------------------------------------------------------------------------------
 
@@ -179,7 +164,7 @@ class DeviceMemory:
     # -- arenas --------------------------------------------------------------------------------
 
     async def equip(
-        self, settings: InstanceSettings, link: ArenaHolder
+        self, settings: InstanceSettings, link: StubConnection
     ) -> tuple[dict[str, Any], tuple[int, ...]]:
         """Return what a stub is told when it starts, with the memory on its GPU, if it has one.
 
@@ -196,7 +181,7 @@ class DeviceMemory:
         return {**settings.stub, "device": told}, fds
 
     async def offer_arena(
-        self, device: DeviceInfo, instance: str, link: ArenaHolder, refusals: Mapping[bool, str]
+        self, device: DeviceInfo, instance: str, link: StubConnection, refusals: Mapping[bool, str]
     ) -> tuple[dict[str, Any], tuple[int, ...]]:
         """Make an arena for a stub, and return what it is told of that, as `equip` does.
 
@@ -268,7 +253,7 @@ class DeviceMemory:
             if arena.events is not None:
                 await arena.events.pass_for_dead(self, numbers)
 
-        self._releases.begin(release())
+        self._releases.start(release())
 
     def free(self, segment: Closable) -> None:
         """Free or close memory that nobody uses any more; from any thread."""
@@ -299,7 +284,7 @@ class DeviceMemory:
                 self._lose(error)
             raise
 
-    def join(self, user: DeviceUser) -> None:
+    def join(self, user: Instance) -> None:
         """An instance is up: it is told when the server cannot use its GPUs any more."""
         self._users.add(user)
         if self._lost:

@@ -19,6 +19,7 @@ from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.devices.peer_memory import NotByPeerCopy
 from gpubridge.engine.devices.region import ON_DEVICE, ClientDeviceSegment
 from gpubridge.engine.lent_memory import SharedSlot
+from gpubridge.engine.workers import TaskSet
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
@@ -37,6 +38,8 @@ class DeviceStaging:
     - ``arena``: where the inputs are brought to that go to the host.
     - ``statistics``: the model's: counts the copies, and what has to go by way of the host although
       it is from one GPU to another.
+
+    Attribute ``finished``: waits until nothing is under way.
     """
 
     def __init__(
@@ -46,12 +49,8 @@ class DeviceStaging:
         self._arena = arena
         self._work = statistics.device_work
         self._statistics = statistics
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def pending(self) -> int:
-        """Requests under way."""
-        return len(self._tasks)
+        self._tasks = TaskSet()
+        self.finished = self._tasks.finished
 
     @property
     def possible(self) -> bool:
@@ -72,14 +71,7 @@ class DeviceStaging:
         self, request: InferRequest, device: str | None, submit: Callable[[InferRequest], None]
     ) -> None:
         """Bring a request's inputs to its model, then submit it; it fails if that cannot be."""
-        task = asyncio.get_running_loop().create_task(self._stage(request, device, submit))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def finished(self) -> None:
-        """Wait until nothing is under way."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        self._tasks.start(self._stage(request, device, submit))
 
     async def _stage(
         self, request: InferRequest, device: str | None, submit: Callable[[InferRequest], None]

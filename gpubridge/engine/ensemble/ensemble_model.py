@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gpubridge.config import ModelConfig
 from gpubridge.engine.context import EngineContext
@@ -15,7 +15,6 @@ from gpubridge.engine.devices.region import OF_CLIENTS
 from gpubridge.engine.ensemble.execution import DeviceEdges, Execution
 from gpubridge.engine.ensemble.graph import (
     ROOT,
-    ModelRow,
     Step,
     Wiring,
     draw_graph,
@@ -30,31 +29,22 @@ from gpubridge.engine.ensemble.tensors import (
     FlowTensor,
     request_tensors,
 )
-from gpubridge.engine.first_response import FirstResponse
-from gpubridge.engine.instance import Instance
-from gpubridge.engine.model import Model, new_statistics
+from gpubridge.engine.model import Model
 from gpubridge.engine.placed_response import PlacedResponse
 from gpubridge.engine.ready_check import ReadyCheck
-from gpubridge.engine.tracing import Origin, RequestTracing
+from gpubridge.engine.tracing import Origin
 from gpubridge.errors import BridgeError, invalid, unavailable, unsupported
 from gpubridge.request import InferRequest, InferResponse, Outcome, merged_parameters
 from gpubridge.tensor.dtypes import item_size
 from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
 
+if TYPE_CHECKING:
+    from gpubridge.engine.served_models import ServedModels
+
 _logger = logging.getLogger(__name__)
 _clock = time.monotonic_ns
 
 _FORMS_KEPT = 512
-
-
-class Members(Protocol):
-    """Where the members are looked up, each time anew: they may be loaded again meanwhile."""
-
-    def find(self, name: str, version: int | None) -> Model:
-        """Return a loaded model; raises BridgeError where there is none."""
-
-    def index(self) -> Sequence[ModelRow]:
-        """Say of every model's versions how they are."""
 
 
 class EnsembleModel(Model):
@@ -69,16 +59,10 @@ class EnsembleModel(Model):
     """
 
     def __init__(
-        self, config: ModelConfig, version: int, members: Members, context: EngineContext
+        self, config: ModelConfig, version: int, members: ServedModels, context: EngineContext
     ) -> None:
         self._decoupled = False
-        self.config = config
-        self.name = config.name
-        self.version = version
-        telemetry = context.telemetry
-        self.statistics = new_statistics(config, version, telemetry.metrics)
-        self.tracing = RequestTracing(telemetry.traces, config.name, version)
-        self.traces = telemetry.traces
+        super().__init__(config, version, context)
         self._members = members
         self._arena = context.regions.arena(config.name)
         self._graph = draw_graph(config)
@@ -174,16 +158,6 @@ class EnsembleModel(Model):
         return len(self._running)
 
     @property
-    def queued(self) -> int:
-        """None: steps begin at once."""
-        return 0
-
-    @property
-    def instances(self) -> list[Instance]:
-        """None."""
-        return []
-
-    @property
     def executed_by(self) -> Collection[str]:
         """Its members, and where they are ensembles theirs; those that are loaded."""
         names: set[str] = set()
@@ -194,19 +168,13 @@ class EnsembleModel(Model):
                 continue
         return names
 
-    @property
-    def device(self) -> str | None:
-        """None: its members have theirs."""
-        return None
-
     # -- work ----------------------------------------------------------------------------------
 
     def submit(self, request: InferRequest, origin: Origin | None = None) -> None:
         """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
         if self.traces.active:
             self.tracing.begin(request, origin)
-        if self.statistics.first_response is not None:
-            FirstResponse(self.statistics.first_response, request)
+        self._measured(request)
         request.arrived = _clock()
         self.statistics.copied(request.copied)
         signature = self._signatures[request.signature]
@@ -323,14 +291,3 @@ class EnsembleModel(Model):
             self.statistics.observe(now, spent, 0, (0, execution.member_ns, 0))
         if not self._running:
             self._idle.set()
-
-    # -- housekeeping --------------------------------------------------------------------------
-
-    def tell_log_levels(self) -> None:
-        """It has no process."""
-
-    def housekeep(self) -> None:
-        """Nothing is to be done."""
-
-    def check_time_limit(self) -> None:
-        """Its members have their own."""

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gpubridge.engine.ensemble.graph import Step
 from gpubridge.engine.ensemble.run import Call, Course, EnsembleRun, Progress
@@ -17,31 +17,10 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
+if TYPE_CHECKING:
+    from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
+
 _clock = time.monotonic_ns
-
-
-class Ensemble(Protocol):
-    """What an execution asks of its ensemble."""
-
-    name: str
-
-    def member(self, step: Step) -> Model:
-        """Return the model of a step, as it is loaded now; raises BridgeError if it is not."""
-
-    def member_request(
-        self,
-        call: Call[FlowTensor],
-        member: Model,
-        execution: Execution,
-        on_done: Callable[[Outcome | None], None],
-    ) -> InferRequest:
-        """Make the request of a step; raises BridgeError if its inputs are not what it wants."""
-
-    def response(self, execution: Execution, outputs: dict[str, FlowTensor]) -> InferResponse:
-        """Make a response of the ensemble."""
-
-    def finished(self, execution: Execution, reason: str) -> None:
-        """Hear that it is over, and why it failed, or an empty text."""
 
 
 class Execution:
@@ -70,7 +49,7 @@ class Execution:
 
     def __init__(
         self,
-        ensemble: Ensemble,
+        ensemble: EnsembleModel,
         course: Course,
         request: InferRequest,
         targets: ClientOutputs | None,

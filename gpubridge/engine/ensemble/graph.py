@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import invalid
 from gpubridge.tensor.dtypes import config_name
+
+if TYPE_CHECKING:
+    from gpubridge.engine.served_models import VersionStatus
 
 _ANY_VERSION = -1
 
@@ -174,32 +177,14 @@ def _unwritten(graph: EnsembleGraph, tensor: str, written: set[str]) -> str:
     return tensor
 
 
-class ModelRow(Protocol):
-    """What the repository says of a model's version."""
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-
-    @property
-    def version(self) -> int:
-        """0 where not even the versions are known."""
-
-    @property
-    def state(self) -> str:
-        """READY and so on; empty where it was never loaded."""
-
-    @property
-    def reason(self) -> str:
-        """Why it is in no better state."""
-
-
 def explain_circle(name: str, needed: str) -> str:
     """Say that an ensemble needs a model that needs the ensemble."""
     return f"circular dependency between ensembles: {needed} -> ... -> {name} -> {needed}"
 
 
-def explain_missing(name: str, model: str, version: int | None, index: Iterable[ModelRow]) -> str:
+def explain_missing(
+    name: str, model: str, version: int | None, index: Iterable[VersionStatus]
+) -> str:
     """Say why an ensemble does not find a version of a member, or any, by the repository's index."""
     rows = [row for row in index if row.name == model and row.state]
     if not rows:

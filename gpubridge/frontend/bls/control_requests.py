@@ -9,8 +9,7 @@ from contextvars import copy_context
 from typing import Any, Protocol
 
 from gpubridge.engine.custom_metrics import MetricOwner
-from gpubridge.engine.instance import Instance
-from gpubridge.engine.instance_state import InstanceState
+from gpubridge.engine.instance import Instance, InstanceState
 from gpubridge.engine.model_locks import ASKED_BY
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, invalid

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from gpubridge.dataplane import HttpExchange
-from gpubridge.engine.workers import Workers
+from gpubridge.engine.workers import TaskSet, Workers
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.coding import Inflater, compress
 from gpubridge.frontend.http.message import RequestHandler
@@ -38,7 +38,7 @@ class CodedBodies:
         self._limit = limit
         self._workers = workers
         self._turns = asyncio.Semaphore(_BODIES)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     def unpack(
         self, exchange: HttpExchange, body: bytearray, then: Callable[[HttpExchange, int], None]
@@ -143,10 +143,7 @@ class CodedBodies:
             except BridgeError as error:
                 give_up(exchange, error)
 
-        task = asyncio.get_running_loop().create_task(run())
-        # The loop alone would not keep it alive.
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(run())
 
 
 class CollectedBody:
