@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import BridgeError, invalid
@@ -25,28 +26,26 @@ _ELEMENT_LIMIT = 1 << 63
 """Neither a stub nor an answer can count so many, whatever the client's memory holds."""
 
 
-class GivenInput(Protocol):
-    """An input of a request, as far as a configuration can judge it."""
+@dataclass(slots=True)
+class InputForm:
+    """One input: its declared tensor, and where its bytes come from.
 
-    @property
-    def name(self) -> str:
-        """Its name."""
+    - ``shape``: with the batch dimension where the model has one.
+    - ``nbytes``: bytes of the tensor, as sent.
+    - ``data``: the bytes where they are known; else they lie elsewhere.
+    - ``region``: where they are when they are in the client's memory (`SharedRegion`).
+    """
 
-    @property
-    def datatype(self) -> str:
-        """Its KServe datatype."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape, with the batch dimension where the model has one."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its data."""
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    data: bytes | None = None
+    region: Any = None
 
 
 def check_inputs(
-    identifier: str, inputs: Sequence[GivenInput], config: ModelConfig, *, raw: bool = False
+    identifier: str, inputs: Sequence[InputForm], config: ModelConfig, *, raw: bool = False
 ) -> None:
     """Check names, datatypes, shapes and sizes against the configuration.
 
@@ -116,7 +115,7 @@ class _Check:
                 "all required input(s)."
             )
 
-    def tensor(self, entry: GivenInput, spec: TensorSpec) -> None:
+    def tensor(self, entry: InputForm, spec: TensorSpec) -> None:
         name = self._config.name
         if entry.datatype != spec.datatype:
             raise self.error(
@@ -164,7 +163,7 @@ def _listed(names: Sequence[str]) -> str:
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
-def model_shape(entry: GivenInput, config: ModelConfig) -> tuple[int, ...]:
+def model_shape(entry: InputForm, config: ModelConfig) -> tuple[int, ...]:
     """Return the shape that the model sees: the configured reshape applied."""
     spec = config.inputs_by_name[entry.name]
     if spec.reshape is None:

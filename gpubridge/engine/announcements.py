@@ -22,8 +22,6 @@ class OpenDeviceRegions:
     another may be on its way to it.
     """
 
-    __slots__ = ("_held",)
-
     def __init__(self) -> None:
         self._held: dict[int, tuple[DeviceRegion | ClientDeviceSegment, int]] = {}
 
@@ -63,8 +61,6 @@ class Announcements:
 
     Attribute ``known``: the regions that the stub knows by this channel.
     """
-
-    __slots__ = ("_kinds", "_opened", "_regions", "_send", "_user", "known")
 
     def __init__(
         self,

@@ -22,18 +22,6 @@ class BusyPoll:
     - ``awake_ns``: for how long to stay awake at most; 0 for never.
     """
 
-    __slots__ = (
-        "_answers",
-        "_awake_ns",
-        "_events",
-        "_glance_ns",
-        "_loop",
-        "_on",
-        "_requests",
-        "_until",
-        "_waits",
-    )
-
     def __init__(self, loop: AbstractEventLoop, awake_ns: int) -> None:
         self._loop = loop
         self._events = _descriptor_of_events(loop)

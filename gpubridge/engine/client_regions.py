@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,35 +25,24 @@ _SWITCHED_OFF = (
 )
 
 
+@dataclass(slots=True, eq=False)
 class ClientRegion:
     """One registration.
 
-    - ``name``, ``key``: the client's name for it; that of the object in /dev/shm, empty for device
-      memory.
+    - ``key``: the name of the object in /dev/shm, empty for device memory.
     - ``offset``, ``nbytes``: where in the object it begins; its bytes.
     - ``segment``: the opened object.
     - ``device_id``: the number of the GPU that it is on.
     - ``uses``: requests in flight that it is used by.
     """
 
-    __slots__ = ("device_id", "key", "name", "nbytes", "offset", "segment", "uses")
-
-    def __init__(
-        self,
-        name: str,
-        key: str,
-        offset: int,
-        nbytes: int,
-        segment: ClientSegment | ClientDeviceSegment,
-        device_id: int | None = None,
-    ) -> None:
-        self.name = name
-        self.key = key
-        self.offset = offset
-        self.nbytes = nbytes
-        self.segment = segment
-        self.uses = 0
-        self.device_id = device_id
+    name: str
+    key: str
+    offset: int
+    nbytes: int
+    segment: ClientSegment | ClientDeviceSegment
+    device_id: int | None = None
+    uses: int = 0
 
     @property
     def on_device(self) -> bool:

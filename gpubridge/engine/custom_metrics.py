@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -220,15 +221,15 @@ class OpenedCell(NamedTuple):
     bounds: Sequence[float]
 
 
+@dataclass(slots=True, eq=False)
 class _Family:
     """A family and its series, by their labels; owns the series."""
 
-    def __init__(self, name: str, description: str, kind: str) -> None:
-        self.name = name
-        self.description = description
-        self.kind = kind
-        self.members = 0
-        self.series: dict[tuple[tuple[str, str], ...], Series] = {}
+    name: str
+    description: str
+    kind: str
+    members: int = 0
+    series: dict[tuple[tuple[str, str], ...], Series] = field(default_factory=dict)
 
     def forget_unwanted(self) -> bool:
         """Drop the series that nobody has or will have; returns whether the family is wanted."""
@@ -239,16 +240,15 @@ class _Family:
         return bool(self.members or self.series)
 
 
+@dataclass(slots=True, eq=False)
 class _Membership:
     """A stub's family object: what it has in the family of that name."""
 
-    __slots__ = ("cells", "family")
-
-    def __init__(self, family: _Family) -> None:
-        self.family = family
-        self.cells: list[tuple[Series, int]] = []
+    family: _Family
+    cells: list[tuple[Series, int]] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class MetricOwner:
     """What one stub has of the metrics.
 
@@ -256,13 +256,10 @@ class MetricOwner:
     - ``catch_up``: takes what the stub has said and is not heard yet.
     """
 
-    __slots__ = ("catch_up", "heir", "memberships", "units")
-
-    def __init__(self, heir: Instance, catch_up: Callable[[], None]) -> None:
-        self.heir = heir
-        self.catch_up = catch_up
-        self.memberships: dict[int, _Membership] = {}
-        self.units = 0
+    heir: Instance
+    catch_up: Callable[[], None]
+    memberships: dict[int, _Membership] = field(default_factory=dict)
+    units: int = 0
 
 
 class CustomMetrics:

@@ -15,8 +15,6 @@ class ExecuteWatch:
     - ``in_flight``: says which batches are at the stub.
     """
 
-    __slots__ = ("_control", "_in_flight", "_stalled_at")
-
     def __init__(self, control: ControlPage, in_flight: InFlightRequests) -> None:
         self._control = control
         self._in_flight = in_flight

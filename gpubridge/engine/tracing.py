@@ -42,8 +42,6 @@ Origin = Received | Caused
 class RequestTracing:
     """Begins the traces of one model version's requests."""
 
-    __slots__ = ("_model", "_signatures", "_traces", "_version")
-
     def __init__(self, traces: Traces, model: str, version: int) -> None:
         self._traces = traces
         self._model = model
@@ -114,17 +112,6 @@ class _Followed:
     The outcome and the times of the batch come in no fixed order; the trace is complete with both,
     or with an error that no batch goes with.
     """
-
-    __slots__ = (
-        "_answered",
-        "_caused",
-        "_completed",
-        "_door",
-        "_on_done",
-        "_on_partial",
-        "_request",
-        "trace",
-    )
 
     def __init__(self, trace: Trace, request: InferRequest, door: str, *, caused: bool) -> None:
         self.trace = trace

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from gpubridge.config import KSERVE_DATATYPES, ModelConfig, model_config_schema
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import BridgeError, ErrorCode, invalid
 from gpubridge.host_shm import HostArena
-from gpubridge.model_io import check_inputs, model_shape
+from gpubridge.model_io import InputForm, check_inputs, model_shape
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import byte_size, element_count
@@ -32,22 +32,13 @@ _SMALL_NUMBERS = 128
 """Random integers are below it: many models take them for indices."""
 
 
-class _Input(NamedTuple):
-    """One input of a sample; ``content`` is None for random numbers."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    content: bytes | None
-
-
 @dataclass(frozen=True, slots=True)
 class WarmupSample:
     """A batch that is executed ``count`` times.
 
     - ``batch_size``: how many requests, each of batch size 1, are in it.
     - ``signature``, ``dims``: of each of them.
+    - ``inputs``: those without ``data`` get random numbers.
     """
 
     name: str
@@ -55,7 +46,7 @@ class WarmupSample:
     batch_size: int
     signature: bytes
     dims: bytes
-    inputs: tuple[_Input, ...]
+    inputs: tuple[InputForm, ...]
 
     def requests(
         self, arena: HostArena, on_done: Callable[[Outcome | None], None]
@@ -83,7 +74,7 @@ class WarmupSample:
             end += -(-entry.nbytes // _ALIGNMENT) * _ALIGNMENT
         slot = arena.allocate(end or 1)
         for entry, (at, nbytes) in zip(self.inputs, places, strict=True):
-            content = _random(entry) if entry.content is None else entry.content
+            content = _random(entry) if entry.data is None else entry.data
             slot.memory[at : at + nbytes] = content
         request = InferRequest(self.signature, slot, 0, places, on_done, dims=self.dims)
         request.arrived = time.monotonic_ns()
@@ -202,7 +193,7 @@ def _sample(setting: ProtoMessage, config: ModelConfig, folder: Path) -> WarmupS
 
 def _input(
     name: str, setting: ProtoMessage, batch: tuple[int, ...], config: ModelConfig, folder: Path
-) -> _Input:
+) -> InputForm:
     if any(dim < 0 for dim in setting.dims):
         raise invalid(
             f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
@@ -223,7 +214,7 @@ def _input(
     words = element_count(shape)
     nbytes = words * 2 * _WORD_BYTES if datatype == "BYTES" else byte_size(datatype, shape)
     if kind == "random_data":
-        return _Input(name, datatype, shape, nbytes, None)
+        return InputForm(name, datatype, shape, nbytes, None)
     if kind == "input_data_file":
         content = _read(folder, setting.input_data_file, config.name)
         if datatype != "BYTES":
@@ -242,10 +233,10 @@ def _input(
                     f"input '{name}' for model '{config.name}' in the warmup data of "
                     f"{setting.input_data_file}: {error.message}"
                 ) from error
-        return _Input(name, datatype, shape, len(content), content)
+        return InputForm(name, datatype, shape, len(content), content)
     # A string without characters is its length, 0.
     content = bytes(words * _WORD_BYTES if datatype == "BYTES" else nbytes)
-    return _Input(name, datatype, shape, len(content), content)
+    return InputForm(name, datatype, shape, len(content), content)
 
 
 def _read(folder: Path, name: str, model: str) -> bytes:
@@ -264,7 +255,7 @@ def _read(folder: Path, name: str, model: str) -> bytes:
         ) from error
 
 
-def _random(entry: _Input) -> bytes:
+def _random(entry: InputForm) -> bytes:
     """Make numbers from 0 to 1, or small integers, or words of a few letters."""
     generator = np.random.default_rng()
     count = element_count(entry.shape)

@@ -52,6 +52,17 @@ class Workers:
         future.add_done_callback(finished)
         return future
 
+    async def outcome(self, work: Callable[[], _Result]) -> _Result | BridgeError:
+        """Run ``work`` as `run` does; returns its result or error."""
+        result: asyncio.Future[_Result | BridgeError] = asyncio.get_running_loop().create_future()
+
+        def end(outcome: _Result | BridgeError) -> None:
+            if not result.done():
+                result.set_result(outcome)
+
+        self.run(work, end)
+        return await result
+
     def close(self) -> None:
         """Wait for the work in progress; drop what has not begun."""
         self._pool.shutdown(cancel_futures=True)

@@ -75,19 +75,7 @@ class _Generation(PrivateBody):
         self._form = form
         slot, places, packed = pack_inputs(form, memoryview(b""), self._arena_of(self._model.name))
         self.release()
-        request = self._request = InferRequest(
-            form.signature,
-            slot,
-            0,
-            places,
-            self._done,
-            form.identifier,
-            form.context,
-            packed,
-            form.batch_size,
-            form.options,
-            form.dims,
-        )
+        request = self._request = form.request(slot, 0, places, self._done, packed)
         request.on_partial = self._respond
         self._model.submit(request)
 

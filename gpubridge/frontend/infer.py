@@ -115,7 +115,7 @@ class InferEndpoint(HttpInferEndpoint):
     """
 
     def __init__(self, model: Model, memory: RequestMemory, workers: Workers) -> None:
-        self.arena = memory.arena(model.name)
+        self.arena = memory.arenas.arena(model.name)
         super().__init__(self.arena)
         self._memory = memory
         self.workers = workers
@@ -308,19 +308,7 @@ class _InferHandler:
             places, moved = align_inputs(form, slot.memory, data)
             copied += moved
         self._slot = None
-        return InferRequest(
-            form.signature,
-            slot,
-            data,
-            places,
-            self._done,
-            form.identifier,
-            form.context,
-            copied,
-            form.batch_size,
-            form.options,
-            form.dims,
-        )
+        return form.request(slot, data, places, self._done, copied)
 
     def _packed(self, form: RequestForm, data: int, copied: int) -> InferRequest:
         """Make the request of inputs of which some came as JSON."""
@@ -343,19 +331,7 @@ class _InferHandler:
             endpoint.arena.free(body)
             slot.charge(charged)
             self._slot = None
-        return InferRequest(
-            form.signature,
-            slot,
-            0,
-            places,
-            self._done,
-            form.identifier,
-            form.context,
-            copied + packed,
-            form.batch_size,
-            form.options,
-            form.dims,
-        )
+        return form.request(slot, 0, places, self._done, copied + packed)
 
     def _done(self, outcome: Outcome) -> None:
         """Send what the model answered."""

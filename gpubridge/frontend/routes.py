@@ -118,7 +118,7 @@ class V2Router(_Failures):
         find = partial(self._repository.find, *named(path))
         find()
         kind = GenerateStreamHandler if path[3] else GenerateHandler
-        return kind(find, self._memory.arena, self._workers)
+        return kind(find, self._memory.arenas.arena, self._workers)
 
     def _open_infer(self, path: re.Match[bytes], head: HttpExchange) -> RequestHandler:
         key = named(path)

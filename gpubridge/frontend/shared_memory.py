@@ -5,8 +5,6 @@ from __future__ import annotations
 from gpubridge.engine.client_regions import ClientPlace, ClientRegions, RegionUse
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import Budget
-from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.protocol.request_form import RequestRegions
 from gpubridge.protocol.shared_memory import SharedRegion
 from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
@@ -19,24 +17,9 @@ class RequestMemory:
     - ``regions``: what clients have registered.
     """
 
-    __slots__ = ("_arenas", "regions")
-
     def __init__(self, arenas: Regions, regions: ClientRegions) -> None:
-        self._arenas = arenas
+        self.arenas = arenas
         self.regions = regions
-
-    @property
-    def budget(self) -> Budget:
-        """Of all that comes with requests."""
-        return self._arenas.budget
-
-    def arena(self, model: str) -> RequestArena:
-        """Return the arena of a model that is served, or was."""
-        return self._arenas.arena(model)
-
-    def known_arena(self, model: str) -> RequestArena | None:
-        """Return the arena of a model; None where no model of that name was ever loaded."""
-        return self._arenas.known_arena(model)
 
     def check(self, region: SharedRegion) -> None:
         """Raise BridgeError where a piece of shared memory does not exist."""
@@ -56,7 +39,7 @@ class RequestMemory:
             _share(request, given, self.regions)
         except BridgeError:
             if request.slot is not None:
-                self.arena(model).free(request.slot)
+                self.arenas.arena(model).free(request.slot)
             raise
 
 

@@ -10,11 +10,12 @@ import orjson
 
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import invalid
+from gpubridge.model_io import InputForm
 from gpubridge.protocol.fields import JsonObject, internal, parse_json
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.infer_response import json_members
 from gpubridge.protocol.json_tensor import data_from_json, data_to_json
-from gpubridge.protocol.request_form import InputForm, RequestForm
+from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, InferResponse, LongParameters
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.context import RequestContext

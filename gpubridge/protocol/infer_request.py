@@ -14,7 +14,7 @@ import orjson
 from gpubridge.config import ModelConfig
 from gpubridge.dataplane import RequestTemplates
 from gpubridge.errors import BridgeError, invalid
-from gpubridge.model_io import check_inputs
+from gpubridge.model_io import InputForm, check_inputs
 from gpubridge.protocol.fields import (
     JsonObject,
     array,
@@ -29,7 +29,6 @@ from gpubridge.protocol.json_document import JsonValues, NotPacked, parse_withou
 from gpubridge.protocol.json_tensor import JSON_DATATYPES, data_from_json
 from gpubridge.protocol.request_form import (
     LENGTH_BYTES,
-    InputForm,
     OutputForm,
     RequestForm,
     placed_form,
@@ -54,8 +53,6 @@ class FormCache:
     - ``check_region``: says which shared memory there is.
     - ``templates``: makes requests of all headers that `parse` does not have to look at.
     """
-
-    __slots__ = ("_check_region", "_config", "templates")
 
     def __init__(self, config: ModelConfig, check_region: CheckRegion = nothing_registered) -> None:
         self._config = config

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gpubridge.config import ModelConfig
-from gpubridge.model_io import model_shape
+from gpubridge.host_shm import Slot
+from gpubridge.model_io import InputForm, model_shape
 from gpubridge.protocol.shared_memory import SharedRegion
-from gpubridge.request import NO_OPTIONS, RequestOptions
+from gpubridge.request import NO_OPTIONS, InferRequest, RequestOptions
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.signatures import encode_tensors
 
 LENGTH_BYTES = 4
 """Each element of a BYTES tensor comes after its length, a number of so many bytes."""
-
-
-@dataclass(slots=True)
-class InputForm:
-    """One input: its declared tensor, and where its bytes come from.
-
-    - ``nbytes``: bytes of the tensor, as sent.
-    - ``data``: the bytes when they came as JSON; None when they follow the header.
-    - ``region``: where they are when they do neither: in the client's memory.
-    """
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    data: bytes | None = None
-    region: SharedRegion | None = None
 
 
 @dataclass(slots=True)
@@ -112,6 +96,35 @@ class RequestForm:
             return None
         output = self.outputs.get(name)
         return None if output is None else output.region
+
+    def request(
+        self,
+        slot: Slot | None,
+        start: int,
+        places: Sequence[tuple[int, int]],
+        on_done: Callable[[Any], None],
+        copied: int,
+        identifier: str | None = None,
+    ) -> InferRequest:
+        """Make a request of inputs that lie in a slot.
+
+        - ``start``, ``places``: where they are counted from; offset and size of each.
+        - ``copied``: bytes of them that were copied on the way there.
+        - ``identifier``: the request's id, where it is not the form's.
+        """
+        return InferRequest(
+            self.signature,
+            slot,
+            start,
+            places,
+            on_done,
+            self.identifier if identifier is None else identifier,
+            self.context,
+            copied,
+            self.batch_size,
+            self.options,
+            self.dims,
+        )
 
     def regions(self) -> RequestRegions:
         """Return where inputs and outputs lie in the client's memory."""

@@ -213,7 +213,7 @@ class _Model:
     "right",
 )
 def test_a_body_is_a_request_within_its_memory_or_refused(memory, which, parts, size):
-    model = _Model(CONFIGS[which], memory.arena("m"))
+    model = _Model(CONFIGS[which], memory.arenas.arena("m"))
     endpoint = InferEndpoint(model, memory, None)
     header, following = parts
     length = b"%d" % len(header) if size == "right" else size
@@ -222,16 +222,16 @@ def test_a_body_is_a_request_within_its_memory_or_refused(memory, which, parts, 
         model.seen = None
         _, refusal = tried(_send, endpoint, header + following, length)
         assert (refusal is None) == (model.seen is not None)
-        assert memory.arena("m").lent() == (0, 0)
+        assert memory.arenas.arena("m").lent() == (0, 0)
     if refusal is None and size == "right" and header:
         # Its form is known now, and this is no body of that form.
         _, refusal = tried(_send, endpoint, header + following + b"x", length)
         assert refusal is not None
-        assert memory.arena("m").lent() == (0, 0)
+        assert memory.arenas.arena("m").lent() == (0, 0)
     header, data = _good(model.config)
     _send(endpoint, header + data, b"%d" % len(header))
     assert model.seen == [data]
-    assert memory.arena("m").lent() == (0, 0)
+    assert memory.arenas.arena("m").lent() == (0, 0)
 
 
 @st.composite
@@ -349,7 +349,7 @@ def _good(config):
 
 
 def test_forms_that_are_remembered_have_a_limit(memory):
-    endpoint = InferEndpoint(_Model(CONFIGS[0], memory.arena("m")), memory, None)
+    endpoint = InferEndpoint(_Model(CONFIGS[0], memory.arenas.arena("m")), memory, None)
     for number in range(3000):
         document = {
             "inputs": [

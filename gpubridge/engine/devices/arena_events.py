@@ -29,8 +29,6 @@ class ArenaEvents:
     - ``count``: how many there are.
     """
 
-    __slots__ = ("_instance", "_shared", "_uuid", "count", "handles")
-
     def __init__(self, shared: SharedEvents, uuid: str, instance: str) -> None:
         self._shared = shared
         self._uuid = uuid

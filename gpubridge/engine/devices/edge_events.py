@@ -37,8 +37,6 @@ class LateLeases:
     ``look``: takes back what is; returns whether some is left.
     """
 
-    __slots__ = ("_handle", "_left", "_look", "_pause")
-
     def __init__(self, look: Callable[[], bool]) -> None:
         self._look = look
         self._pause = 0.0
@@ -134,18 +132,6 @@ class StubEvents:
     - ``settle``: takes back memory that the stub is done with after its request; returns whether
       some is left.
     """
-
-    __slots__ = (
-        "_arena",
-        "_borrowed",
-        "_count",
-        "_doomed",
-        "_kept",
-        "_late",
-        "_made",
-        "_pending",
-        "_release_waiters",
-    )
 
     def __init__(
         self,

@@ -33,19 +33,6 @@ class DeviceRegion:
       itself.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_free",
-        "_segment",
-        "events",
-        "handle",
-        "pointer",
-        "region",
-        "size",
-        "uuid",
-        "view",
-    )
-
     def __init__(
         self,
         segment: DeviceSegment,
@@ -89,17 +76,6 @@ class ClientDeviceSegment:
     - ``uuid``: the device.
     - ``pointer``: in the server's own addresses.
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_close",
-        "_opened",
-        "handle",
-        "pointer",
-        "region",
-        "size",
-        "uuid",
-    )
 
     def __init__(
         self,

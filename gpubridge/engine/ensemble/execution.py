@@ -202,8 +202,6 @@ class DeviceEdges:
     - ``reaches``: tells whether tensors can be copied from one GPU to another.
     """
 
-    __slots__ = ("_member", "_reaches")
-
     def __init__(
         self, member: Callable[[Step], Model], reaches: Callable[[str, str], bool]
     ) -> None:

@@ -12,7 +12,7 @@ from gpubridge.engine.ensemble.execution import DeviceEdges
 from gpubridge.engine.ensemble.graph import Step, fit_shape
 from gpubridge.engine.ensemble.tensors import ClientOutputs, FlowTensor, StepOutputs
 from gpubridge.engine.hand_over import for_others
-from gpubridge.model_io import check_inputs, model_shape
+from gpubridge.model_io import InputForm, check_inputs, model_shape
 from gpubridge.request import NO_CONTEXT, InferRequest, MemoryRange, RequestOptions
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.signatures import encode_tensors
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from gpubridge.engine.ensemble.execution import Execution
 
 _FORMS_KEPT = 512
-
-
-class _Given(NamedTuple):
-    """An input as the member will be asked to take it."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    nbytes: int
 
 
 class _ClientMemory:
@@ -69,8 +60,6 @@ class _Form(NamedTuple):
 
 class MemberRequests:
     """Makes the requests of one ensemble; remembers their forms, so that each is checked once."""
-
-    __slots__ = ("_contexts", "_edges", "_forms")
 
     def __init__(self, edges: DeviceEdges) -> None:
         self._edges = edges
@@ -242,7 +231,7 @@ def _form(
         shape = tensor.shape
         if spec is not None:
             shape = fit_shape(shape, spec.dims, batched=batched)
-        given.append(_Given(name, tensor.datatype, shape, tensor.place.nbytes))
+        given.append(InputForm(name, tensor.datatype, shape, tensor.place.nbytes))
     check_inputs(identifier, given, config)
     signature, dims = encode_tensors(
         [(entry.name, entry.datatype, model_shape(entry, config)) for entry in given],

@@ -10,9 +10,8 @@ from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.tracing import UNTRACED, Caused
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.model_io import check_inputs, model_shape
+from gpubridge.model_io import InputForm, check_inputs, model_shape
 from gpubridge.protocol.fields import text_of_sequence
-from gpubridge.protocol.request_form import InputForm
 from gpubridge.request import RequestOptions
 from gpubridge.transport.context import CallContext, RequestContext
 from gpubridge.transport.records import Record

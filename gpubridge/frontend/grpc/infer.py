@@ -10,7 +10,6 @@ from gpubridge.dataplane import (
     HeaderFields,
     MessageResponseTemplate,
 )
-from gpubridge.engine.model import Model
 from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, Opening
@@ -46,26 +45,22 @@ class InferEndpoint(GrpcInferEndpoint):
     """
 
     def __init__(
-        self, method: int, forms: FormCache[Model], memory: RequestMemory, traces: Traces
+        self, method: int, forms: FormCache, memory: RequestMemory, traces: Traces
     ) -> None:
         super().__init__(method, forms.templates, traces, RESPONSE_HEADERS, OK_TRAILERS)
         self._memory = memory
 
-    def share(
-        self, request: InferRequest, regions: RequestRegions, known: KnownRequest[Model]
-    ) -> None:
+    def share(self, request: InferRequest, regions: RequestRegions, known: KnownRequest) -> None:
         """Give a request its places in the client's memory; see `RequestMemory.share`."""
         self._memory.share(request, regions, known.model.config.name)
 
     @staticmethod
-    def plain_template(
-        known: KnownRequest[Model], signature: Signature
-    ) -> MessageResponseTemplate | None:
+    def plain_template(known: KnownRequest, signature: Signature) -> MessageResponseTemplate | None:
         """Return the template of answers of which nothing has to be formatted."""
         return plain_template(known.form, signature, known.model.config, known.model.version)
 
     @staticmethod
-    def frame(known: KnownRequest[Model], identifier: str, outcome: Outcome) -> FrameSegments:
+    def frame(known: KnownRequest, identifier: str, outcome: Outcome) -> FrameSegments:
         """Encode an outcome that `plain_template` is not for; raises BridgeError for an error."""
         if not isinstance(outcome, InferResponse):
             raise outcome.copy()
@@ -101,7 +96,7 @@ class InferCall(Call):
         "_request",
     )
 
-    def __init__(self, opening: Opening, forms: FormCache[Model], memory: RequestMemory) -> None:
+    def __init__(self, opening: Opening, forms: FormCache, memory: RequestMemory) -> None:
         super().__init__(opening)
         self._forms = forms
         self._memory = memory
@@ -109,7 +104,7 @@ class InferCall(Call):
         # Takes a large message, which comes in pieces.
         self._receiver: RequestReceiver | None = None
         self._request: InferRequest | None = None
-        self._known: KnownRequest[Model] | None = None
+        self._known: KnownRequest | None = None
 
     def complete(self, message: bytes, compressed: bool) -> None:
         """Take a small message, or a compressed one: its inputs are copied into shared memory."""
@@ -127,8 +122,8 @@ class InferCall(Call):
 
     def large(self, nbytes: int) -> None:
         """Begin to receive a large message."""
-        body = Body(self._memory.budget, self._connection.account, self.refuse)
-        self._receiver = RequestReceiver(nbytes, self._memory.known_arena, body)
+        body = Body(self._memory.arenas.budget, self._connection.account, self.refuse)
+        self._receiver = RequestReceiver(nbytes, self._memory.arenas.known_arena, body)
 
     def data(self, view: memoryview, end: bool) -> None:
         """Take part of the large message, and say where the next part belongs."""
@@ -204,7 +199,7 @@ class InferCall(Call):
             receiver.close()
         self._hand_over(made)
 
-    def _hand_over(self, made: MadeRequest[Model]) -> None:
+    def _hand_over(self, made: MadeRequest) -> None:
         known, request, regions = made
         submit = known.submit
         if submit is None:

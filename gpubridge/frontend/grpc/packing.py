@@ -121,26 +121,16 @@ class MessageCoder:
                 message.write(first)
                 while not inflater.finished and not refusals:
                     counted.count(message.tell() + _PIECE)
-                    await self._by_worker(partial(_read_piece, inflater, message))
+                    piece = await self._workers.outcome(partial(inflater.read, _PIECE))
+                    if isinstance(piece, BridgeError):
+                        raise piece
+                    message.write(piece)
                 outcome: bytes | Failed = refusals[0] if refusals else message.getvalue()
             except BridgeError as error:
                 outcome = error if error.code == ErrorCode.UNAVAILABLE else _failed(error)
             finally:
                 counted.close()
         done(outcome)
-
-    async def _by_worker(self, work: Callable[[], None]) -> None:
-        """Do some work; raises its error."""
-        result: asyncio.Future[BridgeError | None] = asyncio.get_running_loop().create_future()
-
-        def end(outcome: BridgeError | None) -> None:
-            if not result.done():
-                result.set_result(outcome)
-
-        self._workers.run(work, end)
-        error = await result
-        if error is not None:
-            raise error
 
     def pack(
         self,
@@ -153,10 +143,6 @@ class MessageCoder:
             return packing.frame(frame)
         self._workers.run(partial(packing.frame, frame), done)
         return None
-
-
-def _read_piece(inflater: Inflater, message: BytesIO) -> None:
-    message.write(inflater.read(_PIECE))
 
 
 def _failed(error: BridgeError) -> CallFailed:

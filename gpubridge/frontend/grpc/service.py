@@ -77,8 +77,8 @@ class GrpcService:
         self._tasks = ControlTasks()
         self.health = Health(ready)
         memory = RequestMemory(repository.regions, regions)
-        self.coder = MessageCoder(workers, memory.budget)
-        forms: FormCache[Model] = FormCache(self._find, memory.arena, memory.check)
+        self.coder = MessageCoder(workers, memory.arenas.budget)
+        forms = FormCache(self._find, memory.arenas.arena, memory.check)
         self._forms = forms
         small = min(CONTROL_BYTES, message_limit)
         # The compiled module knows each by its place, and ModelInfer is the first.

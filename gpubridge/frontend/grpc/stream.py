@@ -6,9 +6,9 @@ Requests for decoupled models get any number of responses, each sent when it com
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 
-from gpubridge.engine.model import Model
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.grpc.call import Call, Opening
 from gpubridge.frontend.grpc.packing import PREFIX, Packing
@@ -34,27 +34,25 @@ _UNSENT_BYTES = 1 << 20
 _ERRORS_END = (b"triton_grpc_error", b"true")
 
 
+@dataclass(slots=True, eq=False)
 class _Turn:
     """The place of one answer in the order of its stream."""
 
-    __slots__ = ("frame", "known", "request")
-
-    def __init__(self) -> None:
-        self.known: KnownRequest[Model] | None = None
-        self.request: InferRequest | None = None
-        self.frame: FrameSegments | None = None
+    known: KnownRequest | None = None
+    request: InferRequest | None = None
+    frame: FrameSegments | None = None
 
 
+@dataclass(slots=True, eq=False)
 class _Flow:
-    """A request for a decoupled model: its responses go out as they come."""
+    """A request for a decoupled model: its responses go out as they come.
 
-    __slots__ = ("known", "request", "unsent")
+    ``unsent``: responses that the client does not read yet; the model waits when they are many.
+    """
 
-    def __init__(self, known: KnownRequest[Model], request: InferRequest) -> None:
-        self.known = known
-        self.request = request
-        # Responses that the client does not read yet; the model waits for room when they are many.
-        self.unsent = 0
+    known: KnownRequest
+    request: InferRequest
+    unsent: int = 0
 
 
 class _Outgoing:
@@ -77,24 +75,7 @@ class StreamCall(Call):
     - ``memory``: where requests lie.
     """
 
-    __slots__ = (
-        "_advancing",
-        "_coded",
-        "_counted",
-        "_ended",
-        "_errors_end",
-        "_flows",
-        "_forms",
-        "_memory",
-        "_outgoing",
-        "_partial",
-        "_received",
-        "_turns",
-        "_unread",
-        "_waiting",
-    )
-
-    def __init__(self, opening: Opening, forms: FormCache[Model], memory: RequestMemory) -> None:
+    def __init__(self, opening: Opening, forms: FormCache, memory: RequestMemory) -> None:
         super().__init__(opening)
         self._forms = forms
         self._memory = memory
@@ -159,7 +140,7 @@ class StreamCall(Call):
             self._release()
             return
         if self._counted is None:
-            body = Body(self._memory.budget, self._connection.account, self.refuse)
+            body = Body(self._memory.arenas.budget, self._connection.account, self.refuse)
             self._counted = PrivateBytes(body)
         self._counted.count(held)
 
@@ -352,7 +333,7 @@ class StreamCall(Call):
 
 
 def _frame(
-    known: KnownRequest[Model], request: InferRequest, outcome: Outcome, *, final: bool
+    known: KnownRequest, request: InferRequest, outcome: Outcome, *, final: bool
 ) -> FrameSegments:
     """Encode a response and whether it is its request's last.
 
@@ -367,7 +348,7 @@ def _frame(
 
 
 def _failure(
-    known: KnownRequest[Model], request: InferRequest, error: BridgeError, *, final: bool
+    known: KnownRequest, request: InferRequest, error: BridgeError, *, final: bool
 ) -> FrameSegments:
     """Encode an error that is the answer of a model, or one of its answers."""
     return failure_frame(error, known.model.name, request.identifier, final=final)

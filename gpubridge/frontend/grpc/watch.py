@@ -17,12 +17,17 @@ _GOODBYE_SECONDS = 5.0
 _AGE_SPREAD = 0.1
 
 
-class Pulse(enum.Enum):
-    """What is to be done about a client."""
+class Finding(enum.Enum):
+    """What is to be done about a connection."""
 
-    NOTHING = enum.auto()
+    #: The client has not begun as HTTP/2 begins.
+    UNSTARTED = enum.auto()
+    #: It has had no call for long, or it is old: ask the client to leave.
+    LEAVE = enum.auto()
+    #: It does not take what is sent, is dead, or did not leave: end it at once.
+    END = enum.auto()
+    #: Ask the client for a sign of life.
     PING = enum.auto()
-    DEAD = enum.auto()
 
 
 class Keepalive:
@@ -31,17 +36,6 @@ class Keepalive:
     - ``limits``: how many, and when.
     - ``now``: seconds, as in all methods.
     """
-
-    __slots__ = (
-        "_limits",
-        "_next_allowed",
-        "_pinged",
-        "_pings",
-        "_seen",
-        "_sent_at_ping",
-        "_sent_at_strike",
-        "_strikes",
-    )
 
     def __init__(self, limits: GrpcConnections, now: float) -> None:
         self._limits = limits
@@ -55,8 +49,8 @@ class Keepalive:
         self._strikes = 0
         self._sent_at_strike = 0
 
-    def look(self, now: float, *, heard: bool, calls: int, sent: int) -> Pulse:
-        """Return whether the client must be pinged, or is dead.
+    def look(self, now: float, *, heard: bool, calls: int, sent: int) -> Finding | None:
+        """Return whether the client must be pinged, or is dead: its connection ends.
 
         - ``heard``: whether anything came from the client since the last look.
         - ``calls``: how many are open.
@@ -68,19 +62,19 @@ class Keepalive:
             self._pinged = None
         if self._pinged is not None:
             late = now - self._pinged >= limits.keepalive_timeout / 1000
-            return Pulse.DEAD if late and limits.keepalive_timeout else Pulse.NOTHING
+            return Finding.END if late and limits.keepalive_timeout else None
         if not limits.keepalive_time or now - self._seen < limits.keepalive_time / 1000:
-            return Pulse.NOTHING
+            return None
         if not calls and not limits.keepalive_permit_without_calls:
-            return Pulse.NOTHING
+            return None
         if sent != self._sent_at_ping:
             self._sent_at_ping = sent
             self._pings = 0
         if self._pings >= limits.http2_max_pings_without_data > 0:
-            return Pulse.NOTHING
+            return None
         self._pings += 1
         self._pinged = now
-        return Pulse.PING
+        return Finding.PING
 
     def ping_came(self, now: float, *, calls: int, sent: int) -> bool:
         """Return whether a PING of the client's is one too many; parameters as in `look`."""
@@ -97,19 +91,6 @@ class Keepalive:
         return self._strikes > limits.http2_max_ping_strikes > 0
 
 
-class Finding(enum.Enum):
-    """What is to be done about a connection."""
-
-    #: The client has not begun as HTTP/2 begins.
-    UNSTARTED = enum.auto()
-    #: It has had no call for long, or it is old: ask the client to leave.
-    LEAVE = enum.auto()
-    #: It does not take what is sent, is dead, or did not leave: end it at once.
-    END = enum.auto()
-    #: Ask the client for a sign of life.
-    PING = enum.auto()
-
-
 class Watch:
     """The time-outs of one connection.
 
@@ -118,19 +99,6 @@ class Watch:
 
     Attribute ``keepalive``: what is known of PINGs.
     """
-
-    __slots__ = (
-        "_age",
-        "_grace",
-        "_highest",
-        "_idle",
-        "_leaving",
-        "_send_timeout",
-        "_sending",
-        "_start",
-        "_windows",
-        "keepalive",
-    )
 
     def __init__(self, limits: GrpcConnections, now: float) -> None:
         self.keepalive = Keepalive(limits, now)
@@ -162,7 +130,7 @@ class Watch:
         if self._leaving.too_long(now, True if (leaving or http2.closed) and not calls else None):
             stuck = True
         pulse = self.keepalive.look(now, heard=heard, calls=calls, sent=http2.frames_sent)
-        if stuck or pulse is Pulse.DEAD or self._grace.too_long(now, True if leaving else None):
+        if stuck or pulse is Finding.END or self._grace.too_long(now, True if leaving else None):
             return Finding.END
         if self._start.too_long(now, None if http2.started else True):
             return Finding.UNSTARTED
@@ -172,7 +140,7 @@ class Watch:
         idle = self._idle.too_long(now, None if calls else self._highest)
         if (old or idle) and not leaving:
             return Finding.LEAVE
-        return Finding.PING if pulse is Pulse.PING else None
+        return pulse
 
     def unwanted(
         self, now: float, held_back: Sequence[tuple[int, int]], queued: Callable[[int], int]

@@ -95,7 +95,7 @@ class CodedBodies:
             exchange.weigh(length)
             while not exchange.lost and pieces[-1]:
                 collected.unpacked(length + _PIECE)
-                piece = await self._by_worker(partial(inflater.read, _PIECE))
+                piece = await self._workers.outcome(partial(inflater.read, _PIECE))
                 if isinstance(piece, BridgeError):
                     # Not raised: its traceback would hold the pieces until the next collection.
                     give_up(exchange, piece)
@@ -125,16 +125,11 @@ class CodedBodies:
         coding: str,
         parts: Sequence[bytes | memoryview],
     ) -> None:
-        packed = await self._by_worker(partial(compress, coding, parts))
+        packed = await self._workers.outcome(partial(compress, coding, parts))
         if isinstance(packed, BridgeError):
             exchange.fail(packed)
         else:
             exchange.respond(status, fields, packed, plain=True)
-
-    async def _by_worker(self, work: Callable[[], bytes]) -> bytes | BridgeError:
-        result: asyncio.Future[bytes | BridgeError] = asyncio.get_running_loop().create_future()
-        self._workers.run(work, result.set_result)
-        return await result
 
     def _start(self, exchange: HttpExchange, work: Coroutine[Any, Any, None]) -> None:
         async def run() -> None:

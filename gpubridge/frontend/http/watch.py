@@ -32,8 +32,6 @@ class Watch:
     ``limits``: how long things may take.
     """
 
-    __slots__ = ("_body", "_head", "_idle", "_lingering", "_sending")
-
     def __init__(self, limits: HttpConnections) -> None:
         self._head = Waiting(limits.header_timeout)
         self._body = Rate(limits.body_timeout)

@@ -77,20 +77,6 @@ class FieldScanner:
     - ``inputs``: inputs seen so far.
     """
 
-    __slots__ = (
-        "_depth",
-        "_fields",
-        "_form",
-        "_fresh",
-        "_identifier",
-        "_pending",
-        "_sink",
-        "_want",
-        "inputs",
-        "left",
-        "raw",
-    )
-
     def __init__(self, nbytes: int) -> None:
         self.left = nbytes
         self.raw: int | None = None

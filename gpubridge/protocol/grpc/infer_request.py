@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
@@ -16,18 +16,17 @@ from gpubridge.dataplane import RequestTemplates
 from gpubridge.errors import invalid
 from gpubridge.host_shm import HostArena, Slot
 from gpubridge.host_shm.request_arena import RequestArena
-from gpubridge.model_io import check_inputs
+from gpubridge.model_io import InputForm, check_inputs
 from gpubridge.protocol.body import ALIGNMENT, check_strings
 from gpubridge.protocol.grpc.contents import data_from_contents
 from gpubridge.protocol.grpc.fields import RequestHead
 from gpubridge.protocol.grpc.messages import parse_message
 from gpubridge.protocol.grpc.parameters import (
-    RequestParameters,
     classes_wanted,
+    read_parameters,
     shared_region,
 )
 from gpubridge.protocol.request_form import (
-    InputForm,
     OutputForm,
     RequestForm,
     RequestRegions,
@@ -46,26 +45,23 @@ from gpubridge.tensor.dtypes import DATATYPES
 _INVALID = "<invalid>"
 
 
-class HasConfig(Protocol):
+class ServedModel(Protocol):
     """A model, as far as requests have to know it."""
+
+    name: str
+    version: int
+    config: ModelConfig
 
     def submit(self, request: InferRequest, origin: Any = None, /) -> None:
         """Take a request over."""
 
-    @property
-    def config(self) -> ModelConfig:
-        """Its configuration."""
 
-
-T = TypeVar("T", bound=HasConfig)
-
-
-class KnownRequest(RequestTemplate, Generic[T]):
+class KnownRequest(RequestTemplate):
     """What a request says, and the model that it is for; all requests with its skeleton share it.
 
     - ``model``: as found by name and version.
     - ``arena``: where its requests lie.
-    - ``empty_final_response``: see `RequestParameters`.
+    - ``empty_final_response``: see `read_parameters`.
     - ``submit``: gives the model a request that gets one response; None where there may be others.
     """
 
@@ -74,7 +70,7 @@ class KnownRequest(RequestTemplate, Generic[T]):
     def __init__(
         self,
         form: RequestForm,
-        model: T,
+        model: ServedModel,
         arena: RequestArena,
         empty_final_response: bool,
     ) -> None:
@@ -85,11 +81,11 @@ class KnownRequest(RequestTemplate, Generic[T]):
         self.submit = None if model.config.decoupled else model.submit
 
 
-MadeRequest = tuple[KnownRequest[T], InferRequest, RequestRegions | None]
+MadeRequest = tuple[KnownRequest, InferRequest, RequestRegions | None]
 """A request for the engine, and where its inputs and outputs lie in the client's memory, if any do."""
 
 
-class FormCache(Generic[T]):
+class FormCache:
     """Remembers templates of requests, to all models; bounded.
 
     - ``find``: gets a model's name and version, as the request spells them, and returns the model.
@@ -98,11 +94,9 @@ class FormCache(Generic[T]):
     - ``templates``: makes requests of all messages that `read` does not have to look at.
     """
 
-    __slots__ = ("_arena_of", "_check_region", "_find", "templates")
-
     def __init__(
         self,
-        find: Callable[[str, str], T],
+        find: Callable[[str, str], ServedModel],
         arena_of: Callable[[str], RequestArena],
         check_region: CheckRegion = nothing_registered,
     ) -> None:
@@ -111,11 +105,11 @@ class FormCache(Generic[T]):
         self._check_region = check_region
         self.templates = RequestTemplates(TEMPLATE_BYTES, ALIGNMENT)
 
-    def forget(self, is_gone: Callable[[T], bool]) -> None:
+    def forget(self, is_gone: Callable[[ServedModel], bool]) -> None:
         """Forget the templates of requests to some models: they are looked up again."""
         self.templates.remove_if(lambda known: is_gone(known.model))
 
-    def read(self, head: RequestHead) -> KnownRequest[T]:
+    def read(self, head: RequestHead) -> KnownRequest:
         """Return what a request says; it becomes a template.
 
         Raises BridgeError when it is no valid request for a model that is there.
@@ -146,7 +140,7 @@ def build_form(
 
     Raises BridgeError: in Triton's words.
     """
-    context, options, empty_final = RequestParameters.read(message.parameters)
+    context, options, empty_final = read_parameters(message.parameters)
     inputs = _inputs(message, head, config, check_region)
     outputs = _outputs(message, config, check_region)
     _check_dims(head.identifier, inputs, config)
@@ -279,12 +273,12 @@ def pack_inputs(
 
 
 def infer_request(
-    known: KnownRequest[T],
+    known: KnownRequest,
     head: RequestHead,
     slot: Slot,
     on_done: Callable[[Outcome], None],
     copied: int,
-) -> MadeRequest[T]:
+) -> MadeRequest:
     """Make the request of inputs that lie in a slot, each at its place in the form.
 
     ``copied``: bytes of them that were copied on the way there.
@@ -298,17 +292,5 @@ def infer_request(
         named = replace(form, identifier=head.identifier) if head.identifier else form
         views = [memory[at : at + nbytes] for at, nbytes in form.places]
         check_strings(named, known.model.config.name, views)
-    request = InferRequest(
-        form.signature,
-        slot,
-        0,
-        form.places,
-        on_done,
-        head.identifier,
-        form.context,
-        copied,
-        form.batch_size,
-        form.options,
-        form.dims,
-    )
+    request = form.request(slot, 0, form.places, on_done, copied, head.identifier)
     return known, request, form.regions() if form.shared else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import invalid
@@ -18,58 +18,48 @@ _SIZE = "shared_memory_byte_size"
 _OFFSET = "shared_memory_offset"
 
 
-class RequestParameters(NamedTuple):
-    """What a request's parameters say.
+def read_parameters(given: ProtoMessage) -> tuple[RequestContext, RequestOptions, bool]:
+    """Read the parameters of a request.
+
+    It returns:
 
     - ``context``: what of them goes to the stub.
     - ``options``: for the scheduler; the shapes are not in it yet.
     - ``empty_final_response``: whether a stream's client wants a response that only says that it
       was the last.
+
+    Raises BridgeError: INVALID_ARG in Triton's words.
     """
-
-    context: RequestContext
-    options: RequestOptions
-    empty_final_response: bool
-
-    @classmethod
-    def read(cls, given: ProtoMessage) -> RequestParameters:
-        """Read a map of parameters.
-
-        Raises BridgeError: INVALID_ARG in Triton's words.
-        """
-        if not given:
-            return NO_PARAMETERS
-        correlation: int | str = 0
-        flags = timeout = 0
-        custom: dict[str, Any] = {}
-        priority = 0
-        empty_final = False
-        for name in sorted(given):
-            value = given[name]
-            if name == "sequence_id":
-                correlation = _sequence_id(value)
-            elif name in ("sequence_start", "sequence_end"):
-                flags |= _boolean(name, value) << (name == "sequence_end")
-            elif name == "priority":
-                priority = _priority(value)
-            elif name == "timeout":
-                # Triton takes a negative one as it lies in memory.
-                timeout = _choice(name, value, ("int64_param",)) & _UNSIGNED
-            elif name == _EMPTY_FINAL:
-                empty_final = _boolean(name, value)
-            else:
-                custom[name] = _custom(name, value)
-        options = RequestOptions(priority, timeout, correlation, bool(flags & 1), bool(flags & 2))
-        context = RequestContext(
-            **correlated(correlation),
-            flags=flags,
-            timeout=timeout,
-            parameters=json_parameters(custom) if custom else "",
-        )
-        return cls(context, options, empty_final)
-
-
-NO_PARAMETERS = RequestParameters(NO_CONTEXT, NO_OPTIONS, False)
+    if not given:
+        return NO_CONTEXT, NO_OPTIONS, False
+    correlation: int | str = 0
+    flags = timeout = 0
+    custom: dict[str, Any] = {}
+    priority = 0
+    empty_final = False
+    for name in sorted(given):
+        value = given[name]
+        if name == "sequence_id":
+            correlation = _sequence_id(value)
+        elif name in ("sequence_start", "sequence_end"):
+            flags |= _boolean(name, value) << (name == "sequence_end")
+        elif name == "priority":
+            priority = _priority(value)
+        elif name == "timeout":
+            # Triton takes a negative one as it lies in memory.
+            timeout = _choice(name, value, ("int64_param",)) & _UNSIGNED
+        elif name == _EMPTY_FINAL:
+            empty_final = _boolean(name, value)
+        else:
+            custom[name] = _custom(name, value)
+    options = RequestOptions(priority, timeout, correlation, bool(flags & 1), bool(flags & 2))
+    context = RequestContext(
+        **correlated(correlation),
+        flags=flags,
+        timeout=timeout,
+        parameters=json_parameters(custom) if custom else "",
+    )
+    return context, options, empty_final
 
 
 def shared_region(tensor: ProtoMessage) -> SharedRegion | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Body, PrivateMemory, Slot
@@ -12,7 +11,6 @@ from gpubridge.protocol.body import ALIGNMENT
 from gpubridge.protocol.grpc.fields import FieldScanner, RequestHead, read_request
 from gpubridge.protocol.grpc.infer_request import (
     FormCache,
-    HasConfig,
     MadeRequest,
     aligned_end,
     infer_request,
@@ -20,12 +18,10 @@ from gpubridge.protocol.grpc.infer_request import (
 )
 from gpubridge.request import Outcome
 
-T = TypeVar("T", bound=HasConfig)
-
 
 def whole_request(
-    message: bytes, forms: FormCache[T], on_done: Callable[[Outcome], None]
-) -> MadeRequest[T]:
+    message: bytes, forms: FormCache, on_done: Callable[[Outcome], None]
+) -> MadeRequest:
     """Make the request of a message that came as a whole, a small one: its inputs are copied.
 
     It returns:
@@ -71,23 +67,6 @@ class RequestReceiver:
     - ``copied``: bytes of raw contents that were copied: those that were fed, and what the owner
       adds.
     """
-
-    __slots__ = (
-        "_arena",
-        "_arena_of",
-        "_body",
-        "_end",
-        "_nbytes",
-        "_offsets",
-        "_piece_end",
-        "_private",
-        "_scanner",
-        "_sizes",
-        "_slot",
-        "_started",
-        "copied",
-        "target",
-    )
 
     def __init__(
         self, nbytes: int, arena_of: Callable[[str], RequestArena | None], body: Body
@@ -163,7 +142,7 @@ class RequestReceiver:
             self.target = None
             self._scanner.pass_raw()
 
-    def request(self, forms: FormCache[T], on_done: Callable[[Outcome], None]) -> MadeRequest[T]:
+    def request(self, forms: FormCache, on_done: Callable[[Outcome], None]) -> MadeRequest:
         """Make the request of the complete message, as `whole_request`; the slot goes with it.
 
         Raises BridgeError when it is no valid request; the slot is freed by `close`.
@@ -198,7 +177,7 @@ class RequestReceiver:
         assert self._slot is not None
         return self._given_away(infer_request(known, head, self._slot, on_done, self.copied))
 
-    def _given_away(self, made: MadeRequest[T]) -> MadeRequest[T]:
+    def _given_away(self, made: MadeRequest) -> MadeRequest:
         """Leave the slot, and what it is charged to, to the request."""
         if self._slot is not None and self._arena is not None:
             self._arena.complete(self._slot)
