@@ -9,7 +9,6 @@ from typing import Any
 from gpubridge.host_shm import Slot
 from gpubridge.request import (
     ClientUse,
-    FollowedRequest,
     MemoryRange,
     Outcome,
     Parameters,
@@ -551,7 +550,8 @@ class InferRequest:
     arrived: int
     cancelled: Callable[[InferRequest], None] | None
     ticket: int
-    trace: FollowedRequest | None
+    trace: Any
+    """What hears of its batch and its end, if it is traced; see `gpubridge.engine.tracing`."""
     unsent: int
     instance: Any
 

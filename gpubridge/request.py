@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol
 
 from gpubridge.dataplane import InferRequest, InferResponseFields
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.telemetry.traces import Trace
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.device_events import is_arena
 from gpubridge.transport.leases import BorrowedMemory
@@ -21,7 +20,6 @@ __all__ = [
     "ClientUse",
     "CompletedBatch",
     "EncodedParameters",
-    "FollowedRequest",
     "InferRequest",
     "InferResponse",
     "LongParameters",
@@ -207,20 +205,6 @@ class RequestOptions:
 NO_OPTIONS = RequestOptions()
 NO_CONTEXT = RequestContext()
 NO_RESPONSE = BridgeError("the model ended this request without a response", ErrorCode.INTERNAL)
-
-
-class FollowedRequest(Protocol):
-    """Hears what becomes of a request that is traced, beside its outcome."""
-
-    @property
-    def trace(self) -> Trace:
-        """Its trace, for the requests that come of it."""
-
-    def completed(self, batch: CompletedBatch | None) -> None:
-        """Its batch is over; None where there is none."""
-
-    def abandoned(self) -> None:
-        """Nobody waits for the outcome any more."""
 
 
 class CompletedBatch(NamedTuple):

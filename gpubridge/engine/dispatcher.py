@@ -11,14 +11,10 @@ from gpubridge.config import ModelConfig
 from gpubridge.dataplane import ModelCounters, RequestDispatch
 from gpubridge.engine.alarm import Alarm
 from gpubridge.engine.instance import Instance, InstanceState
-from gpubridge.engine.scheduling import (
-    Refusal,
-    Scheduler,
-    SequenceItem,
-    SequenceScheduler,
-    request_scheduler,
-    sequence_scheduler,
-)
+from gpubridge.engine.scheduling.policy import Refusal, Scheduler
+from gpubridge.engine.scheduling.sequence import SequenceScheduler
+from gpubridge.engine.scheduling.sequence_item import SequenceItem
+from gpubridge.engine.scheduling.sequence_strategies import request_scheduler, sequence_scheduler
 from gpubridge.engine.scheduling.batches import late_error, queue_full
 from gpubridge.engine.scheduling.policy import stopping_error
 from gpubridge.engine.sequence_dispatch import SequenceDispatch

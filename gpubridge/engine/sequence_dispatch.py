@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING
 
 from gpubridge.config import ModelConfig
 from gpubridge.dataplane import InstanceFeed, ModelCounters
-from gpubridge.engine.scheduling import (
-    SequenceItem,
-    SequenceScheduler,
-    ShapeIds,
-    shape_agreement,
-)
+from gpubridge.engine.scheduling.sequence import SequenceScheduler
+from gpubridge.engine.scheduling.sequence_item import SequenceItem
+from gpubridge.engine.scheduling.settings import ShapeIds, shape_agreement
 from gpubridge.engine.sequence_requests import SequenceRequests
 from gpubridge.errors import BridgeError
 from gpubridge.request import InferRequest

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gpubridge.config import ModelConfig
-from gpubridge.engine.scheduling import SequenceBatching, SequenceItem, parse_sequence_batching
+from gpubridge.engine.scheduling.sequence_item import SequenceItem
+from gpubridge.engine.scheduling.sequence_settings import SequenceBatching, parse_sequence_batching
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.transport.context import correlated
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import (
 )
 
 from gpubridge.engine.instance import InstanceState
-from gpubridge.engine.scheduling import parse_dynamic_batching
+from gpubridge.engine.scheduling.settings import parse_dynamic_batching
 from gpubridge.errors import BridgeError, ErrorCode
 from tests.unit.model_configs import model_config
 from tests.unit.virtual_model import VirtualModel

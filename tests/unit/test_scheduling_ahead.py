@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpubridge.engine.scheduling import QueuePolicy
+from gpubridge.engine.scheduling.settings import QueuePolicy
 from tests.unit.model_configs import model_config
 from tests.unit.scheduled import default
 from tests.unit.test_scheduling_batches import add, dynamic, names, take

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from gpubridge.engine.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
+from gpubridge.engine.scheduling.settings import DynamicBatching, QueuePolicy, TimeoutAction
 from gpubridge.errors import BridgeError, ErrorCode
 from tests.unit.scheduled import Request, default, dynamic_scheduler
 

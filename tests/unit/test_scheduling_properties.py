@@ -11,7 +11,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from gpubridge.engine.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
+from gpubridge.engine.scheduling.settings import DynamicBatching, QueuePolicy, TimeoutAction
 from gpubridge.errors import BridgeError
 from tests.unit.scheduled import Recorded, Request, default, dynamic_scheduler
 

@@ -11,14 +11,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from gpubridge.engine.scheduling import (
-    DirectSequenceScheduler,
-    DirectStrategy,
-    OldestSequenceScheduler,
-    OldestStrategy,
-    SequenceBatching,
-    SequenceItem,
-)
+from gpubridge.engine.scheduling.sequence_item import SequenceItem
+from gpubridge.engine.scheduling.sequence_settings import DirectStrategy, OldestStrategy, SequenceBatching
+from gpubridge.engine.scheduling.sequence_strategies import DirectSequenceScheduler, OldestSequenceScheduler
 from gpubridge.errors import BridgeError
 from tests.unit.scheduled import Recorded
 
