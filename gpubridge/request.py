@@ -124,10 +124,8 @@ class InferResponse(InferResponseFields):
 
     - ``signature``: names, datatypes and ranks of the outputs. The same object for the same form of
       answer.
-    - ``shapes``: their shapes.
     - ``buffers``: their bytes, in the stub's output memory; that memory goes back when the last
       view is gone.
-    - ``parameters``: response parameters.
     - ``memory``: the stub's output memory as this process sees it.
     - ``refs``: where in it each output lies.
     - ``event``: what those on a device are complete with; None if they are.

@@ -120,9 +120,7 @@ def build_repository(
 ) -> ModelRepository:
     """Build everything behind the doors; nothing is loaded yet.
 
-    - ``workers``: for what takes long.
-    - ``start_stub``: starts the stubs.
-    - ``make_loader``: takes what :class:`ModelLoader` does.
+    ``make_loader``: takes what :class:`ModelLoader` does.
     """
     backend = PythonBackendSettings.from_backend_config(settings.backend_config.get("python", {}))
     for notice in backend.notices:

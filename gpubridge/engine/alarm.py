@@ -25,8 +25,6 @@ class _Itimerspec(ctypes.Structure):
 class Alarm:
     """Calls back once at a time of CLOCK_MONOTONIC; owns a timer of the kernel's (timerfd).
 
-    ``on_due``: called on the running event loop.
-
     Raises OSError when there is no descriptor left.
     """
 

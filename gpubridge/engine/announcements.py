@@ -31,10 +31,7 @@ class OpenDeviceRegions:
         self._held[segment.region] = segment, times + 1
 
     def closed(self, region: int, announcements: int) -> None:
-        """The stub has closed a region.
-
-        Raises MalformedMessage when it was told of that less often.
-        """
+        """The stub has closed a region; raises MalformedMessage."""
         segment, times = self._held.get(region, (None, 0))
         if segment is None or announcements > times:
             raise MalformedMessage(
@@ -54,9 +51,6 @@ class Announcements:
     """Tells a stub, through one of its channels, of each region before the first message that names it.
 
     - ``kinds``: `Kind` or `CallKind`: how the messages of the channel are called.
-    - ``regions``: has the stub unmap what goes.
-    - ``user``: who unmaps it.
-    - ``opened``: the stub's.
     - ``send``: sends a message and descriptors, which stay the caller's.
 
     Attribute ``known``: the regions that the stub knows by this channel.

@@ -18,8 +18,7 @@ _GLANCE_NS = 50_000
 class BusyPoll:
     """Watches how long one stub and its clients take.
 
-    - ``loop``: the loop that everything comes through.
-    - ``awake_ns``: for how long to stay awake at most; 0 for never.
+    ``awake_ns``: for how long to stay awake at most; 0 for never.
     """
 
     def __init__(self, loop: AbstractEventLoop, awake_ns: int) -> None:

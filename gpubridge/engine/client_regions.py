@@ -31,8 +31,6 @@ class ClientRegion:
 
     - ``key``: the name of the object in /dev/shm, empty for device memory.
     - ``offset``, ``nbytes``: where in the object it begins; its bytes.
-    - ``segment``: the opened object.
-    - ``device_id``: the number of the GPU that it is on.
     - ``uses``: requests in flight that it is used by.
     """
 
@@ -70,8 +68,7 @@ class ClientPlace(NamedTuple):
 class RegionUse:
     """The use of regions by one request: they cannot be unregistered while this object lives.
 
-    - ``places``: inputs and outputs.
-    - ``outputs``: the outputs that the stub writes to such places.
+    ``outputs``: the outputs that the stub writes to such places.
     """
 
     __slots__ = ("_regions", "outputs")
@@ -98,10 +95,7 @@ class ClientRegions:
     The rules and texts are Triton's, except that one object may be registered under several names,
     and that an offset need not be that of a page.
 
-    - ``regions``: told when stubs have to unmap something.
-    - ``devices``: the GPUs.
-    - ``allowed``: whether clients may register memory at all.
-    - ``most``: how many regions there may be at once; each costs a descriptor here.
+    ``most``: how many regions there may be at once; each costs a descriptor here.
     """
 
     def __init__(
@@ -138,8 +132,7 @@ class ClientRegions:
     async def register_device(self, name: str, handle: bytes, device_id: int, nbytes: int) -> None:
         """Open CUDA memory under a name.
 
-        - ``handle``: 64 bytes, as the client's driver gave them.
-        - ``device_id``: the GPU's number.
+        ``handle``: 64 bytes, as the client's driver gave them.
 
         Raises BridgeError as :meth:`register` does; INVALID_ARG when it is no such memory of that
         GPU.

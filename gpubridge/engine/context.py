@@ -32,16 +32,8 @@ class CallServer(Protocol):
 class EngineContext:
     """What every model and instance is given.
 
-    - ``regions``: memory that any stub can be handed.
-    - ``environments``: what stubs run on.
-    - ``settings``, ``backend``: bounds that hold for every model, and where models wait for a
-      debugger.
-    - ``telemetry``: where they tell of themselves.
-    - ``calls``: serves the models' calls of each other.
-    - ``metrics``: what the models count.
-    - ``devices``: the GPUs and the server's memory on them.
-    - ``workers``: for what takes long.
-    - ``start_stub``: starts the stub of an instance.
+    ``settings``, ``backend``: bounds that hold for every model, and where models wait for a
+    debugger.
     """
 
     regions: Regions

@@ -49,10 +49,7 @@ class MetricMemory:
         self._resting: dict[int, deque[tuple[int, int]]] = {}
 
     def take(self, count: int) -> int:
-        """Give so many units in a row, all zero; returns the first.
-
-        Raises BridgeError: UNAVAILABLE when there are none left.
-        """
+        """Give so many units in a row, all zero; returns the first; raises BridgeError."""
         resting = self._resting.get(count)
         full = self._next + count > self.board.units
         if resting and (full or time.monotonic_ns() - resting[0][0] > _REST_NS):
@@ -252,8 +249,7 @@ class _Membership:
 class MetricOwner:
     """What one stub has of the metrics.
 
-    - ``heir``: whose process the stub is.
-    - ``catch_up``: takes what the stub has said and is not heard yet.
+    ``catch_up``: takes what the stub has said and is not heard yet.
     """
 
     heir: Instance
@@ -277,10 +273,7 @@ class CustomMetrics:
     def open_family(
         self, owner: MetricOwner, number: int, name: str, description: str, kind: str
     ) -> None:
-        """Let a stub make a family, or join the one of that name.
-
-        Raises BridgeError: INVALID_ARG in Triton's words.
-        """
+        """Let a stub make a family, or join the one of that name; raises BridgeError."""
         if not _NAME.fullmatch(name):
             raise invalid("Invalid metric name")
         if name.startswith(_RESERVED):

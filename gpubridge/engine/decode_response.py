@@ -39,7 +39,6 @@ def decode_response(
     - ``borrowed``: the stub's output memory, in which outputs lie. Those in the client's own memory
       have no bytes.
     - ``lent``: finds memory that was lent to the stub: an output may lie in its request's own.
-    - ``texts``: the long texts of the message that the record comes from.
 
     Raises MalformedMessage when it is neither.
     """

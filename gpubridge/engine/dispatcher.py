@@ -11,12 +11,11 @@ from gpubridge.config import ModelConfig
 from gpubridge.dataplane import ModelCounters, RequestDispatch
 from gpubridge.engine.alarm import Alarm
 from gpubridge.engine.instance import Instance, InstanceState
-from gpubridge.engine.scheduling.policy import Refusal, Scheduler
+from gpubridge.engine.scheduling.batches import late_error, queue_full
+from gpubridge.engine.scheduling.policy import Refusal, Scheduler, stopping_error
 from gpubridge.engine.scheduling.sequence import SequenceScheduler
 from gpubridge.engine.scheduling.sequence_item import SequenceItem
 from gpubridge.engine.scheduling.sequence_strategies import request_scheduler, sequence_scheduler
-from gpubridge.engine.scheduling.batches import late_error, queue_full
-from gpubridge.engine.scheduling.policy import stopping_error
 from gpubridge.engine.sequence_dispatch import SequenceDispatch
 from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode, unavailable
@@ -38,11 +37,7 @@ class Dispatcher:
     Holds no request itself: those that wait are the scheduler's, the others at an instance. The loop
     that brings the ones to the others is that of `RequestDispatch`, or `SequenceDispatch`.
 
-    - ``config``: says which scheduler.
-    - ``arena``: where requests lie.
-    - ``statistics``: counted here.
-    - ``tracing``: follows the requests that are traced.
-    - ``clock``: returns CLOCK_MONOTONIC nanoseconds, where another clock is to be used.
+    ``clock``: returns CLOCK_MONOTONIC nanoseconds, where another clock is to be used.
 
     Raises BridgeError: INVALID_ARG when the scheduler's settings contradict each other.
     """
@@ -116,7 +111,6 @@ class Dispatcher:
 
         - ``prepare``: called before a request is queued, if it may be traced or its inputs do not
           lie in a slot; returns whether it is queued now.
-        - ``traces``: say whether requests may be traced.
         - ``always``: have it called for every request.
         """
         if isinstance(self._queue, RequestDispatch):

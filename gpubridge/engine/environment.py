@@ -63,8 +63,7 @@ def own_environment() -> StubEnvironment:
 def environment_at(root: Path, source: Path) -> StubEnvironment:
     """Return the interpreter in an unpacked environment.
 
-    - ``root``: the directory.
-    - ``source``: what the user named: `root`, or the archive that it comes from.
+    ``source``: what the user named: `root`, or the archive that it comes from.
 
     Raises BridgeError: INVALID_ARG when there is no interpreter in it, with what is there instead.
     """

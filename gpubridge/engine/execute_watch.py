@@ -9,11 +9,7 @@ from gpubridge.transport.control import ControlPage
 
 
 class ExecuteWatch:
-    """Looks at a stub's progress when asked.
-
-    - ``control``: says which batch has started, and when.
-    - ``in_flight``: says which batches are at the stub.
-    """
+    """Looks at a stub's progress when asked."""
 
     def __init__(self, control: ControlPage, in_flight: InFlightRequests) -> None:
         self._control = control

@@ -56,10 +56,6 @@ class InstanceState(enum.Enum):
 class Instance:
     """A model instance; owns its stub process and the link to it.
 
-    - ``index``: which of its model's instances it is.
-    - ``listener``: hears of everything that matters to the model's requests.
-    - ``context``: what all instances share.
-
     Its attributes:
 
     - ``feed``: leads batches to its stub; says how many are there, and how many may be.

@@ -27,11 +27,7 @@ class InstanceSettings:
 
     - ``name``: Triton's form, ``{model}_{group}_{index}``.
     - ``stub``: the fields of the INITIALIZE message: model path, version, ``initialize`` arguments.
-    - ``environment``: the interpreter.
-    - ``output_limit``: bytes of output memory that the stub may make.
-    - ``timeout``: seconds that one ``execute`` may take.
     - ``device``: the number of its GPU, if it has one.
-    - ``warmup``: what it executes before it is ready.
     - ``least_window``: requests that its stub may have at once, however long they take.
     """
 
@@ -64,10 +60,7 @@ def place_instances(
     warmup: Sequence[WarmupSample],
     context: EngineContext,
 ) -> list[InstanceSettings]:
-    """Give each instance of a model its name, its device and its ``initialize`` arguments.
-
-    ``directory``: the model's directory.
-    """
+    """Give each instance of a model its name, its device and its ``initialize`` arguments."""
     placement = _input_placement(config, context)
     settings: list[InstanceSettings] = []
     for group in config.instance_groups:

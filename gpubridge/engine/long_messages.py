@@ -43,10 +43,7 @@ class ReadMessage(NamedTuple):
 
 
 def read_message(message: bytes) -> ReadMessage:
-    """See to the long texts of a stub's message.
-
-    Raises MalformedMessage when such a text is none.
-    """
+    """See to the long texts of a stub's message; raises MalformedMessage."""
     if message[0] not in (Kind.RESULTS, Kind.RESPONSES):
         return ReadMessage(message, ())
     message, taken = set_long_texts_aside(message, _LONG_TEXT)

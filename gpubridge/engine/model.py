@@ -43,18 +43,7 @@ _FINALIZE_LIMIT = 30.0
 
 
 class Model(ABC):
-    """A loaded (or loading) version of a model, whatever it is made of.
-
-    - ``config``: complete, validated.
-    - ``version``: its version.
-    - ``context``: what all models share.
-
-    Its attributes:
-
-    - ``statistics``: what it has done.
-    - ``traces``: whether requests are traced.
-    - ``tracing``: begins their traces.
-    """
+    """A loaded (or loading) version of a model, whatever it is made of."""
 
     def __init__(self, config: ModelConfig, version: int, context: EngineContext) -> None:
         self.config = config
@@ -136,9 +125,6 @@ class StubModel(Model):
 
     - ``config``: the validated configuration, or a draft that the model completes when it is
       loaded.
-    - ``version``: its version.
-    - ``directory``: the model's directory; the version's lies in it.
-    - ``context``: what all models share.
     - ``finish``: makes a draft and what the model returned for it the whole configuration; raises
       BridgeError.
     """
@@ -167,10 +153,7 @@ class StubModel(Model):
     # -- life ----------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Start every instance; when one fails, none is left.
-
-        Raises BridgeError with the first instance's reason.
-        """
+        """Start every instance; when one fails, none is left; raises BridgeError."""
         try:
             environment = await self._context.environments.of_model(
                 self.name, self._directory, environment_parameters(self.config)

@@ -94,10 +94,7 @@ def _states(directory: Path) -> list[tuple[str, int, int]]:
 
 
 def model_directories(directory: Path) -> list[Path]:
-    """Return the directories of the models in a repository, by name.
-
-    Raises OSError when the repository cannot be listed.
-    """
+    """Return the directories of the models in a repository, by name; raises OSError."""
     entries = sorted(directory.iterdir())
     return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
 

@@ -58,7 +58,6 @@ async def report_progress(model: Model, every: float = 5.0) -> None:
 class ModelSource:
     """Where a model comes from.
 
-    - ``directory``: the model's directory.
     - ``config``: JSON instead of the directory's config.pbtxt.
     - ``digest``: tells the files of one client from those of another; empty for a directory of the
       repository.
@@ -131,13 +130,7 @@ class LoadFailed(BridgeError):
 
 
 class ModelLoader:
-    """Reads, checks and starts models; holds none of them.
-
-    - ``context``: what all models share.
-    - ``gpu_count``: counts the GPUs.
-    - ``backends``: those that run models which are no Python programs themselves.
-    - ``auto_complete``: whether models may complete their own configuration.
-    """
+    """Reads, checks and starts models; holds none of them."""
 
     def __init__(
         self,

@@ -28,20 +28,14 @@ _Files = dict[str, list[ModelFiles]]
 
 
 class ModelSources:
-    """Finds models by name; owns the files that clients sent.
-
-    ``directories``: each holds one directory per model.
-    """
+    """Finds models by name; owns the files that clients sent."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self._directories = directories
         self._overrides = FileOverrides()
 
     def names(self) -> list[str]:
-        """Return the names of the models in the directories.
-
-        Raises BridgeError: INVALID_ARG when a directory cannot be listed.
-        """
+        """Return the names of the models in the directories; raises BridgeError."""
         names: set[str] = set()
         for directory in self._directories:
             try:
@@ -53,10 +47,7 @@ class ModelSources:
         return sorted(names)
 
     def locate(self, name: str) -> ModelSource:
-        """Find a model's directory.
-
-        Raises NotPrepared when there is none, or more than one.
-        """
+        """Find a model's directory; raises NotPrepared."""
         found = []
         if _is_file_name(name):
             found = [d / name for d in self._directories if (d / name).is_dir()]

@@ -35,8 +35,7 @@ class _HeldArray(np.ndarray[Any, Any]):
 class PlacedResponse(InferResponse):
     """An answer whose outputs lie anywhere: in the memory of several stubs, or its request's own.
 
-    - ``parts``: where each output lies.
-    - ``shared``: the outputs that others may still look at.
+    ``shared``: the outputs that others may still look at.
     """
 
     __slots__ = ("parts", "shared")

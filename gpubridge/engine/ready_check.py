@@ -15,10 +15,7 @@ _LONGEST_ANSWER = 64 * 1024
 
 
 class ReadyCheck:
-    """Asks an instance's stub; who asks while it thinks gets the same answer.
-
-    ``instance``: the instance's name, for texts.
-    """
+    """Asks an instance's stub; who asks while it thinks gets the same answer."""
 
     def __init__(self, instance: str) -> None:
         self._instance = instance
@@ -33,10 +30,7 @@ class ReadyCheck:
         return self._socket is not None
 
     def connect(self, fd: int) -> None:
-        """Ask by a socket that a stub listens to; owned from now on.
-
-        Raises MalformedMessage when it is no socket; it is closed then.
-        """
+        """Ask by a socket that a stub listens to; owned from now on; raises MalformedMessage."""
         self.close()
         try:
             self._socket = socket.socket(fileno=fd)

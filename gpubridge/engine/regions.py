@@ -33,8 +33,6 @@ class Regions:
     A region's id names its maker in its upper half: the server is 0, others ask for a number.
 
     ``arena_limit``: bytes of memory for requests, of all models together.
-
-    Attribute ``budget``: of the arenas.
     """
 
     def __init__(self, arena_limit: int) -> None:

@@ -37,11 +37,7 @@ ALL_MODELS = "*"
 async def keep_house(
     running: Callable[[], Iterable[Model]], limit: float | None, regions: Regions
 ) -> None:
-    """Enforce time limits and give idle memory back, until cancelled.
-
-    - ``running``: returns the models that may have requests.
-    - ``limit``: seconds that one ``execute`` may take.
-    """
+    """Enforce time limits and give idle memory back, until cancelled."""
     tick = _TICK_SECONDS if limit is None else min(_TICK_SECONDS, max(limit / 8, 0.02))
     clock = asyncio.get_running_loop().time
     due = clock() + _TICK_SECONDS
@@ -170,10 +166,7 @@ class ModelRepository(ServedModels):
         await self._see_through(self.remove(name, dependents=dependents))
 
     def check_control(self) -> None:
-        """Refuse, in Triton's words, what only explicit mode allows.
-
-        Raises BridgeError: UNAVAILABLE.
-        """
+        """Refuse, in Triton's words, what only explicit mode allows; raises BridgeError."""
         if self._settings.model_control_mode != "explicit":
             raise unavailable("explicit model load / unload is not allowed if polling is enabled")
         if self._closing:

@@ -13,7 +13,6 @@ from gpubridge.transport.channel import Channel, ChannelClosed
 class SendQueue:
     """Sends on a channel that does not block; owns the messages that wait.
 
-    - ``channel``: stays the caller's.
     - ``on_closed``: told when the other side is gone.
     - ``block``: told whether others that send on the channel must not, since messages wait or this
       is closed.

@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 
 class SequenceDispatch:
-    """Queues requests in a sequence batcher, and gives its batches to the instances they belong to.
-
-    - ``owner``: has the policies.
-    - ``config``: of the model.
-    - ``scheduler``: which items make a batch of which instance.
-    - ``counters``: the model's.
-    - ``clock``: returns CLOCK_MONOTONIC nanoseconds.
-    """
+    """Queues requests in a sequence batcher, and gives its batches to the instances they belong to."""
 
     def __init__(
         self,

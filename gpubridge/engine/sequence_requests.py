@@ -50,10 +50,7 @@ def _settings(config: ModelConfig) -> SequenceBatching | None:
 
 
 class SequenceRequests:
-    """Makes requests of what a sequence batcher gives out.
-
-    ``config``: of a model with sequence batching.
-    """
+    """Makes requests of what a sequence batcher gives out."""
 
     def __init__(self, config: ModelConfig) -> None:
         settings = _settings(config)

@@ -110,8 +110,7 @@ class ModelIndex:
 class Served:
     """A model that is served.
 
-    - ``models``: by version.
-    - ``asked``: whether somebody wants it for itself, not for a model that requires it.
+    ``asked``: whether somebody wants it for itself, not for a model that requires it.
     """
 
     prepared: PreparedModel

@@ -30,13 +30,10 @@ class StubRun:
 
     - ``instance``: whose stub it is; its settings may change while the model completes its
       configuration.
-    - ``context``: what all instances share.
     - ``completion``: what completes the model's configuration, if that is not done yet.
     - ``on_log``: as that of `ConnectionEvents`.
 
     Raises BridgeError: UNAVAILABLE when there are no descriptors or no memory for it.
-
-    Attribute ``link``: speaks with the stub.
     """
 
     def __init__(

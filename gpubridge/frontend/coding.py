@@ -13,8 +13,6 @@ _INPUT = 256 * 1024
 class Inflater:
     """Undoes the coding of one body; zlib works without the interpreter's lock.
 
-    - ``coding``: the Content-Encoding, or its like.
-    - ``body``: what is coded; it must not change.
     - ``limit``: bytes that the body may have without its coding.
     - ``flag``: where that limit is set.
 

@@ -86,10 +86,7 @@ def trace_settings(
 
 
 class PrivateBody:
-    """Takes an HTTP request, with its body.
-
-    ``body``: what has been received.
-    """
+    """Takes an HTTP request, with its body."""
 
     __slots__ = ("_private", "body")
 
@@ -144,7 +141,6 @@ class ControlCall(PrivateBody):
     - ``answer``: makes the answer to this call of its ``body``, or a coroutine that does; raises
       BridgeError.
     - ``tasks``: runs coroutines, which go on when nobody waits any more.
-    - ``limit``: bytes of the body.
     """
 
     __slots__ = ("_answer", "_exchange", "_limit", "_tasks")

@@ -46,8 +46,6 @@ class ControlRoutes:
     """Answers what is asked of the server and its models: each method a path and the body.
 
     - ``ready``: whether the server takes requests.
-
-    Attribute ``routes``: their paths.
     """
 
     def __init__(

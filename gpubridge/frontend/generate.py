@@ -24,9 +24,7 @@ _COMMENT = b":\n\n"
 class _Generation(PrivateBody):
     """A generate request; owns its body, and its slot until the model takes that over.
 
-    - ``find``: returns the model that is served when the body is there: it may be another by then.
-    - ``arena_of``: returns the arena of a model, by its name.
-    - ``workers``: parse bodies of more than `HEAVY_BYTES`.
+    ``find``: returns the model that is served when the body is there: it may be another by then.
     """
 
     def __init__(
@@ -46,10 +44,7 @@ class _Generation(PrivateBody):
         self._form: RequestForm
 
     def complete(self, exchange: HttpExchange, copied: int) -> None:
-        """Read the body and give the request to the model.
-
-        Raises BridgeError when it is no valid request.
-        """
+        """Read the body and give the request to the model; raises BridgeError."""
         self._exchange = exchange
         self._model = self._find()
         body, config = self.whole_body(), self._model.config
@@ -87,10 +82,7 @@ class _Generation(PrivateBody):
             self._request.cancel()
 
     def _encoded(self, outcome: Outcome) -> list[bytes | memoryview]:
-        """Encode a response, in pieces.
-
-        Raises BridgeError when it is an error, or cannot be encoded.
-        """
+        """Encode a response, in pieces; raises BridgeError."""
         if not isinstance(outcome, InferResponse):
             raise outcome.copy()
         return encode_generated(self._form, outcome, self._model.config, self._model.version)

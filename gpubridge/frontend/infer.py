@@ -109,9 +109,6 @@ class InferEndpoint(HttpInferEndpoint):
 
     The compiled half takes small requests that have a template, without a call of Python; it hands over
     what it does not take (`take_over`). All others come by `request`.
-
-    - ``memory``: where requests lie.
-    - ``workers``: parse and format JSON of more than `HEAVY_BYTES`.
     """
 
     def __init__(self, model: Model, memory: RequestMemory, workers: Workers) -> None:
@@ -213,10 +210,7 @@ class _InferHandler:
         self.parse(exchange, copied)
 
     def parse(self, exchange: HttpExchange, copied: int) -> None:
-        """Read the header and give the request to the model.
-
-        Raises BridgeError when it is no valid request.
-        """
+        """Read the header and give the request to the model; raises BridgeError."""
         self._exchange = exchange
         header_size = _header_size(self._header_length, self._length)
         copied = max(0, copied - header_size)
@@ -344,10 +338,7 @@ class _InferHandler:
 
 
 def _header_size(value: bytes | None, body: int) -> int:
-    """Return how many bytes of the body are its JSON header.
-
-    Raises BridgeError when the client's number lies outside the body.
-    """
+    """Return how many bytes of the body are its JSON header; raises BridgeError."""
     if value is None:
         return body
     try:

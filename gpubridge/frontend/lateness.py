@@ -81,10 +81,7 @@ class Unsent:
         self._what: object = None
 
     def too_slow(self, now: float, left: int) -> bool:
-        """Return whether the window has passed without enough progress.
-
-        ``left``: bytes that the socket has not taken yet.
-        """
+        """Return whether the window has passed without enough progress."""
         if left > self._left:
             # More was added: what was sent meanwhile cannot be told.
             self._what = object()

@@ -37,10 +37,7 @@ class _Failures:
 class V2Router(_Failures):
     """Routes of the inference door.
 
-    - ``repository``: the models.
-    - ``regions``: the clients' own memory.
-    - ``workers``: for what takes long.
-    - ``strict_readiness``: whether the server is ready only when every model is.
+    ``strict_readiness``: whether the server is ready only when every model is.
     """
 
     def __init__(
@@ -88,10 +85,7 @@ class V2Router(_Failures):
                 endpoint.serve(model)
 
     def route(self, head: HttpExchange) -> RequestHandler:
-        """Return who takes a request.
-
-        Raises BridgeError for a path, method or model that is not there.
-        """
+        """Return who takes a request; raises BridgeError."""
         target = head.target
         endpoint: InferEndpoint | None = self.targets.find(target)
         if endpoint is not None and head.method == b"POST":
@@ -142,10 +136,7 @@ class MetricsRouter(_Failures):
         self._tasks = ControlTasks()
 
     def route(self, head: HttpExchange) -> RequestHandler:
-        """Return who takes a request.
-
-        Raises BridgeError for anything but GET /metrics.
-        """
+        """Return who takes a request; raises BridgeError."""
         if head.target.partition(b"?")[0] != b"/metrics" or head.method != b"GET":
             raise not_found("Not Found: the metrics are at /metrics")
         return ControlCall(self._page, self._tasks)

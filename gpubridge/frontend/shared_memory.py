@@ -11,11 +11,7 @@ from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
 
 
 class RequestMemory:
-    """Where requests lie: in the arenas of their models, or in their clients' memory.
-
-    - ``arenas``: for what comes with a request.
-    - ``regions``: what clients have registered.
-    """
+    """Where requests lie: in the arenas of their models, or in their clients' memory."""
 
     def __init__(self, arenas: Regions, regions: ClientRegions) -> None:
         self.arenas = arenas
@@ -28,9 +24,7 @@ class RequestMemory:
     def share(self, request: InferRequest, given: RequestRegions, model: str) -> None:
         """Give a request the places of its inputs and outputs that are in the client's memory.
 
-        - ``request``: has the places of all other inputs; nobody has got it yet.
-        - ``given``: where they are.
-        - ``model``: the model that it is for.
+        ``request``: has the places of all other inputs; nobody has got it yet.
 
         Raises BridgeError when such memory is not there any more; the request's slot has been
         freed then.

@@ -107,10 +107,7 @@ def json_parameters(parameters: JsonObject) -> str:
 
 
 def text_of_sequence(value: str) -> str:
-    """Return a correlation id that is a string, if it is not too long.
-
-    Raises BridgeError: UNSUPPORTED, if it has more than 128 bytes.
-    """
+    """Return a correlation id that is a string, if it is not too long; raises BridgeError."""
     if len(value.encode(errors="replace")) > _SEQUENCE_TEXT_BYTES:
         raise unsupported(
             f"string correlation ID cannot be longer than {_SEQUENCE_TEXT_BYTES} characters"

@@ -50,8 +50,7 @@ _DIM_LIMIT = 1 << 63
 class FormCache:
     """Remembers templates of requests; one per model version, bounded.
 
-    - ``check_region``: says which shared memory there is.
-    - ``templates``: makes requests of all headers that `parse` does not have to look at.
+    ``templates``: makes requests of all headers that `parse` does not have to look at.
     """
 
     def __init__(self, config: ModelConfig, check_region: CheckRegion = nothing_registered) -> None:
@@ -117,10 +116,7 @@ def make_form(  # noqa: PLR0913  (what a request says, as one thing)
     options: RequestOptions,
     config: ModelConfig,
 ) -> RequestForm:
-    """Check what a request says against its model, and put it together.
-
-    Raises BridgeError: in Triton's words.
-    """
+    """Check what a request says against its model, and put it together; raises BridgeError."""
     check_inputs(identifier, inputs, config)
     at = 0
     places = []

@@ -47,7 +47,6 @@ class EncodedResponse:
 class _Answer:
     """What all answers of a signature to requests of a form have in common.
 
-    - ``template``: makes the header.
     - ``forms``: how each output is told.
     - ``simple``: whether all outputs are binary, with the shapes that the model gives them.
     """
@@ -60,12 +59,9 @@ class _Answer:
 def encode_response(
     form: RequestForm, identifier: str, response: InferResponse, config: ModelConfig, version: int
 ) -> EncodedResponse:
-    """Encode an answer in the form that its request asked for.
+    """Encode an answer in the form that its request asked for; raises BridgeError.
 
-    - ``form``: that of the request; it remembers what the answer has in common with the next.
-    - ``identifier``: the request's id.
-
-    Raises BridgeError when an output cannot be told as JSON.
+    ``form``: that of the request; it remembers what the answer has in common with the next.
     """
     classes: dict[str, int] = {}
     if form.answer_for is response.signature:

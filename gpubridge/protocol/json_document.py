@@ -33,8 +33,7 @@ class JsonValues:
     def pack(self, datatype: str, count: int) -> bytes:
         """Return the values as the bytes of a tensor.
 
-        - ``datatype``: any that JSON can carry: not FP16 and BF16.
-        - ``count``: elements that the shape asks for.
+        ``datatype``: any that JSON can carry: not FP16 and BF16.
 
         Raises NotPacked for values of another type or number, and for what is no JSON.
         """

@@ -14,8 +14,7 @@ from gpubridge.protocol.fields import internal, parse_json
 class LoadParameters(NamedTuple):
     """What a model is loaded with instead of what the repository has.
 
-    - ``config``: the configuration as JSON.
-    - ``files``: contents by ``file:<version>/<path>``.
+    ``files``: contents by ``file:<version>/<path>``.
     """
 
     config: str | None

@@ -56,7 +56,6 @@ class RequestForm:
       memory.
     - ``binary_bytes``: bytes that must follow the header.
     - ``signature``, ``dims``: as they go to the stub; the dims are those that the model sees.
-    - ``context``: what else goes to the stub.
     - ``outputs``: the outputs asked for, by name; None for all of them.
     - ``binary_default``: whether outputs that were not named go out as binary data.
     - ``places``: offset from the first byte after the header, and size, of each input that is sent.
@@ -65,9 +64,7 @@ class RequestForm:
       whose layout only the data can prove.
     - ``aligned``: whether all of those are aligned when the first is.
     - ``packed``: whether some input came as JSON values, so that the inputs must be put together.
-    - ``shared``: whether an input or output is in the client's memory.
     - ``batch_size``: the first dim where the model batches, else 1.
-    - ``options``: for the model's scheduler.
     - ``answer_for``, ``answer``: the signature of the last response, and its template.
     """
 

@@ -33,11 +33,9 @@ def log_document(settings: LogSettings) -> JsonObject:
 
 
 def log_changes(body: bytes) -> dict[str, Any]:
-    """Read a change of log settings: fields of `LogSettings`.
+    """Read a change of log settings: fields of `LogSettings`; raises BridgeError.
 
     Members that Triton does not know mean nothing, and so do null ones.
-
-    Raises BridgeError: in Triton's words.
     """
     given = _members(body)
     if "log_file" in given:

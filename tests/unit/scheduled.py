@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from gpubridge.engine.scheduling.batches import BatchScheduler
-from gpubridge.engine.scheduling.settings import DynamicBatching, ShapeAgreement
-from gpubridge.engine.scheduling.batches import late_error, queue_full
+from gpubridge.engine.scheduling.batches import BatchScheduler, late_error, queue_full
 from gpubridge.engine.scheduling.policy import stopping_error
+from gpubridge.engine.scheduling.settings import DynamicBatching, ShapeAgreement
 from gpubridge.errors import BridgeError
 from gpubridge.request import RequestOptions
 

@@ -12,8 +12,15 @@ from hypothesis.stateful import (
 )
 
 from gpubridge.engine.scheduling.sequence_item import SequenceItem
-from gpubridge.engine.scheduling.sequence_settings import DirectStrategy, OldestStrategy, SequenceBatching
-from gpubridge.engine.scheduling.sequence_strategies import DirectSequenceScheduler, OldestSequenceScheduler
+from gpubridge.engine.scheduling.sequence_settings import (
+    DirectStrategy,
+    OldestStrategy,
+    SequenceBatching,
+)
+from gpubridge.engine.scheduling.sequence_strategies import (
+    DirectSequenceScheduler,
+    OldestSequenceScheduler,
+)
 from gpubridge.errors import BridgeError
 from tests.unit.scheduled import Recorded
 

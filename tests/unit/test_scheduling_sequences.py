@@ -7,8 +7,17 @@ import logging
 import pytest
 
 from gpubridge.engine.scheduling.sequence_item import SequenceItem
-from gpubridge.engine.scheduling.sequence_settings import Control, ControlKind, DirectStrategy, OldestStrategy, SequenceBatching
-from gpubridge.engine.scheduling.sequence_strategies import DirectSequenceScheduler, OldestSequenceScheduler
+from gpubridge.engine.scheduling.sequence_settings import (
+    Control,
+    ControlKind,
+    DirectStrategy,
+    OldestStrategy,
+    SequenceBatching,
+)
+from gpubridge.engine.scheduling.sequence_strategies import (
+    DirectSequenceScheduler,
+    OldestSequenceScheduler,
+)
 from gpubridge.errors import BridgeError, ErrorCode
 
 US = 1000

@@ -4,9 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from gpubridge.engine.scheduling.sequence_settings import Control, ControlKind, DirectStrategy, InitialState, OldestStrategy, StateSpec, parse_sequence_batching
-from gpubridge.engine.scheduling.sequence_strategies import DirectSequenceScheduler, OldestSequenceScheduler, request_scheduler, sequence_scheduler
-from gpubridge.engine.scheduling.settings import QueuePolicy, ShapeIds, TimeoutAction, parse_dynamic_batching, shape_agreement
+from gpubridge.engine.scheduling.sequence_settings import (
+    Control,
+    ControlKind,
+    DirectStrategy,
+    InitialState,
+    OldestStrategy,
+    StateSpec,
+    parse_sequence_batching,
+)
+from gpubridge.engine.scheduling.sequence_strategies import (
+    DirectSequenceScheduler,
+    OldestSequenceScheduler,
+    request_scheduler,
+    sequence_scheduler,
+)
+from gpubridge.engine.scheduling.settings import (
+    QueuePolicy,
+    ShapeIds,
+    TimeoutAction,
+    parse_dynamic_batching,
+    shape_agreement,
+)
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import RequestOptions
 from tests.unit.model_configs import model_config

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpubridge.engine.scheduling.sequence_settings import Control, ControlKind, DirectStrategy, OldestStrategy
+from gpubridge.engine.scheduling.sequence_settings import (
+    Control,
+    ControlKind,
+    DirectStrategy,
+    OldestStrategy,
+)
 from gpubridge.errors import BridgeError
 from tests.unit.test_scheduling_sequences import (
     BOTH,

@@ -19,14 +19,7 @@ _logger = logging.getLogger(__name__)
 class ArenaEvents:
     """The events by which a stub says when what it has handed on is complete.
 
-    - ``shared``: owned from now on.
-    - ``uuid``: the device.
-    - ``instance``: whose stub records them.
-
-    Its attributes:
-
-    - ``handles``: those of all events, one after another.
-    - ``count``: how many there are.
+    ``shared``: owned from now on.
     """
 
     def __init__(self, shared: SharedEvents, uuid: str, instance: str) -> None:

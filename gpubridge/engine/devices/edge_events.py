@@ -71,8 +71,6 @@ class LateLeases:
 class EdgeEvent:
     """One recording of an event: it lives as long as somebody may wait for it.
 
-    - ``arena``: whose event it is.
-    - ``number``: which of them.
     - ``lease``: keeps it from being recorded again.
     - ``lost``: why it never came to pass; empty if it has, or may.
     """
@@ -126,7 +124,6 @@ def tell_waits(context: S, ranges: Sequence[MemoryRange], announcements: Announc
 class StubEvents:
     """The events of one stub's arena, and those that it was handed.
 
-    - ``borrowed``: the stub's memory, which the arena is part of.
     - ``pending``: where the stub says which of its events are not seen to be done.
     - ``release_waiters``: lets streams go that wait for the stub, when it is dead.
     - ``settle``: takes back memory that the stub is done with after its request; returns whether

@@ -48,10 +48,7 @@ _Result = TypeVar("_Result")
 
 
 class MemorySharing:
-    """Allocates device memory that stubs can open.
-
-    ``handles``: what may be tried.
-    """
+    """Allocates device memory that stubs can open."""
 
     def __init__(self, handles: DeviceMemoryHandles) -> None:
         self._ways = {"auto": (False, True), "legacy": (False,), "fd": (True,)}[handles]
@@ -107,14 +104,9 @@ class MemorySharing:
 class DeviceMemory:
     """The GPUs of this machine, and the server's memory on them.
 
-    - ``arena_bytes``: the size of the arena of a stub.
-    - ``handles``: by what it may cross to the stub.
+    ``handles``: by what it may cross to the stub.
 
-    Its attributes:
-
-    - ``sharing``: allocates what stubs open.
-    - ``used``: whether any tensor may be on a GPU.
-    - ``peers``: brings tensors from one GPU to another.
+    Attribute ``used``: whether any tensor may be on a GPU.
     """
 
     def __init__(self, arena_bytes: int, handles: DeviceMemoryHandles = "auto") -> None:
@@ -150,10 +142,7 @@ class DeviceMemory:
         return self.probe().count
 
     def device(self, ordinal: int) -> DeviceInfo:
-        """Return the GPU of a number.
-
-        Raises BridgeError: INVALID_ARG when there is none.
-        """
+        """Return the GPU of a number; raises BridgeError."""
         devices = self.probe().devices
         if not 0 <= ordinal < len(devices):
             known = ", ".join(str(device.ordinal) for device in devices)

@@ -24,9 +24,7 @@ class DeviceRegion:
     The memory is freed when nobody refers to this object any more: each link whose stub has it open
     does until the stub says that it has closed it, or is gone.
 
-    - ``region``, ``size``: the id by which every process knows this memory; bytes.
     - ``view``: addresses that stand for it in lease books.
-    - ``uuid``: the device.
     - ``handle``: by which other processes open it; empty where they do that by ``fds``.
     - ``pointer``: in the server's own addresses.
     - ``events``: by which the stub says when what lies here is complete; None where it waits
@@ -66,15 +64,9 @@ class ClientDeviceSegment:
     Closed when nobody refers to this object any more.
 
     - ``opened``: owned from now on.
-    - ``region``: the id by which every process knows this memory.
-    - ``handle``: as the client gave it.
     - ``close``: closes it, in time, on the thread that calls the driver.
 
-    Its attributes:
-
-    - ``size``: bytes that may be used.
-    - ``uuid``: the device.
-    - ``pointer``: in the server's own addresses.
+    Attribute ``uuid``: the device.
     """
 
     def __init__(

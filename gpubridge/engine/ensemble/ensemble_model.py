@@ -50,11 +50,6 @@ _FORMS_KEPT = 512
 class EnsembleModel(Model):
     """A version of an ensemble; has no process of its own, only requests under way.
 
-    - ``config``: the validated configuration.
-    - ``version``: its version.
-    - ``members``: the models that it is made of.
-    - ``context``: what all models share.
-
     Raises BridgeError: INVALID_ARG when the configuration draws no graph.
     """
 
@@ -80,10 +75,7 @@ class EnsembleModel(Model):
     # -- life ----------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Check that the members are there and fit together.
-
-        Raises BridgeError: INVALID_ARG, in Triton's words.
-        """
+        """Check that the members are there and fit together; raises BridgeError."""
         configs = [self._member_config(step) for step in self._graph.steps]
         self._wiring = wire(self._graph, self.config, configs)
         self._decoupled = self._wiring.decoupled

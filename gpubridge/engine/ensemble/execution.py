@@ -28,8 +28,6 @@ class Execution:
 
     The first error ends it, and whatever is still under way is cancelled.
 
-    - ``request``: the client's.
-    - ``course``: what is run for it.
     - ``targets``: the outputs that the client wants in its own memory.
     - ``member_ns``: what its requests to members took, one by one, in nanoseconds.
     """
@@ -196,11 +194,7 @@ class Execution:
 
 
 class DeviceEdges:
-    """Finds them for one course of an ensemble.
-
-    - ``member``: gives the model of a step; raises BridgeError.
-    - ``reaches``: tells whether tensors can be copied from one GPU to another.
-    """
+    """Finds them for one course of an ensemble."""
 
     def __init__(
         self, member: Callable[[Step], Model], reaches: Callable[[str, str], bool]

@@ -23,8 +23,6 @@ ROOT = -1
 class Step:
     """One use of a model in an ensemble.
 
-    - ``index``: which step it is.
-    - ``model``: the member's name.
     - ``version``: None for the member's highest version.
     - ``inputs``, ``outputs``: the ensemble's tensor by the member's input, output.
     """
@@ -238,11 +236,9 @@ class _Known:
 
 
 def wire(graph: EnsembleGraph, config: ModelConfig, members: Sequence[ModelConfig]) -> Wiring:
-    """Check that the members' tensors fit together.
+    """Check that the members' tensors fit together; raises BridgeError.
 
     ``members``: the configuration of each step's model.
-
-    Raises BridgeError: INVALID_ARG, in Triton's words.
     """
     known: dict[str, _Known] = {}
     batched = config.max_batch_size > 0

@@ -76,14 +76,9 @@ class MemberRequests:
         *,
         devices: bool,
     ) -> InferRequest:
-        """Return the request of a step.
+        """Return the request of a step; raises BridgeError.
 
-        - ``tensors``: by the member's names.
-        - ``config``: the member's.
-        - ``execution``: of the client's request; what that says besides its inputs is passed on.
-        - ``devices``: whether tensors may be on GPUs.
-
-        Raises BridgeError: INVALID_ARG when these are not the inputs that the member wants.
+        ``execution``: of the client's request; what that says besides its inputs is passed on.
         """
         client, course = execution.request, execution.course
         form = self._form(step, tensors, config, client.identifier)

@@ -108,7 +108,6 @@ class Call(Generic[T]):
 class Progress(Generic[T]):
     """What has come of an event.
 
-    - ``calls``: to be made now.
     - ``responses``: of the ensemble, in order: tensors by name, those that are there.
     - ``passed_on``: calls of which one answer has been dealt with to the end, so that another may
       come; a call is named once for each.

@@ -31,9 +31,7 @@ class FlowTensor(NamedTuple):
     """A tensor between two models; nobody copies it.
 
     - ``shape``: as clients see it, with the batch dimension where who made it has one.
-    - ``place``: where it lies, for the next stub.
     - ``buffer``: its bytes, where a response has them anyway.
-    - ``parameters``: of the response that it came with.
     - ``shared``: whether others may still look at it, so that nobody may write to it.
     """
 

@@ -50,8 +50,6 @@ _LOOK_EVERY = 64 * 1024 * 1024
 class MeteredReader:
     """Reads what a packed file holds, for as long as it is no bomb.
 
-    - ``packed``: the file; its position tells how much of it has been used.
-    - ``inner``: unpacks `packed`.
     - ``ratio``: how many times as long as the packed bytes the unpacked ones may be.
     - ``damage``: what `inner` raises, besides OSError, for bytes that are not what they should be.
     """
@@ -221,7 +219,6 @@ def unpack(
     """Unpack an archive.
 
     - ``packed``: the archive, at its beginning.
-    - ``path``: its name, for errors.
     - ``root``: an empty directory that nobody else writes to.
     - ``tell``: called again and again with what there is so far.
 

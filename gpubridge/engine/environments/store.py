@@ -49,10 +49,7 @@ class Facts:
 
 
 class Entry:
-    """The place of one content in the store.
-
-    ``environment``: the root of the tree.
-    """
+    """The place of one content in the store."""
 
     def __init__(self, cache: Path, digest: str) -> None:
         self.environment = cache / digest / "environment"

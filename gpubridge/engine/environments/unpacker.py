@@ -28,10 +28,7 @@ _STOP_SECONDS = 5.0
 
 
 class Unpacker:
-    """Unpacks archives into a store; owns the processes that do.
-
-    ``limit``: the most bytes that may come out of one archive.
-    """
+    """Unpacks archives into a store; owns the processes that do."""
 
     def __init__(self, store: EnvironmentStore, limit: int) -> None:
         self._store = store

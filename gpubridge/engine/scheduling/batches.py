@@ -67,13 +67,9 @@ class BatchScheduler:
     no batch dimension it is the default queue: one request after the other, priorities and time-outs
     without effect, as in Triton.
 
-    - ``max_batch_size``: 0: every request is a batch.
-    - ``agreement``: which inputs must agree for two requests to share a batch.
+    ``max_batch_size``: 0: every request is a batch.
 
-    Its attributes:
-
-    - ``batcher``: holds the requests.
-    - ``shapes``: numbers their shapes, where those matter.
+    Attribute ``shapes``: numbers their shapes, where those matter.
     """
 
     def __init__(

@@ -32,7 +32,6 @@ class SequenceScheduler(ABC):
     requests is cancelled, or until its instance dies. While there is no slot it waits with all
     its requests in the backlog. What follows an early end is refused until the next START.
 
-    - ``model``: the model's name, for messages.
     - ``max_batch_size``: 0 for a model without batch dimension.
     - ``slots``: sequences per instance.
     """

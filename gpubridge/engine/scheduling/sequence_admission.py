@@ -17,7 +17,6 @@ _logger = logging.getLogger(__name__)
 class Admission:
     """Checks requests one by one; holds none.
 
-    - ``model``: the model's name.
     - ``controls``: knows which correlation ids the model can get.
     - ``iterative``: requests without a correlation id get one, and are sequences of their own.
     """

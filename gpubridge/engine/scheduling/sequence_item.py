@@ -16,8 +16,7 @@ from gpubridge.engine.scheduling.sequence_settings import Control, ControlKind
 class ControlTensor:
     """An input of one element that the scheduler adds to a request.
 
-    - ``datatype``: the KServe name.
-    - ``shape``: ``(1, 1)``, or ``(1,)`` for a model without batch dimension.
+    ``shape``: ``(1, 1)``, or ``(1,)`` for a model without batch dimension.
     """
 
     name: str
@@ -173,7 +172,6 @@ class SequenceItem:
 class Sequence:
     """Requests with one correlation id, between a START and whatever ends them.
 
-    - ``queue``: what was not taken yet.
     - ``instance``, ``slot``: where it lives; -1 while it has no slot.
     - ``in_flight``: items that were taken and not answered.
     - ``complete``: its END has come: it gets no further requests.

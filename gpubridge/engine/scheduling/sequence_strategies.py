@@ -188,10 +188,7 @@ class OldestSequenceScheduler(SequenceScheduler):
 
 
 def request_scheduler(config: ModelConfig) -> BatchScheduler:
-    """Return the scheduler of a model without ``sequence_batching``.
-
-    Raises BridgeError: ``INVALID_ARG``: its settings contradict each other.
-    """
+    """Return the scheduler of a model without ``sequence_batching``; raises BridgeError."""
     message = config.message
     if message.WhichOneof("scheduling_choice") != "dynamic_batching":
         return BatchScheduler(DynamicBatching(), 0, shape_agreement(config))

@@ -138,10 +138,7 @@ class _ShapeId:
 
 
 class ShapeIds:
-    """Gives one model's requests equal numbers if their shapes let them share a batch.
-
-    ``agreement``: says which inputs must agree.
-    """
+    """Gives one model's requests equal numbers if their shapes let them share a batch."""
 
     __slots__ = ("_agreement", "_ids", "_numbers")
 

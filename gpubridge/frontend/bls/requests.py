@@ -137,10 +137,7 @@ class CalledModels:
         self._versions.clear()
 
     def form(self, record: Record, caller: str, device: str) -> CallForm:
-        """Return what a call of the model ``caller`` asks for.
-
-        Raises BridgeError: in Triton's words, when there is no such model, or it cannot be called so.
-        """
+        """Return what a call of the model ``caller`` asks for; raises BridgeError."""
         said: CallContext = record.context
         model = self._find(said.model, said.version)
         return CallForm(record, model, caller, device, self.instances)

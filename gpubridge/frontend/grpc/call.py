@@ -37,10 +37,7 @@ def read_timeout(value: bytes) -> float | None:
 class Opening(NamedTuple):
     """What every call begins with.
 
-    - ``connection``: where it came, and where its answer goes.
-    - ``stream_id``: its stream there.
-    - ``headers``: what its request began with.
-    - ``limit``: bytes of a message, after decompression too.
+    ``limit``: bytes of a message, after decompression too.
     """
 
     connection: GrpcConnection
@@ -228,9 +225,8 @@ class Call:
 class UnaryCall(Call):
     """A call that is answered once.
 
-    - ``answer``: makes the answer's message of the request's, or a coroutine that does; may raise
-      BridgeError.
-    - ``tasks``: runs coroutines, which go on when nobody waits any more.
+    ``answer``: makes the answer's message of the request's, or a coroutine that does; may raise
+    BridgeError.
     """
 
     __slots__ = ("_answer", "_tasks")

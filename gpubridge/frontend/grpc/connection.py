@@ -40,28 +40,14 @@ _SETTINGS_TIMEOUT = 4
 
 @dataclass(frozen=True, slots=True)
 class GrpcSettings:
-    """Limits of a connection.
-
-    - ``connections``: how many connections there may be, and how long they may take.
-    - ``http2``: what HTTP/2 allows.
-    """
+    """Limits of a connection."""
 
     connections: GrpcConnections
     http2: Http2Limits
 
 
 class GrpcConnection(asyncio.BufferedProtocol):
-    """A client's connection.
-
-    - ``service``: answers the calls.
-    - ``connections``: holds this connection for as long as it is open.
-
-    Its attributes:
-
-    - ``http2``: where calls send their answers.
-    - ``account``: what the connection holds.
-    - ``coder``: unpacks messages and packs answers.
-    """
+    """A client's connection."""
 
     def __init__(
         self, service: GrpcService, settings: GrpcSettings, connections: set[GrpcConnection]

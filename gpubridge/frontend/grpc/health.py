@@ -14,10 +14,7 @@ _SERVICES = frozenset(("", "inference.GRPCInferenceService", "grpc.health.v1.Hea
 
 
 class Health:
-    """What the health service says, and who is told of changes.
-
-    ``ready``: whether the server takes requests.
-    """
+    """What the health service says, and who is told of changes."""
 
     def __init__(self, ready: Callable[[], bool]) -> None:
         self._ready = ready
@@ -50,10 +47,7 @@ class Health:
 
 
 class HealthWatch(Call):
-    """A call of Watch: the state at once, then at every change, until the client leaves.
-
-    ``health``: what there is to be told.
-    """
+    """A call of Watch: the state at once, then at every change, until the client leaves."""
 
     __slots__ = ("_health", "_last", "_service")
 

@@ -77,15 +77,7 @@ _PIECE = 1 << 20
 
 
 class InferCall(Call):
-    """One inference request; owns its memory until the model takes it over.
-
-    Parameters
-    ----------
-    forms : FormCache
-        What forms of requests mean.
-    memory : RequestMemory
-        Where requests lie.
-    """
+    """One inference request; owns its memory until the model takes it over."""
 
     __slots__ = (
         "_began",

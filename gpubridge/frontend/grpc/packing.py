@@ -35,13 +35,7 @@ Failed = BridgeError | CallFailed
 
 
 class Packing:
-    """How the messages of an answer are compressed.
-
-    - ``coding``: with what.
-    - ``level``: how well, as zlib counts.
-
-    Attribute ``headers``: what the answer begins with.
-    """
+    """How the messages of an answer are compressed."""
 
     __slots__ = ("_coding", "_level", "headers")
 
@@ -64,8 +58,7 @@ class Packing:
 class MessageCoder:
     """Unpacks the messages of requests, and packs those of answers, for any number of calls.
 
-    - ``workers``: do what takes long.
-    - ``budget``: what becomes of messages is charged there.
+    ``budget``: what becomes of messages is charged there.
     """
 
     def __init__(self, workers: Workers, budget: Budget) -> None:
@@ -84,10 +77,6 @@ class MessageCoder:
         """Return a compressed message as it was, if that is small.
 
         Else the task that gives it, or why there is none, to ``done``; it can be cancelled.
-
-        - ``coding``: the call's ``grpc-encoding``; empty for none.
-        - ``limit``: bytes of the longest message.
-        - ``account``: what the connection holds.
 
         Raises CallFailed: INTERNAL for what was not compressed so, or is too long; UNIMPLEMENTED for
         another coding.
@@ -151,10 +140,7 @@ def _failed(error: BridgeError) -> CallFailed:
 
 
 def accepted_packing(accepted: bytes, level: CompressionLevel) -> Packing | None:
-    """Return how answers are compressed for a client; None for not at all.
-
-    ``accepted``: its ``grpc-accept-encoding``.
-    """
+    """Return how answers are compressed for a client; None for not at all."""
     codings = {coding.strip() for coding in accepted.decode("latin-1").lower().split(",")}
     for coding in ("gzip", "deflate"):
         if level != "none" and coding in codings:

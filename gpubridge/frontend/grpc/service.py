@@ -49,19 +49,8 @@ class _Method(NamedTuple):
 class GrpcService:
     """GRPCInferenceService and the health service.
 
-    - ``repository``: the models.
-    - ``ready``: whether the server takes requests.
-    - ``regions``: the clients' own memory.
-    - ``message_limit``: bytes of a message of inference, or with the files of a model, after
-      decompression too.
-    - ``workers``: for what takes long.
-
-    Its attributes:
-
-    - ``health``: who is told of its state.
-    - ``methods``: what connections have to know of the methods.
-    - ``coder``: unpacks messages and packs answers.
-    - ``infer``: takes plain calls of ModelInfer.
+    ``message_limit``: bytes of a message of inference, or with the files of a model, after
+    decompression too.
     """
 
     def __init__(

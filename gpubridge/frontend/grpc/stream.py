@@ -70,9 +70,6 @@ class StreamCall(Call):
 
     An error is an answer like others: the stream goes on, unless its client has asked for the
     opposite.
-
-    - ``forms``: what forms of requests mean.
-    - ``memory``: where requests lie.
     """
 
     def __init__(self, opening: Opening, forms: FormCache, memory: RequestMemory) -> None:
@@ -335,10 +332,7 @@ class StreamCall(Call):
 def _frame(
     known: KnownRequest, request: InferRequest, outcome: Outcome, *, final: bool
 ) -> FrameSegments:
-    """Encode a response and whether it is its request's last.
-
-    Raises BridgeError when it is an error, or cannot be encoded.
-    """
+    """Encode a response and whether it is its request's last; raises BridgeError."""
     if not isinstance(outcome, InferResponse):
         raise outcome.copy()
     model = known.model

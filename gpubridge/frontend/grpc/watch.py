@@ -33,8 +33,7 @@ class Finding(enum.Enum):
 class Keepalive:
     """The PINGs of one connection, both ways; gRPC's rules.
 
-    - ``limits``: how many, and when.
-    - ``now``: seconds, as in all methods.
+    ``now``: seconds, as in all methods.
     """
 
     def __init__(self, limits: GrpcConnections, now: float) -> None:
@@ -53,7 +52,6 @@ class Keepalive:
         """Return whether the client must be pinged, or is dead: its connection ends.
 
         - ``heard``: whether anything came from the client since the last look.
-        - ``calls``: how many are open.
         - ``sent``: frames that were sent to the client so far, PINGs aside.
         """
         limits = self._limits
@@ -92,13 +90,7 @@ class Keepalive:
 
 
 class Watch:
-    """The time-outs of one connection.
-
-    - ``limits``: how long things may take.
-    - ``now``: seconds.
-
-    Attribute ``keepalive``: what is known of PINGs.
-    """
+    """The time-outs of one connection."""
 
     def __init__(self, limits: GrpcConnections, now: float) -> None:
         self.keepalive = Keepalive(limits, now)
@@ -121,9 +113,7 @@ class Watch:
     ) -> Finding | None:
         """Return what is to be done, if anything.
 
-        - ``unsent``: bytes that the socket has not taken yet.
-        - ``leaving``: whether the client was asked to leave.
-        - ``heard``: whether anything came from the client since the last look.
+        ``unsent``: bytes that the socket has not taken yet.
         """
         calls = http2.open_streams
         stuck = self._sending.too_slow(now, unsent)
@@ -147,9 +137,8 @@ class Watch:
     ) -> list[int]:
         """Return the streams whose answers the client's windows have held back for too long.
 
-        - ``held_back``: those that have more to send than the windows allow, and how many bytes of
-          each were let through; none while it is the socket that takes no more.
-        - ``queued``: returns the bytes that a stream has to send.
+        ``held_back``: those that have more to send than the windows allow, and how many bytes of
+        each were let through; none while it is the socket that takes no more.
         """
         if not (held_back or self._windows):
             return []

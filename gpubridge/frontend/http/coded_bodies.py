@@ -30,8 +30,7 @@ _BODIES = 4
 class CodedBodies:
     """Unpacks the bodies of requests, and packs answers, for any number of connections.
 
-    - ``limit``: bytes of a body without its coding.
-    - ``workers``: do what is heavy.
+    ``limit``: bytes of a body without its coding.
     """
 
     def __init__(self, limit: int, workers: Workers) -> None:
@@ -45,8 +44,7 @@ class CodedBodies:
     ) -> None:
         """Put a body where its handler wants it, then tell so; what is wrong with it is the answer.
 
-        - ``body``: as it came.
-        - ``then``: told the bytes of the body.
+        ``then``: told the bytes of the body.
         """
         collected: CollectedBody = exchange.handler
         coding = exchange.field(b"content-encoding")
@@ -144,8 +142,7 @@ class CodedBodies:
 class CollectedBody:
     """Takes a body in chunks or with a coding in the place of its request's handler.
 
-    - ``handler``: who gets it.
-    - ``new_body``: returns what large memory is charged to.
+    ``new_body``: returns what large memory is charged to.
     """
 
     __slots__ = ("_bytes", "_collected", "_handler", "_new_body")

@@ -42,10 +42,7 @@ _TCP_CLOSE_WAIT = 8
 class HttpListener:
     """The part that all connections of one listening socket share.
 
-    - ``router``: finds handlers.
-    - ``workers``: do what is heavy.
-    - ``budget``: of the memory for requests.
-    - ``targets``: the endpoints of inference, whose plain requests do not come to the router.
+    ``targets``: the endpoints of inference, whose plain requests do not come to the router.
 
     Attribute ``receive``: where bytes that have no other place yet are received: each connection
     uses it up before it lets go of the event loop.
@@ -69,10 +66,7 @@ class HttpListener:
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """A client's connection.
-
-    ``connections``: holds this connection for as long as it is open.
-    """
+    """A client's connection."""
 
     def __init__(self, listener: HttpListener, connections: set[HttpConnection]) -> None:
         self._listener = listener

@@ -15,8 +15,7 @@ from gpubridge.host_shm import Body
 class HttpSettings:
     """Limits of a connection.
 
-    - ``body_limit``: bytes of a request body, after decompression too.
-    - ``connections``: how many connections there may be, and how long they may take.
+    ``body_limit``: bytes of a request body, after decompression too.
     """
 
     body_limit: int
@@ -33,12 +32,10 @@ class RequestHandler(Protocol):
     """Takes one request: its body, then the whole of it, or its end before that."""
 
     def body_memory(self, nbytes: int, body: Body | None) -> memoryview:
-        """Return the memory that the body is received into.
+        """Return the memory that the body is received into; raises BridgeError.
 
         ``body``: what a large body is charged to, as `grow` hands its memory out; released by who
         has it.
-
-        Raises BridgeError when there is none: the error is the answer.
         """
 
     def grow(self, arrived: int) -> int:
@@ -62,10 +59,7 @@ class Router(Protocol):
     """Finds who takes a request."""
 
     def route(self, head: HttpExchange) -> RequestHandler:
-        """Return the handler of a request.
-
-        Raises BridgeError when there is none: the error is the answer.
-        """
+        """Return the handler of a request; raises BridgeError."""
 
     def failure(self, error: BridgeError, status: int | None) -> tuple[int, bytes]:
         """Return status and JSON body that tell an error; ``status`` goes before its own."""

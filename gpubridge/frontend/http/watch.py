@@ -27,10 +27,7 @@ class Late(enum.Enum):
 
 
 class Watch:
-    """The time-outs of one connection.
-
-    ``limits``: how long things may take.
-    """
+    """The time-outs of one connection."""
 
     def __init__(self, limits: HttpConnections) -> None:
         self._head = Waiting(limits.header_timeout)
@@ -40,10 +37,7 @@ class Watch:
         self._lingering = Waiting(_LINGER_SECONDS)
 
     def stuck(self, now: float, unsent: int, *, closing: bool) -> bool:
-        """Return whether the client neither takes what is sent, nor closes when all is said.
-
-        ``unsent``: bytes that the socket has not taken yet.
-        """
+        """Return whether the client neither takes what is sent, nor closes when all is said."""
         slow = self._sending.too_slow(now, unsent)
         return self._lingering.too_long(now, True if closing and not unsent else None) or slow
 
@@ -52,9 +46,7 @@ class Watch:
     ) -> Late | None:
         """Return what is late of the request that is on its way, or of the next one.
 
-        - ``progress``: what `HttpConnectionState.progress` returned.
-        - ``served``: how many requests there were.
-        - ``idle``: whether none is being answered.
+        ``progress``: what `HttpConnectionState.progress` returned.
         """
         stage, message, nbytes = progress
         if self._head.too_long(now, message if stage == Stage.HEAD else None):

@@ -22,13 +22,9 @@ _FIELDS = (
 
 
 def data_from_contents(entry: ProtoMessage, datatype: str, model: str) -> bytes:
-    """Return the bytes of an input whose values came in typed fields.
+    """Return the bytes of an input whose values came in typed fields; raises BridgeError.
 
-    - ``entry``: the input.
-    - ``datatype``: what the input is said to be; FP16 and BF16 have no typed field.
-
-    Raises BridgeError: INVALID_ARG, in Triton's words, for values in another field than the
-    datatype's.
+    ``datatype``: what the input is said to be; FP16 and BF16 have no typed field.
     """
     data: bytes | None = None
     for field, number, form, name, datatypes in _FIELDS:

@@ -34,7 +34,6 @@ class RequestHead:
     """What the top level of a message says.
 
     - ``form``: the message without its id and raw contents; a message itself.
-    - ``identifier``: the id.
     - ``sizes``: bytes of each raw content.
     - ``offsets``: where each begins: in the message, or in the slot that it was received into.
     """
@@ -46,10 +45,7 @@ class RequestHead:
 
 
 def read_request(message: bytes) -> RequestHead:
-    """Read the top level of a whole message.
-
-    Raises BridgeError: ``INTERNAL`` for bytes that are no message.
-    """
+    """Read the top level of a whole message; raises BridgeError."""
     scanner = FieldScanner(len(message))
     view = memoryview(message)
     sizes = []
@@ -143,19 +139,13 @@ class FieldScanner:
         self.raw = None
 
     def form(self) -> bytes:
-        """Return the form of the complete message.
-
-        Raises BridgeError: ``INTERNAL`` where the message ends within a field.
-        """
+        """Return the form of the complete message; raises BridgeError."""
         if self.left or self._want or self._pending or self._depth:
             raise malformed("it ends within a field")
         return bytes(self._form)
 
     def identifier(self) -> str:
-        """Return the id.
-
-        Raises BridgeError: ``INTERNAL`` where it is no UTF-8.
-        """
+        """Return the id; raises BridgeError."""
         try:
             return self._identifier.decode()
         except UnicodeDecodeError as error:

@@ -60,7 +60,6 @@ class KnownRequest(RequestTemplate):
     """What a request says, and the model that it is for; all requests with its skeleton share it.
 
     - ``model``: as found by name and version.
-    - ``arena``: where its requests lie.
     - ``empty_final_response``: see `read_parameters`.
     - ``submit``: gives the model a request that gets one response; None where there may be others.
     """
@@ -89,8 +88,6 @@ class FormCache:
     """Remembers templates of requests, to all models; bounded.
 
     - ``find``: gets a model's name and version, as the request spells them, and returns the model.
-    - ``arena_of``: returns the arena of a model that was found, by its name.
-    - ``check_region``: says which shared memory there is.
     - ``templates``: makes requests of all messages that `read` does not have to look at.
     """
 
@@ -110,10 +107,7 @@ class FormCache:
         self.templates.remove_if(lambda known: is_gone(known.model))
 
     def read(self, head: RequestHead) -> KnownRequest:
-        """Return what a request says; it becomes a template.
-
-        Raises BridgeError when it is no valid request for a model that is there.
-        """
+        """Return what a request says; it becomes a template; raises BridgeError."""
         message = parse_message("ModelInferRequest", head.form)
         model = self._find(message.model_name, message.model_version)
         form, empty_final = build_form(message, head, model.config, self._check_region)
@@ -131,14 +125,12 @@ def build_form(
     config: ModelConfig,
     check_region: CheckRegion = nothing_registered,
 ) -> tuple[RequestForm, bool]:
-    """Check a request, all but its strings, in Triton's order.
+    """Check a request, all but its strings, in Triton's order; raises BridgeError.
 
     It returns:
 
     - ``form``: with ``places`` from the beginning of a slot, each aligned, and without an
       identifier.
-
-    Raises BridgeError: in Triton's words.
     """
     context, options, empty_final = read_parameters(message.parameters)
     inputs = _inputs(message, head, config, check_region)

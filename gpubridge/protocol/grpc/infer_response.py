@@ -69,7 +69,6 @@ def encode_response(
     """Encode an answer as one gRPC frame, prefix included.
 
     - ``form``: that of the request; it remembers what the answer has in common with the next.
-    - ``identifier``: the request's id.
     - ``final``: for a ModelStreamInferResponse: whether it is its request's last.
 
     Returns: in order. One bytes object where the frame is small; else long outputs are the

@@ -42,10 +42,7 @@ def message_class(name: str) -> ProtoMessage:
 
 
 def parse_message(name: str, data: bytes) -> ProtoMessage:
-    """Parse a request's message.
-
-    Raises BridgeError: ``INTERNAL``, in Triton's words, for bytes that are no such message.
-    """
+    """Parse a request's message; raises BridgeError."""
     try:
         return message_class(name).FromString(data)
     except message.DecodeError as error:

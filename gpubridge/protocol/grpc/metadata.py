@@ -45,10 +45,7 @@ def refuse_repository_name(message: ProtoMessage) -> None:
 
 
 def health_service(data: bytes) -> str:
-    """Return the service that a HealthCheckRequest of grpc.health.v1 names.
-
-    Raises BridgeError: INTERNAL for bytes that are no message.
-    """
+    """Return the service that a HealthCheckRequest of grpc.health.v1 names; raises BridgeError."""
     # Its one field is like the first of this one, which we have a class for.
     service: str = parse_message("ModelReadyRequest", data).name
     return service

@@ -19,7 +19,7 @@ _OFFSET = "shared_memory_offset"
 
 
 def read_parameters(given: ProtoMessage) -> tuple[RequestContext, RequestOptions, bool]:
-    """Read the parameters of a request.
+    """Read the parameters of a request; raises BridgeError.
 
     It returns:
 
@@ -27,8 +27,6 @@ def read_parameters(given: ProtoMessage) -> tuple[RequestContext, RequestOptions
     - ``options``: for the scheduler; the shapes are not in it yet.
     - ``empty_final_response``: whether a stream's client wants a response that only says that it
       was the last.
-
-    Raises BridgeError: INVALID_ARG in Triton's words.
     """
     if not given:
         return NO_CONTEXT, NO_OPTIONS, False

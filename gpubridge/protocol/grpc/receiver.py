@@ -56,9 +56,7 @@ class RequestReceiver:
     Feed it whatever comes. When `target` is some memory, the next bytes of the message may be
     received there instead, then `filled` says so; they may be fed as well.
 
-    - ``nbytes``: bytes of the message. No more than that, and some alignment, is ever allocated.
-    - ``arena_of``: returns the arena of a model, by its name; None where there is no such model.
-    - ``body``: what the memory is charged to.
+    ``nbytes``: bytes of the message. No more than that, and some alignment, is ever allocated.
 
     Its attributes:
 

@@ -27,10 +27,7 @@ def log_answer(settings: LogSettings) -> JsonObject:
 
 
 def log_changes(message: ProtoMessage) -> dict[str, Any]:
-    """Read a LogSettingsRequest: fields of `LogSettings`.
-
-    Raises BridgeError: in Triton's words.
-    """
+    """Read a LogSettingsRequest: fields of `LogSettings`; raises BridgeError."""
     given = message.settings
     if "log_file" in given:
         raise fixed_location("log")
