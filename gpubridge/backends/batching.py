@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from gpubridge.backends.model_setup import ModelSetup
@@ -13,6 +15,23 @@ from gpubridge.tensor.dtypes import DATATYPES
 
 class UnusableInput(Exception):
     """A request's inputs are none that the program can take; the message says why."""
+
+
+def texts_of(name: str, array: Any, library: str) -> list[str]:
+    """Return the strings of an input; UnusableInput for bytes that are no UTF-8."""
+    try:
+        return [item.decode() for item in array.reshape(-1).tolist()]
+    except UnicodeDecodeError as error:
+        raise UnusableInput(
+            f"input '{name}': expected strings in UTF-8, {library}, got {error.object[:32]!r}"
+        ) from error
+
+
+def object_array(items: Sequence[object], shape: Sequence[int]) -> npt.NDArray[np.object_]:
+    """Return an array of Python objects."""
+    array = np.empty(len(items), np.object_)
+    array[:] = items
+    return array.reshape(shape)
 
 
 class Program(Protocol):

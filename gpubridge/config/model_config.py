@@ -114,8 +114,7 @@ class TensorSpec:
     - ``datatype``: the KServe v2 name: ``"FP32"``, ``"BYTES"``, ``"BF16"``, ...
     - ``dims``: as clients see it, without the batch dimension; -1 is variable.
     - ``reshape``: the shape the model sees instead of `dims`; None where it sees `dims`.
-    - ``is_shape_tensor``: always False: only TensorRT models have them.
-    - ``labels``: what ``label_filename``, in the model's directory, says, by class index.
+    - ``labels``: what the file that names an output's classes says, by class index.
     """
 
     name: str
@@ -123,9 +122,7 @@ class TensorSpec:
     dims: tuple[int, ...]
     optional: bool = False
     reshape: tuple[int, ...] | None = None
-    is_shape_tensor: bool = False
     allow_ragged_batch: bool = False
-    label_filename: str = ""
     labels: tuple[bytes, ...] = ()
 
 
@@ -137,7 +134,6 @@ class InstanceGroup:
     count: int
     kind: InstanceKind
     gpus: tuple[int, ...] = ()
-    passive: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,8 +222,8 @@ def model_config_from_message(
         name=message.name,
         backend=message.backend,
         max_batch_size=message.max_batch_size,
-        inputs=tuple(_input_spec(tensor) for tensor in inputs),
-        outputs=tuple(_output_spec(tensor, labels.get(tensor.name, ())) for tensor in outputs),
+        inputs=tuple(_tensor_spec(tensor) for tensor in inputs),
+        outputs=tuple(_tensor_spec(tensor, labels.get(tensor.name, ())) for tensor in outputs),
         instance_groups=tuple(_instance_group(group) for group in message.instance_group),
         default_model_filename=message.default_model_filename,
         version_policy=_version_policy(message.version_policy),
@@ -243,26 +239,15 @@ def model_config_from_message(
     )
 
 
-def _input_spec(tensor: ProtoMessage) -> TensorSpec:
+def _tensor_spec(tensor: ProtoMessage, labels: tuple[bytes, ...] = ()) -> TensorSpec:
+    """Return the values of an input or output; only inputs have the optional ones."""
     return TensorSpec(
         name=tensor.name,
         datatype=_datatype(tensor.data_type),
         dims=tuple(tensor.dims),
-        optional=tensor.optional,
+        optional=getattr(tensor, "optional", False),
         reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
-        is_shape_tensor=tensor.is_shape_tensor,
-        allow_ragged_batch=tensor.allow_ragged_batch,
-    )
-
-
-def _output_spec(tensor: ProtoMessage, labels: tuple[bytes, ...]) -> TensorSpec:
-    return TensorSpec(
-        name=tensor.name,
-        datatype=_datatype(tensor.data_type),
-        dims=tuple(tensor.dims),
-        reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
-        is_shape_tensor=tensor.is_shape_tensor,
-        label_filename=tensor.label_filename,
+        allow_ragged_batch=getattr(tensor, "allow_ragged_batch", False),
         labels=labels,
     )
 
@@ -278,7 +263,6 @@ def _instance_group(group: ProtoMessage) -> InstanceGroup:
         count=group.count,
         kind=cast("InstanceKind", kind),
         gpus=tuple(group.gpus),
-        passive=group.passive,
     )
 
 

@@ -96,8 +96,6 @@ class Session:
         if not isinstance(error, ChannelClosed):
             self._note(error)
 
-    # -- the engine's thread ---------------------------------------------------------------------
-
     def _run_engine(self) -> None:
         try:
             asyncio.run(self._engine())
@@ -181,8 +179,6 @@ class Session:
                 f"--batch {count}: expected at most max_batch_size {config.max_batch_size} of "
                 f"'{config.name}', got {count} requests of {rows}"
             )
-
-    # -- answers -----------------------------------------------------------------------------------
 
     def answered(self, model: Model, head: str, outcome: Outcome) -> None:
         """Print a response or an error; in the engine's thread."""

@@ -9,7 +9,7 @@ from gpubridge.host_shm.budget import (
     PrivateBytes,
     PrivateMemory,
 )
-from gpubridge.host_shm.client_region import ClientMapping, ClientSegment
+from gpubridge.host_shm.client_region import ClientSegment, map_client_region
 from gpubridge.host_shm.segment import Segment
 
 __all__ = [
@@ -17,11 +17,11 @@ __all__ = [
     "Account",
     "Body",
     "Budget",
-    "ClientMapping",
     "ClientSegment",
     "HostArena",
     "PrivateBytes",
     "PrivateMemory",
     "Segment",
     "Slot",
+    "map_client_region",
 ]

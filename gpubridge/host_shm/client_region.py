@@ -61,26 +61,17 @@ class ClientSegment:
         self.close()
 
 
-class ClientMapping:
-    """A stub's mapping of a client's object; memory that views refer to stays while they do."""
+def map_client_region(fd: int, size: int) -> memoryview | None:
+    """Map a client's object, writable; takes over ``fd``. None when it has been shrunk, or cannot be.
 
-    __slots__ = ("_map", "region", "size", "view")
-
-    def __init__(self, region: int, fd: int, size: int) -> None:
-        self.region = region
-        self.size = size
-        self._map = mmap.mmap(fd, size)
-        self.view = memoryview(self._map)
-
-    @classmethod
-    def open(cls, region: int, fd: int, size: int) -> ClientMapping | None:
-        """Map an object; takes over ``fd``. None when it has been shrunk, or cannot be mapped."""
-        try:
-            return cls(region, fd, size)
-        except (OSError, ValueError):
-            return None
-        finally:
-            os.close(fd)
+    Memory that views refer to stays until they are gone.
+    """
+    try:
+        return memoryview(mmap.mmap(fd, size))
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(fd)
 
 
 def _open_object(key: str) -> int:

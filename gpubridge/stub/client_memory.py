@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpubridge.errors import BridgeError, invalid
-from gpubridge.host_shm import ClientMapping
+from gpubridge.host_shm import map_client_region
 from gpubridge.pb_utils import Tensor
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.tensor import bytes_codec
@@ -67,7 +67,7 @@ class ClientMemory:
         self._model = model
         self._instance = instance
         self._fall_back = fall_back
-        self._mapped: dict[int, ClientMapping] = {}
+        self._mapped: dict[int, memoryview] = {}
         self._settled = bool(sharing)
         self._copied = 0
         self.copies = sharing == "copy"
@@ -75,16 +75,14 @@ class ClientMemory:
         self.device = device
         self.used = device is not None
 
-    # -- regions -------------------------------------------------------------------------------
-
     def announce(self, region: int, fd: int, size: int) -> None:
         """Map a region from now on; takes over ``fd``."""
         self.used = True
-        mapping = ClientMapping.open(region, fd, size)
+        memory = map_client_region(fd, size)
         # One that its client has shrunk by now stays unknown: requests that name it are refused.
-        if mapping is not None:
-            self._mapped[region] = mapping
-            self.borrowed.add(region, mapping.view)
+        if memory is not None:
+            self._mapped[region] = memory
+            self.borrowed.add(region, memory)
 
     def drop(self, region: int) -> None:
         """Unmap a region, views of it that exist excepted."""
@@ -92,12 +90,13 @@ class ClientMemory:
 
     def memory(self, target: Target) -> memoryview:
         """Return the bytes of a target, writable; BridgeError where its region is not mapped."""
-        mapping = self._mapped.get(target.region)
-        if mapping is None or target.offset + target.nbytes > mapping.size:
-            raise _unmapped()
-        return mapping.view[target.offset : target.offset + target.nbytes]
-
-    # -- inputs --------------------------------------------------------------------------------
+        memory = self._mapped.get(target.region)
+        if memory is None or target.offset + target.nbytes > len(memory):
+            raise invalid(
+                "the client's shared memory region cannot be mapped: it has been shrunk; register it "
+                "again"
+            )
+        return memory[target.offset : target.offset + target.nbytes]
 
     def refusal(self, record: Record) -> BridgeError | None:
         """Say what is wrong with a request's memory; it is its client's fault, and only its own."""
@@ -189,9 +188,3 @@ class ClientMemory:
             f"model '{self._instance}' {what}: it gets copies of inputs in clients' shared memory "
             'from now on; the parameter INPUT_SHARING "copy" says so from the start',
         )
-
-
-def _unmapped() -> BridgeError:
-    return invalid(
-        "the client's shared memory region cannot be mapped: it has been shrunk; register it again"
-    )

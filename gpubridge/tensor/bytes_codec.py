@@ -157,26 +157,13 @@ def validate(buffer: Any, count: int) -> None:
     """Raise INVALID_ARG unless a buffer is a well-formed BYTES tensor of `count` strings."""
     module = native()
     if module is None:
-        _check_count(_count_strings(bytes(buffer)), count)
+        _check_count(len(_decode_strings(bytes(buffer))), count)
         return
     try:
         found = module.bytes_count(buffer)
     except ValueError as error:
         raise invalid(str(error)) from None
     _check_count(found, count)
-
-
-def _count_strings(data: bytes) -> int:
-    length_at = _LENGTH.unpack_from
-    found, start, end = 0, 0, len(data)
-    while start < end:
-        if end - start < 4:
-            raise invalid(INCOMPLETE_LENGTH)
-        start += 4 + length_at(data, start)[0]
-        found += 1
-    if start > end:
-        raise invalid(STRING_BEYOND_BUFFER)
-    return found
 
 
 def _check_count(found: int, expected: int | None) -> None:

@@ -15,7 +15,7 @@ from gpubridge.engine.client_regions import ClientRegions, RegionUse
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.host_shm import ClientMapping, ClientSegment
+from gpubridge.host_shm import ClientSegment, map_client_region
 
 SHM = Path("/dev/shm")
 SIZE = 4096
@@ -287,9 +287,9 @@ def test_an_unlinked_object_is_used_on(registry, key):
 
 def test_a_mapping_shows_the_clients_bytes_both_ways(key):
     segment = ClientSegment.open(7, key, 0, SIZE)
-    mapping = ClientMapping.open(7, os.dup(segment.fd), segment.size)
-    assert mapping is not None
-    mapping.view[10:13] = b"abc"
+    memory = map_client_region(os.dup(segment.fd), segment.size)
+    assert memory is not None
+    memory[10:13] = b"abc"
     assert (SHM / key[1:]).read_bytes()[10:13] == b"abc"
 
 
@@ -297,6 +297,6 @@ def test_what_was_shrunk_is_not_mapped(key):
     files = open_files()
     segment = ClientSegment.open(7, key, 0, SIZE)
     os.truncate(SHM / key[1:], 0)
-    assert ClientMapping.open(7, os.dup(segment.fd), segment.size) is None
+    assert map_client_region(os.dup(segment.fd), segment.size) is None
     segment.close()
     assert open_files() == files

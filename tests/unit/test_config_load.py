@@ -151,7 +151,7 @@ class TestInstanceGroups:
             ("{ kind: KIND_CPU }", 2, InstanceGroup("m_0", 1, "KIND_CPU")),
             ("{ kind: KIND_MODEL }", 2, InstanceGroup("m_0", 1, "KIND_MODEL")),
             ("{ count: 0 passive: true kind: KIND_CPU }", 0,
-             InstanceGroup("m_0", 1, "KIND_CPU", passive=True)),
+             InstanceGroup("m_0", 1, "KIND_CPU")),
         ],
     )  # fmt: skip
     def test_resolved(

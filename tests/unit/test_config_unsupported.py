@@ -56,7 +56,6 @@ class TestNotServedYet:
         )
         (model_dir / "l.txt").write_text("cat\ndog\n")
         config = load_model_config(model_dir, gpu_count=0)
-        assert config.outputs[0].label_filename == "l.txt"
         assert config.outputs[0].labels == (b"cat", b"dog")
         assert unsupported_features(config) == []
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
-from gpubridge.backends.batching import BatchRunner, UnusableInput
+from gpubridge.backends.batching import BatchRunner, UnusableInput, object_array, texts_of
 from gpubridge.backends.model_setup import ModelSetup, import_library
 from gpubridge.backends.onnxruntime.graph import Graph
 
@@ -67,16 +67,8 @@ class _Session:
         array = tensor.as_numpy()
         if array.dtype != np.object_:
             return array
-        try:
-            texts = [item.decode() for item in array.reshape(-1).tolist()]
-        except UnicodeDecodeError as error:
-            raise UnusableInput(
-                f"input '{tensor.name()}': expected strings in UTF-8, which is what ONNX has, got "
-                f"{error.object[:32]!r}"
-            ) from error
-        strings = np.empty(len(texts), np.object_)
-        strings[:] = texts
-        return strings.reshape(array.shape)
+        texts = texts_of(tensor.name(), array, "which is what ONNX has")
+        return object_array(texts, array.shape)
 
     def join(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         return np.concatenate(arrays)
@@ -89,9 +81,8 @@ class _Session:
 
     def give(self, name: str, array: npt.NDArray[Any]) -> pb_utils.Tensor:
         if array.dtype == np.object_:
-            texts = np.empty(array.size, np.object_)
-            texts[:] = [text.encode() for text in array.reshape(-1).tolist()]
-            array = texts.reshape(array.shape)
+            texts = [text.encode() for text in array.reshape(-1).tolist()]
+            array = object_array(texts, array.shape)
         return pb_utils.Tensor(name, array)
 
 

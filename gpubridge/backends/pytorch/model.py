@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from gpubridge.backends.batching import BatchRunner, UnusableInput
+from gpubridge.backends.batching import BatchRunner, object_array, texts_of
 from gpubridge.backends.model_setup import ModelSetup, import_library
 from gpubridge.backends.pytorch.program import (
     Forward,
@@ -84,7 +84,9 @@ class _Module:
 
     def run(self, inputs: dict[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
         given = {
-            self._arguments[name]: _texts(name, value) if isinstance(value, np.ndarray) else value
+            self._arguments[name]: texts_of(name, value, "as PyTorch has them")
+            if isinstance(value, np.ndarray)
+            else value
             for name, value in inputs.items()
         }
         forward = self._forward
@@ -114,9 +116,7 @@ class _Module:
         if isinstance(value, self._torch.Tensor):
             return value.detach().cpu().contiguous()
         if isinstance(value, list) and all(isinstance(text, str) for text in value):
-            strings = np.empty(len(value), np.object_)
-            strings[:] = [text.encode() for text in value]
-            return strings.reshape(self._strings_shape)
+            return object_array([text.encode() for text in value], self._strings_shape)
         raise ValueError(
             f"output '{name}': expected forward to return a tensor or a list of str there, got "
             f"{type(value).__name__}"
@@ -128,16 +128,6 @@ class _Module:
         if array.dtype == self._torch.bfloat16:
             return pb_utils.Tensor.from_dlpack(name, array)
         return pb_utils.Tensor(name, array.numpy())
-
-
-def _texts(name: str, array: Any) -> list[str]:
-    try:
-        return [item.decode() for item in array.reshape(-1).tolist()]
-    except UnicodeDecodeError as error:
-        raise UnusableInput(
-            f"input '{name}': expected strings in UTF-8, as PyTorch has them, got "
-            f"{error.object[:32]!r}"
-        ) from error
 
 
 def _configure(torch: Any, setup: ModelSetup) -> None:

@@ -74,8 +74,6 @@ class EdgeEvents:
             text = f"tensors that other models get on the GPU are waited for: {regions.no_events}"
             fall_back("device_events_not_shared", text)
 
-    # -- what is handed on ---------------------------------------------------------------------
-
     def record(self, streams: set[int], reclaim: Callable[[], object]) -> EventLease | None:
         """Record an event behind at least one stream; ``reclaim`` is asked where none is free.
 
@@ -133,8 +131,6 @@ class EdgeEvents:
         while self._own is not None and self._recorded:
             self._own.wait(self._recorded[0])
             self.sweep()
-
-    # -- what arrives --------------------------------------------------------------------------
 
     def awaited(
         self, context: RequestContext | ResponseContext, count: int

@@ -22,10 +22,9 @@ from gpubridge.cuda_ipc import (
 )
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.stub.device.events import EdgeEvents, streams_behind
-from gpubridge.stub.device.over import DeviceHold, OverMemory, precede
+from gpubridge.stub.device.over import DeviceHold, OverMemory, Uploads, precede
 from gpubridge.stub.device.pinning import HostPinning
 from gpubridge.stub.device.regions import ArenaOffers, DeviceRegions
-from gpubridge.stub.device.uploads import Uploads
 from gpubridge.tensor.device_bytes import DeviceBytes, Ready
 
 _PATIENCE = 2.0

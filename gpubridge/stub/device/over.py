@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Callable, Optional
 
-from gpubridge.cuda_ipc import CopyMark, CopyStream, CudaError, DeviceSlot
+from gpubridge.cuda_ipc import CopyMark, CopyStream, CudaError, DeviceContext, DeviceSlot
 from gpubridge.cuda_ipc.driver import call
+from gpubridge.tensor.device_bytes import DeviceBytes
 
 Over = deque[tuple[object, set[int], Optional[CopyMark]]]
 """What nobody looks at any more, with the streams that used it and the upload that filled it."""
@@ -143,3 +145,61 @@ class OverMemory:
                 self._free(kept)
         # Leases and regions go with the last reference.
         over.clear()
+
+
+class Uploads:
+    """Begins uploads on a stream of their own; holds the host memory that they read until the end.
+
+    Each request's are waited for by a mark of its own, never by all that the stream has to do: that
+    may be the next request's by then.
+    """
+
+    def __init__(self, context: DeviceContext) -> None:
+        self.stream = CopyStream(context)
+        # What is read, in the stream's order.
+        self._under_way: deque[tuple[CopyMark, list[memoryview]]] = deque()
+
+    def begin(self, copies: Sequence[tuple[memoryview, DeviceBytes]]) -> None:
+        """Begin to copy the inputs of one request to the arena; `ready` tells when all are there.
+
+        No slot goes back, nor its memory on the host, before that; neither when this raises
+        CudaError.
+        """
+        try:
+            for memory, data in copies:
+                self.stream.h2d(data.pointer, memory, memory.nbytes)
+        finally:
+            mark = self._mark()
+            if mark is not None:
+                self._under_way.append((mark, [memory for memory, _ in copies]))
+                for _, data in copies:
+                    data.ready = mark
+                    if isinstance(data.owner, DeviceHold):
+                        data.owner.filled = mark
+
+    def _mark(self) -> CopyMark | None:
+        """Mark what was begun; None where that is done, since no mark could be made."""
+        try:
+            return self.stream.mark()
+        except CudaError:
+            self.stream.wait()
+            return None
+
+    @property
+    def busy(self) -> bool:
+        """Whether host memory may still be read."""
+        return bool(self._under_way)
+
+    def sweep(self) -> None:
+        """Let go of the host memory that was read; one thread at a time. May raise CudaError."""
+        while self._under_way and self._under_way[0][0].done():
+            self._under_way.popleft()
+
+    def close(self) -> None:
+        """Wait until no host memory is read any more."""
+        try:
+            self.stream.close()
+        except CudaError:
+            # The context is lost, and goes with the process.
+            pass
+        self._under_way.clear()
