@@ -25,10 +25,6 @@ class Parameters:
     def __contains__(self, key: str) -> bool:
         return key in self._texts
 
-    def keys(self) -> list[str]:
-        """All keys, in order."""
-        return sorted(self._texts)
-
     def text(self, key: str, default: str) -> str:
         """Return what is written, or the default."""
         return self._texts.get(key, default)

@@ -154,10 +154,7 @@ def open_pcie_meter(device: str) -> PcieMeter | str:
 
 
 def gpu_memory_of(pids: Iterable[int]) -> dict[int, int] | str:
-    """Return the MiB that processes hold on GPUs, by process id, or why nobody tells.
-
-    In a container the driver may know processes by other ids than those seen in there.
-    """
+    """Return the MiB that processes hold on GPUs, or why nobody tells, as in a container."""
     wanted = set(pids)
     query = ["--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
     try:

@@ -26,23 +26,10 @@ FIRST_RESPONSE_FAMILY = "nv_inference_first_response_histogram_ms"
 
 InstanceKind = Literal["KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"]
 
+_NUMBERS = (*(f"{kind}{bits}" for kind in ("UINT", "INT") for bits in (8, 16, 32, 64)), "BF16")
 KSERVE_DATATYPES = MappingProxyType(
-    {
-        "TYPE_BOOL": "BOOL",
-        "TYPE_UINT8": "UINT8",
-        "TYPE_UINT16": "UINT16",
-        "TYPE_UINT32": "UINT32",
-        "TYPE_UINT64": "UINT64",
-        "TYPE_INT8": "INT8",
-        "TYPE_INT16": "INT16",
-        "TYPE_INT32": "INT32",
-        "TYPE_INT64": "INT64",
-        "TYPE_FP16": "FP16",
-        "TYPE_FP32": "FP32",
-        "TYPE_FP64": "FP64",
-        "TYPE_STRING": "BYTES",
-        "TYPE_BF16": "BF16",
-    }
+    {f"TYPE_{name}": name for name in ("BOOL", *_NUMBERS, "FP16", "FP32", "FP64")}
+    | {"TYPE_STRING": "BYTES"}
 )
 """Names of ``data_type`` in config.pbtxt and the KServe v2 names of the same datatypes."""
 

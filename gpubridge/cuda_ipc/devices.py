@@ -129,11 +129,8 @@ class Ability:
 class DeviceCheck:
     """What two processes can do with a device.
 
-    - ``memory``: whether one reads and writes the other's allocation, opened by its legacy handle.
-    - ``memory_fds``: whether one reads and writes the other's memory, mapped by its file
-      descriptor.
-    - ``events``: whether one's streams wait for the other's.
-    - ``pinning``: whether shared host memory can be pinned.
+    One uses the other's ``memory`` by a legacy handle, or by a descriptor that it maps; streams
+    wait for each other's ``events``; shared host memory is pinned.
     """
 
     memory: Ability

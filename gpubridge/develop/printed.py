@@ -22,10 +22,7 @@ _ONE_LINE = 60
 
 
 def output_arrays(response: InferResponse, config: ModelConfig) -> dict[str, np.ndarray[Any, Any]]:
-    """Return copies of a response's outputs, by name, with the shapes that clients see.
-
-    Strings are ``bytes`` in arrays of objects; BF16 without ml_dtypes is ``uint16``.
-    """
+    """Return copies of a response's outputs by name, as clients see them; strings are ``bytes``."""
     arrays = {}
     tensors = zip(response.signature.tensors, response.shapes, response.buffers, strict=True)
     for (name, datatype, *_), returned, buffer in tensors:

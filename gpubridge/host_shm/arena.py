@@ -166,10 +166,7 @@ class HostArena:
 
 
 def slot_size(nbytes: int) -> int:
-    """Bytes of the slot that ``nbytes`` are put in: powers of two, above 64 KiB quarter steps.
-
-    Quarter steps keep the waste of a large slot under a quarter of it.
-    """
+    """Bytes of the slot that ``nbytes`` are put in: powers of two, above 64 KiB quarter steps."""
     if nbytes <= _SMALLEST:
         return _SMALLEST
     bits = (nbytes - 1).bit_length()

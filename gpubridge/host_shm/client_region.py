@@ -19,10 +19,7 @@ _LONGEST_NAME = 255
 
 
 class ClientSegment:
-    """A client's object, opened and checked, but not mapped; owns its descriptor.
-
-    It had at least ``size`` bytes when it was opened.
-    """
+    """A client's object, opened and checked, but not mapped; owns its descriptor."""
 
     __slots__ = ("fd", "region", "size")
 

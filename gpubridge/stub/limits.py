@@ -10,18 +10,13 @@ from gpubridge.transport.channel import FRAME_LIMIT
 class StubLimits(NamedTuple):
     """What the executor, the sender of results and the compiled loop agree on.
 
-    - ``gathered_ns``, ``gathered_bytes``: results are gathered for so long (the work of a few small
-      batches), or up to this size.
-    - ``long_ns``: a batch that ran longer makes a watch worth its price.
-    - ``watched_batches``: the watch goes on for so many batches after such a one: any batch may be
-      held up once.
+    - ``gathered_ns``, ``gathered_bytes``: so long, or up to this size, results are gathered.
+    - ``long_ns``, ``watched_batches``: after a batch that ran longer so many are watched.
     - ``patience_ns``: after this a result is sent although the batch that follows it still runs.
-    - ``quiet_looks``: the watching thread sleeps for good only after so many looks in vain: waking
-      it costs more.
-    - ``kept_leases``, ``kept_bytes``: a model that keeps more inputs, or more bytes of them, gets
+    - ``quiet_looks``: after so many in vain the watching thread sleeps: waking it costs more.
+    - ``kept_leases``, ``kept_bytes``: a model that keeps more inputs, or bytes of them, gets
       copies.
-    - ``passed_on_bytes``: an output of at least this size may stay in the memory of its request's
-      input.
+    - ``passed_on_bytes``: an output of at least this size may stay in its request's input.
     """
 
     gathered_ns: int = 100_000

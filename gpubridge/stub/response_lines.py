@@ -185,17 +185,6 @@ class _Line:
     The ticket stays this request's until the final record, so its cells in the control page do, too.
     """
 
-    __slots__ = (
-        "_closed",
-        "_desk",
-        "_lock",
-        "_on_the_way",
-        "_record",
-        "_sent",
-        "_was_cancelled",
-        "decoupled",
-    )
-
     def __init__(self, desk: ResponseDesk, record: Record) -> None:
         self._desk = desk
         self._record = record

@@ -149,13 +149,10 @@ def _value(tensor: Tensor, before: _Value | None) -> _Value:
     """Take a tensor's bytes, without a copy if they are those that were kept already."""
     payload = tensor._payload()
     source = np.frombuffer(payload, np.uint8) if payload.nbytes else np.zeros(0, np.uint8)
-    if before is not None and _same(source, before.memory):
-        return _Value(tensor._shape, before.memory)
-    return _Value(tensor._shape, source.copy())
-
-
-def _same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    return one.nbytes == other.nbytes and one.ctypes.data == other.ctypes.data
+    kept = None if before is None else before.memory
+    if kept is None or (kept.nbytes, kept.ctypes.data) != (source.nbytes, source.ctypes.data):
+        kept = source.copy()
+    return _Value(tensor._shape, kept)
 
 
 def _copy(value: _Value) -> _Value:

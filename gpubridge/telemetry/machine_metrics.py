@@ -7,53 +7,24 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gpubridge.telemetry.exposition import Family
 from gpubridge.telemetry.settings import MetricsSettings
 
-_Read = Callable[[Any, Any], float]
+_ENERGY_TEXT = "GPU energy consumption in joules since the server started"
 
-# Joules and watts, where NVML has thousandths; a share, where it has percents.
-_FAMILIES: tuple[tuple[str, str, str, _Read], ...] = (
-    (
-        "nv_gpu_utilization",
-        "GPU utilization rate [0.0 - 1.0)",
-        "gauge",
-        lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
-    ),
-    (
-        "nv_gpu_memory_total_bytes",
-        "GPU total memory, in bytes",
-        "gauge",
-        lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total,
-    ),
-    (
-        "nv_gpu_memory_used_bytes",
-        "GPU used memory, in bytes",
-        "gauge",
-        lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
-    ),
-    (
-        "nv_gpu_power_usage",
-        "GPU power usage in watts",
-        "gauge",
-        lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
-    ),
-    (
-        "nv_gpu_power_limit",
-        "GPU power management limit in watts",
-        "gauge",
-        lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
-    ),
-    (
-        "nv_energy_consumption",
-        "GPU energy consumption in joules since the server started",
-        "counter",
-        lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,
-    ),
+# By what function of NVML, and which of its fields; joules and watts where NVML has thousandths, a
+# share where it has percents.
+_FAMILIES = (
+    ("nv_gpu_utilization", "GPU utilization rate [0.0 - 1.0)", "UtilizationRates", "gpu", 100),
+    ("nv_gpu_memory_total_bytes", "GPU total memory, in bytes", "MemoryInfo", "total", 1),
+    ("nv_gpu_memory_used_bytes", "GPU used memory, in bytes", "MemoryInfo", "used", 1),
+    ("nv_gpu_power_usage", "GPU power usage in watts", "PowerUsage", "", 1000),
+    ("nv_gpu_power_limit", "GPU power management limit in watts", "EnforcedPowerLimit", "", 1000),
+    ("nv_energy_consumption", _ENERGY_TEXT, "TotalEnergyConsumption", "", 1000),
 )
 
 _ENERGY = "nv_energy_consumption"
@@ -75,13 +46,15 @@ class GpuMetrics:
     def families(self) -> list[Family]:
         """Return what can be read now; a GPU that cannot tell a value has no sample of it."""
         families = []
-        for name, text, kind, read in _FAMILIES:
-            family = Family(name, text, kind)
+        for name, text, function, field, unit in _FAMILIES:
+            family = Family(name, text, "counter" if name == _ENERGY else "gauge")
+            read = getattr(self._nvml, f"nvmlDeviceGet{function}")
             for uuid, gpu in self._gpus.items():
                 try:
-                    value = read(self._nvml, gpu)
+                    found = read(gpu)
                 except self._nvml.NVMLError:
                     continue
+                value: float = (getattr(found, field) if field else found) / unit
                 if name == _ENERGY:
                     value -= self._energy_at_start.setdefault(uuid, value)
                 family.add({"gpu_uuid": uuid}, value)

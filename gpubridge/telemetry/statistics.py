@@ -29,10 +29,7 @@ _NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 
 class DeviceWork:
-    """Bytes and number of copies by kind, and completion waits.
-
-    ``words``: the bytes of ``h2d``, ``d2h``, ``d2d``, ``p2p``, the copies of each, and the waits.
-    """
+    """Bytes of ``h2d``, ``d2h``, ``d2d``, ``p2p``, the copies of each, and completion waits."""
 
     __slots__ = ("_words",)
 

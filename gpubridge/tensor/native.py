@@ -161,35 +161,32 @@ class NativeModule(CapsuleEngine, Protocol):
         """Look for something to read; see `gpubridge.transport.short_waits`."""
 
 
-class _Absent(NamedTuple):
-    reason: str
-
-
 _requiring: list[bool] = []
 """Not empty in a process that requires the module: the variable is for its stubs then."""
 
 
 @functools.cache
-def _load() -> NativeModule | _Absent:
+def _load() -> NativeModule | str:
+    """Return the module, or why it is absent."""
     if os.environ.get(DISABLE_VARIABLE) == "1" and not _requiring:
-        return _Absent(f"turned off by {DISABLE_VARIABLE}=1")
+        return f"turned off by {DISABLE_VARIABLE}=1"
     return _import()
 
 
-def _import() -> NativeModule | _Absent:
+def _import() -> NativeModule | str:
     try:
         module = importlib.import_module("gpubridge._native")
     # A binary built for another interpreter fails in the dynamic linker (ImportError) or in the
     # module's own version check (SystemError in some releases of the interpreter).
     except (ImportError, SystemError) as error:
-        return _Absent(f"gpubridge._native cannot be imported: {error}")
+        return f"gpubridge._native cannot be imported: {error}"
     return cast("NativeModule", module)
 
 
 def native() -> NativeModule | None:
     """Give the compiled module, or None where it is absent (see `absence`)."""
     found = _load()
-    return None if isinstance(found, _Absent) else found
+    return None if isinstance(found, str) else found
 
 
 def fields_type(reference: type) -> Any:
@@ -205,7 +202,7 @@ def fields_type(reference: type) -> Any:
 def absence() -> str | None:
     """Say why the compiled module is absent; None where it is there."""
     found = _load()
-    return found.reason if isinstance(found, _Absent) else None
+    return found if isinstance(found, str) else None
 
 
 def native_path() -> str | None:
@@ -227,4 +224,4 @@ def require_native() -> None:
 def import_failure() -> str | None:
     """Give the reason why the module cannot be imported, whatever ``GPUBRIDGE_NO_NATIVE`` says."""
     found = _import()
-    return found.reason if isinstance(found, _Absent) else None
+    return found if isinstance(found, str) else None

@@ -181,16 +181,12 @@ class RequestContext(Context):
 
 @_context
 class CallContext(Context):
-    """What a stub says of its model's call of another model.
+    """What a stub says of its model's call of another model, the server's choice of version for -1.
 
-    - ``model``: the model that is called.
-    - ``version``: its version; -1 lets the server choose.
     - ``decoupled``: whether the caller takes more than one response.
-    - ``handed_on``: whether tensors go on that the caller may look at, too; others were copied for
-      the call.
+    - ``handed_on``: whether tensors go on that the caller may look at, too; others were copied.
     - ``host_outputs``: whether the caller wants outputs in host memory.
-    - ``event``, ``event_lease``: the event that tensors on a device wait for, and the lease under
-      which it is lent.
+    - ``event``, ``event_lease``: which event tensors on a device wait for, and under which lease.
     """
 
     model: str = ""
@@ -217,13 +213,10 @@ class CallContext(Context):
 class ResponseContext(Context):
     """What is said of a response: by a stub of its model's, by the server of one to a model's call.
 
-    - ``parameters``: response parameters: the text of a JSON object; empty for none.
-    - ``error``: the text of an error, where the record's flags say that it is one.
-    - ``code``: its code; None for an internal one.
-    - ``event``, ``event_lease``: the event that tensors on a device wait for, and the lease under
-      which it is lent.
+    - ``parameters``: the text of a JSON object; empty for none.
+    - ``error``, ``code``: where the record's flags say that it is one; None for an internal one.
+    - ``event``, ``event_lease``: as in `CallContext`; ``waits`` as in `RequestContext`.
     - ``passed_on``: whether outputs may lie in the memory of the request's inputs.
-    - ``waits``: what tensors on a device wait for, see `gpubridge.transport.device_events`.
     - ``set_aside``: inside the server: by which number it finds the texts that `without_long_texts`
       has taken out.
     """

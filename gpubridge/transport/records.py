@@ -42,11 +42,7 @@ class TensorRef(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A request or a response as it crosses.
-
-    ``context`` is of the class that the reader was made for. ``word`` is |id| of a request, flags of a
-    response.
-    """
+    """A request or a response as it crosses; ``word`` is |id| of a request, flags of a response."""
 
     ticket: int
     signature: Signature

@@ -8,30 +8,17 @@ from typing import Any, NamedTuple
 
 from gpubridge.backends.model_setup import ModelSetup, TensorSetup
 
-_TYPES = {
-    "bool": "TYPE_BOOL",
-    "uint8": "TYPE_UINT8",
-    "uint16": "TYPE_UINT16",
-    "uint32": "TYPE_UINT32",
-    "uint64": "TYPE_UINT64",
-    "int8": "TYPE_INT8",
-    "int16": "TYPE_INT16",
-    "int32": "TYPE_INT32",
-    "int64": "TYPE_INT64",
-    "float16": "TYPE_FP16",
-    "float": "TYPE_FP32",
-    "double": "TYPE_FP64",
-    "string": "TYPE_STRING",
-}
+_INTEGERS = tuple(f"{kind}int{bits}" for kind in ("u", "") for bits in (8, 16, 32, 64))
+_TYPES = {name: f"TYPE_{name.upper()}" for name in ("bool", *_INTEGERS, "string")}
+_TYPES |= {"float16": "TYPE_FP16", "float": "TYPE_FP32", "double": "TYPE_FP64"}
 """Data types by onnxruntime's names of them; its Python interface takes no bfloat16."""
 
 
 class GraphTensor(NamedTuple):
-    """An input or output of a graph.
+    """An input or output of a graph; a type that no tensor has here keeps onnxruntime's name.
 
-    - ``data_type``: ``TYPE_FP32``, ..., or onnxruntime's name of a type that no tensor has here.
-    - ``shape``: -1 is variable; empty where the graph does not say, and for a scalar.
-    - ``optional``: the graph has a value for it, or does without.
+    Of ``shape`` -1 is variable, and nothing what the graph does not say; ``optional``: the graph
+    has a value for it, or does without.
     """
 
     name: str

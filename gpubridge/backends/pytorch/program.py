@@ -16,10 +16,8 @@ _INDEXED = re.compile(r".*__(\d+)")
 
 @dataclass(frozen=True)
 class Forward:
-    """Something that can be called, and what it is called with.
+    """Something that can be called, with ``arguments`` of which ``keywords`` go by name.
 
-    - ``arguments``: names, in order.
-    - ``keywords``: those that can only be given by name.
     - ``strings``: those that are lists of str.
     - ``takes_dict``: the only argument is a dict of tensors by name.
     - ``returns_dict``: whether it returns one; None where that is not known before.
@@ -34,10 +32,7 @@ class Forward:
 
 
 def load_forward(torch: Any, path: Path, device: Any) -> Forward:
-    """Load a model's file; nothing is unpickled but what these formats contain.
-
-    Raises ValueError when the file is of neither kind; says what it is, and how to make one.
-    """
+    """Load a model's file, unpickling nothing else; ValueError says how to make one."""
     if not zipfile.is_zipfile(path):
         raise ValueError(_unusable(path, "is no archive of PyTorch"))
     with zipfile.ZipFile(path) as archive:
@@ -99,9 +94,7 @@ def _exported(torch: Any, path: Path, device: Any) -> Forward:
 
 
 def argument_names(setup: ModelSetup, forward: Forward) -> dict[str, str]:
-    """Return the argument of each of a model's inputs, by the input's name.
-
-    An input is named as an argument is, or ends in ``__`` and the argument's index.
+    """Return the argument of each of a model's inputs: of its name, or of the index that ends it.
 
     Raises ValueError when an input is no argument, or two are the same one.
     """
@@ -157,12 +150,7 @@ def check_output_names(setup: ModelSetup, forward: Forward) -> None:
 
 
 def pick_output(result: Any, name: str) -> Any:
-    """Return what a name stands for in the result of ``forward``.
-
-    ``result``: a dict by name, a tuple, or a list; anything else stands for itself.
-
-    Raises ValueError when nothing is there.
-    """
+    """Return what a name stands for in the result of ``forward``; or raise ValueError."""
     if isinstance(result, Mapping):
         if name not in result:
             raise ValueError(
