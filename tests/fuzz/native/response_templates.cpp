@@ -203,10 +203,10 @@ class Message {
   std::string_view bytes_;
 };
 
-void check_message(const Told& told, bool stream) {
+void check_message(const Told& told, bool stream, std::uint64_t following) {
   const gpubridge::MessageResponseTemplate known(told.names, told.openings, told.forms);
   const auto outputs = told.outputs();
-  const auto frame = known.encode(told.id, told.parameters, outputs, stream);
+  const auto frame = known.encode(told.id, told.parameters, outputs, stream, following);
   expect(frame.tags.size() == outputs.size(), "each output has its bytes");
   std::uint64_t behind = 0;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -215,7 +215,7 @@ void check_message(const Told& told, bool stream) {
            "the bytes of an output come with their number");
     behind += frame.tags[i].size() + told.nbytes[i];
   }
-  expect(frame.nbytes == frame.opening.size() - 5 + behind, "a frame counts its bytes");
+  expect(frame.nbytes == frame.opening.size() - 5 + behind + following, "a frame counts its bytes");
   Message message(frame.opening);
   const std::string_view prefix = message.take(5);
   std::uint64_t length = 0;
@@ -250,9 +250,9 @@ void check_message(const Told& told, bool stream) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   gpubridge::fuzz::Input input(data, size);
-  const bool stream = (input.byte() & 1U) != 0;
+  const std::uint8_t kind = input.byte();
   const Told made = told(input);
   check_json(made);
-  check_message(made, stream);
+  check_message(made, (kind & 1U) != 0, kind / 2U * 7);
   return 0;
 }
