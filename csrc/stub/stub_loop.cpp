@@ -77,7 +77,7 @@ void StubLoop::disown() {
 
 nb::object StubLoop::next_message() {
   while (true) {
-    if (soon_) parts_.channel.attr("poll")(awake_ns_, parts_.waits);
+    if (soon_) parts_.channel.attr("poll")(wait_ns_, parts_.waits);
     nb::object got = receive_message(descriptor_, scratch_);
     nb::object message = got[0];
     const std::string_view bytes = view_of(message);
@@ -96,10 +96,13 @@ nb::object StubLoop::next_message() {
 
 void StubLoop::run(nb::handle message) {
   parts_.waits.attr("end")(now());
+  parts_.waits.attr("alone") = view_of(message)[1] != 0;
   const std::vector<BatchView> batches = this->batches(message);
+  bool called = false;
   for (std::size_t index = 0; index < batches.size(); ++index) {
     const bool last = index + 1 == batches.size();
     const BatchView& batch = batches[index];
+    called = called || batch.called;
     if (batch.plain && !is_crowded() && (!batch.shared || shows_shared())) {
       run_plain(message, batch, last);
     } else {
@@ -108,8 +111,8 @@ void StubLoop::run(nb::handle message) {
   }
   // Not before: somebody waits for what was sent.
   if (reclaims_) reclaims_ = nb::cast<bool>(parts_.outputs.attr("reclaim")());
-  const bool alone = view_of(message)[1] != 0;
-  soon_ = nb::cast<bool>(parts_.waits.attr("begin")(now())) && alone;
+  soon_ = nb::cast<bool>(parts_.waits.attr("begin")(now()));
+  wait_ns_ = called ? 2 * awake_ns_ : awake_ns_;
 }
 
 std::vector<StubLoop::BatchView> StubLoop::batches(nb::handle message) {
@@ -121,8 +124,12 @@ std::vector<StubLoop::BatchView> StubLoop::batches(nb::handle message) {
     std::vector<BatchView> batches;
     for (std::uint32_t index = 0; index < count; ++index) {
       if (bytes.size() - at < kBatchHead) throw MalformedRecord("it ends in a batch's head");
-      BatchView batch{get_number<std::uint64_t>(bytes.data() + at), at + kBatchHead,
-                      get_number<std::uint32_t>(bytes.data() + at + 8), plain_, false};
+      BatchView batch{get_number<std::uint64_t>(bytes.data() + at),
+                      at + kBatchHead,
+                      get_number<std::uint32_t>(bytes.data() + at + 8),
+                      plain_,
+                      false,
+                      false};
       at = batch.first;
       for (std::uint32_t request = 0; request < batch.requests; ++request) {
         const RecordView record = RecordView::read(bytes, at, true);
@@ -131,6 +138,7 @@ std::vector<StubLoop::BatchView> StubLoop::batches(nb::handle message) {
         batch.plain =
             batch.plain && reader_.is_plain(record, context) && record.ticket() < lent_->size();
         batch.shared = batch.shared || context.has(ContextField::kShared);
+        batch.called = batch.called || context.has(ContextField::kOutputsFor);
       }
       batches.push_back(batch);
     }

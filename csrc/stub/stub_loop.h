@@ -65,6 +65,7 @@ class StubLoop {
     std::uint32_t requests;
     bool plain;
     bool shared;  // whether others look at the inputs of plain requests, too
+    bool called;  // whether other models take the outputs
   };
   // A request that is being executed.
   struct Live {
@@ -105,6 +106,7 @@ class StubLoop {
   nanobind::object shared_inputs_;
   nanobind::object scratch_;
   std::int64_t awake_ns_;
+  std::int64_t wait_ns_ = 0;  // for how long to stay awake now
   int descriptor_;
   bool plain_;             // whether batches of this model may be plain
   bool decoupled_;         // whether the model sends all responses by itself

@@ -11,6 +11,7 @@ import itertools
 import os
 import select
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from gpubridge.transport.calls import CallKind, encode_records
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, close_all
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag, control_message, decode_control
+from gpubridge.transport.short_waits import ShortWaits
 
 _SENT_TOGETHER = 64
 """So many calls of coroutines are sent without waiting for the end of the loop's turn."""
@@ -123,10 +125,22 @@ class BlsClient:
     - ``channel``: does not block.
     - ``lent``: the lease bytes of memory that is lent to this stub.
     - ``outputs``: where inputs of calls go that are not in shared memory already.
+    - ``requests``: says whether the model has one request at a time.
+    - ``awake_ns``: for how long to stay awake for an answer.
     """
 
-    def __init__(self, channel: Channel, lent: memoryview, outputs: OutputMemory) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        lent: memoryview,
+        outputs: OutputMemory,
+        requests: ShortWaits,
+        awake_ns: int,
+    ) -> None:
         self._channel = channel
+        self._requests = requests
+        self._answers = ShortWaits(awake_ns)
+        self._awake_ns = awake_ns
         self._borrowed = BorrowedMemory(lent)
         self._records = BlsRecords(self._borrowed, outputs)
         self._numbers = itertools.count(1)
@@ -256,9 +270,7 @@ class BlsClient:
                     call.event.clear()
                     continue
                 try:
-                    while not call.ready:
-                        self._readable.poll()
-                        self._receive()
+                    self._read_until(call)
                 finally:
                     self._reading.release()
         finally:
@@ -266,6 +278,18 @@ class BlsClient:
             if self._waiting:
                 # Who waits still may have to read now.
                 self._wake_one()
+
+    def _read_until(self, call: Waiting) -> None:
+        answers = self._answers
+        answers.alone = self._requests.alone
+        awake = answers.begin(time.monotonic_ns())
+        while not call.ready:
+            if awake:
+                awake = self._channel.poll(self._awake_ns, answers)
+            if not awake:
+                self._readable.poll()
+            self._receive()
+        answers.end(time.monotonic_ns())
 
     def read_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read whenever there is something, as long as the loop runs."""

@@ -59,7 +59,10 @@ from gpubridge.transport.signatures import encode_signature, parse_signature
 
 _SERVER = 0
 _AWAKE_SHARE = 4
-"""A stub stays awake for a part of the time that the server does: the client needs a processor."""
+"""A stub stays awake for a part of the time that the server does: the client needs a processor.
+
+For twice as long where another model has asked, which does something itself before it asks again.
+"""
 
 
 class Stub:
@@ -104,7 +107,9 @@ class Stub:
         self._device: StubDevice | None = None
         # Where the memory of requests is pinned, if inputs are copied from there to the GPU.
         self._uploads: HostPinning | None = None
-        self._calls = BlsClient(Channel(calls), self._control.lent, self._outputs)
+        self._calls = BlsClient(
+            Channel(calls), self._control.lent, self._outputs, self._waits, awake_ns
+        )
         self._clients: ClientMemory | None = None
         self._metrics = MetricDesk(self._calls, settings["instance"])
         self._model: Any = None
@@ -257,10 +262,10 @@ class Stub:
         """Answer messages until told to finalize or the server is gone; returns the exit code."""
         channel, clients = self._incoming, self._clients
         assert clients is not None
-        soon = False
+        wait_ns = 0
         while True:
-            if soon:
-                channel.poll(self._awake_ns, self._waits)
+            if wait_ns:
+                channel.poll(wait_ns, self._waits)
             lost = None if clients.device is None else clients.device.settle_until(channel.wait)
             if lost is not None:
                 # Even with nothing to do: others may wait for what it has handed on.
@@ -268,7 +273,7 @@ class Stub:
             message, fds = channel.receive() if self._loop is None else self._next_message()
             kind = message[0]
             if kind == Kind.EXECUTE:
-                soon = self._run_batches(message)
+                wait_ns = self._run_batches(message)
             elif kind in (Kind.REGION, Kind.DEVICE_REGION, Kind.PIN):
                 self._map(message, fds)
             elif kind == Kind.DROP_REGION:
@@ -332,10 +337,11 @@ class Stub:
             self._device.pinning.remove(region)
             self._device.settle()
 
-    def _run_batches(self, message: bytes) -> bool:
-        """Execute the batches of a message; returns whether the next is likely to follow soon."""
+    def _run_batches(self, message: bytes) -> int:
+        """Execute the batches of a message; returns for how long (ns) to stay awake for the next."""
         waits = self._waits
         waits.end(time.monotonic_ns())
+        waits.alone = comes_alone(message)
         executor = self._executor
         assert executor is not None
         batches = self._decode(message, self._reader)
@@ -351,7 +357,10 @@ class Stub:
                 break
         # Not before: somebody waits for what was sent.
         self._outputs.reclaim()
-        return waits.begin(time.monotonic_ns()) and comes_alone(message)
+        if not waits.begin(time.monotonic_ns()):
+            return 0
+        called = any(each.context.outputs_for for batch in batches for each in batch.records)
+        return 2 * self._awake_ns if called else self._awake_ns
 
     def _give_up(self, error: BridgeError) -> int:
         """End the process: nothing of its GPU works in it any more, and in another it will."""

@@ -35,12 +35,13 @@ class ShortWaits:
     ``taken`` says whether others wanted the processor when one stayed awake last.
     """
 
-    __slots__ = ("_limit", "_look", "_run", "_since", "taken")
+    __slots__ = ("_limit", "_look", "_run", "_since", "alone", "taken")
 
     def __init__(self, awake_ns: int) -> None:
         self._limit = _SHORT * awake_ns
         self._since = 0
         self._run = 0
+        self.alone = True
         self.taken = False
         compiled = native()
         self._look = _look if compiled is None else compiled.stay_awake
@@ -48,7 +49,7 @@ class ShortWaits:
     def begin(self, now: int) -> bool:
         """Begin to wait; returns whether that is likely to be short."""
         self._since = now
-        return self._run >= _RUN
+        return self._run >= _RUN and self.alone
 
     @property
     def likely(self) -> bool:

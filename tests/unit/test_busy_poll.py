@@ -112,6 +112,12 @@ def test_a_run_begins_anew_after(spoil: str) -> None:
     assert not waits.begin(0)
 
 
+def test_nobody_stays_awake_where_things_are_done_at_once() -> None:
+    waits = after_short_waits(8)
+    waits.alone = False
+    assert not waits.begin(0)
+
+
 def test_nobody_stays_awake_for_no_time() -> None:
     waits = ShortWaits(0)
     for _ in range(20):

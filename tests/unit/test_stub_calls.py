@@ -11,6 +11,7 @@ from gpubridge.stub.bls_client import BlsClient
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import Channel
 from gpubridge.transport.messages import control_message, decode_control
+from gpubridge.transport.short_waits import ShortWaits
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def desk():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     server, model = Channel(theirs), Channel(ours)
-    yield BlsClient(model, memoryview(bytearray(16)), None), server
+    yield BlsClient(model, memoryview(bytearray(16)), None, ShortWaits(0), 0), server
     server.close()
     model.close()
 
@@ -37,3 +38,37 @@ def test_memory_is_looked_after_while_another_thread_waits_for_an_answer(desk):
     asker.join(30)
     assert not asker.is_alive()
     assert [answer["ready"] for answer in answers] == [True]
+
+
+class Watched(Channel):
+    """Says how often one has stayed awake for a message."""
+
+    __slots__ = ("looks",)
+
+    def poll(self, nanoseconds, waits):
+        self.looks += 1
+        return super().poll(nanoseconds, waits)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_has_one_request_at_a_time_stays_awake_for_answers_that_come_soon(alone):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server, model = Channel(theirs), Watched(ours)
+    model.looks = 0
+    requests = ShortWaits(0)
+    requests.alone = alone
+    calls = BlsClient(model, memoryview(bytearray(16)), None, requests, 10**12)
+
+    def answer():
+        for _ in range(12):
+            question = decode_control(server.receive()[0])["question"]
+            server.send(control_message(CallKind.ANSWER, question=question, ready=True))
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    for _ in range(12):
+        calls.ask("ready", model="m")
+    answering.join()
+    assert (model.looks > 0) == alone
+    server.close()
+    model.close()
