@@ -7,6 +7,9 @@ ever cross a process wall.
 from __future__ import annotations
 
 import enum
+import json
+from collections.abc import Sequence
+from typing import Union
 
 
 class ErrorCode(enum.IntEnum):
@@ -27,6 +30,8 @@ class ErrorCode(enum.IntEnum):
 
 
 _LONGEST_CHARACTER = 4
+_OPENING = b'{"error":"'
+Pieces = Sequence[Union[bytes, memoryview]]
 
 
 class BridgeError(Exception):
@@ -48,15 +53,19 @@ class BridgeError(Exception):
         """Return so many characters of the message."""
         return self.message[:length]
 
+    def behind(self, words: str) -> BridgeError:
+        """Return the same with words before its message."""
+        return BridgeError(words + self.message, self.code)
+
 
 class LongError(BridgeError):
     """A failure that a model tells in so many words that to look at them takes long.
 
-    - ``text``: the message in UTF-8; it is decoded only for who asks for ``message``.
-    - ``body``: the JSON object by which HTTP tells it.
+    - ``text``: the message in UTF-8, in pieces; it is decoded only for who asks for ``message``.
+    - ``body``: the JSON object by which HTTP tells it, likewise.
     """
 
-    def __init__(self, text: memoryview, body: bytes, code: ErrorCode) -> None:
+    def __init__(self, text: Pieces, body: Pieces, code: ErrorCode) -> None:
         Exception.__init__(self)
         self.text = text
         self.body = body
@@ -65,7 +74,7 @@ class LongError(BridgeError):
     @property
     def message(self) -> str:  # type: ignore[override]
         """The decoded text."""
-        return str(self.text, "utf-8")
+        return b"".join(self.text).decode()
 
     def copy(self) -> BridgeError:
         """Return the same without a traceback."""
@@ -73,7 +82,15 @@ class LongError(BridgeError):
 
     def opening(self, length: int) -> str:
         """Return so many characters of the message; the others are not decoded."""
-        return str(self.text[: _LONGEST_CHARACTER * length], "utf-8", "ignore")[:length]
+        opening = b"".join(piece[: _LONGEST_CHARACTER * length] for piece in self.text)
+        return opening.decode(errors="ignore")[:length]
+
+    def behind(self, words: str) -> BridgeError:
+        """Return the same with words before its message."""
+        told = json.dumps(words, ensure_ascii=False)[:-1].encode(errors="replace")
+        first, *others = self.body
+        body = b'{"error":' + told, memoryview(first)[len(_OPENING) :], *others
+        return LongError((words.encode(errors="replace"), *self.text), body, self.code)
 
 
 def invalid(message: str) -> BridgeError:

@@ -76,9 +76,9 @@ void wait_for(nb::handle counted, nb::handle models, long change) {
   }
 }
 
-// What is said of an error (a BridgeError).
-std::string encoded_error(nb::handle error) {
-  const nb::object message = names().message.of(error);
+// What is said of an error (a BridgeError), without its text if that is long.
+std::string encoded_error(nb::handle error, bool is_long) {
+  const nb::object message = is_long ? nb::str("") : names().message.of(error);
   // Models make texts with lone surrogates, which are no Unicode.
   const nb::object text = checked(PyUnicode_AsEncodedString(message.ptr(), "utf-8", "replace"));
   Context context;
@@ -134,6 +134,8 @@ CallChannel::Hooks::Hooks(nb::handle hooks)
       check(hooks.attr("check")),
       failed(hooks.attr("failed")),
       describe(hooks.attr("describe")),
+      long_text(hooks.attr("long_text")),
+      send_long(hooks.attr("send_long")),
       signature(hooks.attr("signature")),
       receive(hooks.attr("receive")),
       refuse(hooks.attr("refuse")),
@@ -309,23 +311,36 @@ void CallChannel::answer(const Hooks& hooks, std::uint32_t number, nb::object ou
   parts.ticket = number;
   parts.word = flags;
   const bool last = (flags & kResponseOpen) == 0;
-  if (is_infer_response(outcome)) {
+  const bool responds = is_infer_response(outcome);
+  nb::object text = nb::none();
+  if (responds ? infer_response(outcome).has(InferResponse::kParameters) : !outcome.is_none()) {
+    text = hooks.long_text(outcome);
+  }
+  // Nothing stands before a record with a long text in its message.
+  if (!text.is_none()) flush();
+  if (responds) {
     try {
       write_response(hooks, parts, outcome);
       outcome.reset();
     } catch (nb::python_error& error) {
       if (!error.matches(bridge_error())) throw;
       outcome = nb::borrow(error.value());
+      text = nb::none();
     }
   }
   if (outcome.is_valid()) {
     parts.word |= outcome.is_none() ? kResponseEmpty : kResponseError;
-    const std::string context = outcome.is_none() ? std::string() : encoded_error(outcome);
+    const std::string context =
+        outcome.is_none() ? std::string() : encoded_error(outcome, !text.is_none());
     parts.context = context;
     parts.signature = signature(hooks, nb::none());
     append(hooks, parts, nb::tuple(), 0, false);
   }
-  if (calls_.empty() && last) {
+  if (!text.is_none()) {
+    answered_ = 0;
+    const std::string record = std::exchange(answers_, {});
+    hooks.send_long(nb::bytes(record.data(), record.size()), text[0], text[1]);
+  } else if (calls_.empty() && last) {
     // Nothing else that it waits for may come in this turn.
     flush();
   } else if (answered_ == 1) {

@@ -98,6 +98,8 @@ class CallChannel {
     nanobind::object check;
     nanobind::object failed;
     nanobind::object describe;
+    nanobind::object long_text;
+    nanobind::object send_long;
     nanobind::object signature;
     nanobind::object receive;
     nanobind::object refuse;

@@ -120,7 +120,7 @@ void Exchange::fail(nb::object error, nb::object status) {
   connection_->drop_body(*this);
   const nb::object failure = connection_->failure_;
   const nb::object told = failure(error, status);
-  const SentBuffers body(nb::make_tuple(told[1]));
+  const SentBuffers body(told[1]);
   put(nb::cast<int>(told[0]), {body.total(), false}, "Content-Type: application/json\r\n", {},
       body);
 }

@@ -114,5 +114,5 @@ def _error(context: ResponseContext, long: LongTexts) -> BridgeError:
     except ValueError:
         code = ErrorCode.UNKNOWN
     if long.error is not None:
-        return LongError(long.error, long.error_body, code)
+        return LongError([long.error], [long.error_body], code)
     return BridgeError(context.error, code)

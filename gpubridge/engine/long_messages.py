@@ -11,7 +11,7 @@ from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError
 from gpubridge.request import EncodedParameters, LongParameters, Parameters
 from gpubridge.transport.channel import MalformedMessage, close_all, read_spilled
-from gpubridge.transport.messages import Kind, set_long_texts_aside
+from gpubridge.transport.messages import LONGEST_CONTROL, Kind, set_long_texts_aside
 from gpubridge.transport.records import json_object
 
 _LONG_TEXT = 64 * 1024
@@ -45,6 +45,9 @@ class ReadMessage(NamedTuple):
 def read_message(message: bytes) -> ReadMessage:
     """See to the long texts of a stub's message; raises MalformedMessage."""
     if message[0] not in (Kind.RESULTS, Kind.RESPONSES):
+        if len(message) > LONGEST_CONTROL:
+            text = f"message of kind {message[0]} of {len(message)} bytes (limit {LONGEST_CONTROL})"
+            raise MalformedMessage(text)
         return ReadMessage(message, ())
     message, taken = set_long_texts_aside(message, _LONG_TEXT)
     return ReadMessage(message, [_long_texts(fields) for fields in taken])

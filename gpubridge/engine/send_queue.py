@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from gpubridge.transport.channel import Channel, ChannelClosed
+from gpubridge.engine.workers import HEAVY_BYTES, Workers
+from gpubridge.errors import BridgeError
+from gpubridge.transport.channel import Channel, ChannelClosed, close_all, spill
 
 
 class SendQueue:
     """Sends on a channel that does not block; owns the messages that wait.
 
+    - ``workers``: put messages of more than `HEAVY_BYTES` into memory of their own.
     - ``on_closed``: told when the other side is gone.
     - ``block``: told whether others that send on the channel must not, since messages wait or this
       is closed.
@@ -21,31 +25,41 @@ class SendQueue:
     def __init__(
         self,
         channel: Channel,
+        workers: Workers,
         on_closed: Callable[[], None],
         block: Callable[[bool], None] | None = None,
     ) -> None:
         self._channel = channel
+        self._workers = workers
         self._on_closed = on_closed
         self._block = block or _ignore
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._open = True
 
-    def send(self, message: bytes, fds: tuple[int, ...] = ()) -> None:
-        """Send a message and the descriptors in ``fds``, which stay the caller's."""
+    def send(
+        self, message: bytes | Sequence[bytes | memoryview], fds: tuple[int, ...] = ()
+    ) -> None:
+        """Send a message, in pieces if it is long, and the descriptors in ``fds``, which stay the caller's."""
         if not self._open:
             return
+        pieces = (message,) if isinstance(message, bytes) else message
+        long = sum(map(len, pieces)) > HEAVY_BYTES
         try:
-            if not self._waiting and self._channel.send(message, fds):
+            if not self._waiting and not long and self._channel.send(b"".join(pieces), fds):
                 return
         except ChannelClosed:
             self._on_closed()
             return
         if not self._waiting:
-            self._loop.add_writer(self._channel.fileno(), self._on_writable)
             self._block(True)
         # Duplicated, since their owner may close them before their turn comes.
-        self._waiting.append((message, tuple(os.dup(fd) for fd in fds)))
+        waiting = _Waiting(None if long else b"".join(pieces), [os.dup(fd) for fd in fds])
+        self._waiting.append(waiting)
+        if long:
+            self._workers.run(partial(spill, pieces), partial(self._spilled, waiting))
+        elif len(self._waiting) == 1:
+            self._loop.add_writer(self._channel.fileno(), self._on_writable)
 
     def close(self) -> None:
         """Send nothing any more; idempotent."""
@@ -57,24 +71,46 @@ class SendQueue:
         self._block(True)
         self._loop.remove_writer(self._channel.fileno())
         while self._waiting:
-            self._forget()
+            close_all(self._waiting.popleft().fds)
+
+    def _spilled(self, waiting: _Waiting, made: tuple[bytes, int] | BridgeError) -> None:
+        """Send the notice of a long message when its turn comes."""
+        if isinstance(made, BridgeError):
+            self._on_closed()
+            return
+        waiting.message, fd = made
+        waiting.fds.insert(0, fd)
+        if not self._open:
+            close_all([fd])
+        elif self._waiting[0] is waiting:
+            self._loop.add_writer(self._channel.fileno(), self._on_writable)
 
     def _on_writable(self) -> None:
         try:
             while self._waiting:
-                message, fds = self._waiting[0]
-                if not self._channel.send(message, fds):
+                waiting = self._waiting[0]
+                if waiting.message is None:
+                    # A worker has it.
+                    break
+                if not self._channel.send(waiting.message, waiting.fds):
                     return
-                self._forget()
+                close_all(self._waiting.popleft().fds)
         except ChannelClosed:
             self._on_closed()
             return
         self._loop.remove_writer(self._channel.fileno())
-        self._block(False)
+        if not self._waiting:
+            self._block(False)
 
-    def _forget(self) -> None:
-        for fd in self._waiting.popleft()[1]:
-            os.close(fd)
+
+class _Waiting:
+    """A message that waits, None while a worker has it, and its descriptors."""
+
+    __slots__ = ("fds", "message")
+
+    def __init__(self, message: bytes | None, fds: list[int]) -> None:
+        self.message = message
+        self.fds = fds
 
 
 def _ignore(*_: object) -> None:

@@ -103,7 +103,7 @@ class StubConnection:
         )
         self.requests = requests_at_stub(self._control, hooks, self._channel.fileno())
         self._device_events: StubEvents | None = None
-        self._send_queue = SendQueue(self._channel, self._close_early, self.requests.block)
+        self._send_queue = SendQueue(self._channel, workers, self._close_early, self.requests.block)
         self.busy_poll = BusyPoll(self._loop, 0)
         # Told when nobody waits any more for what the model does, and since when (ns) it does that.
         self.on_abandoned: Callable[[int], None] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gpubridge.dataplane import HttpExchange
 from gpubridge.engine.model import Model
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
-from gpubridge.errors import BridgeError, ErrorCode, invalid
+from gpubridge.errors import BridgeError, ErrorCode, Pieces, invalid
 from gpubridge.frontend.control import JSON, PrivateBody
 from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.protocol.body import pack_inputs
@@ -81,7 +81,7 @@ class _Generation(PrivateBody):
         if self._request is not None:
             self._request.cancel()
 
-    def _encoded(self, outcome: Outcome) -> list[bytes | memoryview]:
+    def _encoded(self, outcome: Outcome) -> Pieces:
         """Encode a response, in pieces; raises BridgeError."""
         if not isinstance(outcome, InferResponse):
             raise outcome.copy()
@@ -97,7 +97,7 @@ class _Generation(PrivateBody):
 class GenerateHandler(_Generation):
     """Answers with the one response that there is."""
 
-    _only: list[bytes | memoryview] | None = None
+    _only: Pieces | None = None
 
     def _respond(self, outcome: Outcome) -> None:
         assert self._request is not None
@@ -124,7 +124,7 @@ class GenerateHandler(_Generation):
         self._exchange.respond(200, JSON, b"", body, plain=True)
 
     def _fail(self, error: BridgeError) -> None:
-        self._exchange.respond(_status(error), JSON, b"", (error_body(error),), plain=True)
+        self._exchange.respond(_status(error), JSON, b"", error_body(error), plain=True)
 
 
 class GenerateStreamHandler(_Generation):
@@ -149,7 +149,7 @@ class GenerateStreamHandler(_Generation):
             body = self._encoded(outcome)
         except BridgeError as error:
             # The status is that of the first response; those of others stand in their events.
-            status, body = _status(error), [error_body(error)]
+            status, body = _status(error), error_body(error)
         self._begin(status)
         self._exchange.send((b"data: ", *body, b"\n\n"))
 

@@ -11,7 +11,7 @@ from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.workers import Workers
-from gpubridge.errors import BridgeError, ErrorCode, not_found, unsupported
+from gpubridge.errors import BridgeError, ErrorCode, Pieces, not_found, unsupported
 from gpubridge.frontend.control import Answer, ControlCall, ControlTasks
 from gpubridge.frontend.control_routes import MODEL, ControlRoutes, Route, named
 from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
@@ -29,7 +29,7 @@ _ROUTES_KEPT = 1024
 class _Failures:
     """How a router's errors look."""
 
-    def failure(self, error: BridgeError, status: int | None) -> tuple[int, bytes]:
+    def failure(self, error: BridgeError, status: int | None) -> tuple[int, Pieces]:
         """Return status and JSON body of an error."""
         return status or http_status(error.code), error_body(error)
 
@@ -102,7 +102,7 @@ class V2Router(_Failures):
                 known = True
         raise _MethodNotAllowed if known else not_found("Not Found")
 
-    def failure(self, error: BridgeError, status: int | None) -> tuple[int, bytes]:
+    def failure(self, error: BridgeError, status: int | None) -> tuple[int, Pieces]:
         """Return status and JSON body of an error."""
         if isinstance(error, _MethodNotAllowed):
             status = 405

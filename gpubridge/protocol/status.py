@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from gpubridge.errors import BridgeError, ErrorCode, LongError
+from gpubridge.errors import BridgeError, ErrorCode, LongError, Pieces
 
 _HTTP_STATUS = {
     ErrorCode.INTERNAL: 500,
@@ -19,12 +19,12 @@ def http_status(code: ErrorCode) -> int:
     return _HTTP_STATUS.get(code, 400)
 
 
-def error_body(error: BridgeError) -> bytes:
-    """Return the JSON body that tells an error."""
+def error_body(error: BridgeError) -> Pieces:
+    """Return the JSON body that tells an error, in pieces."""
     if isinstance(error, LongError):
         return error.body
     try:
-        return orjson.dumps({"error": error.message})
+        return [orjson.dumps({"error": error.message})]
     except orjson.JSONEncodeError:
         # A model's message may hold lone surrogates, which are no Unicode text.
-        return orjson.dumps({"error": error.message.encode(errors="replace").decode()})
+        return [orjson.dumps({"error": error.message.encode(errors="replace").decode()})]

@@ -52,6 +52,7 @@ from gpubridge.transport.messages import (
     control_message,
     decode_control,
     decode_execute,
+    shortened,
 )
 from gpubridge.transport.records import RecordReader, record_reader
 from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
@@ -138,7 +139,7 @@ class Stub:
             if self._note is not None:
                 self._note(error)
             text = error.message if isinstance(error, BridgeError) else model_error_text(error)
-            self._channel.send(control_message(Kind.FAILED, error=text))
+            self._channel.send(control_message(Kind.FAILED, error=shortened(text)))
             return False
         self._model = model
         if self._device is None:
@@ -430,10 +431,9 @@ class Stub:
     def _log(self, level: int, text: str, file: str, line: int) -> None:
         if not self._control.log_levels >> level & 1:
             return
+        fields = {"level": level, "text": shortened(text), "file": file, "line": line}
         try:
-            self._channel.send(
-                control_message(Kind.LOG, level=level, text=text, file=file, line=line)
-            )
+            self._channel.send(control_message(Kind.LOG, **fields))
         except BridgeError:
             sys.stderr.write(text + "\n")
 

@@ -72,7 +72,12 @@ class Channel:
         """
         try:
             if len(message) > FRAME_LIMIT:
-                return self._send_spilled(message, fds)
+                notice, spilled = spill((message,))
+                try:
+                    socket.send_fds(self.socket, [notice], [spilled, *fds])
+                finally:
+                    os.close(spilled)
+                return True
             if fds:
                 socket.send_fds(self.socket, [message], list(fds))
             else:
@@ -136,16 +141,23 @@ class Channel:
         """Close the socket; idempotent."""
         self.socket.close()
 
-    def _send_spilled(self, message: bytes, fds: Sequence[int]) -> bool:
-        spill = os.memfd_create("gpubridge-message", os.MFD_CLOEXEC)
-        try:
-            with open(spill, "wb", closefd=False) as file:
-                file.write(message)
-            notice = _SPILL.pack(_SPILL_KIND, len(message))
-            socket.send_fds(self.socket, [notice], [spill, *fds])
-        finally:
-            os.close(spill)
-        return True
+
+def spill(pieces: Sequence[bytes | memoryview]) -> tuple[bytes, int]:
+    """Put a long message into memory; returns the notice of it and a descriptor, the caller's to close.
+
+    Raises OSError without memory for it.
+    """
+    spilled = os.memfd_create("gpubridge-message", os.MFD_CLOEXEC)
+    try:
+        with open(spilled, "wb", 0, closefd=False) as file:
+            for piece in pieces:
+                view = memoryview(piece)
+                while view:
+                    view = view[file.write(view) :]
+    except BaseException:
+        os.close(spilled)
+        raise
+    return _SPILL.pack(_SPILL_KIND, sum(map(len, pieces))), spilled
 
 
 def is_unread(message: bytes) -> bool:

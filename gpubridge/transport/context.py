@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, NamedTuple, TypedDict, TypeVar, cast
 
@@ -292,18 +292,12 @@ def without_long_texts(
     try:
         (mask,) = _MASK.unpack_from(raw)
         at = _MASK.size
-        for field in (field for field in FIELDS if mask >> field.tag & 1):
-            size = _NUMBERS[field.kind].size if field.kind in _NUMBERS else 0
-            if field.kind in (FieldKind.TEXT, FieldKind.JSON):
-                size = _LENGTH.size + _LENGTH.unpack_from(raw, at)[0]
-            if size > len(raw) - at:
-                raise ValueError(_CUT)
-            if size > longest and field.name in _RESPONSE_TEXTS:
-                texts[field.name] = raw[at + _LENGTH.size : at + size]
+        for field, begin, at in _fields_of(raw):
+            if at - begin > longest and field.name in _RESPONSE_TEXTS:
+                texts[field.name] = raw[begin + _LENGTH.size : at]
                 mask &= ~(1 << field.tag)
             else:
-                kept.append(raw[at : at + size])
-            at += size
+                kept.append(raw[begin:at])
     except struct.error as error:
         raise ValueError(_CUT) from error
     if mask >> _SET_ASIDE.tag:
@@ -311,6 +305,37 @@ def without_long_texts(
         raise ValueError(f"a context with bits {mask:#x}")
     aside = _NUMBERS[_SET_ASIDE.kind].pack(number)
     return b"".join((_MASK.pack(mask | 1 << _SET_ASIDE.tag), *kept, raw[at:], aside)), texts
+
+
+def opened_for(raw: bytes, name: str, nbytes: int) -> tuple[bytes, bytes]:
+    """Put a field of kind text into an encoded context that has none of this name.
+
+    Returns what comes before and after so many bytes, which are the text.
+    """
+    raw = raw or _MASK.pack(0)
+    (added,) = (field for field in FIELDS if field.name == name)
+    earlier = [end for field, _, end in _fields_of(raw) if field.tag < added.tag]
+    at = max(earlier, default=_MASK.size)
+    (mask,) = _MASK.unpack_from(raw)
+    mask |= 1 << added.tag
+    return b"".join((_MASK.pack(mask), raw[_MASK.size : at], _LENGTH.pack(nbytes))), raw[at:]
+
+
+def _fields_of(raw: bytes | memoryview) -> Iterator[tuple[ContextField, int, int]]:
+    """Yield the fields of an encoded context, and where each begins and ends.
+
+    Raises ValueError or struct.error when it is cut short.
+    """
+    (mask,) = _MASK.unpack_from(raw)
+    at = _MASK.size
+    for field in (field for field in FIELDS if mask >> field.tag & 1):
+        size = _NUMBERS[field.kind].size if field.kind in _NUMBERS else 0
+        if field.kind in (FieldKind.TEXT, FieldKind.JSON):
+            size = _LENGTH.size + _LENGTH.unpack_from(raw, at)[0]
+        if size > len(raw) - at:
+            raise ValueError(_CUT)
+        yield field, at, at + size
+        at += size
 
 
 class PythonContextCodec:

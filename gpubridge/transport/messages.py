@@ -111,6 +111,18 @@ _RESULT = struct.Struct("<QQQQQI4x")
 _RESPONSES = struct.Struct("<BxxxIQ")
 
 
+LONGEST_CONTROL = 4 << 20
+"""Bytes of the longest message of a rare kind; they are parsed on the server's event loop."""
+
+_LONGEST_TEXT = 1 << 18
+
+
+def shortened(text: str) -> str:
+    """Return a text as it fits into a message of a rare kind."""
+    more = len(text) - _LONGEST_TEXT
+    return text if more <= 0 else f"{text[:_LONGEST_TEXT]}... ({more} more characters)"
+
+
 def control_message(kind: int, **fields: Any) -> bytes:
     """Make a message of a rare kind from its fields."""
     return bytes((kind,)) + json.dumps(fields, separators=(",", ":")).encode()

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from gpubridge.tensor.native import native
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.context import Context, PythonContextCodec, context_codec
+from gpubridge.transport.context import Context, PythonContextCodec, context_codec, opened_for
 from gpubridge.transport.signatures import (
     MOST_TENSORS,
     Shapes,
@@ -135,6 +135,20 @@ def with_contexts(
             parts.append(message[at:end])
         at = end
     return parts, at
+
+
+def with_long_text(
+    record: bytes, name: str, text: Sequence[bytes | memoryview]
+) -> list[bytes | memoryview]:
+    """Put a text into the context of a response's record, in pieces; returns the record in pieces."""
+    ticket, signed, said, word, tensors, dims = _RECORD.unpack_from(record)
+    begin = _RECORD.size + signed
+    end = begin + said
+    nbytes = sum(map(len, text))
+    before, after = opened_for(record[begin:end], name, nbytes)
+    said = len(before) + nbytes + len(after)
+    head = _RECORD.pack(ticket, signed, said, word, tensors, dims)
+    return [head + record[_RECORD.size : begin] + before, *text, after + record[end:]]
 
 
 class RecordReader:

@@ -311,7 +311,7 @@ class _Router:
 
     def failure(self, error, status):
         self.error = error
-        return 400, b"{}"
+        return 400, [b"{}"]
 
 
 def _send(endpoint, body, length):

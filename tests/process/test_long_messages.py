@@ -9,7 +9,7 @@ import pytest
 
 from tests.process.callers import run, write_models as write_callers
 from tests.process.ensembles import TEXT as STRING, write_ensemble
-from tests.process.server import running_server
+from tests.process.server import running_server, wait_until
 from tests.process.streams import Stream, triton, write_models
 
 triton_http = pytest.importorskip("tritonclient.http")
@@ -51,6 +51,23 @@ def test_a_long_error_is_told_whole_over_http(server, path, status):
     got, answer = ask(server, f"result = failure({LONG})", path)
     assert got == status
     assert json.loads(answer) == {"error": TEXT}
+
+
+def test_a_long_error_of_a_member_is_told_behind_the_name_of_its_ensemble(server):
+    inputs = [
+        {"name": name, "datatype": "BYTES", "shape": [1], "data": [code]}
+        for name, code in (("CODE", f"result = failure({LONG})"), ("OTHER", told()))
+    ]
+    body = json.dumps({"inputs": inputs})
+    status, _, answer = server.request("POST", "/v2/models/pair/infer", body)
+    assert status == 500
+    assert json.loads(answer) == {"error": f"in ensemble 'pair', {TEXT}"}
+
+
+def test_what_a_model_logs_is_cut_where_it_is_very_long(server):
+    code = "pb_utils.Logger.log_info('y' * 3_000_000); result = answer(1)"
+    assert ask(server, code)[0] == 200
+    wait_until(lambda: "y... (2737856 more characters)" in server.log(), "the line", server)
 
 
 def test_a_long_error_is_an_event_of_a_generated_stream(server):
@@ -147,14 +164,29 @@ def test_an_ensemble_tells_the_long_parameters_of_its_members(server, first, sec
     assert told_ == wanted
 
 
-def test_long_parameters_of_a_called_model_reach_its_caller(server):
-    code = f"""
-inputs = [tensor("CODE", [{told(long=LONG)!r}], object)]
-response = call(model="one", inputs=inputs, outputs=["OUT"]).exec()
-import json
-said = json.loads(response.parameters()) == {{"long": {LONG}}}
+def test_long_texts_of_called_models_reach_their_caller_in_order(server):
+    called = f"""{told(long=LONG)}
+sender = request.get_response_sender()
+sender.send(answer("first"))
+sender.send(result)
+sender.send(answer("second"))
+sender.send(failure({LONG}))
+sender.send(answer("last"), flags=FINAL)
 """
-    assert run(server, code) == "True"
+    code = f"""
+import json
+got = []
+inputs = [tensor("CODE", [{called!r}], object)]
+for response in call(model="m", inputs=inputs, outputs=["OUT"]).exec(decoupled=True):
+    if response.has_error():
+        got.append(response.error().message() == {LONG})
+    elif response.parameters() != "{{}}":
+        got.append(json.loads(response.parameters()) == {{"long": {LONG}}})
+    else:
+        got.append(show(response)["OUT"][0].decode())
+said = repr(got)
+"""
+    assert run(server, code) == "['first', True, 'second', True, 'last']"
 
 
 def test_responses_keep_their_order_around_a_long_one(server):

@@ -81,7 +81,7 @@ class Requests:
         raise AssertionError("answers are plain")
 
     def failure(self, error, status):
-        return 400, b""
+        return 400, [b""]
 
     def changed(self, close):
         if close:

@@ -257,4 +257,4 @@ def test_statuses_are_tritons(code, status):
     ("text", "body"), [('a"\n', b'{"error":"a\\"\\n"}'), ("\ud800", b'{"error":"?"}')]
 )
 def test_errors_are_json_whatever_their_text(text, body):
-    assert error_body(BridgeError(text)) == body
+    assert error_body(BridgeError(text)) == [body]

@@ -22,7 +22,7 @@ from gpubridge.transport.messages import (
     encode_result_batch,
     set_long_texts_aside,
 )
-from gpubridge.transport.records import record_encoder, record_reader
+from gpubridge.transport.records import record_encoder, record_reader, with_long_text
 from gpubridge.transport.signatures import (
     SignatureCache,
     encode_dims,
@@ -355,3 +355,22 @@ def test_a_malformed_message_is_left_as_it_is():
         1, *encode_tensors([]), [], 1, b"", context.changed(set_aside=0).encoded()
     )
     assert set_long_texts_aside(encode_responses([marked], 0), 10)[1] == []
+
+
+@given(
+    st.builds(
+        ResponseContext, code=st.none() | U32, event=st.none() | U32, passed_on=st.booleans()
+    ),
+    st.sampled_from(["parameters", "error"]),
+    st.lists(SAID),
+)
+def test_a_text_that_is_put_into_a_record_is_one_of_its_context(context, name, text):
+    pieces = [part.encode() for part in text]
+    parts = encode_tensors([("A", "FP32", [2])]), [1, 2, 3, 4]
+    record = record_encoder()(1, *parts[0], parts[1], 5, b"", context.encoded())
+    made = b"".join(with_long_text(record, name, pieces))
+    message = encode_responses([made], 0)
+    (got,), _ = decode_responses(message, record_reader(ResponseContext))
+    assert got.context == context.changed(**{name: "".join(text)})
+    assert got.word == 5
+    assert [tuple(ref) for ref in got.refs] == [(1, 2, 3, 4)]

@@ -100,8 +100,7 @@ class Execution:
         if self._run is None:
             return
         self._close("CANCELED" if error.code == ErrorCode.CANCELLED else "OTHER")
-        text = f"in ensemble '{self._ensemble.name}', {error.message}"
-        self.request.finish(BridgeError(text, error.code))
+        self.request.finish(error.behind(f"in ensemble '{self._ensemble.name}', "))
 
     # -- what members do -------------------------------------------------------------------------
 

@@ -23,14 +23,14 @@ from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.send_queue import SendQueue
 from gpubridge.engine.stub_connection import StubConnection
 from gpubridge.engine.workers import HEAVY_BYTES
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode, LongError, Pieces
 from gpubridge.frontend.bls.control_requests import ControlRequests
 from gpubridge.frontend.bls.deadlock_detection import find_circle
 from gpubridge.frontend.bls.requests import CalledModels, CallForm
 from gpubridge.frontend.control import ControlTasks
 from gpubridge.protocol.infer_response import json_members
-from gpubridge.request import InferResponse, LongParameters, MemoryRange, Parameters
-from gpubridge.transport.calls import CallKind, decode_records
+from gpubridge.request import InferResponse, LongParameters, MemoryRange, Outcome
+from gpubridge.transport.calls import CallKind, decode_records, encode_records
 from gpubridge.transport.channel import (
     Channel,
     ChannelClosed,
@@ -40,7 +40,7 @@ from gpubridge.transport.channel import (
 )
 from gpubridge.transport.context import CallContext, ResponseContext
 from gpubridge.transport.messages import decode_control
-from gpubridge.transport.records import Record, record_reader
+from gpubridge.transport.records import Record, record_reader, with_long_text
 from gpubridge.transport.signatures import Signature, encode_signature
 
 _logger = logging.getLogger(__name__)
@@ -62,7 +62,10 @@ class CallHooks(NamedTuple):
     - ``failed``: returns the answer to a call that raised an error; gets its record, the error, and
       whether the called model may have had it.
     - ``describe``: returns of a response out of the ordinary where its outputs lie, whether others
-      may look at them, and its encoded context.
+      may look at them, and its encoded context without long parameters.
+    - ``long_text``: returns the name of the field of the context that an outcome has a long text for,
+      and that text; None without any.
+    - ``send_long``: sends the record of an answer with such a text in that field.
     - ``signature``: encodes the signature of a response; None for that of no outputs.
     - ``receive``: takes a message of another kind, or with descriptors, which it then owns; gets its
       bytes, those, and whether something of it was cut off.
@@ -79,6 +82,8 @@ class CallHooks(NamedTuple):
     check: Callable[[Sequence[str]], None]
     failed: Callable[[Record, Exception, bool], BridgeError]
     describe: Callable[[InferResponse], tuple[list[MemoryRange], bool, bytes]]
+    long_text: Callable[[Outcome], tuple[str, Pieces] | None]
+    send_long: Callable[[bytes, str, Pieces], None]
     signature: Callable[[Signature | None], bytes]
     receive: Callable[[bytes, list[int], bool], None]
     refuse: Callable[[Exception | str], None]
@@ -136,7 +141,7 @@ class BlsConnection:
         self._model: str = caller.settings.stub["name"]
         self._channel = Channel(sock)
         self._loop = asyncio.get_running_loop()
-        self._send_queue = SendQueue(self._channel, self._mute, self._block)
+        self._send_queue = SendQueue(self._channel, link.workers, self._mute, self._block)
         self._reader = record_reader(CallContext)
         self._announcements = Announcements(
             CallKind, link.regions, self, link.open_devices, self._send_queue.send
@@ -150,6 +155,8 @@ class BlsConnection:
             check=self._check_deadlock,
             failed=self._failed,
             describe=self._describe,
+            long_text=_long_text,
+            send_long=self._send_long,
             signature=_encoded_signature,
             receive=self._receive,
             refuse=self._refuse,
@@ -328,6 +335,10 @@ class BlsConnection:
             if call.began >= since:
                 self._cancel(call, still_read=True)
 
+    def _send_long(self, record: bytes, name: str, text: Pieces) -> None:
+        frame = encode_records(CallKind.CALL_RESPONSES, [b""])
+        self._send_queue.send((frame, *with_long_text(record, name, text)))
+
     def _describe(self, response: InferResponse) -> tuple[list[MemoryRange], bool, bytes]:
         ranges = response.ranges()
         # Others may still look at some, or they lie in memory that was not made for this call.
@@ -335,17 +346,19 @@ class BlsConnection:
             spec.name for spec in response.signature.tensors
         )
         context = _NO_CONTEXT
-        if response.parameters:
-            context = ResponseContext(parameters=_parameters_text(response.parameters))
+        if response.parameters and not isinstance(response.parameters, LongParameters):
+            context = ResponseContext(parameters=json.dumps(response.parameters))
         if self._link.device is not None:
             context = tell_waits(context, ranges, self._announcements)
         return ranges, shared, context.encoded()
 
 
-def _parameters_text(parameters: Parameters) -> str:
-    if isinstance(parameters, LongParameters):
-        return f"{{{str(b''.join(json_members(parameters)), 'utf-8')}}}"
-    return json.dumps(parameters)
+def _long_text(outcome: Outcome) -> tuple[str, Pieces] | None:
+    if isinstance(outcome, LongError):
+        return "error", outcome.text
+    if isinstance(outcome, InferResponse) and isinstance(outcome.parameters, LongParameters):
+        return "parameters", [b"{", *json_members(outcome.parameters), b"}"]
+    return None
 
 
 def _encoded_signature(signature: Signature | None) -> bytes:

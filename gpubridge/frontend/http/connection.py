@@ -18,7 +18,7 @@ from gpubridge.dataplane import (
     InferTargets,
 )
 from gpubridge.engine.workers import Workers
-from gpubridge.errors import BridgeError, invalid
+from gpubridge.errors import BridgeError, Pieces, invalid
 from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody, give_up
 from gpubridge.frontend.http.faults import FAULTS, Fault
 from gpubridge.frontend.http.message import HttpSettings, RequestHandler, Router
@@ -264,7 +264,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Answer with a coding that the client accepts."""
         self._listener.coded.pack(exchange, status, fields, [body, *buffers])
 
-    def failure(self, error: BridgeError, status: int | None) -> tuple[int, bytes]:
+    def failure(self, error: BridgeError, status: int | None) -> tuple[int, Pieces]:
         """Return status and JSON body that tell an error."""
         return self._listener.router.failure(error, status)
 

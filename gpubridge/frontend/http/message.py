@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gpubridge.config import HttpConnections
 from gpubridge.dataplane import HttpExchange
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, Pieces
 from gpubridge.host_shm import Body
 
 
@@ -61,5 +61,5 @@ class Router(Protocol):
     def route(self, head: HttpExchange) -> RequestHandler:
         """Return the handler of a request; raises BridgeError."""
 
-    def failure(self, error: BridgeError, status: int | None) -> tuple[int, bytes]:
+    def failure(self, error: BridgeError, status: int | None) -> tuple[int, Pieces]:
         """Return status and JSON body that tell an error; ``status`` goes before its own."""

@@ -199,13 +199,13 @@ def failure_frame(error: BridgeError, model: str, identifier: str, *, final: boo
     # The text as it is, in a field of its own behind the others.
     opening = bytearray(message.SerializeToString())
     opening.append(_ERROR_MESSAGE)
-    length = len(error.text)
+    nbytes = length = sum(map(len, error.text))
     while length > 0x7F:
         opening.append(length & 0x7F | 0x80)
         length >>= 7
     opening.append(length)
-    size = len(opening) + len(error.text)
-    return [b"\0%b%b" % (size.to_bytes(4, "big"), bytes(opening)), error.text]
+    size = len(opening) + nbytes
+    return [b"\0%b%b" % (size.to_bytes(4, "big"), bytes(opening)), *error.text]
 
 
 def final_frame(model: str, identifier: str) -> FrameSegments:
