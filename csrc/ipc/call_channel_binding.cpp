@@ -178,7 +178,7 @@ bool CallChannel::receive() {
     }
     if (at != size) throw MalformedRecord(std::to_string(size - at) + " bytes after its end");
   } catch (const std::invalid_argument& error) {
-    hooks->refuse(std::string("message of calls: ") + error.what());
+    hooks->refuse(text_object(std::string("message of calls: ") + error.what()));
     return true;
   } catch (nb::python_error& error) {
     hooks->refuse(error.value());

@@ -32,11 +32,6 @@ def read_only_id(region: int) -> int:
     return region | _READ_ONLY
 
 
-def made_id(region: int) -> int:
-    """Return the id that the maker of a region gave it, of either of its ids."""
-    return region & ~_READ_ONLY
-
-
 def is_read_only(region: int) -> bool:
     """Whether an id is one by which a region is mapped to be read only."""
     return region & _READ_ONLY != 0

@@ -1,0 +1,198 @@
+"""The calls of a stub in the server: what a stub may send there, and what it is told."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from types import SimpleNamespace
+
+import pytest
+
+from gpubridge.dataplane import CallChannel
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.bls.server import CallHooks
+from gpubridge.host_shm import Segment
+from gpubridge.request import NO_OPTIONS, InferResponse, RequestContext
+from gpubridge.transport.calls import CallKind, decode_records, encode_records
+from gpubridge.transport.context import CallContext, ResponseContext
+from gpubridge.transport.control import NO_LEASE
+from gpubridge.transport.records import record_encoder, record_reader
+from gpubridge.transport.signatures import Signature, encode_tensors
+from tests.fuzz.stub_desk import Desk
+
+OWNER = 1
+REGION = OWNER << 32 | 1
+SIZE = 4096
+INPUT, DIMS = encode_tensors([("IN", "FP32", (2,))])
+NOTHING, _ = encode_tensors([])
+CONTEXT = CallContext(model="called").encoded()
+
+
+class Server:
+    """Takes the calls of a stub, which has one region, and keeps their requests."""
+
+    def __init__(self) -> None:
+        self.desk = Desk()
+        self.segment = Segment.create(REGION, SIZE, "called")
+        self.desk.memory.know(self.segment)
+        ours, self.stub = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.ours = ours
+        self.requests: list = []
+        self.refused: list[str] = []
+        self.asked: list[str] = []
+        self.caught_up = 0
+        self.caller = SimpleNamespace(waits_for={})
+        self.busy = SimpleNamespace(waits_for={})
+        polls = SimpleNamespace(heard=lambda: None, told=lambda: None)
+        self.link = SimpleNamespace(busy_poll=polls, device=None, catch_up=self.catch_up)
+        names = SimpleNamespace(known={REGION})
+        hooks = CallHooks(
+            names, "caller", self.caller, self.link, self.form, self.asked.append, self.fail,
+            self.describe, lambda signature: NOTHING, lambda *message: self.refused.append("other"),
+            lambda error: self.refused.append(str(error)), self.stub.send, lambda function: None,
+        )  # fmt: skip
+        self.calls = CallChannel(
+            self.desk.in_flight, record_reader(CallContext), hooks, ours.fileno()
+        )
+
+    def catch_up(self):
+        self.caught_up += 1
+
+    def form(self, record):
+        if record.context.model != "called":
+            raise BridgeError("no such model", ErrorCode.NOT_FOUND)
+        return SimpleNamespace(
+            submit=lambda request, origin: self.requests.append(request),
+            home="called",
+            needed=("called",),
+            instances=lambda name: [self.busy],
+            context=RequestContext(),
+            shared=RequestContext(shared=True),
+            decoupled=False,
+            origin="caused",
+            fit=lambda record, sizes: (INPUT, DIMS, 1, NO_OPTIONS),
+        )
+
+    def fail(self, record, error, begun):
+        return error
+
+    def describe(self, response):
+        return [], False, b""
+
+    def take(self, message):
+        """Take what a stub sends."""
+        self.stub.send(message)
+        assert self.calls.receive()
+
+    def told(self):
+        """Return what the stub is told: of each answer its call, flags and context."""
+        message = self.stub.recv(1 << 16)
+        assert message[0] == CallKind.CALL_RESPONSES
+        records = decode_records(message, record_reader(ResponseContext), named=False)
+        return [(record.ticket, record.word, record.context) for record in records]
+
+    def close(self):
+        self.calls.close()
+        self.desk.close()
+        self.ours.close()
+        self.stub.close()
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.close()
+
+
+def call(number=7, region=REGION, offset=64, nbytes=8, lease=3, context=CONTEXT):
+    refs = (region, offset, nbytes, lease)
+    return record_encoder()(number, INPUT, DIMS, refs, 0, b"me", context)
+
+
+def test_a_call_reaches_its_model_and_its_answer_the_stub(server):
+    server.take(encode_records(CallKind.CALL, [call()]))
+    (request,) = server.requests
+    (place,) = request.ranges
+    assert (place.segment, place.offset, place.nbytes) == (server.segment, 64, 8)
+    assert (request.identifier, request.context.shared) == ("me", False)
+    assert server.caller.waits_for == {"called": 1}
+    request.finish(InferResponse(Signature((), ()), (), []))
+    assert server.told() == [(7, 0, ResponseContext())]
+    assert server.caller.waits_for == {}
+    # It is over: nobody is told twice.
+    request.finish(None)
+    assert server.calls.calls() == []
+
+
+def test_answers_of_calls_that_are_under_way_together_wait_for_each_other(server):
+    server.take(encode_records(CallKind.CALL, [call(1), call(2)]))
+    first, second = server.requests
+    first.finish(BridgeError("wrong", ErrorCode.NOT_FOUND))
+    second.finish(BridgeError("too", ErrorCode.INTERNAL))
+    told = server.told()
+    assert [(number, context.error) for number, _, context in told] == [(1, "wrong"), (2, "too")]
+
+
+def test_a_call_that_cannot_be_made_is_answered(server):
+    other = CallContext(model="other").encoded()
+    server.take(encode_records(CallKind.CALL, [call(context=other)]))
+    ((number, _, context),) = server.told()
+    assert (number, context.error, context.code) == (7, "no such model", ErrorCode.NOT_FOUND)
+    assert not server.requests
+    assert not server.refused
+
+
+def test_somebody_looks_for_circles_where_all_instances_wait_themselves(server):
+    server.take(encode_records(CallKind.CALL, [call(1)]))
+    assert not server.asked
+    server.busy.waits_for["caller"] = 1
+    server.take(encode_records(CallKind.CALL, [call(2)]))
+    assert server.asked == [("called",)]
+
+
+GOOD = encode_records(CallKind.CALL, [call()])
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (GOOD[:-1], "it ends in the middle of a record"),
+        (GOOD + b"x", "1 bytes after its end"),
+        (struct.pack("<BxxxI", CallKind.CALL, 1 << 31) + call(), "it ends in the middle"),
+        (encode_records(CallKind.CALL, [call(), call()]), "call 7, which there is already"),
+        (encode_records(CallKind.CALL, [call(offset=SIZE - 4)]), "memory that does not exist"),
+        (encode_records(CallKind.CALL, [call(region=REGION + 1)]), "memory that does not exist"),
+        (encode_records(CallKind.CALL, [call(lease=1 << 20)]), "memory that does not exist"),
+        (
+            encode_records(CallKind.CALL, [call(region=5)]),
+            "8 bytes at 64 of region 0x5 are not lent under ticket 3",
+        ),
+        (encode_records(CallKind.CALL, [call(region=5, lease=NO_LEASE)]), "are not lent"),
+        (b"\x63" + GOOD[1:], "other"),
+        (GOOD[:4], "other"),
+    ],
+)
+def test_what_is_no_call_is_refused(server, message, said):
+    server.take(message)
+    assert said in server.refused[0]
+    assert len(server.refused) == 1
+
+
+def test_memory_may_have_been_announced_a_moment_ago(server):
+    late = Segment.create(REGION + 1, SIZE, "called")
+    server.link.catch_up = lambda: server.desk.memory.know(late)
+    server.take(encode_records(CallKind.CALL, [call(region=REGION + 1)]))
+    assert not server.refused
+    assert server.requests[0].ranges[0].segment is late
+
+
+def test_nobody_is_answered_after_the_end(server):
+    server.take(GOOD)
+    (left,) = server.calls.close()
+    assert left.number == 7
+    server.requests[0].finish(None)
+    server.stub.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        server.stub.recv(100)
+    assert not server.calls.receive()
