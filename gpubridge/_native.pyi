@@ -931,6 +931,8 @@ class HttpExchange:
         plain: bool = ...,
     ) -> None:
         """Send the answer, or have the owner's ``pack`` do so if the client accepts a coding."""
+    def give_up(self, error: object, /) -> None:
+        """Answer a request that its handler will not see whole: that is aborted."""
     def fail(self, error: BaseException, status: int | None = ...) -> None:
         """Send an error as the answer, in the words of the owner's ``failure``."""
     def begin(
@@ -968,7 +970,7 @@ class HttpExchange:
 class HttpInferEndpoint:
     """Where inference requests for a model, or for one version of it, go.
 
-    ``arena``: where small bodies are received.
+    ``arena``: where bodies are received.
     """
 
     def __init__(self, arena: Any, /) -> None: ...
@@ -978,7 +980,7 @@ class HttpInferEndpoint:
 class InferTargets:
     """The endpoints of inference by the targets of requests, as clients write them.
 
-    A connection gives small POSTs to these targets to the endpoint itself. What that does not take goes
+    A connection gives POSTs to these targets, whose body comes as it is, to the endpoint itself. What that does not take goes
     to its ``take_over(exchange, slot, start, length, copied)``.
     """
 
@@ -998,7 +1000,8 @@ class HttpConnectionState:
       Others are told by ``complete(exchange, copied)`` when the body is in its memory, or by
       ``collect(exchange, body)`` when it came in chunks or with a coding. When as much of a body
       has come as was granted (64 KiB in chunks or with a coding), ``grow(exchange, arrived)``
-      returns how much may come, or has failed the exchange: then the rest is dropped. ``pack``
+      returns how much may come, or has failed the exchange: then the rest is dropped.
+      ``new_body(exchange)`` returns what a large body of inference is charged to. ``pack``
       sends an answer with a coding, ``failure`` words errors, ``refuse(fault, exchange)`` what
       cannot be read, and ``changed(close)`` says that all is answered and the connection ends, or
       that `reading` is another.

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "ipc/context.h"
 #include "ipc/ipc_bindings.h"
 
 namespace gpubridge {
@@ -24,6 +25,31 @@ constexpr char kResponses = 21;
 constexpr std::uint32_t kNoLease = 0xFFFFFFFFU;
 // Answers that are looked at for each new one: they end nearly in order.
 constexpr std::size_t kLooks = 4;
+
+// What keeps a MemoryRange where it is. The memoryview of its own keeps the segment's free to be
+// released.
+struct KeptRange {
+  KeptRange(nb::object range, nb::handle memory)
+      : range(std::move(range)),
+        view(checked(PyMemoryView_FromObject(memory.ptr()))),
+        bytes(view, PyBUF_SIMPLE) {}
+
+  nb::object range;
+  nb::object view;
+  BufferView bytes;
+};
+
+// Whether a context says just that outputs stayed in the memory of their request.
+bool says_passed_on(std::string_view context) {
+  static const std::string said = [] {
+    Context made;
+    made.set_flag(ContextField::kPassedOn);
+    std::string encoded(made.size(), '\0');
+    made.write(encoded.data());
+    return encoded;
+  }();
+  return context == said;
+}
 
 // Instead of the reason for which a request failed.
 constexpr const char* kStillOpen = "open";
@@ -244,21 +270,50 @@ nb::object RequestsAtStub::buffers(const RecordView& record) const {
 // A response without anything out of the ordinary is made here; Python sees to all others, and
 // words what is wrong with one.
 Decoded RequestsAtStub::decode(const RecordView& record, const Held& held) {
-  auto& reader = nb::cast<RecordReader&>(reader_);
-  if (is_plain(record, held)) {
-    const RecordReader::Tensors tensors = reader.tensors(record);
-    if (record.sizes_fit(tensors.kinds)) {
-      if (nb::object buffers = this->buffers(record); buffers.is_valid()) {
-        nb::object response = make_infer_response(hooks_->response, tensors.signature,
-                                                  tensors.shapes, std::move(buffers));
-        infer_response(response).set(InferResponse::kMemory, hooks_->memory);
-        infer_response(response).set(InferResponse::kRefs, RecordReader::refs(record));
-        return {std::move(response), nb::none()};
-      }
-    }
+  if (nb::object response = plain_response(record, held); response.is_valid()) {
+    return {std::move(response), nb::none()};
   }
+  auto& reader = nb::cast<RecordReader&>(reader_);
   const nb::object made = hooks_->decode(reader.record(record), held.request);
   return {made[0], made[1]};
+}
+
+nb::object RequestsAtStub::plain_response(const RecordView& record, const Held& held) {
+  const bool stayed = says_passed_on(record.context());
+  if (held.of_client || !on_kept_.is_none() || (record.word() & ~kResponseOpen) != 0 ||
+      !(stayed || record.context().empty())) {
+    return {};
+  }
+  const auto tensors = nb::cast<RecordReader&>(reader_).tensors(record);
+  if (!record.sizes_fit(tensors.kinds)) return {};
+  if (stayed) return response_in_slot(record, tensors);
+  nb::object buffers = this->buffers(record);
+  if (!buffers.is_valid()) return {};
+  nb::object response =
+      make_infer_response(hooks_->response, tensors.signature, tensors.shapes, std::move(buffers));
+  infer_response(response).set(InferResponse::kMemory, hooks_->memory);
+  infer_response(response).set(InferResponse::kRefs, RecordReader::refs(record));
+  return response;
+}
+
+nb::object RequestsAtStub::response_in_slot(const RecordView& record,
+                                            const RecordReader::Tensors& tensors) {
+  std::vector<LentSpan> spans;
+  nb::list parts;
+  for (std::size_t index = 0; index < record.tensors(); ++index) {
+    const TensorRef ref = record.ref(index);
+    if (ref.lease != record.ticket() || ref.region >> 32U != 0 || ref.nbytes == 0) return {};
+    const nb::object part = find(ref);
+    const auto kept = std::make_shared<const KeptRange>(part, names().view.of(part[0]));
+    spans.push_back({kept, static_cast<char*>(kept->bytes.data()) + ref.offset,
+                     static_cast<std::size_t>(ref.nbytes)});
+    parts.append(part);
+  }
+  nb::object response = make_infer_response(hooks_->placed, tensors.signature, tensors.shapes,
+                                            LentBuffers::make(std::move(spans)));
+  names().parts.set(response, parts);
+  names().shared.set(response, nb::frozenset());
+  return response;
 }
 
 void RequestsAtStub::respond(std::string_view message, Duration now, Taken& taken) {

@@ -20,6 +20,7 @@
 #include "ipc/model_counters.h"
 #include "ipc/records_binding.h"
 #include "memory/lease_book.h"
+#include "python_object.h"
 #include "schedule/request_dispatch_binding.h"
 #include "stub/heap_type.h"
 
@@ -31,26 +32,17 @@ constexpr long long kAnswered = -1;
 
 using stub::checked;
 
-// The name of an attribute, made once.
-class Name {
- public:
-  explicit Name(const char* text) : text_(PyUnicode_InternFromString(text)) {}
-
-  [[nodiscard]] nb::object of(nb::handle object) const {
-    return checked(PyObject_GetAttr(object.ptr(), text_));
-  }
-
- private:
-  PyObject* text_;
-};
+using Name = Attribute;
 
 struct Names {
   Name encoded{"encoded"};
   Name offset{"offset"};
+  Name parts{"parts"};
   Name region{"region"};
   Name segment{"segment"};
   Name shared{"shared"};
   Name size{"size"};
+  Name view{"view"};
 };
 
 inline const Names& names() {
@@ -143,6 +135,7 @@ struct Hooks {
         book(memory.attr("book")),
         counters(hooks.attr("counters")),
         response(hooks.attr("response")),
+        placed(hooks.attr("placed")),
         batch(hooks.attr("batch")),
         no_context(hooks.attr("no_context")) {}
 
@@ -164,6 +157,7 @@ struct Hooks {
   nb::object book;      // a LeaseBook, of that memory
   nb::object counters;
   nb::object response;
+  nb::object placed;
   nb::object batch;
   nb::object no_context;
 };
@@ -285,10 +279,10 @@ class RequestsAtStub {
   void count(const ResultBatch& batch, Duration now, const std::vector<Run>& runs);
   Decoded decode(const RecordView& record, const Held& held);
   [[nodiscard]] nb::object buffers(const RecordView& record) const;
-  [[nodiscard]] bool is_plain(const RecordView& record, const Held& held) const {
-    return !held.of_client && on_kept_.is_none() && (record.word() & ~kResponseOpen) == 0 &&
-           record.context().empty();
-  }
+  // The response of a record that says nothing out of the ordinary; none for other records.
+  nb::object plain_response(const RecordView& record, const Held& held);
+  // The response of outputs that all stayed in the slot of their request.
+  nb::object response_in_slot(const RecordView& record, const RecordReader::Tensors& tensors);
   void end_response(Ticket ticket, const nb::object& reason, Duration now, Taken& taken);
   void count_closed(const Held& held, std::string_view reason, Duration now);
 

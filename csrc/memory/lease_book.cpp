@@ -77,8 +77,8 @@ constexpr std::uint64_t kNoLease = 0xFFFFFFFFU;
 // Exports the bytes of one tensor. NumPy, uvloop and memoryviews all refer to this object.
 struct LentBytes {
   PyObject_HEAD  // NOLINT
-      std::shared_ptr<Loan>
-          loan;
+      std::shared_ptr<const void>
+          keep;
   char* data;
   Py_ssize_t size;
   bool read_only;
@@ -91,7 +91,7 @@ int export_bytes(PyObject* self, Py_buffer* view, int flags) {
 
 void end_loan(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
-  stub::as<LentBytes>(self)->loan.~shared_ptr();
+  stub::as<LentBytes>(self)->keep.~shared_ptr();
   PyObject_Free(self);
   Py_DECREF(type);
 }
@@ -107,15 +107,15 @@ PyType_Spec lent_bytes_spec = {"gpubridge._native.LentBytes", sizeof(LentBytes),
 
 // What exports the bytes of a span.
 nb::object exporter(const LentSpan& span, bool read_only) {
-  if (span.loan == nullptr) return nb::bytes("");
+  if (span.keep == nullptr) return nb::bytes("");
   static auto* const type = reinterpret_cast<PyTypeObject*>(
       stub::checked(PyType_FromSpec(&lent_bytes_spec)).release().ptr());
   auto* lent = PyObject_New(LentBytes, type);
   if (lent == nullptr) throw nb::python_error();
-  new (&lent->loan) std::shared_ptr<Loan>(span.loan);
+  new (&lent->keep) std::shared_ptr<const void>(span.keep);
   lent->data = span.data;
   lent->size = static_cast<Py_ssize_t>(span.size);
-  lent->read_only = read_only || span.loan->read_only();
+  lent->read_only = read_only || span.read_only;
   return nb::steal(reinterpret_cast<PyObject*>(lent));
 }
 
@@ -196,7 +196,8 @@ std::vector<LentSpan> LeaseBook::spans(std::span<const Place> places) {
       region = place.region;
       lease = place.lease;
     }
-    spans.push_back({loan, loan->take(place), static_cast<std::size_t>(place.nbytes)});
+    spans.push_back(
+        {loan, loan->take(place), static_cast<std::size_t>(place.nbytes), loan->read_only()});
   }
   return spans;
 }

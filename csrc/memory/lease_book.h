@@ -14,17 +14,17 @@
 
 namespace gpubridge {
 
-class Loan;
 struct LeaseTable;
 struct LentRegion;
 
-// Lent bytes; none without a loan.
+// Bytes that something keeps where they are, mostly a loan; none without that.
 struct LentSpan {
   static constexpr const char* kTypeName = "gpubridge._native.LentBuffers";
 
-  std::shared_ptr<Loan> loan;
+  std::shared_ptr<const void> keep;
   char* data = nullptr;
   std::size_t size = 0;
+  bool read_only = false;
 
   // A memoryview of them.
   [[nodiscard]] nanobind::object object() const;

@@ -62,6 +62,8 @@ class Exchange {
   void respond(int status, nanobind::bytes fields, nanobind::bytes body, nanobind::object buffers,
                bool plain);
   void fail(nanobind::object error, nanobind::object status);
+  // Fails a request that whoever takes it will not see whole.
+  void give_up(nanobind::object error);
   // Sends an answer to an inference request: its header, and the outputs' bytes behind it.
   void respond_tensors(std::string_view header, const SentBuffers& sent, nanobind::handle buffers);
   void begin(int status, nanobind::bytes fields, nanobind::object on_sent, nanobind::bytes filler);
@@ -85,8 +87,12 @@ class Exchange {
   // Somebody will answer it.
   [[nodiscard]] bool taken() const { return inference_ != nullptr || !handler.is_none(); }
   [[nodiscard]] Persistence persistence() const;
-  // Begins to receive an inference request; does not where that fails, which is answered.
-  void begin_inference(nanobind::handle endpoint, std::uint64_t header);
+  // Begins to receive an inference request, whose body is charged to `charged`, if it is large;
+  // does not where that fails, which is answered. Returns how much of the body there is memory for.
+  std::uint64_t begin_inference(nanobind::handle endpoint, std::uint64_t header,
+                                nanobind::handle charged);
+  // Returns as much once so much is there; 0 where there is no more memory, which is answered.
+  std::uint64_t grow_inference(std::uint64_t arrived);
   // Gives an inference request, whose body is there, to its model or to Python.
   void complete_inference(std::uint64_t copied);
   bool submit_inference(std::uint64_t copied, nanobind::handle origin);

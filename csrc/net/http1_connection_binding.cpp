@@ -180,13 +180,14 @@ void Connection::take_head(const char*& at, const char* end) {
 
 bool Connection::take_inference(Exchange& exchange) {
   const Head& head = *exchange.head_;
-  // What else has a body is for Python, which charges large ones as they arrive.
-  if (length_ == 0 || length_ >= kHeavy || head.method() != "POST") return false;
+  if (length_ == 0 || head.method() != "POST") return false;
   const nb::handle endpoint = targets_->find(head.target());
   if (!endpoint.is_valid() || nb::cast<InferEndpoint&>(endpoint).traced()) return false;
   const auto header = header_size(head, length_);
   if (!header) return false;
-  exchange.begin_inference(endpoint, *header);
+  nb::object charged = nb::none();
+  if (length_ > kHeavy) charged = owner_.attr("new_body")(current_.object);
+  granted_ = std::min(length_, exchange.begin_inference(endpoint, *header, charged));
   if (exchange.inference_ == nullptr) return true;
   exchange.inference_->put(at_hand_);
   copied_ = at_hand_.size();
@@ -195,7 +196,6 @@ bool Connection::take_inference(Exchange& exchange) {
     exchange.complete_inference(copied_);
   } else {
     memory_ = exchange.inference_->memory();
-    granted_ = length_;
   }
   return true;
 }
@@ -215,7 +215,10 @@ void Connection::receive_into(nb::handle memory, std::uint64_t granted) {
 
 void Connection::grow(std::uint64_t arrived) {
   const nb::object grow = grow_;
-  const auto granted = nb::cast<std::uint64_t>(grow(current_.object, arrived));
+  const Place message = current_;
+  const auto granted = message.exchange->inference_ != nullptr
+                           ? message.exchange->grow_inference(arrived)
+                           : nb::cast<std::uint64_t>(grow(message.object, arrived));
   if (memory_.is_none() && collected_.is_none()) return;
   const bool more = granted > arrived || (framed_ && granted == arrived);
   if (!more) throw nb::value_error("expected memory for more of the body");
@@ -251,10 +254,12 @@ void Connection::complete() {
   if (delivered || !message.exchange->taken()) return;
   if (!collected.is_none()) {
     call(collect_, message.object, collected);
-  } else if (message.exchange->inference_ != nullptr) {
+    return;
+  }
+  if (length >= kHeavy) message.exchange->weigh(length);
+  if (message.exchange->inference_ != nullptr) {
     message.exchange->complete_inference(copied);
   } else {
-    if (length >= kHeavy) message.exchange->weigh(length);
     call(complete_, message.object, copied);
   }
 }
@@ -498,6 +503,7 @@ void bind_http1(nb::module_& module) {
       .def("respond", &Exchange::respond, nb::arg("status"), nb::arg("fields"), nb::arg("body"),
            nb::arg("buffers") = nb::tuple(), nb::kw_only(), nb::arg("plain") = false)
       .def("fail", &Exchange::fail, nb::arg("error"), nb::arg("status") = nb::none())
+      .def("give_up", &Exchange::give_up)
       .def("begin", &Exchange::begin, nb::arg("status"), nb::arg("fields"), nb::arg("on_sent"),
            nb::arg("filler") = nb::bytes("", 0))
       .def("send", &Exchange::send)

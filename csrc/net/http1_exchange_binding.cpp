@@ -114,6 +114,11 @@ void Exchange::send_whole(int status, std::string_view fields, std::string_view 
   put(status, {length, false}, fields, body, sent);
 }
 
+void Exchange::give_up(nb::object error) {
+  Connection::abort(*this);
+  fail(std::move(error), nb::none());
+}
+
 void Exchange::fail(nb::object error, nb::object status) {
   if (connection_ == nullptr || answered_) return;
   handler = nb::none();
@@ -127,16 +132,30 @@ void Exchange::fail(nb::object error, nb::object status) {
 
 // -- inference ------------------------------------------------------------------------------------
 
-void Exchange::begin_inference(nb::handle endpoint, std::uint64_t header) {
+std::uint64_t Exchange::begin_inference(nb::handle endpoint, std::uint64_t header,
+                                        nb::handle charged) {
   try {
-    inference_ = std::make_unique<Inference>(nb::borrow(endpoint), head_->length, header);
+    inference_ = std::make_unique<Inference>(nb::borrow(endpoint), head_->length, header, charged);
   } catch (nb::python_error& error) {
     if (!error.matches(bridge_error())) throw;
     fail(nb::borrow(error.value()), nb::none());
+    return 0;
+  }
+  return charged.is_none() ? head_->length : grow_inference(0);
+}
+
+std::uint64_t Exchange::grow_inference(std::uint64_t arrived) {
+  try {
+    return inference_->grow(arrived);
+  } catch (nb::python_error& error) {
+    if (!error.matches(bridge_error())) throw;
+    give_up(nb::borrow(error.value()));
+    return 0;
   }
 }
 
 void Exchange::complete_inference(std::uint64_t copied) {
+  inference_->complete();
   if (submit_inference(copied, nb::none())) return;
   const std::unique_ptr<Inference> inference = std::move(inference_);
   inference->hand_over(nb::find(*this), copied);

@@ -46,7 +46,12 @@ class InferEndpoint {
   [[nodiscard]] const std::shared_ptr<const ServedModel>& served() const { return served_; }
   // Whether requests may be traced: then Python takes them.
   [[nodiscard]] bool traced() const;
-  [[nodiscard]] nanobind::object allocate(std::uint64_t nbytes) const;
+  // A slot for a body of so many bytes, charged to `charged`, if it is large: then `grow` hands its
+  // memory out up to where the body ends, and `complete` says that it is there.
+  [[nodiscard]] nanobind::object allocate(std::uint64_t nbytes, nanobind::handle charged) const;
+  [[nodiscard]] std::uint64_t grow(const nanobind::object& slot, std::uint64_t at,
+                                   std::uint64_t end) const;
+  void complete(const nanobind::object& slot) const;
   void free(const nanobind::object& slot) const;
 
  private:
@@ -81,14 +86,19 @@ struct InferenceBody {
 // One request. It owns the slot of its body until a model has the request.
 class Inference {
  public:
-  // With a slot for a body of so many bytes.
-  Inference(nanobind::object endpoint, std::uint64_t length, std::uint64_t header);
+  // With a slot for a body of so many bytes, a large one charged to `charged`.
+  Inference(nanobind::object endpoint, std::uint64_t length, std::uint64_t header,
+            nanobind::handle charged);
   // With a body that lies in a slot.
   Inference(nanobind::object endpoint, nanobind::object slot, const InferenceBody& body);
 
   // The place of the body.
   [[nodiscard]] nanobind::object memory() const;
   void put(std::string_view begin) const;
+  // Returns how much of a large body there is memory for, once so much is there.
+  [[nodiscard]] std::uint64_t grow(std::uint64_t arrived) const;
+  // Notes that a large body is whole.
+  void complete() const;
 
   // Gives the request to the model, `copied` bytes of whose body were copied, and has the exchange
   // called with the outcome, even before this returns. False if it is for Python.
@@ -104,6 +114,7 @@ class Inference {
   InferEndpoint& endpoint_;
   nanobind::object slot_;
   InferenceBody body_;
+  bool large_ = false;
   // From here on, when a model has it. By the time of the answer the endpoint may lead to another.
   std::shared_ptr<const ServedModel> served_;
   std::shared_ptr<KnownTemplate> known_;

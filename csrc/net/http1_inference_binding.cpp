@@ -24,9 +24,12 @@ constexpr std::uint64_t kWidest = 8;
 struct Names {
   Attribute active{"active"};
   Attribute allocate{"allocate"};
+  Attribute complete{"complete"};
   Attribute free{"free"};
+  Attribute grow{"grow"};
   Attribute memory{"memory"};
   Attribute plain_template{"plain_template"};
+  Attribute reserve{"reserve"};
   Attribute respond{"respond"};
   Attribute share{"share"};
   Attribute take_over{"take_over"};
@@ -49,9 +52,18 @@ ServedModel::ServedModel(nb::object served)
 
 bool InferEndpoint::traced() const { return nb::cast<bool>(names().active.of(served_->traces)); }
 
-nb::object InferEndpoint::allocate(std::uint64_t nbytes) const {
-  return names().allocate.of(arena_)(kAlignment + nbytes + kWidest * served_->inputs);
+nb::object InferEndpoint::allocate(std::uint64_t nbytes, nb::handle charged) const {
+  const std::uint64_t size = kAlignment + nbytes + kWidest * served_->inputs;
+  if (charged.is_none()) return names().allocate.of(arena_)(size);
+  return names().reserve.of(arena_)(size, charged);
 }
+
+std::uint64_t InferEndpoint::grow(const nb::object& slot, std::uint64_t at,
+                                  std::uint64_t end) const {
+  return nb::cast<std::uint64_t>(names().grow.of(arena_)(slot, at, end));
+}
+
+void InferEndpoint::complete(const nb::object& slot) const { names().complete.of(arena_)(slot); }
 
 void InferEndpoint::free(const nb::object& slot) const { names().free.of(arena_)(slot); }
 
@@ -79,9 +91,12 @@ std::optional<std::uint64_t> header_size(const Head& head, std::uint64_t length)
 }
 
 // The body is never at the very beginning of its slot: one that is a string gets its length before.
-Inference::Inference(nb::object endpoint, std::uint64_t length, std::uint64_t header)
-    : Inference(endpoint, nb::cast<InferEndpoint&>(endpoint).allocate(length),
-                {kAlignment - header % kAlignment, length, header}) {}
+Inference::Inference(nb::object endpoint, std::uint64_t length, std::uint64_t header,
+                     nb::handle charged)
+    : Inference(endpoint, nb::cast<InferEndpoint&>(endpoint).allocate(length, charged),
+                {kAlignment - header % kAlignment, length, header}) {
+  large_ = !charged.is_none();
+}
 
 Inference::Inference(nb::object endpoint, nb::object slot, const InferenceBody& body)
     : endpoint_object_(std::move(endpoint)),
@@ -101,6 +116,16 @@ void Inference::put(std::string_view begin) const {
   }
   if (!begin.empty())
     std::memcpy(static_cast<char*>(view.data()) + body_.start, begin.data(), begin.size());
+}
+
+std::uint64_t Inference::grow(std::uint64_t arrived) const {
+  // All of the slot is handed out with the end of the body, for inputs that have to move.
+  const std::uint64_t room = kAlignment + body_.length + kWidest * endpoint_.served()->inputs;
+  return endpoint_.grow(slot_, body_.start + arrived, room) - body_.start;
+}
+
+void Inference::complete() const {
+  if (large_) endpoint_.complete(slot_);
 }
 
 bool Inference::submit(nb::handle exchange, std::uint64_t copied, nb::handle origin) {

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gpubridge.dataplane import InFlightRequests, InstanceFeed, ModelCounters
+from gpubridge.engine.placed_response import PlacedResponse
 from gpubridge.request import (
     NO_CONTEXT,
     CompletedBatch,
@@ -60,6 +61,7 @@ class InFlightHooks(NamedTuple):
     call_soon: Callable[[Callable[[], None]], object]
     feed: InstanceFeed
     response: type[InferResponse] = InferResponse
+    placed: type[PlacedResponse] = PlacedResponse
     batch: type[CompletedBatch] = CompletedBatch
     no_context: object = NO_CONTEXT
 

@@ -13,7 +13,6 @@ from gpubridge.engine.tracing import Received
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.frontend.control import JSON
-from gpubridge.frontend.http.coded_bodies import give_up
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import Body, Slot
 from gpubridge.protocol.body import (
@@ -107,7 +106,7 @@ def _send(exchange: HttpExchange, encoded: EncodedResponse | BridgeError) -> Non
 class InferEndpoint(HttpInferEndpoint):
     """Makes inference requests for one model, or one version of it.
 
-    The compiled half takes small requests that have a template, without a call of Python; it hands over
+    The compiled half takes requests that have a template, without a call of Python; it hands over
     what it does not take (`take_over`). All others come by `request`.
     """
 
@@ -137,7 +136,7 @@ class InferEndpoint(HttpInferEndpoint):
         try:
             handler.parse(exchange, copied)
         except BridgeError as error:
-            give_up(exchange, error)
+            exchange.give_up(error)
 
 
 class _InferHandler:

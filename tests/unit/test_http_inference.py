@@ -295,3 +295,117 @@ def test_without_room_a_request_is_refused():
     assert 0 < asked < 20
     assert [status for status, _, _ in server.answers()] == [200] * asked + [503] * (20 - asked)
     assert server.lent == 0
+
+
+# -- large bodies ------------------------------------------------------------------------------------
+
+LARGE = bytes(range(256)) * 3000
+KIB = 1 << 10
+
+
+@pytest.fixture
+def unrouted(server):
+    """A server whose router is asked for nothing."""
+
+    def route(head):
+        raise AssertionError(head)
+
+    server.connection._route = route
+    return server
+
+
+def held(server):
+    return server.connection._account.held
+
+
+def test_a_large_body_is_charged_as_it_arrives(unrouted):
+    server, message = unrouted, infer(LARGE, "large")
+    server.receive(message[:10_000])
+    server.receive(message[10_000:300_000])
+    assert 512 * KIB <= held(server) <= 513 * KIB
+    assert list(server.regions.budget.arriving)
+    server.receive(message[300_000:])
+    assert held(server) >= len(LARGE)
+    assert not server.regions.budget.arriving
+    (request,) = server.model.waiting
+    assert request.copied < 10_000
+    server.model.answer()
+    ((status, header, data),) = server.answers()
+    assert (status, header["id"], data) == (200, "large", LARGE)
+    assert held(server) == 0
+
+
+@pytest.mark.parametrize("cut", [1, 100, 16 * KIB, 512 * KIB, 512 * KIB + 300, 700 * KIB])
+def test_where_a_large_body_is_cut_does_not_matter(unrouted, cut):
+    message = infer(LARGE, "large") + infer(b"abcd", "small")
+    unrouted.receive(message[:cut], message[cut:])
+    unrouted.model.answer(1)
+    unrouted.model.answer()
+    assert [(head["id"], data) for _, head, data in unrouted.answers()] == [
+        ("large", LARGE),
+        ("small", b"abcd"),
+    ]
+
+
+def test_a_large_body_whose_memory_others_need_is_refused(unrouted):
+    server, message = unrouted, infer(LARGE, "large")
+    server.receive(message[:300_000])
+    (body,) = server.regions.budget.arriving
+    body.refuse(BridgeError("full", ErrorCode.UNAVAILABLE))
+    assert (held(server), server.lent) == (0, 0)
+    server.receive(message[300_000:], infer(b"abcd", "small"))
+    server.model.answer()
+    assert [status for status, *_ in server.answers()] == [503, 200]
+
+
+def test_a_large_body_that_never_fits_is_refused_by_its_head():
+    server = Server(limit=256 * KIB)
+    message = infer(LARGE, "large", b"Expect: 100-continue")
+    server.receive(message[: -len(LARGE)])
+    ((status, header, _),) = server.answers()
+    assert status == 503
+    assert "--request-arena-limit" in header["error"]
+    assert server.lent == 0
+    server.regions.close()
+
+
+def test_a_large_body_is_waited_for(unrouted):
+    message = infer(LARGE, "large", b"Expect: 100-continue")
+    head = message.index(b"\r\n\r\n") + 4
+    unrouted.receive(message[:head])
+    assert unrouted.transport.sent.startswith(b"HTTP/1.1 100 ")
+    unrouted.transport.sent.clear()
+    unrouted.receive(message[head:])
+    unrouted.model.answer()
+    assert unrouted.answers()[0][2] == LARGE
+
+
+def test_a_large_body_goes_to_the_model_that_is_there_at_its_end(unrouted):
+    message = infer(LARGE, "large")
+    unrouted.receive(message[:300_000])
+    newer = Model(unrouted.arena, version=2)
+    unrouted.endpoint.serve(newer)
+    unrouted.receive(message[300_000:])
+    assert not unrouted.model.waiting
+    newer.answer()
+    assert unrouted.answers()[0][1]["model_version"] == "2"
+
+
+def test_a_large_body_that_ends_with_its_connection_gives_its_memory_back(unrouted):
+    unrouted.receive(infer(LARGE, "large")[:300_000])
+    assert unrouted.lent == 1
+    unrouted.connection.connection_lost(None)
+    assert (unrouted.lent, held(unrouted)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("members", "status"),
+    [({"parameters": {"binary_data_output": True, "x": 0.5}}, 200), ({"inputs": []}, 400)],
+)
+def test_python_has_a_large_body_with_its_charge(unrouted, members, status):
+    unrouted.receive(infer(LARGE, "large", **members))
+    if status == 200:
+        assert held(unrouted) >= len(LARGE)
+        unrouted.model.answer()
+    assert [answer[0] for answer in unrouted.answers()] == [status]
+    assert held(unrouted) == 0

@@ -56,7 +56,7 @@ class CodedBodies:
                     collected.memory(len(first))[:] = first
                 collected.hand_over(exchange)
         except BridgeError as error:
-            give_up(exchange, error)
+            exchange.give_up(error)
             return
         if inflater.finished:
             then(exchange, len(first))
@@ -96,7 +96,7 @@ class CodedBodies:
                 piece = await self._workers.outcome(partial(inflater.read, _PIECE))
                 if isinstance(piece, BridgeError):
                     # Not raised: its traceback would hold the pieces until the next collection.
-                    give_up(exchange, piece)
+                    exchange.give_up(piece)
                     return
                 pieces.append(piece)
                 length += len(piece)
@@ -134,7 +134,7 @@ class CodedBodies:
             try:
                 await work
             except BridgeError as error:
-                give_up(exchange, error)
+                exchange.give_up(error)
 
         self._tasks.start(run())
 
@@ -196,11 +196,3 @@ class CollectedBody:
         counted, self._bytes = self._bytes, None
         if counted is not None:
             counted.close()
-
-
-def give_up(exchange: HttpExchange, error: BridgeError) -> None:
-    """Answer a request that its handler will not see whole."""
-    handler = exchange.handler
-    if handler is not None:
-        handler.abort()
-    exchange.fail(error)

@@ -19,7 +19,7 @@ from gpubridge.dataplane import (
 )
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, Pieces, invalid
-from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody, give_up
+from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody
 from gpubridge.frontend.http.faults import FAULTS, Fault
 from gpubridge.frontend.http.message import HttpSettings, RequestHandler, Router
 from gpubridge.frontend.http.watch import Late, Stage, Watch
@@ -203,7 +203,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             handler = exchange.handler = self._route(exchange)
             length = exchange.length
             if length is None:
-                exchange.handler = CollectedBody(handler, partial(self._new_body, exchange))
+                exchange.handler = CollectedBody(handler, partial(self.new_body, exchange))
             elif length > LARGE_BYTES:
                 self._receive_large(exchange, handler, length)
             elif length:
@@ -217,7 +217,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _receive_large(self, exchange: HttpExchange, handler: RequestHandler, length: int) -> None:
         """Have a body received whose memory counts as it comes."""
-        body = self._new_body(exchange)
+        body = self.new_body(exchange)
         try:
             memory = handler.body_memory(length, body)
         except BridgeError:
@@ -227,9 +227,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         if granted:
             exchange.receive_into(memory, granted)
 
-    def _new_body(self, exchange: HttpExchange) -> Body:
+    def new_body(self, exchange: HttpExchange) -> Body:
         """Return what a large body is charged to, which is refused when others need its memory."""
-        return Body(self._listener.budget, self._account, partial(give_up, exchange))
+        return Body(self._listener.budget, self._account, exchange.give_up)
 
     def grow(self, exchange: HttpExchange, arrived: int) -> int:
         """Return how much of a body may be received, of which so much has come; 0 to refuse it."""
@@ -237,7 +237,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             return handler.grow(arrived)
         except BridgeError as error:
-            give_up(exchange, error)
+            exchange.give_up(error)
             return 0
 
     def complete(self, exchange: HttpExchange, copied: int) -> None:
@@ -247,7 +247,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             handler.complete(exchange, copied)
         except BridgeError as error:
-            give_up(exchange, error)
+            exchange.give_up(error)
 
     def collect(self, exchange: HttpExchange, body: bytearray) -> None:
         """Give a request to its handler whose body came in chunks, or has a coding."""
