@@ -47,10 +47,22 @@ class Server:
         self.link = SimpleNamespace(busy_poll=polls, device=None, catch_up=self.catch_up)
         names = SimpleNamespace(known={REGION})
         hooks = CallHooks(
-            names, "caller", self.caller, self.link, self.form, self.asked.append, self.fail,
-            self.describe, lambda signature: NOTHING, lambda *message: self.refused.append("other"),
-            lambda error: self.refused.append(str(error)), self.stub.send, lambda function: None,
-        )  # fmt: skip
+            announcements=names,
+            model="caller",
+            caller=self.caller,
+            link=self.link,
+            form=self.form,
+            check=self.asked.append,
+            failed=self.fail,
+            describe=self.describe,
+            long_text=lambda outcome: None,
+            send_long=None,
+            signature=lambda signature: NOTHING,
+            receive=lambda *message: self.refused.append("other"),
+            refuse=lambda error: self.refused.append(str(error)),
+            send=self.stub.send,
+            call_soon=lambda function: None,
+        )
         self.calls = CallChannel(
             self.desk.in_flight, record_reader(CallContext), hooks, ours.fileno()
         )
