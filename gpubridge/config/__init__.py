@@ -11,7 +11,6 @@ from gpubridge.config.load import (
 from gpubridge.config.model_config import (
     KSERVE_DATATYPES,
     InstanceGroup,
-    InstanceKind,
     ModelConfig,
     TensorSpec,
     VersionPolicy,
@@ -19,8 +18,7 @@ from gpubridge.config.model_config import (
     select_versions,
     served_versions,
 )
-from gpubridge.config.normalise import GpuFallback
-from gpubridge.config.python_backend import InputPlacement, PythonBackendSettings
+from gpubridge.config.python_backend import PythonBackendSettings
 from gpubridge.config.schema import model_config_schema
 from gpubridge.config.settings import (
     CompressionLevel,
@@ -37,12 +35,9 @@ __all__ = [
     "PYTHON_BACKEND",
     "Backends",
     "CompressionLevel",
-    "GpuFallback",
     "GrpcConnections",
     "HttpConnections",
-    "InputPlacement",
     "InstanceGroup",
-    "InstanceKind",
     "ModelConfig",
     "ModelControlMode",
     "PythonBackendSettings",

@@ -11,7 +11,6 @@ from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode, invalid
 
-SUCCESS = 0
 OUT_OF_MEMORY = 2
 NOT_READY = 600
 NOT_SUPPORTED = 801

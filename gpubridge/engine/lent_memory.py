@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
-
-from gpubridge.transport.leases import SlotOwner
 
 
 class SharedSlot:
     """A slot that goes back to its arena when nobody refers to this object any more."""
 
-    __slots__ = ("_arena", "slot")
+    __slots__ = ("_free", "slot")
 
-    def __init__(self, arena: SlotOwner, slot: Any) -> None:
-        self._arena = arena
+    def __init__(self, free: Callable[[Any], None], slot: Any) -> None:
+        self._free = free
         self.slot = slot
 
     def __del__(self) -> None:
-        self._arena.free(self.slot)
+        self._free(self.slot)

@@ -86,7 +86,7 @@ class StubConnection:
         self._announced = self._announcements.known
         hooks = InFlightHooks(
             free=arena.free,
-            share=partial(SharedSlot, arena),
+            share=partial(SharedSlot, arena.free),
             memory=self._outputs.borrowed,
             owner=self._outputs.owner,
             counters=counters,

@@ -98,7 +98,9 @@ class AnswerEncoder:
             if passed is not None:
                 response = None
                 del tensors
-                fields, free = passed.settle(self._lent)
+                fields, free = self._passing_on.settle(
+                    *passed, record.context.outputs_for, self._lent
+                )
                 if free:
                     context = context.changed(passed_on=True)
                 return self._encode_record(

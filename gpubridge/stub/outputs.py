@@ -61,7 +61,7 @@ class OutputMemory:
         compiled = native()
         self._place = _place if compiled is None else compiled.place
         self._arena = HostArena(owner, limit, on_create, on_drop, limit // _KEPT)
-        self._lent = LentSlots(table, self._arena)
+        self._lent = LentSlots(table, self.free)
         # Slots that a model looks at, and those of them that the server may look at, too.
         self._looks: dict[Slot, _Look] = {}
         self._sent: set[Slot] = set()
@@ -98,9 +98,7 @@ class OutputMemory:
         with it.
         """
         with self._lock:
-            if not self.shown:
-                self.shown = True
-                self._lent.return_to(self)
+            self.shown = True
             slot = self._allocate(max(nbytes, 1), consumer)
             memory = np.frombuffer(slot.memory, np.uint8)
             look = self._looks[slot] = _Look(memory, self._looked.append)
@@ -134,7 +132,6 @@ class OutputMemory:
     def lend_all(self, kept: Sequence[object]) -> list[int]:
         """Lend slots, or other things that hold memory, under a lease each; all of them or none."""
         with self._lock:
-            self._lent.return_to(self)
             if self._lent.free < len(kept):
                 self._lent.sweep()
             if self._lent.free < len(kept):

@@ -39,59 +39,6 @@ def is_worthwhile(record: Record) -> bool:
     return False
 
 
-class PassedOn:
-    """The outputs of one response, some of which are to stay where they are.
-
-    ``places`` has where each output lies in the request's memory, if it does; ``fields`` those of
-    the references of all others.
-    """
-
-    __slots__ = ("_borrowed", "_consumer", "_fields", "_outputs", "_places")
-
-    def __init__(
-        self,
-        outputs: OutputMemory,
-        consumer: str,
-        borrowed: BorrowedMemory,
-        places: Sequence[Any],
-        fields: Sequence[int],
-    ) -> None:
-        self._outputs = outputs
-        self._consumer = consumer
-        self._borrowed = borrowed
-        self._places = places
-        self._fields = fields
-
-    def settle(self, lent: memoryview) -> tuple[list[int], bool]:
-        """Return the fields of all references, and whether any is of the request's memory.
-
-        To be asked when no reference of ours to the response is left.
-        """
-        places = [place for place in self._places if place is not None]
-        free = not lent[places[0][3]]
-        if free and len(self._places) == 1:
-            return list(places[0]), True
-        # Who looks at it still may write to it, and keeps it where it is meanwhile.
-        passed = [field for place in places for field in place] if free else self._copied(places)
-        fields: list[int] = []
-        at = there = 0
-        for place in self._places:
-            if place is None:
-                fields += self._fields[at : at + 4]
-                at += 4
-            else:
-                fields += passed[there : there + 4]
-                there += 4
-        return fields, free
-
-    def _copied(self, places: Sequence[Any]) -> list[int]:
-        segment = self._borrowed.segment
-        return self._outputs.place(
-            [segment(region).view[at : at + nbytes] for region, at, nbytes, _ in places],
-            self._consumer,
-        )
-
-
 class PassingOn:
     """Finds such outputs in ``borrowed`` memory; all others go to ``outputs``."""
 
@@ -101,19 +48,46 @@ class PassingOn:
         compiled = native()
         self._offset = _offset_within if compiled is None else compiled.offset_within
 
-    def place(self, record: Record, tensors: Sequence[Tensor]) -> PassedOn | None:
-        """Place the tensors of a response that are not passed on; None if none of them is."""
+    def place(
+        self, record: Record, tensors: Sequence[Tensor]
+    ) -> tuple[Sequence[Any], Sequence[int]] | None:
+        """Place the tensors of a response that are not passed on; None if none of them is.
+
+        Returns: where in the request's memory each of the others lies, None for those that were
+        placed, and the fields of their references.
+        """
         inputs = _inputs_of(record)
         places = [self._place(record.ticket, inputs, tensor) for tensor in tensors]
         found = [place for place in places if place is not None]
         if not found or (len(found) > 1 and _overlap(found)):
             return None
-        fields: Sequence[int] = ()
-        consumer = record.context.outputs_for
-        if len(found) < len(places):
-            others = [tensor._payload() for tensor, place in zip(tensors, places) if place is None]
-            fields = self._outputs.place(others, consumer)
-        return PassedOn(self._outputs, consumer, self._borrowed, places, fields)
+        if len(found) == len(places):
+            return places, ()
+        others = [tensor._payload() for tensor, place in zip(tensors, places) if place is None]
+        return places, self._outputs.place(others, record.context.outputs_for)
+
+    def settle(
+        self, places: Sequence[Any], fields: Sequence[int], consumer: str, lent: memoryview
+    ) -> tuple[list[int], bool]:
+        """Return the fields of all references, and whether any is of the request's memory.
+
+        To be asked, with what `place` returned, when no reference of ours to the response is left.
+        """
+        found = [place for place in places if place is not None]
+        # Who looks at it still may write to it, and keeps it where it is meanwhile.
+        free = not lent[found[0][3]]
+        passed = itertools.chain.from_iterable(found) if free else self._copied(found, consumer)
+        left, there = iter(fields), iter(passed)
+        return [
+            field
+            for place in places
+            for field in itertools.islice(left if place is None else there, 4)
+        ], free
+
+    def _copied(self, places: Sequence[Any], consumer: str) -> list[int]:
+        segment = self._borrowed.segment
+        views = [segment(region).view[at : at + nbytes] for region, at, nbytes, _ in places]
+        return self._outputs.place(views, consumer)
 
     def _place(
         self, ticket: int, inputs: dict[int, _Inputs], tensor: Tensor

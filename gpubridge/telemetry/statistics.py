@@ -22,9 +22,6 @@ FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
 _WINDOW_NS = 60_000_000_000
 _MOST_OBSERVATIONS = 8192
 _clock = time.monotonic_ns
-FAILURE_REASONS = ("OTHER", "BACKEND", "CANCELED", "REJECTED")
-"""Triton's reasons for which a request fails, as they stand in its metrics."""
-
 _NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 

@@ -20,7 +20,7 @@ import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, NamedTuple, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, NamedTuple, TypeVar, cast
 
 from gpubridge.tensor.native import native
 
@@ -231,14 +231,7 @@ class ResponseContext(Context):
     set_aside: int | None = None
 
 
-class Correlated(TypedDict, total=False):
-    """The fields of contexts that say which sequence something belongs to."""
-
-    correlation_id: int
-    correlation_text: str | None
-
-
-def correlated(correlation: int | str) -> Correlated:
+def correlated(correlation: int | str) -> dict[str, Any]:
     """Return the fields that say which sequence something belongs to, however that is called."""
     if isinstance(correlation, str):
         return {"correlation_id": 0, "correlation_text": correlation}

@@ -9,7 +9,7 @@ a model may keep an input, a client may be slow to read an answer.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -151,22 +151,15 @@ class KnownSegment(Protocol):
     view: memoryview
 
 
-class SlotOwner(Protocol):
-    """Where slots come from, and go back to."""
-
-    def free(self, slot: Any, /) -> None:
-        """Take a slot back."""
-
-
 class LentSlots:
     """The lender's side: numbered leases, each with the slot that is lent under it.
 
-    ``table`` has a byte for each lease; slots that come back go to ``arena``.
+    ``table`` has a byte for each lease; ``free`` takes slots back.
     """
 
-    def __init__(self, table: memoryview, arena: SlotOwner) -> None:
+    def __init__(self, table: memoryview, free: Callable[[Any], None]) -> None:
         self._table = table
-        self._arena = arena
+        self._take_back = free
         self._free = list(range(len(table) - 1, -1, -1))
         self._slots: dict[int, Any] = {}
 
@@ -183,10 +176,6 @@ class LentSlots:
         """Whether no lease is left."""
         return not self._free
 
-    def return_to(self, owner: SlotOwner) -> None:
-        """Give slots that come back to somebody else from now on."""
-        self._arena = owner
-
     def lend(self, slot: object | None) -> int:
         """Lend a slot (or nothing: then only the number is taken); returns the lease."""
         lease = self._free.pop()
@@ -201,7 +190,7 @@ class LentSlots:
             return False
         slot = self._slots.pop(lease, None)
         if slot is not None:
-            self._arena.free(slot)
+            self._take_back(slot)
         self._free.append(lease)
         return True
 

@@ -36,7 +36,7 @@ class Wall:
     def __init__(self):
         self.table = memoryview(bytearray(LEASES))
         self.arena = HostArena(7, 64 << 20)
-        self.lender = LentSlots(self.table, self.arena)
+        self.lender = LentSlots(self.table, self.arena.free)
         self.borrower = BorrowedMemory(self.table)
 
     def lend(self, data):

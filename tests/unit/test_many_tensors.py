@@ -150,8 +150,8 @@ def passed_on(count, _config):
     record = Record(0, None, (), RequestContext(), 0, "", refs)
 
     def place():
-        placed = passing_on.PassingOn(None, borrowed).place(record, outputs)
-        fields, free = placed.settle(memoryview(bytes(1)))
+        passing = passing_on.PassingOn(None, borrowed)
+        fields, free = passing.settle(*passing.place(record, outputs), "", memoryview(bytes(1)))
         assert free
         assert fields == [field for ref in refs for field in ref]
 

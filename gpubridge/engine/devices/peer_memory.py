@@ -86,7 +86,7 @@ class PeerMemory:
             except BridgeError as error:
                 raise NotByPeerCopy("peer_memory_full", error.message) from error
             # It goes back with the last who looks at the tensor.
-            held = SharedSlot(arena, slot)
+            held = SharedSlot(arena.free, slot)
             brought.append(MemoryRange(region, slot.offset, part.nbytes, held))
         peer = self._context(target)
         try:

@@ -135,7 +135,7 @@ class DeviceStaging:
     async def _to_host(self, parts: Sequence[MemoryRange]) -> list[MemoryRange]:
         total = sum(-(-part.nbytes // _ALIGNMENT) * _ALIGNMENT for part in parts)
         slot = self._arena.allocate(total)
-        held = SharedSlot(self._arena, slot)
+        held = SharedSlot(self._arena.free, slot)
         await self._devices.run(partial(self._read, parts, slot))
         at = slot.offset
         brought = []

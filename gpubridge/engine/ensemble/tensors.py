@@ -63,7 +63,7 @@ def request_tensors(
     ranges = request.ranges
     slot, request.slot = request.slot, None
     client, request.client = request.client, None
-    held = None if slot is None else SharedSlot(arena, slot)
+    held = None if slot is None else SharedSlot(arena.free, slot)
     if ranges is None:
         base = 0 if slot is None else slot.offset + request.start
         ranges = [
