@@ -356,8 +356,8 @@ class InFlightRequests:
     without anything out of the ordinary becomes an `InferResponse` here; all others are given to the
     hook ``decode``.
 
-    - ``lent``, ``cancelled``, ``passed_on``, ``progress``: those of the control page, which stay in
-      use until `close`.
+    - ``lent``, ``cancelled``, ``passed_on``, ``progress``, ``claimed``: those of the control page,
+      which stay in use until `close`.
     - ``reader``: of the stub's responses.
     - ``hooks``: see `gpubridge.engine.in_flight`.
     - ``descriptor``: that of the channel, which is the caller's; in use until `close`.
@@ -369,6 +369,7 @@ class InFlightRequests:
         cancelled: memoryview,
         passed_on: memoryview,
         progress: memoryview,
+        claimed: memoryview,
         reader: Any,
         hooks: Any,
         descriptor: int,

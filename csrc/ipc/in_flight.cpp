@@ -127,6 +127,35 @@ void InFlightRequests::check_response(Ticket ticket) const {
   }
 }
 
+std::vector<Ticket> InFlightRequests::withdraw() {
+  std::vector<Ticket> tickets;
+  if (!claims() || batches_.empty()) return tickets;
+  const auto begun = claim(cells_.claimed[0], batches_.rbegin()->first);
+  if (!begun) return tickets;
+  for (auto batch = batches_.upper_bound(*begun); batch != batches_.end();) {
+    // A stub that has answered what it has not begun lies, and gets no favours.
+    const bool running =
+        std::all_of(batch->second.begin(), batch->second.end(),
+                    [this](Ticket ticket) { return entries_[ticket].state == State::kRunning; });
+    const auto next = std::next(batch);
+    if (running) {
+      for (const Ticket ticket : batch->second) entries_[ticket].state = State::kWithdrawn;
+      tickets.insert(tickets.end(), batch->second.begin(), batch->second.end());
+      withdrawn_.insert(batches_.extract(batch));
+    }
+    batch = next;
+  }
+  return tickets;
+}
+
+bool InFlightRequests::end_withdrawn(std::uint64_t sequence) {
+  const auto batch = withdrawn_.find(sequence);
+  if (batch == withdrawn_.end()) return false;
+  for (const Ticket ticket : batch->second) release(ticket);
+  withdrawn_.erase(batch);
+  return true;
+}
+
 bool InFlightRequests::end_response(Ticket ticket) {
   if (open_.erase(ticket) != 0) return true;
   // Its ticket stays with its batch until that has ended.
@@ -206,7 +235,11 @@ std::vector<InFlightRequests::Leaving> InFlightRequests::close(std::uint64_t sta
   }
   for (const Ticket ticket : kept_) leaving.push_back({ticket, Left::kOver});
   for (const Ticket ticket : answers_) leaving.push_back({ticket, Left::kOver});
+  for (const auto& [sequence, tickets] : withdrawn_) {
+    for (const Ticket ticket : tickets) leaving.push_back({ticket, Left::kOver});
+  }
   batches_.clear();
+  withdrawn_.clear();
   open_.clear();
   kept_.clear();
   answers_.clear();

@@ -24,11 +24,12 @@ class InFlightRequests {
  public:
   enum class State : std::uint8_t {
     kFree,
-    kRunning,  // its batch is at the stub
-    kEarly,    // answered, while its batch is still at the stub
-    kOpen,     // its batch has ended, and its model still answers
-    kKept,     // over, but the stub still looks at its memory
-    kAnswer,   // no request: the memory of an answer to a call of the stub's model
+    kRunning,    // its batch is at the stub
+    kEarly,      // answered, while its batch is still at the stub
+    kOpen,       // its batch has ended, and its model still answers
+    kKept,       // over, but the stub still looks at its memory
+    kAnswer,     // no request: the memory of an answer to a call of the stub's model
+    kWithdrawn,  // its batch is at the stub, which will not begin it
   };
   // How far a record of a batch that has ended brings its request.
   enum class Step { kOver, kOpen, kWasEarly, kComesBack };
@@ -58,6 +59,8 @@ class InFlightRequests {
   [[nodiscard]] bool holds(std::uint64_t sequence) const { return batches_.contains(sequence); }
   [[nodiscard]] std::uint64_t started() const { return load_cell(cells_.progress[0]); }
   [[nodiscard]] std::uint64_t started_at() const { return load_cell(cells_.progress[1]); }
+  // Whether the stub lets batches be withdrawn.
+  [[nodiscard]] bool claims() const { return load_cell(cells_.claimed[0]) >= kClaims; }
 
   // Gives the requests of a batch tickets; there must be enough of them.
   std::span<const Ticket> enter(std::uint64_t sequence, std::span<const Entering> requests);
@@ -78,6 +81,11 @@ class InFlightRequests {
   std::vector<Ticket> end_batch(std::uint64_t sequence);
   // Throws MalformedRecord unless a request is at the stub, and not over.
   void check_response(Ticket ticket) const;
+  // Withdraws all batches that the stub has not begun, if it lets that be done; returns their
+  // tickets in order. They stay taken until the stub has come to these batches.
+  std::vector<Ticket> withdraw();
+  // Hears that the stub has come to a batch; returns whether that was withdrawn.
+  bool end_withdrawn(std::uint64_t sequence);
   // Notes that a response was the last; returns whether the request has left, else its batch has
   // not.
   bool end_response(Ticket ticket);
@@ -114,6 +122,7 @@ class InFlightRequests {
   std::vector<Entry> entries_;
   std::vector<Ticket> free_;
   std::map<std::uint64_t, std::vector<Ticket>> batches_;
+  std::map<std::uint64_t, std::vector<Ticket>> withdrawn_;
   std::set<Ticket> open_;
   std::set<Ticket> kept_;
   std::deque<Ticket> answers_;

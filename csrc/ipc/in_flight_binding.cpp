@@ -157,6 +157,11 @@ void RequestsAtStub::complete(std::string_view message, Duration now, Taken& tak
 
 // A batch changes nothing until all of it is understood.
 void RequestsAtStub::complete_batch(const ResultBatch& batch, Duration now, Taken& taken) {
+  if (core_.end_withdrawn(batch.sequence)) {
+    // There is room for others.
+    taken.closed = true;
+    return;
+  }
   core_.check(batch);
   std::vector<Ending> endings;
   for (const RecordView& record : batch.records) {
@@ -472,6 +477,15 @@ nb::list RequestsAtStub::all_kept() const {
   return all;
 }
 
+nb::list RequestsAtStub::withdraw() {
+  nb::list requests;
+  if (!buffers_ || !claims()) return requests;
+  for (const Ticket ticket : core_.withdraw()) {
+    requests.append(std::exchange(held_[ticket], {}).request);
+  }
+  return requests;
+}
+
 nb::list RequestsAtStub::left() const {
   nb::list left;
   for (const auto& [sequence, ticket] : core_.members()) {
@@ -512,7 +526,8 @@ void bind_in_flight(nanobind::module_& module) {
   namespace nb = nanobind;
   using at_stub::RequestsAtStub;
   nb::class_<RequestsAtStub> type(module, "InFlightRequests");
-  type.def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::object, nb::handle, int>())
+  type.def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::object,
+                    nb::handle, int>())
       .def_prop_ro("free_tickets", &RequestsAtStub::free_tickets)
       .def_prop_ro("open_requests", &RequestsAtStub::open_requests)
       .def_prop_ro("idle", &RequestsAtStub::idle)

@@ -74,13 +74,16 @@ std::span<Cell> cells_of(const BufferView& view) {
 
 // The buffers of the control page's cells.
 struct ControlBuffers {
-  ControlBuffers(nb::handle lent, nb::handle cancelled, nb::handle passed_on, nb::handle progress)
+  ControlBuffers(nb::handle lent, nb::handle cancelled, nb::handle passed_on, nb::handle progress,
+                 nb::handle claimed)
       : lent(lent, PyBUF_WRITABLE),
         cancelled(cancelled, PyBUF_WRITABLE),
         passed_on(passed_on, PyBUF_WRITABLE),
-        progress(progress, PyBUF_WRITABLE) {
+        progress(progress, PyBUF_WRITABLE),
+        claimed(claimed, PyBUF_WRITABLE) {
     const std::size_t tickets = this->lent.size();
     if (this->cancelled.size() != tickets || this->progress.size() < 2 * sizeof(std::uint64_t) ||
+        this->claimed.size() != sizeof(std::uint64_t) ||
         this->passed_on.size() != tickets * sizeof(std::uint32_t)) {
       throw nb::value_error("the cells are not those of one control page");
     }
@@ -88,13 +91,15 @@ struct ControlBuffers {
 
   [[nodiscard]] ControlCells cells() const {
     return {cells_of<std::uint8_t>(lent), cells_of<std::uint8_t>(cancelled),
-            cells_of<std::uint32_t>(passed_on), cells_of<const std::uint64_t>(progress)};
+            cells_of<std::uint32_t>(passed_on), cells_of<const std::uint64_t>(progress),
+            cells_of<std::uint64_t>(claimed)};
   }
 
   BufferView lent;
   BufferView cancelled;
   BufferView passed_on;
   BufferView progress;
+  BufferView claimed;
 };
 
 // A request at the stub, or what is left of it.
@@ -174,8 +179,8 @@ class RequestsAtStub {
 
   // `descriptor` is the channel's, which stays the caller's and open until `close`.
   RequestsAtStub(nb::handle lent, nb::handle cancelled, nb::handle passed_on, nb::handle progress,
-                 nb::object reader, nb::handle hooks, int descriptor)
-      : buffers_(std::in_place, lent, cancelled, passed_on, progress),
+                 nb::handle claimed, nb::object reader, nb::handle hooks, int descriptor)
+      : buffers_(std::in_place, lent, cancelled, passed_on, progress, claimed),
         core_(buffers_->cells()),
         held_(buffers_->lent.size()),
         reader_(std::move(reader)),
@@ -187,6 +192,9 @@ class RequestsAtStub {
   [[nodiscard]] std::size_t open_requests() const { return core_.open_requests(); }
   [[nodiscard]] bool idle() const { return core_.idle(); }
   [[nodiscard]] bool holds(std::uint64_t sequence) const { return core_.holds(sequence); }
+  [[nodiscard]] std::uint64_t started() const { return core_.started(); }
+  // Whether batches can be withdrawn: not where events on a device follow what is lent.
+  [[nodiscard]] bool claims() const { return on_kept_.is_none() && core_.claims(); }
 
   void watch(nb::object on_kept, nb::object on_ended) {
     on_kept_ = std::move(on_kept);
@@ -204,6 +212,8 @@ class RequestsAtStub {
   void submit(nb::handle requests);
   void flush();
 
+  // Withdraws the requests whose batches the stub has not begun; returns them in order.
+  nb::list withdraw();
   void cancel(nb::handle request, bool running_only, bool still_read);
   void passed_on(nb::handle request, std::uint32_t responses) {
     const auto ticket = infer_request(request).ticket;

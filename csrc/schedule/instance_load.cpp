@@ -8,6 +8,8 @@ namespace {
 // About this much work is sent ahead.
 constexpr double kAheadNs = 1e6;
 constexpr double kLimit = 64;
+// What it takes to wake a process that sleeps, and whose memory is in no cache.
+constexpr double kWakeNs = 50e3;
 // How much the latest batch counts.
 constexpr double kWeight = 0.125;
 
@@ -22,7 +24,19 @@ void InstanceLoad::open(std::size_t least_window) {
 
 void InstanceLoad::close() {
   in_flight_ = batches_ = window_ = 0;
-  open_ = false;
+  open_ = stuck_ = false;
+}
+
+bool InstanceLoad::soon_done() const {
+  return in_flight_ != 0 && in_flight_ < window_ && execute_ns_ != 0 &&
+         static_cast<double>(in_flight_) * execute_ns_ < kWakeNs;
+}
+
+void InstanceLoad::withdrawn(std::size_t batches) {
+  in_flight_ -= std::min(in_flight_, batches);
+  batches_ -= std::min(batches_, batches);
+  stuck_ = in_flight_ != 0;
+  if (stuck_) window_ = least_;
 }
 
 void InstanceLoad::sent(std::size_t requests) {
@@ -36,11 +50,13 @@ void InstanceLoad::answered(std::size_t batches, std::size_t requests, std::uint
   in_flight_ -= std::min(in_flight_, requests);
   batches_ -= std::min(batches_, batches);
   if (requests != 0) {
+    stuck_ = false;
     const double mean = static_cast<double>(execute_ns) / static_cast<double>(requests);
     execute_ns_ += (mean - execute_ns_) * (execute_ns_ == 0 ? 1 : kWeight);
   }
   if (!open_) return;
-  const auto ahead = static_cast<std::size_t>(std::min(kLimit, kAheadNs / (execute_ns_ + 1)));
+  const double most = stuck_ ? 0 : std::min(kLimit, kAheadNs / (execute_ns_ + 1));
+  const auto ahead = static_cast<std::size_t>(most);
   window_ = std::min(std::max(least_, ahead), in_flight_ + free_tickets);
 }
 

@@ -16,6 +16,12 @@ class InstanceLoad {
   [[nodiscard]] std::size_t window() const { return window_; }
   // Requests, or batches of them, that it may have however long they take.
   [[nodiscard]] std::size_t least_window() const { return least_; }
+  // Whether it has something to do, and is likely to be done with all of it before another process
+  // would be awake.
+  [[nodiscard]] bool soon_done() const;
+  // Whether requests were withdrawn from it, and it has answered none of the others since: it gets
+  // no more than it may have however long that takes.
+  [[nodiscard]] bool stuck() const { return stuck_; }
 
   // A stub takes requests from now on.
   void open(std::size_t least_window);
@@ -23,6 +29,8 @@ class InstanceLoad {
   void close();
 
   void sent(std::size_t requests);
+  // So many batches of one request each are not at the stub any more.
+  void withdrawn(std::size_t batches);
   // Batches were answered, or tickets came free; there may be so many other requests at the stub.
   void answered(std::size_t batches, std::size_t requests, std::uint64_t execute_ns,
                 std::size_t free_tickets);
@@ -33,6 +41,7 @@ class InstanceLoad {
   std::size_t window_ = 0;
   std::size_t least_ = 1;
   bool open_ = false;
+  bool stuck_ = false;
   double execute_ns_ = 0;  // of a request, on average; 0 before the first
 };
 

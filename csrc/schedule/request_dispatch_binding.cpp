@@ -1,5 +1,6 @@
 #include "schedule/request_dispatch_binding.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -10,6 +11,9 @@ namespace gpubridge {
 
 using at_stub::RequestsAtStub;
 using Admission = DynamicBatcher::Admission;
+
+// A stub that begins nothing for so long holds up what it was sent.
+constexpr Nanoseconds kPatience = 4'000'000;
 
 // -- one instance --------------------------------------------------------------------------------
 
@@ -32,6 +36,24 @@ void InstanceFeed::submit(nb::handle requests) {
   if (at_stub_ == nullptr) throw nb::value_error("the instance has no stub");
   load_.sent(nb::len(requests));
   at_stub_->submit(requests);
+}
+
+bool InstanceFeed::soon_done() const {
+  return load_.least_window() == 1 && load_.soon_done() && at_stub_ != nullptr &&
+         at_stub_->claims() && at_stub_->open_requests() == 0;
+}
+
+bool InstanceFeed::holds_up() {
+  const auto before = std::exchange(begun_, std::nullopt);
+  if (at_stub_ == nullptr || load_.batches() < 2) return false;
+  begun_ = at_stub_->started();
+  return begun_ == before;
+}
+
+nb::list InstanceFeed::withdraw() {
+  nb::list requests = at_stub_->withdraw();
+  if (const std::size_t count = nb::len(requests); count != 0) load_.withdrawn(count);
+  return requests;
 }
 
 static nb::list list_of(const std::vector<nb::object>& objects) {
@@ -158,14 +180,18 @@ void RequestDispatch::dispatch(Nanoseconds now) {
       owner_.attr("refuse_late")(late);
     }
     feed(now);
-    set_timer(now);
+    if (const auto due = batcher_->next_wakeup(now)) set_timer(*due);
   }
   if (stopping_ && pending() == 0) owner_.attr("on_idle")();
 }
 
-InstanceFeed* RequestDispatch::least_loaded() const {
+// One that is soon done with what it has, else the least loaded.
+InstanceFeed* RequestDispatch::best_instance() const {
+  const bool stuck = std::any_of(feeds_.begin(), feeds_.end(),
+                                 [](const InstanceFeed* feed) { return feed->load().stuck(); });
   InstanceFeed* best = nullptr;
   for (InstanceFeed* feed : feeds_) {
+    if (!stuck && feed->soon_done()) return feed;
     const std::size_t load = feed->load().in_flight();
     if (load < feed->load().window() && (best == nullptr || load < best->load().in_flight())) {
       best = feed;
@@ -176,13 +202,37 @@ InstanceFeed* RequestDispatch::least_loaded() const {
 
 void RequestDispatch::feed_ahead() {
   while (batcher_->pending() != 0) {
-    InstanceFeed* best = least_loaded();
+    InstanceFeed* best = best_instance();
     if (best == nullptr) {
       check_hope();
       return;
     }
     best->submit(batcher_->take(0));
+    if (feeds_.size() > 1 && timer_ == 0 && best->load().batches() > 1)
+      set_timer(now() + kPatience);
   }
+}
+
+// Withdraws what waits behind a request that takes long, where another instance is not held up.
+void RequestDispatch::relieve() {
+  std::vector<InstanceFeed*> slow;
+  bool waiting = false;
+  std::size_t able = 0;
+  for (InstanceFeed* feed : feeds_) {
+    waiting = waiting || feed->load().batches() > 1;
+    if (feed->holds_up()) {
+      slow.push_back(feed);
+    } else if (feed->load().window() != 0 && !feed->load().stuck()) {
+      ++able;
+    }
+  }
+  for (InstanceFeed* feed : slow) {
+    if (able == 0) break;
+    if (const nb::list requests = feed->withdraw(); requests.size() != 0) {
+      owner_.attr("queue_again")(requests);
+    }
+  }
+  if (waiting) set_timer(now() + kPatience);
 }
 
 // Each batch as late as possible: to instances that have nothing to do. Those that copy the inputs
@@ -208,15 +258,15 @@ void RequestDispatch::feed(Nanoseconds now) {
   }
 }
 
-void RequestDispatch::set_timer(Nanoseconds now) {
-  const auto due = batcher_->next_wakeup(now);
-  if (!due || (timer_ != 0 && timer_ <= *due)) return;
-  timer_ = *due;
+void RequestDispatch::set_timer(Nanoseconds due) {
+  if (timer_ != 0 && timer_ <= due) return;
+  timer_ = due;
   owner_.attr("set_timer")(timer_);
 }
 
 void RequestDispatch::ring() {
   timer_ = 0;
+  if (ahead_ && feeds_.size() > 1) relieve();
   dispatch(0);
 }
 

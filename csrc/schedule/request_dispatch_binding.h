@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "ipc/model_counters.h"
@@ -47,6 +48,16 @@ class InstanceFeed {
   void close();
   void submit(nb::handle requests);
 
+  // Whether a request had better wait for what the stub has than for another to wake: nothing that
+  // it has takes long, and if something does, the request can be withdrawn. Not where inputs are
+  // uploaded, or a model answers after its batches: what that takes is not known.
+  [[nodiscard]] bool soon_done() const;
+  // Whether batches wait at the stub, which has begun none since this was asked last, when some
+  // waited, too.
+  bool holds_up();
+  // Withdraws what the stub has not begun; returns the requests in order.
+  nb::list withdraw();
+
   // Batches were answered, or a request ended after its batch.
   void answered(const AnsweredBatches& answered, Nanoseconds now);
 
@@ -64,6 +75,8 @@ class InstanceFeed {
   nb::object stub_;
   at_stub::RequestsAtStub* at_stub_ = nullptr;  // in `stub_`
   RequestDispatch* dispatch_ = nullptr;
+  // The last batch that was begun when `holds_up` was asked last, if others waited.
+  std::optional<std::uint64_t> begun_;
 };
 
 // The dispatch loop of a model without sequences: its queue, and which instance gets what. The
@@ -104,11 +117,12 @@ class RequestDispatch {
   };
 
   [[nodiscard]] Nanoseconds now() const;
-  [[nodiscard]] InstanceFeed* least_loaded() const;
+  [[nodiscard]] InstanceFeed* best_instance() const;
   void read_options(nb::handle options);
   void feed_ahead();
   void feed(Nanoseconds now);
-  void set_timer(Nanoseconds now);
+  void set_timer(Nanoseconds due);
+  void relieve();
   void check_hope();
 
   nb::object owner_;

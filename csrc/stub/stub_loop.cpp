@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "ipc/control_cells.h"
 #include "ipc/datagrams.h"
 #include "ipc/messages.h"
 #include "little_endian.h"
@@ -64,6 +65,8 @@ StubLoop::StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer,
 void StubLoop::attach() {
   const nb::object& control = parts_.control;
   words_ = std::make_unique<BufferView>(control.attr("progress"), PyBUF_WRITABLE);
+  claimed_ = std::make_unique<BufferView>(control.attr("claimed"), PyBUF_WRITABLE);
+  store_cell(*static_cast<std::uint64_t*>(claimed_->data()), kClaims);
   lent_ = std::make_unique<BufferView>(control.attr("lent"), PyBUF_WRITABLE);
   cancelled_ = std::make_unique<BufferView>(control.attr("cancelled"), PyBUF_SIMPLE);
 }
@@ -103,7 +106,9 @@ void StubLoop::run(nb::handle message) {
     const bool last = index + 1 == batches.size();
     const BatchView& batch = batches[index];
     called = called || batch.called;
-    if (batch.plain && !is_crowded() && (!batch.shared || shows_shared())) {
+    if (!claim(*static_cast<std::uint64_t*>(claimed_->data()), batch.sequence)) {
+      skip(message, batch, last);
+    } else if (batch.plain && !is_crowded() && (!batch.shared || shows_shared())) {
       run_plain(message, batch, last);
     } else {
       run_in_python(message, batch, last);
@@ -173,6 +178,19 @@ std::int64_t StubLoop::start(std::uint64_t sequence) {
 // -- batches
 // ---------------------------------------------------------------------------------------
 
+// The server has withdrawn the batch: others execute it.
+void StubLoop::skip(nb::handle message, const BatchView& batch, bool last) {
+  result_.assign(kResultHead, '\0');
+  copied_ = 0;
+  started_ = called_ = ended_ = now();
+  std::size_t at = batch.first;
+  for (std::uint32_t index = 0; index < batch.requests; ++index) {
+    answer_nothing(RecordView::read(view_of(message), at, true).ticket(), result_);
+  }
+  finish(batch);
+  send_result(result_, started_, ended_, last);
+}
+
 void StubLoop::run_in_python(nb::handle message, const BatchView& batch, bool last) {
   const nb::object read = parts_.reader.attr("read")(message, batch.first, batch.requests, true);
   const nb::object result =
@@ -218,9 +236,7 @@ nb::object StubLoop::take_requests(nb::handle message, const BatchView& batch,
     const std::size_t begin = at;
     const RecordView record = RecordView::read(view_of(message), at, true);
     if (is_cancelled(record.ticket())) {
-      auto* lent = static_cast<unsigned char*>(lent_->data());
-      __atomic_store_n(lent + record.ticket(), 0, __ATOMIC_RELEASE);
-      writer_.write_nothing(record.ticket(), kResponseCancelled, skipped);
+      answer_nothing(record.ticket(), skipped);
       continue;
     }
     const RecordForm& form = reader_.form(record);
@@ -258,6 +274,14 @@ nb::object StubLoop::execute(nb::object requests, std::span<const Live> live) {
   nb::list origins;
   for (const Live& each : live) origins.append(origin_of(as<Arrival>(each.arrival.ptr())));
   return parts_.executor.attr("finished")(returned, origins);
+}
+
+// Appends the answer of a request that nobody waits for, of whose memory nothing is looked at.
+void StubLoop::answer_nothing(std::uint32_t ticket, std::string& result) {
+  if (ticket < lent_->size()) {
+    store_cell<std::uint8_t>(static_cast<std::uint8_t*>(lent_->data())[ticket], 0);
+  }
+  writer_.write_nothing(ticket, kResponseCancelled, result);
 }
 
 // Appends the answer of a request to the result, and takes it off the list of responses.

@@ -79,11 +79,13 @@ class StubLoop {
   void attach();
   void run(nanobind::handle message);
   std::vector<BatchView> batches(nanobind::handle message);
+  void skip(nanobind::handle message, const BatchView& batch, bool last);
   void run_in_python(nanobind::handle message, const BatchView& batch, bool last);
   void run_plain(nanobind::handle message, const BatchView& batch, bool last);
   nanobind::object take_requests(nanobind::handle message, const BatchView& batch,
                                  std::vector<Live>& live, std::string& skipped);
   nanobind::object execute(nanobind::object requests, std::span<const Live> live);
+  void answer_nothing(std::uint32_t ticket, std::string& result);
   void answer(const Live& live, nanobind::handle responses, std::size_t index);
   bool answer_here(const Live& live, nanobind::object& response);
   void finish(const BatchView& batch);
@@ -114,6 +116,7 @@ class StubLoop {
   bool watches_ = false;   // whether there is a thread that watches
   bool reclaims_ = false;  // whether the OutputMemory may have lent slots by itself
   std::unique_ptr<BufferView> words_;
+  std::unique_ptr<BufferView> claimed_;
   std::unique_ptr<BufferView> lent_;
   std::unique_ptr<BufferView> cancelled_;
 

@@ -99,6 +99,9 @@ class Dispatcher:
     def serve(self, instances: Sequence[Instance]) -> None:
         """Give requests to these instances, in the order of their indices."""
         self._instances = instances
+        if self._timer is None and len(instances) > 1:
+            # Requests that wait at one instance may be given to another.
+            self._timer = Alarm(self._queue.ring)
         self._queue.serve([instance.feed for instance in instances])
 
     def submission(
@@ -265,11 +268,7 @@ class Dispatcher:
         error: BridgeError,
     ) -> None:
         """An instance's process died: the requests it had started fail, the others wait again."""
-        self._scheduler.put_back([self._item(request) for request in unstarted])
-        for request in unstarted:
-            request.instance = None
-            if request.on_done is None:
-                self.cancel(request)
+        self.queue_again(unstarted)
         now = self._clock()
         self._scheduler.instance_died(instance.index, now)
         for request in lost:
@@ -279,6 +278,14 @@ class Dispatcher:
         # What waited for its turn behind them waits no longer.
         self._release(self._scheduler.releasable())
         self.dispatch()
+
+    def queue_again(self, requests: Sequence[InferRequest]) -> None:
+        """Put requests that an instance has not begun before all others; cancelled ones end."""
+        self._scheduler.put_back([self._item(request) for request in requests])
+        for request in requests:
+            request.instance = None
+            if request.on_done is None:
+                self.cancel(request)
 
     def on_batches(
         self, returning: Sequence[InferRequest], traced: Sequence[CompletedBatch], now: int

@@ -71,5 +71,5 @@ def requests_at_stub(
 ) -> InFlightRequests:
     """Return the requests at a stub, of which there are none yet; its channel has ``descriptor``."""
     reader = record_reader(ResponseContext)
-    cells = control.lent, control.cancelled, control.passed_on, control.progress
+    cells = control.lent, control.cancelled, control.passed_on, control.progress, control.claimed
     return InFlightRequests(*cells, reader, hooks, descriptor)

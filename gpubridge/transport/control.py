@@ -5,6 +5,8 @@ Map (bytes)::
     0   u64  started   sequence number of the batch whose execute runs or ran last   stub writes
     8   u64  started_at  CLOCK_MONOTONIC nanoseconds of that start                  stub writes
     16  u8   log_levels  bits of the levels of ``pb_utils.Logger`` that are logged  server writes
+    24  u64  claimed   up to which batch the stub has begun, or the server has withdrawn;
+                       bit 63: the stub claims each batch here before it begins     both, atomically
     64  u8[TICKETS]  lent       1 while the stub may look at the ticket's memory      server 1, stub 0
     ..  u8[TICKETS]  cancelled  NOBODY_WAITS or STILL_READ: the request is cancelled  server writes
     ..  u8[LEASES]   outputs    1 while the server may look at an output slot         stub 1, server 0
@@ -58,6 +60,7 @@ class ControlPage:
     def _attach(self, view: memoryview) -> None:
         self.progress = view[:16].cast("Q")
         self._log_levels = view[16:17]
+        self.claimed = view[24:32].cast("Q")
         self.lent = view[_LENT_AT:_CANCELLED_AT]
         self.cancelled = view[_CANCELLED_AT:_OUTPUTS_AT]
         self.outputs = view[_OUTPUTS_AT:_PASSED_ON_AT]

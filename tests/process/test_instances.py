@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -71,6 +72,41 @@ while len(os.listdir({folder!r})) < {count}: time.sleep(0.002)
 
 def test_the_instances_of_a_group_work_at_the_same_time(server, threads):
     assert names(server, threads, "m", 3) == [f"m_0_{i} CPU 0 1" for i in range(3)]
+
+
+def test_instances_that_were_quick_work_at_the_same_time(server, threads):
+    # One instance has done all of this, and is given the next requests, too.
+    for _ in range(200):
+        said(server, "self.said = ''", "m")
+    assert names(server, threads, "m", 3) == [f"m_0_{i} CPU 0 1" for i in range(3)]
+
+
+def test_what_waits_behind_slow_requests_is_executed_once_by_an_instance_that_gets_on(
+    server, threads, tmp_path
+):
+    for _ in range(200):
+        said(server, "self.said = ''", "m")
+    note = f"import tempfile; tempfile.mkstemp(dir={str(tmp_path)!r}, prefix='ran')\n"
+    ends = [tmp_path / f"end{number}" for number in range(3)]
+    held = [f"while not os.path.exists({str(end)!r}): time.sleep(0.002)" for end in ends]
+    slow = [threads.submit(said, server, note + hold, "m") for hold in held]
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("ran*"))) == 3, "all instances are at work")
+        waiting = [threads.submit(said, server, note, "m") for _ in range(5)]
+        # They wait at the instances, most likely.
+        time.sleep(0.2)
+        ends[1].touch()
+        for each in waiting:
+            each.result(timeout=60)
+        assert sum(each.done() for each in slow) <= 1
+    finally:
+        for end in ends:
+            end.touch()
+    for each in slow:
+        each.result(timeout=60)
+    # Each instance has come to what it was sent before these.
+    names(server, threads, "m", 3)
+    assert len(list(tmp_path.glob("ran*"))) == 8
 
 
 def test_each_group_has_its_instances_and_names(server, threads):

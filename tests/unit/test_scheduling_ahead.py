@@ -60,3 +60,127 @@ def test_nothing_of_a_sequence_is_given_ahead(strategy):
     instance.land()
     assert len(instance.batches) == 1
     model.close()
+
+
+# -- requests that wait at instances ---------------------------------------------------------------
+
+
+def quick_model(instances=2, window=64, claims=True):
+    """A model whose instances are up, and known to execute a request in 1 ms / ``window``."""
+    model = VirtualModel(model_config("IN FP32 [-1]"), instances, window)
+    for instance in model.instances:
+        instance.claims = claims
+        instance.come_up()
+    for _ in model.instances:
+        model.submit()
+    for instance in model.instances:
+        instance.land()
+    return model
+
+
+def counts(model):
+    return [len(instance.batches) for instance in model.instances]
+
+
+def test_quick_requests_go_to_an_instance_that_is_awake_until_another_would_be():
+    model = quick_model(instances=3)
+    model.submit()
+    # Whichever is at work has them, not the next.
+    seen = []
+    for _ in range(6):
+        model.submit()
+        seen.append(counts(model))
+    assert seen == [[2, 0, 0], [3, 0, 0], [4, 0, 0], [4, 1, 0], [4, 2, 0], [4, 3, 0]]
+    model.close()
+
+
+@pytest.mark.parametrize(("window", "claims"), [(10, True), (64, False)])
+def test_requests_are_spread_where_they_take_long_or_cannot_be_withdrawn(window, claims):
+    model = quick_model(window=window, claims=claims)
+    clients = [model.submit() for _ in range(4)]
+    assert counts(model) == [2, 2]
+    model.instances[0].start()
+    model.instances[1].start()
+    model.instances[1].land()
+    model.advance(10**9)
+    # What waits behind the other can be withdrawn, or not.
+    assert counts(model) == ([2, 2] if claims else [2, 1])
+    assert len(clients[1].outcomes) == 1
+    model.close()
+
+
+def test_what_waits_behind_a_request_that_takes_long_is_given_to_others():
+    model = quick_model()
+    slow, *waiting = [model.submit() for _ in range(3)]
+    first, second = model.instances
+    assert counts(model) == [3, 0]
+    first.start()
+    model.advance(10**8)
+    assert len(second.batches) == 2
+    # Nothing new waits there, either.
+    waiting.append(model.submit())
+    assert len(second.batches) == 3
+    while second.batches:
+        second.land()
+    assert [len(client.outcomes) for client in (slow, *waiting)] == [0, 1, 1, 1]
+    first.land()
+    first.start()
+    assert not first.batches
+    assert len(slow.outcomes) == 1
+    assert model.dispatcher.pending == 0
+    # It is an instance like any other again.
+    assert first.requests.free_tickets == second.requests.free_tickets
+    model.submit()
+    assert counts(model) == [1, 0]
+    model.close()
+
+
+def test_what_waits_stays_where_no_instance_gets_on():
+    model = quick_model()
+    for _ in range(8):
+        model.submit()
+    for instance in model.instances:
+        instance.start()
+    before = counts(model)
+    model.advance(10**9)
+    assert counts(model) == before
+    # One has: it gets the others' work, too.
+    model.instances[1].land()
+    model.instances[1].start()
+    model.advance(10**8)
+    assert len(model.instances[1].batches) > before[1]
+    model.close()
+
+
+def test_a_withdrawn_request_that_is_cancelled_ends():
+    model = quick_model()
+    _, one, two, three = [model.submit() for _ in range(4)]
+    first, second = model.instances
+    first.start()
+    model.cancel(one)
+    model.advance(10**8)
+    assert one.slot_freed
+    assert not one.begun
+    model.cancel(two)
+    while second.batches:
+        second.land()
+    assert len(three.outcomes) == 1
+    first.land()
+    first.start()
+    assert model.dispatcher.pending == 0
+    model.close()
+
+
+def test_an_instance_that_dies_takes_no_withdrawn_request_with_it():
+    model = quick_model()
+    slow, *waiting = [model.submit() for _ in range(4)]
+    first, second = model.instances
+    first.start()
+    model.advance(10**8)
+    first.die(hopeless=False)
+    assert len(slow.outcomes) == 1
+    while second.batches:
+        second.land()
+    assert [len(client.outcomes) for client in waiting] == [1, 1, 1]
+    assert model.dispatcher.pending == 0
+    model.close()

@@ -38,6 +38,7 @@ _REGION = SimpleNamespace(region=7)
 _NOTHING = encode_tensors(())
 _AHEAD_NS = 1_000_000
 """About how much work a stub is sent ahead."""
+_CLAIMS = 1 << 63
 
 
 def _record(ticket, flags, context=b""):
@@ -55,6 +56,7 @@ class Client:
     cancelled: bool = False
     slot_freed: bool = False
     executions: list = dataclasses.field(default_factory=list)
+    begun: bool = False
 
     @property
     def waits(self):
@@ -67,6 +69,7 @@ class Execution:
 
     sequence: int
     requests: list
+    tickets: list
     started: bool = False
 
 
@@ -84,7 +87,12 @@ class VirtualAlarm:
 
 
 class VirtualInstance:
-    """An instance whose stub's answers are made up; ``window`` batches may wait at it."""
+    """An instance whose stub's answers are made up; ``window`` batches may wait at it.
+
+    ``claims``: whether its stub claims batches before it begins them.
+    """
+
+    claims = True
 
     def __init__(self, model, index, window, least_window):
         self.model, self.index, self.least_window = model, index, least_window
@@ -113,7 +121,8 @@ class VirtualInstance:
                 batches.setdefault(sequence, []).append(request)
                 self.tickets[request] = ticket
         for self.sent, requests in sorted(batches.items()):
-            self.batches.append(Execution(self.sent, requests))
+            tickets = [self.tickets[request] for request in requests]
+            self.batches.append(Execution(self.sent, requests, tickets))
             before = self.feed.in_flight - len(requests)
             assert before < self.feed.window or len(self.batches) <= self.least_window
             for request in requests:
@@ -130,6 +139,7 @@ class VirtualInstance:
         self.state = InstanceState.READY
         self.life += 1
         self.control = ControlPage(Segment.create(0, ControlPage.SIZE))
+        self.control.claimed[0] = _CLAIMS if self.claims else 0
         self.memory = BorrowedMemory(self.control.outputs)
         self.started = self.sent = 0
         hooks = InFlightHooks(
@@ -161,14 +171,34 @@ class VirtualInstance:
         raise AssertionError(error)
 
     def start(self):
-        """Start the batch that is first in line."""
-        if self.batches and not self.batches[0].started:
-            self.batches[0].started = True
-            self.started = self.batches[0].sequence
+        """Start the batch that is first in line; those before it that were withdrawn are skipped."""
+        while self.batches and not self.batches[0].started:
+            execution = self.batches[0]
+            if self.claims and execution.sequence <= self.control.claimed[0] - _CLAIMS:
+                self.batches.pop(0)
+                nothing = [_record(t, ResponseFlag.CANCELLED) for t in execution.tickets]
+                self.answer(execution.sequence, nothing)
+                continue
+            if self.claims:
+                self.control.claimed[0] = _CLAIMS + execution.sequence
+            execution.started = True
+            self.started = self.control.progress[0] = execution.sequence
+            for request in filter(lambda request: request.batch_size, execution.requests):
+                client = self.model.clients[request]
+                assert self.model.iterative or not client.begun, "a request was executed twice"
+                client.begun = True
+
+    def answer(self, sequence, records):
+        """Send the results of a batch."""
+        times = (1, 2, 1 + self.execute_ns * len(records))
+        batch = encode_result_batch(sequence, times, 0, records)
+        self.requests.take(encode_frame(Kind.RESULTS, [batch]), self.model.now)
 
     def land(self, failing=(), rescheduled=(), going_on=()):
         """End the first batch; requests at some places fail, want to run again, or are not over."""
         self.start()
+        if not self.batches:
+            return
         execution = self.batches.pop(0)
         records = []
         for place, request in enumerate(execution.requests):
@@ -184,9 +214,7 @@ class VirtualInstance:
                 records.append(_record(ticket, ResponseFlag.ERROR, _FAILED))
             else:
                 records.append(_record(ticket, 0))
-        times = (1, 2, 1 + self.execute_ns * len(records))
-        batch = encode_result_batch(execution.sequence, times, 0, records)
-        self.requests.take(encode_frame(Kind.RESULTS, [batch]), self.model.now)
+        self.answer(execution.sequence, records)
 
     def note_end(self, request):
         self.control.lent[self.tickets[request]] = 0
@@ -239,6 +267,7 @@ class VirtualModel:
             self.dispatcher = Dispatcher(
                 config, arena, self.statistics, SimpleNamespace(used=False), lambda: self.now
             )
+            self.dispatcher.serve([SimpleNamespace(feed=InstanceFeed(None))] * instances)
         # Only a scheduler without choice feeds ahead of what any instance does now; others do for those
         # that want to have a batch before its turn.
         ahead = config.message.WhichOneof("scheduling_choice") is None
