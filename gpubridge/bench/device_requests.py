@@ -54,10 +54,7 @@ PATHS = (
 class ClientMemory:
     """Two regions of one size on a device, and what copies there; a context manager.
 
-    ``source`` and ``target`` are for an input and an output; each has the handle that a server
-    opens.
-
-    Raises CudaError: UNAVAILABLE without device memory; INTERNAL when it cannot be shared.
+    ``source`` and ``target``, for an input and an output, each have the handle that a server opens.
     """
 
     def __init__(self, device: DeviceInfo, nbytes: int) -> None:

@@ -187,8 +187,8 @@ def measure(
     """Start a server and measure every path at every size, multiples of four bytes.
 
     Each gets ``seconds`` of load, more while the meter (or the reason why there is none) has too
-    few samples; ``tell`` is told what happens. Raises BridgeError: the server does not start, a
-    request fails, or an answer is wrong.
+    few samples. Raises BridgeError: the server does not start, or a request fails or is answered
+    wrongly.
     """
     largest = max(sizes)
     no_pcie, watch = (meter, None) if isinstance(meter, str) else ("", meter)

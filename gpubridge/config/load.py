@@ -151,10 +151,9 @@ def parse_config_override(text: str) -> ProtoMessage:
 
 
 def read_labels(output: ProtoMessage, model_dir: Path) -> tuple[bytes, ...]:
-    """Return the labels of an output by class index; none where it names no file.
+    """Return the labels of an output by class index; none where it names no file of the model's.
 
-    As in Triton, a line is everything up to its newline and an empty one names nothing. Raises
-    BridgeError: INVALID_ARG for a file that cannot be read, or that is outside of `model_dir`.
+    As in Triton, a line is everything up to its newline and an empty one names nothing.
     """
     if not output.label_filename:
         return ()

@@ -46,8 +46,7 @@ class VersionPolicy:
 def available_versions(model_dir: Path) -> list[int]:
     """Return the version numbers of `model_dir`, ascending; NOT_FOUND when it cannot be listed.
 
-    A version is a directory whose name is a decimal number without sign or leading zero, from 1 to
-    2**63 - 1. Everything else in the directory is ignored, as Triton documents it.
+    A version is a directory whose name is a number from 1 to 2**63 - 1, as Triton documents it.
     """
     try:
         entries = list(model_dir.iterdir())

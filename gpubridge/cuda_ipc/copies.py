@@ -106,8 +106,6 @@ class CopyStream:
             self._stream = call("cuStreamCreate", _NON_BLOCKING)
         self.handle = int(self._stream)
 
-    # -- copies: they return before they are done ---------------------------------------------------
-
     def h2d(self, pointer: int, memory: memoryview, nbytes: int) -> None:
         """Copy from the host to the device.
 
@@ -140,8 +138,6 @@ class CopyStream:
         arguments = to, peer.raw, source, self._context.raw, nbytes
         self._copy("p2p", "cuMemcpyPeerAsync", arguments, nbytes)
 
-    # -- order ------------------------------------------------------------------------------------
-
     def order_after(self, stream: int) -> None:
         """Let what follows here wait for all that another stream has to do now.
 
@@ -166,8 +162,6 @@ class CopyStream:
                 self._free_events.append(event)
                 raise
         return CopyMark(self, event)
-
-    # -- completion ---------------------------------------------------------------------------------
 
     def count_wait(self) -> None:
         """Count a wait for work of this device that is another stream's."""
@@ -199,8 +193,6 @@ class CopyStream:
                 for event in events:
                     call("cuEventDestroy", event)
                 call("cuStreamDestroy", stream)
-
-    # -- within this file ---------------------------------------------------------------------------
 
     def _copy(self, kind: str, name: str, arguments: tuple[Any, ...], nbytes: int) -> None:
         if not nbytes:

@@ -111,10 +111,7 @@ _loaded: Any = None
 
 
 def load() -> Any:
-    """Return the module ``cuda.bindings.driver``, after ``cuInit``.
-
-    Raises DriverAbsent without cuda-python or a driver, CudaError for one that does not begin.
-    """
+    """Return the module ``cuda.bindings.driver``, after ``cuInit``; DriverAbsent or CudaError."""
     global _loaded  # noqa: PLW0603  (once per process, as the driver itself)
     if _loaded is not None:
         return _loaded

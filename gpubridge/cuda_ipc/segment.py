@@ -72,12 +72,9 @@ class DeviceSegment:
     def allocate(
         cls, context: DeviceContext, region: int, size: int, *, by_fd: bool = False
     ) -> DeviceSegment:
-        """Allocate at least ``size`` bytes (contents undefined) that others may open.
+        """Allocate at least ``size`` bytes (undefined) that others open by a handle, or ``by_fd``.
 
-        ``by_fd``: whether they do that by a file descriptor, and not by a handle.
-
-        Raises CudaError: UNAVAILABLE when the device has no memory left; INTERNAL when it cannot be
-        shared.
+        Raises CudaError: UNAVAILABLE without device memory; INTERNAL when it cannot be shared.
         """
         if by_fd:
             fd, pointer, size = _allocate_physical(context, size)
@@ -147,9 +144,8 @@ class DeviceSegment:
 def open_client_region(context: DeviceContext, handle: bytes, size: int) -> DeviceSegment:
     """Open an allocation that a client has registered, on the device that it says it lies on.
 
-    Raises BridgeError: INVALID_ARG when the handle is none, cannot be opened here, lies on another
-    device, or has not so many bytes; nothing stays open.
-    Raises CudaError: this process's own trouble: its context is lost, or it has no memory left.
+    Raises BridgeError: INVALID_ARG for any fault of the client's, after which nothing stays open;
+    CudaError when this process's context is lost, or it has no memory left.
     """
     try:
         opened = DeviceSegment.open(context, 0, handle, size)

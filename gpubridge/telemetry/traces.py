@@ -34,10 +34,9 @@ _clock = time.monotonic_ns
 
 
 class TensorRecord(NamedTuple):
-    """A tensor of a trace.
+    """A tensor of a trace, which holds ``nbytes`` of memory.
 
-    ``spell`` gives its values as text, in the writer's thread; None where its bytes are not to be
-    looked at. It holds ``nbytes`` of memory.
+    ``spell`` gives its values in the writer's thread; None where its bytes are not to be looked at.
     """
 
     identifier: int

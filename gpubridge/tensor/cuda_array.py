@@ -42,9 +42,8 @@ def import_cuda_array(
 ) -> dlpack.ImportedTensor:
     """Take a tensor that an object describes in its ``__cuda_array_interface__``.
 
-    - ``stream``: waits for the stream that the interface names; for the legacy default stream where
-      it is of a version that can name none. None where this process has no device.
-    - ``ordinal``: the device; the interface does not say.
+    ``stream``, of device ``ordinal``, waits for the stream that the interface names, or else for
+    the legacy default stream; None where this process has no device.
 
     Raises BridgeError: INVALID_ARG for an interface that does not follow its rules; UNSUPPORTED for
     a dtype, layout or mask that cannot be served, or without a device.

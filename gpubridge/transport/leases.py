@@ -202,8 +202,8 @@ class LentSlots:
     def sweep_oldest(self) -> None:
         """Settle leases from the oldest on, until a few are met that are still out.
 
-        Leases end nearly in order, so this finds most of them at no cost for those still out. Those
-        that it met are asked last from then on: one slow reader must not hold up all others.
+        Leases end nearly in order. Those that it met are asked last: a slow reader holds up no
+        others.
         """
         slots = self._slots
         patience = _PATIENCE

@@ -161,11 +161,7 @@ class RecordReader:
         self._codec = codec
 
     def read(self, message: bytes, at: int, count: int, named: bool, /) -> tuple[list[Record], int]:
-        """Return ``count`` records from ``at`` on and where they end.
-
-        Raises ValueError where it does not fit or a context is none, MalformedMessage for a
-        signature.
-        """
+        """Return ``count`` records from ``at`` on and where they end; ValueError if malformed."""
         records = []
         signatures = self._signatures
         for _ in range(count):

@@ -61,10 +61,7 @@ class ShortWaits:
         self._run = self._run + 1 if now - self._since < self._limit else min(self._run, 0)
 
     def stay_awake(self, descriptor: int, nanoseconds: int) -> bool:
-        """Look for something to read for so long at most; returns whether there is.
-
-        The processor is offered to others meanwhile. Where they take it, staying awake is no use.
-        """
+        """Look so long for something to read, offering the processor to others; return if it is."""
         readable, away = self._look(descriptor, nanoseconds, _TAKEN_NS)
         self.taken = away > _TAKEN_NS
         if away > _CONTENDED_NS:

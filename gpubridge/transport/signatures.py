@@ -82,8 +82,7 @@ def encode_tensors(
 def shapes_of(tensors: Sequence[TensorSpec], dims: Sequence[int]) -> Shapes:
     """Return the shapes of tensors whose dims come one after another.
 
-    Raises ValueError when there are more or fewer dims than the tensors have, one is negative, or
-    they make more bytes than 63 bits count.
+    Raises ValueError for more or fewer dims, a negative one, or more bytes than 63 bits count.
     """
     shapes = []
     at = 0

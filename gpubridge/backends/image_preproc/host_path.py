@@ -69,10 +69,7 @@ class PillowDecoder:
     def decode(self, encoded: bytes) -> DecodedImage:
         """Return the first image of a file as RGB, as Pillow's ``convert("RGB")`` makes it.
 
-        Transparency is dropped: what lies below it shows.
-
-        Raises ImageError: not a file of an allowed format, over the pixel limit, truncated or
-        damaged.
+        Transparency is dropped: what lies below it shows. ImageError for what cannot be decoded.
         """
         image_format, image = self._open(encoded)
         try:

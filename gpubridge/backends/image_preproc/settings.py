@@ -25,8 +25,7 @@ _NORMALIZING = ("NORMALIZE_MEAN", "NORMALIZE_STD")
 class Settings:
     """Sizes in pixels; `mean` and `std` for R, G, B on a scale of 0 to 1.
 
-    - ``decode_engines``: what may decode on a GPU.
-    - ``hw_load``: the share of a batch that its hardware engine gets.
+    - ``decode_engines``: what may decode on a GPU; ``hw_load``: the hardware engine's share.
     - ``device_decode_min_batch``: images that are fewer are decoded on the CPU.
     - ``decode_bytes``: decoded pixels on the GPU at a time.
     - ``images``: whether the output's first dimension counts images, as the batch's does.

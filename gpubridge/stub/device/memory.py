@@ -96,8 +96,6 @@ class StubDevice:
             text = f"tensors leave the GPU between models: {reason}"
             self._fall_back("device_not_shared", text)
 
-    # -- memory --------------------------------------------------------------------------------
-
     @property
     def capacity(self) -> int:
         """Bytes of the arena."""
@@ -155,8 +153,6 @@ class StubDevice:
             self.make_room()
             self.settle()
             time.sleep(_LOOK)
-
-    # -- copies --------------------------------------------------------------------------------
 
     def upload(self, memory: memoryview) -> DeviceBytes:
         """Begin to copy host memory into the arena; it stays held until that is done."""
@@ -229,8 +225,6 @@ class StubDevice:
             self._over.waited(over, queued)
             self.uploads.sweep()
             show_work((self.stream, self.uploads.stream), self._work)
-
-    # -- what is over --------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Give back what is over and no stream uses any more; nothing is waited for."""

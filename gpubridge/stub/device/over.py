@@ -62,8 +62,8 @@ def precede(copies: CopyStream, stream: int) -> None:
 class OverMemory:
     """Gives back what is over: slots to the arena, by ``free``, all else by letting go of it.
 
-    Finalizers only add to what is over; `collect`, `waited` and `settle` are for one thread at a
-    time. ``queued`` counts how often the bridge's stream was given something to do.
+    Finalizers only add to it; `collect`, `waited` and `settle` are for one thread at a time.
+    ``queued`` counts how often the bridge's stream was given something to do.
     """
 
     def __init__(self, stream: CopyStream, free: Callable[[DeviceSlot], None]) -> None:

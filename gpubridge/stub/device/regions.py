@@ -60,9 +60,8 @@ class ArenaOffers:
 class OpenedRegion:
     """Device memory that this process has open; closed when nobody refers to it any more.
 
-    - ``view``: addresses that stand for it in lease books.
-    - ``announcements``: how often the server has told of it.
-    - ``events``: by which whoever fills it says what is complete; None where there are none.
+    ``view`` stands for it in lease books; ``announcements`` counts how often the server has told of
+    it; by ``events``, if any, whoever fills it says what is complete.
     """
 
     def __init__(
