@@ -44,10 +44,12 @@ nb::object make_arrival(nb::handle message, std::size_t at, nb::handle make_orig
 nb::object origin_of(Arrival* arrival) {
   if (arrival->origin == nullptr) {
     nb::object made = nb::handle(arrival->make_origin)(nb::handle(arrival->message), arrival->at);
-    // Another thread may have been first.
     if (arrival->origin == nullptr) {
       if (arrival->over >= 0) made.attr("over") = arrival->over != 0;
       arrival->origin = made.release().ptr();
+    } else {
+      // Another thread was first: the end of this one is not that of the request.
+      made.attr("close")();
     }
   }
   return nb::borrow(arrival->origin);

@@ -538,6 +538,28 @@ def test_threads_of_a_decoupled_model_send_at_the_same_time(start):
     assert seen == {ticket: [[ticket] * (1 + i % 3) for i in range(40)] for ticket in range(8)}
 
 
+def test_a_request_that_two_threads_ask_for_its_sender_at_once_has_one_end(start):
+    stub = start(
+        "from gpubridge.stub.response_lines import DecoupledOrigin",
+        "made, both = DecoupledOrigin.__init__, threading.Barrier(2, timeout=20)",
+        "def make(origin, *arguments):",
+        "    both.wait()",
+        "    made(origin, *arguments)",
+        "DecoupledOrigin.__init__ = make",
+        "def send():",
+        "    sender = request.get_response_sender()",
+        "    DecoupledOrigin.__init__ = made",
+        "    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor('OUT', data)]), 1)",
+        "threading.Thread(target=send).start()",
+        decoupled=True,
+    )
+    stub.send([stub.record(0, row(1))])
+    (first,) = stub.responses(1)
+    stub.send([stub.record(1, row(2))])
+    (second,) = stub.responses(1)
+    assert [(each.ticket, each.word) for each in (first, second)] == [(0, 0), (1, 0)]
+
+
 def test_a_request_that_a_decoupled_model_drops_ends(start):
     stub = start("if data[0, 0] == 1: request.get_response_sender()", decoupled=True)
     stub.send([stub.record(0, row(0)), stub.record(1, row(1))])
