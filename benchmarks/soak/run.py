@@ -102,6 +102,8 @@ class Aim:
 def soak(aim: Aim, kill_every: float, log: Path) -> SoakReport:
     """Serve the soak's models and load them with everything until the aim is reached.
 
+    Raises BenchmarkError with the server's last output if its process ends.
+
     Parameters
     ----------
     kill_every : float
@@ -148,14 +150,17 @@ def _traffic(server: ServerProcess, report: SoakReport, aim: Aim, kill_every: fl
     for thread in threads:
         thread.start()
     begun = last = time.monotonic()
-    while time.monotonic() < begun + aim.seconds and not aim.reached(ledger, report.kills):
-        time.sleep(max(0.0, min(last + kill_every, begun + aim.seconds) - time.monotonic()))
-        last = time.monotonic()
-        if last < begun + aim.seconds and (not aim.kills or report.kills < aim.kills):
-            report.kills += _kill_a_stub(server.pid)
-    stopped.set()
-    for thread in threads:
-        thread.join()
+    try:
+        while time.monotonic() < begun + aim.seconds and not aim.reached(ledger, report.kills):
+            time.sleep(max(0.0, min(last + kill_every, begun + aim.seconds) - time.monotonic()))
+            last = time.monotonic()
+            server.check_alive()
+            if last < begun + aim.seconds and (not aim.kills or report.kills < aim.kills):
+                report.kills += _kill_a_stub(server.pid)
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
     report.seconds = time.monotonic() - begun
 
 
