@@ -15,7 +15,6 @@ from typing import Any
 
 import gpubridge
 from gpubridge.config import PYTHON_BACKEND, Backends, PythonBackendSettings, ServerSettings
-from gpubridge.dataplane import Http2Limits
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.devices.memory import DeviceMemory
@@ -28,7 +27,7 @@ from gpubridge.engine.workers import Workers
 from gpubridge.errors import unavailable
 from gpubridge.frontend.bls.server import BlsServer
 from gpubridge.frontend.connection_limits import Sweeper, allow_connections
-from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
+from gpubridge.frontend.grpc.connection import GrpcConnection
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener
 from gpubridge.frontend.http.message import HttpSettings
@@ -171,8 +170,7 @@ async def _open_doors(
     )
     http = HttpSettings(settings.http_max_input_size, settings.http_connections)
     if settings.allow_grpc:
-        grpc = GrpcSettings(settings.grpc_connections, Http2Limits())
-        grpc_calls: _MakeProtocol = partial(GrpcConnection, service, grpc)
+        grpc_calls: _MakeProtocol = partial(GrpcConnection, service, settings.grpc_connections)
         address, port = settings.grpc_address, settings.grpc_port
         doors.append(await _open_door("GRPCInferenceService", address, port, grpc_calls))
     if settings.allow_http:

@@ -10,12 +10,11 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpubridge.dataplane import ModelCounters
 from gpubridge.engine.announcements import Announcements, OpenDeviceRegions
 from gpubridge.engine.busy_poll import BusyPoll
-from gpubridge.engine.connection_events import ConnectionEvents
 from gpubridge.engine.decode_response import decode_response, failure_reason
 from gpubridge.engine.devices.edge_events import ReleaseWaiters, StubEvents, tell_waits
 from gpubridge.engine.devices.region import DeviceRegion
@@ -45,6 +44,9 @@ from gpubridge.transport.messages import Kind, control_message, decode_control
 from gpubridge.transport.records import Record
 from gpubridge.transport.short_waits import busy_poll_ns
 
+if TYPE_CHECKING:
+    from gpubridge.engine.stub_run import StubRun
+
 
 class StubConnection:
     """Speaks with one stub process; owns the channel, the control page and the views of its memory.
@@ -70,13 +72,13 @@ class StubConnection:
         arena: RequestArena,
         counters: ModelCounters,
         output_limit: int,
-        events: ConnectionEvents,
+        owner: StubRun,
         workers: Workers,
     ) -> None:
         sock.setblocking(False)
         self._channel = Channel(sock)
         self.regions = regions
-        self._events = events
+        self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._control = ControlPage(Segment.create(0, ControlPage.SIZE))
         self._outputs = StubMemory(regions.new_owner(), output_limit, self._control.outputs)
@@ -99,7 +101,7 @@ class StubConnection:
             failed=self._fail,
             closed=self._close_early,
             call_soon=self._loop.call_soon,
-            feed=events.feed,
+            feed=owner.feed,
         )
         self.requests = requests_at_stub(self._control, hooks, self._channel.fileno())
         self._device_events: StubEvents | None = None
@@ -349,7 +351,7 @@ class StubConnection:
                 self.open_devices.closed(number(fields, "region"), number(fields, "announcements"))
                 self.settle_kept()  # With what it had of that, leases have ended.
             elif kind == Kind.LOG:
-                self._events.on_log(log_fields(decode_control(message)))
+                self._owner.on_log(log_fields(decode_control(message)))
             else:
                 self._take_stage(kind, message, fds)
         finally:
@@ -367,15 +369,15 @@ class StubConnection:
     def _take_stage(self, kind: int, message: bytes, fds: list[int]) -> None:
         """Take what a stub says of how far it has come."""
         if kind == Kind.COMPLETED:
-            self._events.on_completed(completed_text(decode_control(message)))
+            self._owner.on_completed(completed_text(decode_control(message)))
         elif kind == Kind.READY:
             if self.device is not None and not decode_control(message).get("device"):
                 self.take_back_arena()
-            self._events.on_ready(fds.pop() if fds else None)
+            self._owner.on_ready(fds.pop() if fds else None)
         elif kind == Kind.FAILED:
-            self._events.on_failed(str(decode_control(message).get("error")))
+            self._owner.on_failed(str(decode_control(message).get("error")))
         elif kind == Kind.ARENA_REFUSED:
-            self._events.on_arena_refused(str(decode_control(message).get("reason")))
+            self._owner.on_arena_refused(str(decode_control(message).get("reason")))
         elif kind != Kind.FINALIZED:
             raise MalformedMessage(f"unknown kind {kind}")
 
@@ -394,7 +396,7 @@ class StubConnection:
     def _break(self, what: str) -> None:
         if self._open:
             self._mute()
-            self._events.on_broken(what)
+            self._owner.on_broken(what)
 
     def _mute(self) -> None:
         """Neither listen nor speak any more; the channel stays, for what is still in it."""

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.cuda_ipc import DeviceInfo
-from gpubridge.engine.connection_events import ConnectionEvents
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.devices.region import Closable
 from gpubridge.engine.starting import Completion
@@ -31,7 +30,7 @@ class StubRun:
     - ``instance``: whose stub it is; its settings may change while the model completes its
       configuration.
     - ``completion``: what completes the model's configuration, if that is not done yet.
-    - ``on_log``: as that of `ConnectionEvents`.
+    - ``on_log``: gets the fields of each line that the stub logs.
 
     Raises BridgeError: UNAVAILABLE when there are no descriptors or no memory for it.
     """
@@ -44,6 +43,8 @@ class StubRun:
         on_log: Callable[[dict[str, Any]], None],
     ) -> None:
         self._instance = instance
+        self.feed = instance.feed
+        self.on_log = on_log
         self._context = context
         self._completion = completion
         self._loop = asyncio.get_running_loop()
@@ -55,15 +56,6 @@ class StubRun:
         self._call_door: Closable | None = None
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
-        events = ConnectionEvents(
-            feed=instance.feed,
-            on_completed=lambda text: completion.returned(text) if completion is not None else None,
-            on_ready=self._on_ready,
-            on_failed=self._on_failed,
-            on_broken=self._on_broken,
-            on_log=on_log,
-            on_arena_refused=self._on_arena_refused,
-        )
         try:
             ours, self._theirs = pair()
         except OSError as error:
@@ -72,7 +64,7 @@ class StubRun:
             arena = context.regions.arena(instance.settings.stub["name"])
             limit = instance.settings.output_limit
             self.link = StubConnection(
-                ours, context.regions, arena, instance.counters, limit, events, context.workers
+                ours, context.regions, arena, instance.counters, limit, self, context.workers
             )
         except BridgeError:
             ours.close()
@@ -162,13 +154,20 @@ class StubRun:
 
     # -- what the link and the process tell ------------------------------------------------------
 
-    def _on_ready(self, fd: int | None) -> None:
+    def on_completed(self, text: str | None) -> None:
+        """The model says what it made of its configuration."""
+        if self._completion is not None:
+            self._completion.returned(text)
+
+    def on_ready(self, fd: int | None) -> None:
+        """The model is initialized; by ``fd``, owned from now on, its ``is_ready`` is asked, if it has one."""
         if fd is not None:
             self._instance.ready_check.connect(fd)
         if not self._started.done():
             self._started.set_result(None)
 
-    def _on_arena_refused(self, reason: str) -> None:
+    def on_arena_refused(self, reason: str) -> None:
+        """The stub cannot open its arena."""
         by_fd, self._offered = self._offered, None
         ordinal = self._instance.settings.device
         if by_fd is None or ordinal is None or self._started.done():
@@ -186,16 +185,18 @@ class StubRun:
             devices, name = self._context.devices, self._instance.name
             told, fds = await devices.offer_arena(device, name, self.link, self._refusals)
         except BridgeError as error:
-            self._on_failed(error.message)
+            self.on_failed(error.message)
             return
         self._offered = bool(fds) if self.link.device else None
         self.link.tell(Kind.ARENA, *fds, **told)
 
-    def _on_failed(self, text: str) -> None:
+    def on_failed(self, text: str) -> None:
+        """The model is not initialized."""
         if not self._started.done():
             self._started.set_exception(BridgeError(text, ErrorCode.INTERNAL))
 
-    def _on_broken(self, what: str) -> None:
+    def on_broken(self, what: str) -> None:
+        """The channel is of no use any more."""
         # A dying process closes its channel a moment before it is gone: let it tell its own end.
         if self._process is not None:
             seconds = _LAST_WORDS_SECONDS if what.startswith("closed") else 0.0

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from hpack import Decoder, Encoder
 
 from gpubridge.config import GrpcConnections
-from gpubridge.dataplane import GrpcMethods, Http2Limits
+from gpubridge.dataplane import GrpcMethods
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Opening
-from gpubridge.frontend.grpc.connection import GrpcConnection, GrpcSettings
+from gpubridge.frontend.grpc.connection import GrpcConnection
 from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
 from gpubridge.frontend.grpc.packing import MessageCoder
 from gpubridge.frontend.grpc.stream import StreamCall
@@ -129,9 +129,7 @@ class GrpcDoor:
         self.coder = MessageCoder(_WORKERS, self.regions.budget)
         self.sent = bytearray()
         self.closed = False
-        self.connection = GrpcConnection(
-            self, GrpcSettings(GrpcConnections(), Http2Limits()), self.connections
-        )
+        self.connection = GrpcConnection(self, GrpcConnections(), self.connections)
         self.connection.connection_made(self)
 
     # -- the service ----------------------------------------------------------------------------

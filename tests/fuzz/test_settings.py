@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from gpubridge.errors import ErrorCode
-from gpubridge.protocol.grpc import settings as grpc
+from gpubridge.protocol.grpc import control as grpc
 from gpubridge.protocol.grpc.messages import message_class, parse_message
 from gpubridge.protocol.settings import log_changes, log_document, trace_changes, trace_document
 from gpubridge.telemetry.logs import LOG_FORMATS, LogSettings

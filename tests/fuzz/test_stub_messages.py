@@ -7,13 +7,14 @@ import gc
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 from hypothesis import example, given
 
 from gpubridge.dataplane import InstanceFeed, ModelCounters
 from gpubridge.engine.regions import Regions
-from gpubridge.engine.stub_connection import ConnectionEvents, StubConnection
+from gpubridge.engine.stub_connection import StubConnection
 from gpubridge.engine.workers import Workers
 from gpubridge.transport.channel import pair
 from gpubridge.transport.context import CallContext, ResponseContext
@@ -135,14 +136,14 @@ async def _hear(messages: list[bytes]) -> None:
         regions.arena("m"),
         ModelCounters(),
         1 << 16,
-        ConnectionEvents(
-            InstanceFeed(None),
-            lambda text: None,
-            lambda fd: None,
-            lambda text: None,
-            broken.append,
-            lambda fields: None,
-            lambda reason: None,
+        SimpleNamespace(
+            feed=InstanceFeed(None),
+            on_completed=lambda text: None,
+            on_ready=lambda fd: None,
+            on_failed=lambda text: None,
+            on_broken=broken.append,
+            on_log=lambda fields: None,
+            on_arena_refused=lambda reason: None,
         ),
         WORKERS,
     )

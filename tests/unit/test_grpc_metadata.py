@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol import metadata as documents
-from gpubridge.protocol.grpc import metadata
+from gpubridge.protocol.grpc import control
 from gpubridge.protocol.grpc.messages import encode_message, message_class, parse_message
 from gpubridge.protocol.grpc.status import MESSAGE_LIMIT, grpc_message, grpc_status
 from gpubridge.telemetry.statistics import ModelStatistics
@@ -93,11 +93,11 @@ def test_repository_index():
 
 
 def test_an_index_of_one_repository_is_refused():
-    metadata.refuse_repository_name(parse_message("RepositoryIndexRequest", b"\x10\x01"))
+    control.refuse_repository_name(parse_message("RepositoryIndexRequest", b"\x10\x01"))
     with pytest.raises(
         BridgeError, match="'repository_name' specification is not supported"
     ) as refused:
-        metadata.refuse_repository_name(parse_message("RepositoryIndexRequest", b"\x0a\x01x"))
+        control.refuse_repository_name(parse_message("RepositoryIndexRequest", b"\x0a\x01x"))
     assert refused.value.code == ErrorCode.UNSUPPORTED
 
 
@@ -121,13 +121,13 @@ def test_bytes_that_are_no_message():
     ],
 )
 def test_versions_as_triton_reads_them(text, version):
-    assert metadata.model_version(text) == version
+    assert control.model_version(text) == version
 
 
 @pytest.mark.parametrize("text", ["abc", "x1", "99999999999999999999", "9" * 10_000, "\u0661"])
 def test_versions_that_are_none(text):
     with pytest.raises(BridgeError) as refused:
-        metadata.model_version(text)
+        control.model_version(text)
     assert refused.value.message == (
         f"failed to get model version from specified version string '{text}' (details: stol), "
         "version should be an integral value > 0"
@@ -139,17 +139,17 @@ def test_a_negative_version():
     with pytest.raises(
         BridgeError, match="invalid model version specified '-2' , version should be"
     ):
-        metadata.model_version("-2")
+        control.model_version("-2")
 
 
 def test_health():
-    assert metadata.health_answer(True) == b"\x08\x01"
-    assert metadata.health_answer(False) == b"\x08\x02"
-    assert metadata.health_answer(None) == b"\x08\x03"
+    assert control.health_answer(True) == b"\x08\x01"
+    assert control.health_answer(False) == b"\x08\x02"
+    assert control.health_answer(None) == b"\x08\x03"
     for request, service in ((b"", ""), (b"\x0a\x01x", "x"), (b"\x3a\x01x", "")):
-        assert metadata.health_service(request) == service
+        assert control.health_service(request) == service
     with pytest.raises(BridgeError, match="Unable to parse request"):
-        metadata.health_service(b"\x0a\x05x")
+        control.health_service(b"\x0a\x05x")
 
 
 def test_status_numbers_are_grpcs():

@@ -14,7 +14,7 @@ from gpubridge.engine.model_locks import ASKED_BY
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.frontend.control import ControlTasks, is_ready
-from gpubridge.protocol.grpc.metadata import model_version
+from gpubridge.protocol.grpc.control import model_version
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.messages import control_message

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -38,21 +37,13 @@ _ENHANCE_YOUR_CALM = 11
 _SETTINGS_TIMEOUT = 4
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcSettings:
-    """Limits of a connection."""
-
-    connections: GrpcConnections
-    http2: Http2Limits
-
-
 class GrpcConnection(asyncio.BufferedProtocol):
     """A client's connection."""
 
     def __init__(
-        self, service: GrpcService, settings: GrpcSettings, connections: set[GrpcConnection]
+        self, service: GrpcService, limits: GrpcConnections, connections: set[GrpcConnection]
     ) -> None:
-        self.http2 = Http2Connection(service.methods, settings.http2)
+        self.http2 = Http2Connection(service.methods, Http2Limits())
         self.account = Account(self._unread)
         self.coder = service.coder
         self._service = service
@@ -60,10 +51,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._calls: dict[int, Call] = {}
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._max_connections = settings.connections.max_connections
-        self._compression = settings.connections.infer_response_compression_level
-        self._message_timeout = settings.connections.message_timeout
-        self._watch = Watch(settings.connections, self._loop.time())
+        self._max_connections = limits.max_connections
+        self._compression = limits.infer_response_compression_level
+        self._message_timeout = limits.message_timeout
+        self._watch = Watch(limits, self._loop.time())
         # When something had come at the last look; whether the client was asked to leave.
         self._heard = 0.0
         self._leaving = False

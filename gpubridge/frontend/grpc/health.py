@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.grpc.call import Call, Opening
 from gpubridge.frontend.grpc.status import CallFailed, Status
-from gpubridge.protocol.grpc import metadata
+from gpubridge.protocol.grpc import control
 from gpubridge.protocol.grpc.infer_response import encode_frame
 
 _SERVICES = frozenset(("", "inference.GRPCInferenceService", "grpc.health.v1.Health"))
@@ -25,12 +25,12 @@ class Health:
 
         Raises BridgeError: INTERNAL for bytes that are no message.
         """
-        metadata.health_service(message)
-        return metadata.health_answer(self._ready())
+        control.health_service(message)
+        return control.health_answer(self._ready())
 
     def status_of(self, service: str) -> bytes:
         """Return what a watch of a service is told now."""
-        return metadata.health_answer(self._ready() if service in _SERVICES else None)
+        return control.health_answer(self._ready() if service in _SERVICES else None)
 
     def add(self, watch: HealthWatch) -> None:
         """Tell a watch of changes."""
@@ -63,7 +63,7 @@ class HealthWatch(Call):
             self._complete_packed(message)
             return
         try:
-            self._service = metadata.health_service(message)
+            self._service = control.health_service(message)
         except (BridgeError, CallFailed) as error:
             self.fail(error)
         else:

@@ -22,7 +22,7 @@ from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol import metadata as documents
 from gpubridge.protocol.fields import JsonObject
-from gpubridge.protocol.grpc import metadata, repository_control, settings
+from gpubridge.protocol.grpc import control
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.messages import encode_message, parse_message
 
@@ -141,7 +141,7 @@ class GrpcService:
     # -- methods: the fields of the response, or a coroutine that returns them ---------------------
 
     def _find(self, name: str, version: str) -> Model:
-        return self._repository.find(name, metadata.model_version(version))
+        return self._repository.find(name, control.model_version(version))
 
     async def _model_ready(self, message: ProtoMessage) -> JsonObject:
         try:
@@ -163,12 +163,12 @@ class GrpcService:
     def _model_statistics(self, message: ProtoMessage) -> JsonObject:
         models = list(self._repository.loaded())
         if message.name:
-            version = metadata.model_version(message.version)
+            version = control.model_version(message.version)
             models = self._repository.selected(message.name, version)
         return documents.model_statistics(model.statistics for model in models)
 
     def _index(self, message: ProtoMessage) -> JsonObject:
-        metadata.refuse_repository_name(message)
+        control.refuse_repository_name(message)
         rows = self._repository.index()
         if message.ready:
             rows = [row for row in rows if row.state == "READY"]
@@ -176,24 +176,24 @@ class GrpcService:
 
     def _load(self, message: ProtoMessage) -> _Answer:
         self._repository.check_control()
-        config, files = repository_control.read_load(message)
+        config, files = control.read_load(message)
         return _done(self._repository.load(message.model_name, config, files))
 
     def _unload(self, message: ProtoMessage) -> _Answer:
         self._repository.check_control()
-        dependents = repository_control.read_unload(message)
+        dependents = control.read_unload(message)
         return _done(self._repository.unload(message.model_name, dependents=dependents))
 
     def _log_settings(self, message: ProtoMessage) -> JsonObject:
         log = self._repository.telemetry.log
-        changes = settings.log_changes(message)
+        changes = control.log_changes(message)
         if changes:
             log.change(**changes)
-        return settings.log_answer(log.settings)
+        return control.log_answer(log.settings)
 
     def _trace_setting(self, message: ProtoMessage) -> JsonObject:
-        changes = settings.trace_changes(message)
-        return settings.trace_answer(trace_settings(self._repository, message.model_name, changes))
+        changes = control.trace_changes(message)
+        return control.trace_answer(trace_settings(self._repository, message.model_name, changes))
 
     def _register(self, message: ProtoMessage) -> JsonObject:
         self._regions.register(message.name, message.key, message.offset, message.byte_size)

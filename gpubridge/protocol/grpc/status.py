@@ -6,8 +6,6 @@ import re
 
 from gpubridge.errors import ErrorCode
 
-GRPC_OK = 0
-
 MESSAGE_LIMIT = 6144
 """Bytes of an encoded message: clients refuse trailers of more than 8 KiB as a whole."""
 
