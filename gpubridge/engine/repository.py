@@ -115,13 +115,13 @@ class ModelRepository(ServedModels):
         try:
             await self._load(name, self._locate, partial=True)
         except NotPrepared as error:
-            self._index.failed(name, 0, error.reason)
+            self._index.set(name, 0, "UNAVAILABLE", error.reason)
             _logger.error("failed to load '%s': %s", name, error.reason)  # noqa: TRY400
         except LoadFailed:
             # The index and the log have the reason of each version.
             return
         except BridgeError as error:
-            self._index.failed(name, 0, error.message)
+            self._index.set(name, 0, "UNAVAILABLE", error.message)
             _logger.error("failed to load '%s': %s", name, error.message)  # noqa: TRY400
 
     # -- what clients and models may ask ---------------------------------------------------------
@@ -274,15 +274,15 @@ class ModelRepository(ServedModels):
         }
         fresh = self._make(name, prepared, kept)
         for version in fresh.keys() - old.keys():
-            self._index.loading(name, version)
+            self._index.set(name, version, "LOADING")
         try:
             reasons = await self._loader.bring_up(list(fresh.values()))
         except asyncio.CancelledError:
             for version in fresh.keys() - old.keys():
-                self._index.failed(name, version, "the server is stopping")
+                self._index.set(name, version, "UNAVAILABLE", "the server is stopping")
             raise
         for version in reasons.keys() - old.keys():
-            self._index.failed(name, version, reasons[version].message)
+            self._index.set(name, version, "UNAVAILABLE", reasons[version].message)
         up = {version: model for version, model in fresh.items() if version not in reasons}
         if not reasons or (partial and up):
             for model in kept.values():
@@ -290,7 +290,7 @@ class ModelRepository(ServedModels):
             self.switch(name, Served(prepared, kept | up, was is not None and was.asked))
         else:
             for version, model in up.items():
-                row = None if version in old else self._index.unloading(name, version)
+                row = None if version in old else self._index.set(name, version, "UNLOADING")
                 self.retire(model, row, prepared.source)
         if reasons:
             raise LoadFailed(name, reasons)

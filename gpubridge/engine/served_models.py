@@ -39,33 +39,26 @@ class VersionStatus:
 
 
 class ModelIndex:
-    """Keeps the rows; every method is a step in the life of a version."""
+    """Keeps the rows."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[int, VersionStatus]] = {}
 
-    def loading(self, name: str, version: int) -> None:
-        """It is being loaded, and was not served before."""
-        self._set(VersionStatus(name, version, "LOADING"))
-
-    def ready(self, name: str, version: int) -> None:
-        """It is served."""
-        self._set(VersionStatus(name, version, "READY"))
-
-    def failed(self, name: str, version: int, reason: str, *, wanted: bool = True) -> None:
-        """It did not load."""
-        self._set(VersionStatus(name, version, "UNAVAILABLE", reason, wanted))
-
-    def unloading(self, name: str, version: int) -> VersionStatus:
-        """It answers its last requests; returns the row, for :meth:`unloaded`."""
-        row = VersionStatus(name, version, "UNLOADING")
-        self._set(row)
+    def set(
+        self, name: str, version: int, state: ModelState, reason: str = "", *, wanted: bool = True
+    ) -> VersionStatus:
+        """Say how a version is; returns the row, for `unloaded`."""
+        row = VersionStatus(name, version, state, reason, wanted)
+        rows = self._rows.setdefault(name, {})
+        # Once its versions are known, that they were not is of no interest.
+        rows.pop(0, None)
+        rows[version] = row
         return row
 
     def unloaded(self, row: VersionStatus) -> None:
         """What that row tells of is gone; another that took its place is not."""
         if self._rows.get(row.name, {}).get(row.version) is row:
-            self._set(VersionStatus(row.name, row.version, "UNAVAILABLE", _UNLOADED, wanted=False))
+            self.set(row.name, row.version, "UNAVAILABLE", _UNLOADED, wanted=False)
 
     def released(self, name: str) -> None:
         """Nobody wants the model any more: why it did not load is still told, but is no fault."""
@@ -98,13 +91,6 @@ class ModelIndex:
     def failures(self) -> list[VersionStatus]:
         """What should be served and is not."""
         return [row for row in self.rows() if row.state == "UNAVAILABLE" and row.wanted]
-
-    def _set(self, row: VersionStatus) -> None:
-        rows = self._rows.setdefault(row.name, {})
-        # Once its versions are known, that they were not is of no interest.
-        rows.pop(0, None)
-        rows[row.version] = row
-
 
 @dataclass(slots=True)
 class Served:
@@ -215,14 +201,14 @@ class ServedModels:
             models = served.models
         changed = {v for v in old.keys() | models.keys() if old.get(v) is not models.get(v)}
         for version in sorted(changed & models.keys()):
-            self._index.ready(name, version)
+            self._index.set(name, version, "READY")
             _logger.info("successfully loaded '%s' version %d", name, version)
         if changed or served is None:
             for listener in self._listeners:
                 listener(name)
         if was is not None:
             for version in changed & old.keys():
-                row = None if version in models else self._index.unloading(name, version)
+                row = None if version in models else self._index.set(name, version, "UNLOADING")
                 self.retire(old[version], row, was.prepared.source)
             was.prepared.source.release()
 

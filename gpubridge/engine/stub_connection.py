@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpubridge.dataplane import ModelCounters
+from gpubridge.dataplane import InFlightRequests, ModelCounters
 from gpubridge.engine.announcements import Announcements, OpenDeviceRegions
 from gpubridge.engine.busy_poll import BusyPoll
 from gpubridge.engine.decode_response import decode_response, failure_reason
 from gpubridge.engine.devices.edge_events import ReleaseWaiters, StubEvents, tell_waits
 from gpubridge.engine.devices.region import DeviceRegion
-from gpubridge.engine.execute_watch import ExecuteWatch
 from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
 from gpubridge.engine.lent_memory import SharedSlot
 from gpubridge.engine.long_messages import LongMessages, LongTexts, ReadMessage, read_message
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.send_queue import SendQueue
-from gpubridge.engine.stub_fields import completed_text, log_fields, number
 from gpubridge.engine.stub_memory import StubMemory
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, unavailable
@@ -40,7 +39,7 @@ from gpubridge.transport.channel import (
 )
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.device_events import arena_region
-from gpubridge.transport.messages import Kind, control_message, decode_control
+from gpubridge.transport.messages import FALLBACKS, Kind, control_message, decode_control
 from gpubridge.transport.records import Record
 from gpubridge.transport.short_waits import busy_poll_ns
 
@@ -111,7 +110,7 @@ class StubConnection:
         self.on_abandoned: Callable[[int], None] | None = None
         self._open = True
         self._trusted = True
-        self._watch = ExecuteWatch(self._control, self.requests)
+        self._watch = _ExecuteWatch(self._control, self.requests)
         self.workers = workers
         self._long = LongMessages(workers, read_message, self._take_long)
         # Of the message that is being taken.
@@ -340,18 +339,18 @@ class StubConnection:
                 self.requests.take(message)
             elif kind == Kind.REGION:
                 fields = decode_control(message)
-                region, size = number(fields, "region"), number(fields, "size")
+                region, size = _number(fields, "region"), _number(fields, "size")
                 self._outputs.announce(region, size, fds, str(fields.get("home", "")))
             elif kind == Kind.DROP_REGION:
-                region = number(decode_control(message), "region")
+                region = _number(decode_control(message), "region")
                 self._outputs.drop(region)
                 self.regions.drop(region)
             elif kind == Kind.REGION_CLOSED:
                 fields = decode_control(message)
-                self.open_devices.closed(number(fields, "region"), number(fields, "announcements"))
+                self.open_devices.closed(_number(fields, "region"), _number(fields, "announcements"))
                 self.settle_kept()  # With what it had of that, leases have ended.
             elif kind == Kind.LOG:
-                self._owner.on_log(log_fields(decode_control(message)))
+                self._owner.on_log(_log_fields(decode_control(message)))
             else:
                 self._take_stage(kind, message, fds)
         finally:
@@ -369,7 +368,7 @@ class StubConnection:
     def _take_stage(self, kind: int, message: bytes, fds: list[int]) -> None:
         """Take what a stub says of how far it has come."""
         if kind == Kind.COMPLETED:
-            self._owner.on_completed(completed_text(decode_control(message)))
+            self._owner.on_completed(_completed_text(decode_control(message)))
         elif kind == Kind.READY:
             if self.device is not None and not decode_control(message).get("device"):
                 self.take_back_arena()
@@ -405,3 +404,69 @@ class StubConnection:
         self._open = False
         self._listen(False)
         self._send_queue.close()
+
+
+class _ExecuteWatch:
+    """Looks at a stub's progress when asked."""
+
+    def __init__(self, control: ControlPage, in_flight: InFlightRequests) -> None:
+        self._control = control
+        self._in_flight = in_flight
+        self._stalled_at: tuple[int, int] | None = None
+
+    def overdue(self, seconds: float) -> str | None:
+        """Say what has taken longer than ``seconds``, if anything has."""
+        busy = self._busy_since()
+        if busy is None:
+            return None
+        since, executing = busy
+        if time.monotonic_ns() - since <= seconds * 1e9:
+            return None
+        return "execute ran" if executing else "no execute began for"
+
+    def _busy_since(self) -> tuple[int, bool] | None:
+        """Since when (CLOCK_MONOTONIC ns) the stub is at what it does, and whether that is ``execute``.
+
+        Else it has work and starts on none of it: that is seen only by asking again and again.
+        None when it has nothing to do.
+        """
+        started = self._control.started
+        if self._in_flight.holds(started):
+            return self._control.started_at, True
+        if self._in_flight.idle:
+            self._stalled_at = None
+            return None
+        if self._stalled_at is None or self._stalled_at[0] != started:
+            self._stalled_at = (started, time.monotonic_ns())
+        return self._stalled_at[1], False
+
+
+def _number(fields: dict[str, Any], name: str) -> int:
+    """Return a field that must be a number of at least 0; raises MalformedMessage."""
+    value = fields.get(name)
+    if type(value) is not int or value < 0:
+        raise MalformedMessage(f"field {name!r}: expected a number, got {value!r}")
+    return value
+
+
+def _log_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a LOG message; raises MalformedMessage."""
+    for name in ("level", "line"):
+        _number(fields, name)
+    for name in ("text", "file"):
+        if not isinstance(fields.get(name), str):
+            raise MalformedMessage(f"field {name!r}: expected a string, got {fields.get(name)!r}")
+    fallback = fields.get("fallback")
+    if fallback is not None and fallback not in FALLBACKS:
+        raise MalformedMessage(
+            f"field 'fallback': expected one of {', '.join(FALLBACKS)}, got {fallback!r}"
+        )
+    return fields
+
+
+def _completed_text(fields: dict[str, Any]) -> str | None:
+    """Return the configuration of a COMPLETED message; raises MalformedMessage."""
+    text = fields.get("config")
+    if text is not None and not isinstance(text, str):
+        raise MalformedMessage(f"field 'config': expected a string or null, got {text!r:.100}")
+    return text

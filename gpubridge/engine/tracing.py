@@ -48,16 +48,6 @@ class RequestTracing:
         self._version = version
         self._signatures = SignatureCache(64)
 
-    @property
-    def active(self) -> bool:
-        """Whether any request may be traced."""
-        return self._traces.active
-
-    @property
-    def used(self) -> bool:
-        """Whether any request may ever have been traced."""
-        return self._traces.used
-
     def begin(self, request: InferRequest, origin: Origin | None) -> None:
         """Begin a request's trace if it is to have one; before the scheduler gets the request."""
         about = self._model, self._version, request.identifier

@@ -13,8 +13,7 @@ _INPUT = 256 * 1024
 class Inflater:
     """Undoes the coding of one body; zlib works without the interpreter's lock.
 
-    - ``limit``: bytes that the body may have without its coding.
-    - ``flag``: where that limit is set.
+    ``limit``: bytes that the body may have without its coding.
 
     Raises BridgeError: UNSUPPORTED for a coding that is not known.
     """
@@ -24,7 +23,6 @@ class Inflater:
         coding: bytes,
         body: bytes | bytearray,
         limit: int,
-        flag: str = "--http-max-input-size",
     ) -> None:
         coding = coding.strip().lower()
         if coding not in (b"gzip", b"deflate", b"identity"):
@@ -33,7 +31,6 @@ class Inflater:
         self._body = memoryview(body)
         self._at = 0
         self._limit = limit
-        self._flag = flag
         self._read = 0
         self._unpacker = None
         if coding != b"identity":
@@ -64,7 +61,7 @@ class Inflater:
         if self._read > self._limit:
             raise invalid(
                 f"the decompressed request body is longer than the limit of {self._limit} bytes "
-                f"({self._flag})"
+                "(--http-max-input-size)"
             )
         return b"".join(pieces)
 

@@ -88,8 +88,6 @@ def trace_settings(
 class PrivateBody:
     """Takes an HTTP request, with its body."""
 
-    __slots__ = ("_private", "body")
-
     def __init__(self) -> None:
         self.body = memoryview(b"")
         self._private: PrivateMemory | None = None
@@ -142,8 +140,6 @@ class ControlCall(PrivateBody):
       BridgeError.
     - ``tasks``: runs coroutines, which go on when nobody waits any more.
     """
-
-    __slots__ = ("_answer", "_exchange", "_limit", "_tasks")
 
     def __init__(
         self,

@@ -142,21 +142,6 @@ class InferEndpoint(HttpInferEndpoint):
 class _InferHandler:
     """One inference request; owns the slot of its body until the model takes it over."""
 
-    __slots__ = (
-        "_aborted",
-        "_began",
-        "_endpoint",
-        "_exchange",
-        "_form",
-        "_header_length",
-        "_length",
-        "_request",
-        "_served",
-        "_slot",
-        "_start",
-        "_working",
-    )
-
     def __init__(self, endpoint: InferEndpoint, header_length: bytes | None) -> None:
         self._endpoint = endpoint
         self._header_length = header_length

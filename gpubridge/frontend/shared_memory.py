@@ -6,7 +6,7 @@ from gpubridge.engine.client_regions import ClientPlace, ClientRegions, RegionUs
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
 from gpubridge.protocol.request_form import RequestRegions
-from gpubridge.protocol.shared_memory import SharedRegion
+from gpubridge.protocol.request_form import SharedRegion
 from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
 
 

@@ -25,8 +25,13 @@ from gpubridge.protocol.fields import (
     text_of_sequence,
     unsigned,
 )
-from gpubridge.protocol.json_document import JsonValues, NotPacked, parse_without_values
-from gpubridge.protocol.json_tensor import JSON_DATATYPES, data_from_json
+from gpubridge.protocol.json_tensor import (
+    JSON_DATATYPES,
+    JsonValues,
+    NotPacked,
+    data_from_json,
+    parse_without_values,
+)
 from gpubridge.protocol.request_form import (
     LENGTH_BYTES,
     OutputForm,
@@ -39,7 +44,7 @@ from gpubridge.protocol.request_templates import (
     RequestTemplate,
     input_rules,
 )
-from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered, region_of
+from gpubridge.protocol.request_form import CheckRegion, nothing_registered, region_of
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, RequestOptions
 from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
 from gpubridge.transport.context import RequestContext, correlated

@@ -7,16 +7,52 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gpubridge.config import ModelConfig
+from gpubridge.errors import not_found
 from gpubridge.host_shm import Slot
 from gpubridge.model_io import InputForm, model_shape
-from gpubridge.protocol.shared_memory import SharedRegion
+from gpubridge.protocol.fields import string, unsigned
 from gpubridge.request import NO_OPTIONS, InferRequest, RequestOptions
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.signatures import encode_tensors
 
+_REGION = "shared_memory_region"
+_SIZE = "shared_memory_byte_size"
+_OFFSET = "shared_memory_offset"
 LENGTH_BYTES = 4
 """Each element of a BYTES tensor comes after its length, a number of so many bytes."""
+
+
+class SharedRegion(NamedTuple):
+    """A piece of memory that the client registered: bytes of it from an offset on."""
+
+    name: str
+    nbytes: int
+    offset: int
+
+
+CheckRegion = Callable[[SharedRegion], None]
+"""Raises where a request names memory that there is not; asked once for each form of request."""
+
+
+def nothing_registered(region: SharedRegion) -> None:
+    """Refuse every region, as if nobody had registered any."""
+    raise not_found(f"Unable to find shared memory region: '{region.name}'")
+
+
+def region_of(parameters: Mapping[str, Any]) -> SharedRegion | None:
+    """Return the region that the parameters of an input or output name in JSON, if any.
+
+    Raises BridgeError: INTERNAL, in Triton's words, for members of another type.
+    """
+    if parameters.get(_REGION) is None:
+        return None
+    members = dict(parameters)
+    return SharedRegion(
+        string(members, _REGION),
+        unsigned(members.get(_SIZE, 0), _SIZE),
+        unsigned(members.get(_OFFSET, 0), _OFFSET),
+    )
 
 
 @dataclass(slots=True)

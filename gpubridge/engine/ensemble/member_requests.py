@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +11,7 @@ from gpubridge.engine.devices.region import OF_CLIENTS
 from gpubridge.engine.ensemble.execution import DeviceEdges
 from gpubridge.engine.ensemble.graph import Step, fit_shape
 from gpubridge.engine.ensemble.tensors import ClientOutputs, FlowTensor, StepOutputs
-from gpubridge.engine.hand_over import for_others
+from gpubridge.host_shm import Segment
 from gpubridge.model_io import InputForm, check_inputs, model_shape
 from gpubridge.request import NO_CONTEXT, InferRequest, MemoryRange, RequestOptions
 from gpubridge.transport.context import RequestContext
@@ -87,7 +87,7 @@ class MemberRequests:
         read_only = (
             any(tensor.shared for tensor in tensors.values())
             or any(tensor in course.shared for tensor in step.inputs.values())
-            or for_others(ranges, (config.name, *execution.homes))
+            or _for_others(ranges, (config.name, *execution.homes))
         )
         request = InferRequest(
             form.signature,
@@ -241,3 +241,15 @@ def _form(
         tuple((entry.name, entry.shape) for entry in given),
         {},
     )
+
+
+def _for_others(ranges: Iterable[MemoryRange], names: Collection[str]) -> bool:
+    """Tell whether some of the ranges lie in memory that is meant for none of these models.
+
+    Who is handed such memory gets it to read only.
+    """
+    for part in ranges:
+        segment = part.segment
+        if isinstance(segment, Segment) and segment.home not in names:
+            return True
+    return False

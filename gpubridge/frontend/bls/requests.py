@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpubridge.engine.hand_over import shared
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
@@ -81,7 +80,7 @@ class CallForm:
             device="" if said.host_outputs else device,
             outputs_for=caller,
         )
-        self.shared = shared(self.context)
+        self.shared = self.context if said.handed_on else self.context.changed(shared=True)
         self._encoded = b""
 
     def cause(self) -> Caused:

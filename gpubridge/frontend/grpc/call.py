@@ -49,19 +49,6 @@ class Opening(NamedTuple):
 class Call:
     """What all calls have in common: how they end."""
 
-    __slots__ = (
-        "_connection",
-        "_done",
-        "_headers",
-        "_limit",
-        "_packing",
-        "_rate",
-        "_stream_id",
-        "_timer",
-        "_told",
-        "_unpacking",
-    )
-
     def __init__(self, opening: Opening) -> None:
         self._connection, self._stream_id, self._headers, self._limit = opening
         self._packing: Packing | None = None
@@ -228,8 +215,6 @@ class UnaryCall(Call):
     ``answer``: makes the answer's message of the request's, or a coroutine that does; may raise
     BridgeError.
     """
-
-    __slots__ = ("_answer", "_tasks")
 
     def __init__(
         self,

@@ -49,8 +49,6 @@ class Health:
 class HealthWatch(Call):
     """A call of Watch: the state at once, then at every change, until the client leaves."""
 
-    __slots__ = ("_health", "_last", "_service")
-
     def __init__(self, opening: Opening, health: Health) -> None:
         super().__init__(opening)
         self._health = health

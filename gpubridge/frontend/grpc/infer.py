@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from gpubridge.dataplane import (
     GrpcInferEndpoint,
@@ -79,15 +80,6 @@ _PIECE = 1 << 20
 class InferCall(Call):
     """One inference request; owns its memory until the model takes it over."""
 
-    __slots__ = (
-        "_began",
-        "_forms",
-        "_known",
-        "_memory",
-        "_receiver",
-        "_request",
-    )
-
     def __init__(self, opening: Opening, forms: FormCache, memory: RequestMemory) -> None:
         super().__init__(opening)
         self._forms = forms
@@ -119,17 +111,23 @@ class InferCall(Call):
 
     def data(self, view: memoryview, end: bool) -> None:
         """Take part of the large message, and say where the next part belongs."""
+        self._receive(lambda receiver: receiver.feed(view), end)
+
+    def filled(self, end: bool) -> None:
+        """A tensor has been received."""
+        self._receive(RequestReceiver.filled, end)
+
+    def _receive(self, take: Callable[[RequestReceiver], None], end: bool) -> None:
         receiver = self._receiver
         if receiver is None:
             return
         try:
-            receiver.feed(view)
+            take(receiver)
             if receiver.target is not None:
                 self._connection.http2.receive_into(self._stream_id, receiver.target)
             self._end(receiver, end)
         except (BridgeError, CallFailed) as error:
-            self._give_up()
-            self.fail(error)
+            self.refuse(error)
 
     def _feed(self, message: memoryview) -> None:
         """Take a large message that was compressed, a piece in each turn of the event loop."""
@@ -144,20 +142,6 @@ class InferCall(Call):
                 self._end(receiver, True)
         except (BridgeError, CallFailed) as error:
             self.refuse(error)
-
-    def filled(self, end: bool) -> None:
-        """A tensor has been received."""
-        receiver = self._receiver
-        if receiver is None:
-            return
-        try:
-            receiver.filled()
-            if receiver.target is not None:
-                self._connection.http2.receive_into(self._stream_id, receiver.target)
-            self._end(receiver, end)
-        except (BridgeError, CallFailed) as error:
-            self._give_up()
-            self.fail(error)
 
     def check(self, now: float, window: float) -> None:
         """Fail if a message comes too slowly that holds memory already."""

@@ -37,8 +37,6 @@ Failed = BridgeError | CallFailed
 class Packing:
     """How the messages of an answer are compressed."""
 
-    __slots__ = ("_coding", "_level", "headers")
-
     def __init__(self, coding: str, level: int) -> None:
         self._coding = coding
         self._level = level

@@ -145,8 +145,6 @@ class CollectedBody:
     ``new_body``: returns what large memory is charged to.
     """
 
-    __slots__ = ("_bytes", "_collected", "_handler", "_new_body")
-
     def __init__(self, handler: RequestHandler, new_body: Callable[[], Body]) -> None:
         self._handler = handler
         self._new_body = new_body

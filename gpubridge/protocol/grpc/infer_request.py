@@ -38,7 +38,7 @@ from gpubridge.protocol.request_templates import (
     RequestTemplate,
     input_rules,
 )
-from gpubridge.protocol.shared_memory import CheckRegion, nothing_registered
+from gpubridge.protocol.request_form import CheckRegion, nothing_registered
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.tensor.dtypes import DATATYPES
 

@@ -7,7 +7,7 @@ from typing import Any
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import invalid
 from gpubridge.protocol.fields import json_parameters, text_of_sequence
-from gpubridge.protocol.shared_memory import SharedRegion
+from gpubridge.protocol.request_form import SharedRegion
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, RequestOptions
 from gpubridge.transport.context import RequestContext, correlated
 
