@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpubridge.config import ModelConfig
-from gpubridge.engine.environment import StubEnvironment
+from gpubridge.engine.environments.provider import StubEnvironment
 from gpubridge.engine.model_loader import ModelLoader, ModelSource, NotPrepared, PreparedModel
 from gpubridge.engine.stub_process import RunningStub, StubProcess
 from gpubridge.errors import ErrorCode, unavailable

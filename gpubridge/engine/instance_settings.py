@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.config import InstanceGroup, ModelConfig
-from gpubridge.engine.environment import StubEnvironment
+from gpubridge.engine.environments.provider import StubEnvironment
 from gpubridge.engine.sequence_requests import sequence_stub_settings
 from gpubridge.engine.warmup import WarmupSample
 

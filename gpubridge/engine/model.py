@@ -15,7 +15,7 @@ from gpubridge.config import ModelConfig
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.devices.staging import DeviceStaging
 from gpubridge.engine.dispatcher import Dispatcher, Submission
-from gpubridge.engine.environment import StubEnvironment, environment_parameters
+from gpubridge.engine.environments.provider import StubEnvironment, environment_parameters
 from gpubridge.engine.instance import Instance, InstanceState
 from gpubridge.engine.instance_settings import InstanceSettings, debugged, place_instances
 from gpubridge.engine.ready_check import ReadyCheck

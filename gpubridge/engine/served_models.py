@@ -92,6 +92,7 @@ class ModelIndex:
         """What should be served and is not."""
         return [row for row in self.rows() if row.state == "UNAVAILABLE" and row.wanted]
 
+
 @dataclass(slots=True)
 class Served:
     """A model that is served.

@@ -347,7 +347,9 @@ class StubConnection:
                 self.regions.drop(region)
             elif kind == Kind.REGION_CLOSED:
                 fields = decode_control(message)
-                self.open_devices.closed(_number(fields, "region"), _number(fields, "announcements"))
+                self.open_devices.closed(
+                    _number(fields, "region"), _number(fields, "announcements")
+                )
                 self.settle_kept()  # With what it had of that, leases have ended.
             elif kind == Kind.LOG:
                 self._owner.on_log(_log_fields(decode_control(message)))

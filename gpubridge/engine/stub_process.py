@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import gpubridge
-from gpubridge.engine.environment import StubEnvironment
+from gpubridge.engine.environments.provider import StubEnvironment
 from gpubridge.errors import BridgeError, unavailable
 from gpubridge.telemetry.logs import log_from_stub
 

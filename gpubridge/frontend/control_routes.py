@@ -27,9 +27,9 @@ from gpubridge.frontend.control import (
     trace_settings,
 )
 from gpubridge.frontend.http.message import RequestHandler
-from gpubridge.protocol import metadata, settings
+from gpubridge.protocol import control, metadata
+from gpubridge.protocol.control import read_load, read_unload
 from gpubridge.protocol.fields import internal, parse_json
-from gpubridge.protocol.repository_control import read_load, read_unload
 
 MODEL = rb"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
 _REPOSITORY = rb"/v2/repository/models/(?P<model>[^/]+)/"
@@ -146,21 +146,21 @@ class ControlRoutes:
     # -- settings --------------------------------------------------------------------------------
 
     def _log(self, path: re.Match[bytes], body: bytes) -> Answer:
-        return document(settings.log_document(self._repository.telemetry.log.settings))
+        return document(control.log_document(self._repository.telemetry.log.settings))
 
     def _change_log(self, path: re.Match[bytes], body: bytes) -> Answer:
-        self._repository.telemetry.log.change(**settings.log_changes(body))
+        self._repository.telemetry.log.change(**control.log_changes(body))
         return self._log(path, body)
 
     def _trace(self, path: re.Match[bytes], body: bytes) -> Answer:
         traced = trace_settings(self._repository, text_of(path["model"] or b""), {})
-        return document(settings.trace_document(traced))
+        return document(control.trace_document(traced))
 
     def _change_trace(self, path: re.Match[bytes], body: bytes) -> Answer:
         model = text_of(path["model"] or b"")
         check_traced(self._repository, model)
-        traced = trace_settings(self._repository, model, settings.trace_changes(body))
-        return document(settings.trace_document(traced))
+        traced = trace_settings(self._repository, model, control.trace_changes(body))
+        return document(control.trace_document(traced))
 
     # -- clients' memory -------------------------------------------------------------------------
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from gpubridge.engine.client_regions import ClientPlace, ClientRegions, RegionUse
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
-from gpubridge.protocol.request_form import RequestRegions
-from gpubridge.protocol.request_form import SharedRegion
+from gpubridge.protocol.request_form import RequestRegions, SharedRegion
 from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
 
 

@@ -34,9 +34,12 @@ from gpubridge.protocol.json_tensor import (
 )
 from gpubridge.protocol.request_form import (
     LENGTH_BYTES,
+    CheckRegion,
     OutputForm,
     RequestForm,
+    nothing_registered,
     placed_form,
+    region_of,
     sent_inputs,
 )
 from gpubridge.protocol.request_templates import (
@@ -44,7 +47,6 @@ from gpubridge.protocol.request_templates import (
     RequestTemplate,
     input_rules,
 )
-from gpubridge.protocol.request_form import CheckRegion, nothing_registered, region_of
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, RequestOptions
 from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
 from gpubridge.transport.context import RequestContext, correlated

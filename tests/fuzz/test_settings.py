@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from gpubridge.errors import ErrorCode
+from gpubridge.protocol.control import log_changes, log_document, trace_changes, trace_document
 from gpubridge.protocol.grpc import control as grpc
 from gpubridge.protocol.grpc.messages import message_class, parse_message
-from gpubridge.protocol.settings import log_changes, log_document, trace_changes, trace_document
 from gpubridge.telemetry.logs import LOG_FORMATS, LogSettings
 from gpubridge.telemetry.settings import TRACE_LEVELS, TraceSettings
 from tests.fuzz.budget import fuzzed, mutations

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpubridge.config import Backends, load_model_config
-from gpubridge.engine.environment import environment_parameters
+from gpubridge.engine.environments.provider import environment_parameters
 from gpubridge.errors import BridgeError
 
 TENSORS = 'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }'

@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2
 
 from gpubridge.config.load import parse_config_override
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.protocol import repository_control as http
+from gpubridge.protocol import control as http
 from gpubridge.protocol.grpc import control as grpc
 
 

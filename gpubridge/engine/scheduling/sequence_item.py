@@ -6,7 +6,7 @@ import enum
 import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpubridge.engine.scheduling.sequence_settings import Control, ControlKind
@@ -106,6 +106,7 @@ class Place(enum.IntEnum):
 _NEW = Place.NEW
 
 
+@dataclass(slots=True, eq=False)
 class SequenceItem:
     """One request of a sequence, or a place in a batch that no request fills.
 
@@ -127,48 +128,23 @@ class SequenceItem:
     - ``pattern``: of padding: the item of the same batch whose inputs' datatypes and shapes it has.
     """
 
-    __slots__ = (
-        "arrived",
-        "controls",
-        "correlation_id",
-        "end",
-        "instance",
-        "pattern",
-        "place",
-        "request",
-        "sequence",
-        "shape",
-        "size",
-        "slot",
-        "start",
-        "timeout_us",
-    )
-
-    def __init__(  # noqa: PLR0913  (made once per request: no room for a builder)
-        self,
-        request: Any,
-        correlation_id: int | str = 0,
-        start: bool = False,
-        end: bool = False,
-        shape: int = 0,
-        timeout_us: int = 0,
-        size: int = 1,
-    ) -> None:
-        self.request = request
-        self.size = size
-        self.shape = shape
-        self.timeout_us = timeout_us
-        self.arrived = 0
-        self.place = _NEW
-        self.correlation_id = correlation_id
-        self.start = start
-        self.end = end
-        self.sequence: Sequence | None = None
-        self.instance = self.slot = -1
-        self.controls: tuple[ControlTensor, ...] = ()
-        self.pattern: SequenceItem | None = None
+    request: Any
+    correlation_id: int | str = 0
+    start: bool = False
+    end: bool = False
+    shape: int = 0
+    timeout_us: int = 0
+    size: int = 1
+    arrived: int = 0
+    place: Place = _NEW
+    sequence: Sequence | None = None
+    instance: int = -1
+    slot: int = -1
+    controls: tuple[ControlTensor, ...] = ()
+    pattern: SequenceItem | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """Requests with one correlation id, between a START and whatever ends them.
 
@@ -177,38 +153,23 @@ class Sequence:
     - ``complete``: its END has come: it gets no further requests.
     - ``broken``: a request in its midst was cancelled: it ends with what is in flight.
     - ``closed``: it is over, and holds nothing.
+    - ``deadline``, ``idle_since``, ``watched``: when it must have got a slot, since when it has
+      nothing to do, and when its timer rings.
+    - ``offered``: its item that is in an instance's batcher (oldest strategy).
     """
 
-    __slots__ = (
-        "broken",
-        "closed",
-        "complete",
-        "correlation_id",
-        "deadline",
-        "idle_since",
-        "in_flight",
-        "instance",
-        "offered",
-        "queue",
-        "slot",
-        "watched",
-    )
-
-    def __init__(self, correlation_id: int | str) -> None:
-        self.correlation_id = correlation_id
-        self.queue: deque[SequenceItem] = deque()
-        self.instance = -1
-        self.slot = -1
-        self.in_flight = 0
-        self.complete = False
-        self.broken = False
-        self.closed = False
-        # When it must have got a slot, since when it has nothing to do, and when its timer rings.
-        self.deadline = 0
-        self.idle_since = 0
-        self.watched = 0
-        # Its item that is in an instance's batcher (oldest strategy).
-        self.offered: SequenceItem | None = None
+    correlation_id: int | str
+    queue: deque[SequenceItem] = field(default_factory=deque)
+    instance: int = -1
+    slot: int = -1
+    in_flight: int = 0
+    complete: bool = False
+    broken: bool = False
+    closed: bool = False
+    deadline: int = 0
+    idle_since: int = 0
+    watched: int = 0
+    offered: SequenceItem | None = None
 
     @property
     def busy(self) -> bool:

@@ -7,16 +7,16 @@ from typing import Any
 
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import invalid, unsupported
-from gpubridge.protocol.fields import JsonObject
-from gpubridge.protocol.grpc.messages import parse_message
-from gpubridge.protocol.repository_control import LoadParameters
-from gpubridge.protocol.settings import (
+from gpubridge.protocol.control import (
     SEVERITIES,
+    LoadParameters,
     fixed_location,
     log_document,
     read_trace_changes,
     trace_document,
 )
+from gpubridge.protocol.fields import JsonObject
+from gpubridge.protocol.grpc.messages import parse_message
 from gpubridge.telemetry.logs import LOG_FORMATS, LogSettings
 from gpubridge.telemetry.settings import TraceSettings
 

@@ -27,9 +27,11 @@ from gpubridge.protocol.grpc.parameters import (
     shared_region,
 )
 from gpubridge.protocol.request_form import (
+    CheckRegion,
     OutputForm,
     RequestForm,
     RequestRegions,
+    nothing_registered,
     placed_form,
     sent_inputs,
 )
@@ -38,7 +40,6 @@ from gpubridge.protocol.request_templates import (
     RequestTemplate,
     input_rules,
 )
-from gpubridge.protocol.request_form import CheckRegion, nothing_registered
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.tensor.dtypes import DATATYPES
 
