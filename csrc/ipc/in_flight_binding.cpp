@@ -22,7 +22,6 @@ namespace {
 // Kinds of messages, as gpubridge/transport/messages.py numbers them.
 constexpr char kResults = 18;
 constexpr char kResponses = 21;
-constexpr std::uint32_t kNoLease = 0xFFFFFFFFU;
 // Answers that are looked at for each new one: they end nearly in order.
 constexpr std::size_t kLooks = 4;
 
@@ -183,7 +182,7 @@ void RequestsAtStub::complete_batch(const ResultBatch& batch, Duration now, Take
     const Held& held = held_[ending.ticket];
     Run run{ending.ticket, held.size, held.arrived, {}};
     if (const nb::object reason = end(ending, taken); !reason.is_none()) {
-      run.reason = text_of(reason);
+      run.reason = view_of_text(reason);
     }
     runs.push_back(std::move(run));
   }
@@ -342,7 +341,7 @@ void RequestsAtStub::respond(std::string_view message, Duration now, Taken& take
 void RequestsAtStub::end_response(Ticket ticket, const nb::object& reason, Duration now,
                                   Taken& taken) {
   const nb::object request = held_[ticket].request;
-  const std::string why(reason.is_none() ? std::string_view() : text_of(reason));
+  const std::string why(reason.is_none() ? std::string_view() : view_of_text(reason));
   if (core_.end_response(ticket)) {
     count_closed(held_[ticket], why, now);
     leave(ticket, infer_request(request));
@@ -426,7 +425,9 @@ nb::object RequestsAtStub::find(const TensorRef& ref) {
     if (!held.kept.is_valid() && held.slot.is_valid()) {
       // From now on several hold it.
       const nb::object slot = std::exchange(held.slot, {});
-      const auto number = [&](const Name& name) { return nb::cast<std::uint64_t>(name.of(slot)); };
+      const auto number = [&](const Attribute& name) {
+        return nb::cast<std::uint64_t>(name.of(slot));
+      };
       nb::list only;
       only.append(make_range(names().segment.of(slot), number(names().offset), number(names().size),
                              hooks_->share(slot)));

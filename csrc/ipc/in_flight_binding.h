@@ -30,19 +30,15 @@ namespace nb = nanobind;
 
 constexpr long long kAnswered = -1;
 
-using stub::checked;
-
-using Name = Attribute;
-
 struct Names {
-  Name encoded{"encoded"};
-  Name offset{"offset"};
-  Name parts{"parts"};
-  Name region{"region"};
-  Name segment{"segment"};
-  Name shared{"shared"};
-  Name size{"size"};
-  Name view{"view"};
+  Attribute encoded{"encoded"};
+  Attribute offset{"offset"};
+  Attribute parts{"parts"};
+  Attribute region{"region"};
+  Attribute segment{"segment"};
+  Attribute shared{"shared"};
+  Attribute size{"size"};
+  Attribute view{"view"};
 };
 
 inline const Names& names() {
@@ -54,13 +50,6 @@ inline std::string_view bytes_of(nb::handle object) {
   char* data = nullptr;
   Py_ssize_t size = 0;
   if (PyBytes_AsStringAndSize(object.ptr(), &data, &size) != 0) throw nb::python_error();
-  return {data, static_cast<std::size_t>(size)};
-}
-
-inline std::string_view text_of(nb::handle object) {
-  Py_ssize_t size = 0;
-  const char* data = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
-  if (data == nullptr) throw nb::python_error();
   return {data, static_cast<std::size_t>(size)};
 }
 

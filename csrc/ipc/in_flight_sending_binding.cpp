@@ -116,7 +116,7 @@ void RequestsAtStub::write(InferRequest& request, std::string& records) {
   parts.ticket = static_cast<Ticket>(request.ticket);
   parts.signature = bytes_of(request.get(InferRequest::kSignature));
   parts.dims = bytes_of(request.get(InferRequest::kDims));
-  parts.identifier = text_of(request.get(InferRequest::kIdentifier));
+  parts.identifier = view_of_text(request.get(InferRequest::kIdentifier));
   const nb::handle context = request.get(InferRequest::kContext);
   const bool in_ranges = source.has(InferRequest::kRanges);
   nb::object encoded;

@@ -8,8 +8,6 @@ namespace nb = nanobind;
 namespace gpubridge {
 namespace {
 
-constexpr std::uint32_t kNoLease = 0xFFFFFFFFU;
-
 // Lives as long as the process.
 struct PythonParts {
   nb::module_ requests = nb::module_::import_("gpubridge.request");

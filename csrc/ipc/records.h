@@ -18,6 +18,9 @@ class MalformedRecord : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
+// That of tensors without bytes.
+inline constexpr std::uint32_t kNoLease = 0xFFFFFFFFU;
+
 // Where a tensor's bytes lie, and under which lease they are lent.
 struct TensorRef {
   static constexpr std::size_t kSize = 28;  // encoded

@@ -72,8 +72,6 @@ namespace {
 
 using stub::Place;
 
-constexpr std::uint64_t kNoLease = 0xFFFFFFFFU;
-
 // Exports the bytes of one tensor. NumPy, uvloop and memoryviews all refer to this object.
 struct LentBytes {
   PyObject_HEAD  // NOLINT

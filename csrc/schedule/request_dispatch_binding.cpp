@@ -130,7 +130,7 @@ std::size_t RequestDispatch::pending() const {
 
 void RequestDispatch::submit(nb::handle object, nb::handle origin) {
   if (!prepare_.is_none()) {
-    static const auto* const active = new at_stub::Name("active");
+    static const auto* const active = new Attribute("active");
     const bool out_of_the_ordinary = always_ || infer_request(object).has(InferRequest::kRanges) ||
                                      !active->of(traces_).is(Py_False);
     if (out_of_the_ordinary && !nb::cast<bool>(prepare_(object, origin))) return;

@@ -21,7 +21,6 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kSignaturesKept = 4096;
-constexpr std::uint32_t kNoLease = 0xFFFFFFFFU;
 
 std::size_t aligned(std::size_t size) { return (size + kAlignment - 1) & ~(kAlignment - 1); }
 
