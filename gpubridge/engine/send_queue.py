@@ -69,6 +69,7 @@ class SendQueue:
         # Its owner and this refer to each other: memory must not wait for the garbage collector.
         self._on_closed = _ignore
         self._block(True)
+        self._block = _ignore
         self._loop.remove_writer(self._channel.fileno())
         while self._waiting:
             close_all(self._waiting.popleft().fds)
