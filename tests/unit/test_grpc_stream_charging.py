@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from gpubridge.frontend.grpc import stream
 from tests.fuzz.grpc_door import PREFACE, GrpcDoor, frame, head, message
 from tests.unit.grpc_requests import raw
 
@@ -93,5 +96,68 @@ def test_a_large_message_that_comes_too_slowly_ends_its_call():
             send(door, 1, LARGE[60 * FRAME :][time : time + 1])
         assert door.statuses() == {1: [DEADLINE_EXCEEDED]}
         assert held(door) == 0
+
+    run(scenario)
+
+
+LONG_INPUT = raw(("A", "FP32", [VALUES], b"abcd" * VALUES)).SerializeToString()
+
+
+@pytest.fixture
+def in_pieces(monkeypatch):
+    """Have messages of more than 64 KiB copied in such pieces."""
+    monkeypatch.setattr(stream, "HEAVY_BYTES", 64 * KIB)
+    monkeypatch.setattr(stream, "PIECE", 64 * KIB)
+
+
+async def turns_until(condition):
+    turns = 0
+    while not condition():
+        turns += 1
+        assert turns < 10_000
+        await asyncio.sleep(0)
+    return turns
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_the_loop_runs_while_a_long_message_is_copied():
+    async def scenario(door):
+        send(door, 1, LARGE + SMALL)
+        assert await turns_until(lambda: door.submitted == 2) >= len(LARGE) >> 16
+        await asyncio.sleep(0)
+        assert door.data(1).count(b"abcd") == 2
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_a_call_that_ends_beside_a_long_message_holds_nothing():
+    async def scenario(door):
+        send(door, 1, LARGE)
+        assert held(door) > 0
+        door.receive(frame(3, 0, 1, bytes(4)))
+        assert held(door) == 0
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert door.submitted == 0
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (LONG_INPUT[:-1] + b"\x0f" * 9, b"Unable to parse request"),
+        (LONG_INPUT.replace(b"FP32", b"FP33"), b"data-type is '<invalid>'"),
+    ],
+)
+def test_a_long_message_that_is_no_request_is_told_and_the_next_is_taken(wrong, text):
+    async def scenario(door):
+        send(door, 1, message(wrong) + SMALL)
+        await turns_until(lambda: door.submitted == 1)
+        await asyncio.sleep(0)
+        assert door.data(1).index(text) < door.data(1).index(b"abcd")
+        assert door.statuses() == {}
 
     run(scenario)

@@ -14,7 +14,7 @@ from gpubridge.dataplane import (
 from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Call, Opening
-from gpubridge.frontend.grpc.packing import Packing
+from gpubridge.frontend.grpc.packing import PIECE, Packing
 from gpubridge.frontend.grpc.status import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
@@ -72,9 +72,6 @@ class InferEndpoint(GrpcInferEndpoint):
     def failure(error: BridgeError | CallFailed) -> HeaderFields:
         """Return the fields that end a call with an error."""
         return failure(error, begun=False)
-
-
-_PIECE = 1 << 20
 
 
 class InferCall(Call):
@@ -135,9 +132,9 @@ class InferCall(Call):
         if receiver is None:
             return
         try:
-            receiver.feed(message[:_PIECE])
-            if len(message) > _PIECE:
-                asyncio.get_running_loop().call_soon(self._feed, message[_PIECE:])
+            receiver.feed(message[:PIECE])
+            if len(message) > PIECE:
+                asyncio.get_running_loop().call_soon(self._feed, message[PIECE:])
             else:
                 self._end(receiver, True)
         except (BridgeError, CallFailed) as error:

@@ -27,7 +27,8 @@ _AT_ONCE = 256 * 1024
 """Bytes of a message that are unpacked on the event loop: about a millisecond."""
 _PACKED_AT_ONCE = 64 * 1024
 """Likewise for answers, which take ten times as long."""
-_PIECE = 1 << 20
+PIECE = 1 << 20
+"""Bytes of a long message that are worked on at a time."""
 _MESSAGES = 4
 """Messages that are unpacked at a time."""
 
@@ -107,8 +108,8 @@ class MessageCoder:
                 message = BytesIO()
                 message.write(first)
                 while not inflater.finished and not refusals:
-                    counted.count(message.tell() + _PIECE)
-                    piece = await self._workers.outcome(partial(inflater.read, _PIECE))
+                    counted.count(message.tell() + PIECE)
+                    piece = await self._workers.outcome(partial(inflater.read, PIECE))
                     if isinstance(piece, BridgeError):
                         raise piece
                     message.write(piece)

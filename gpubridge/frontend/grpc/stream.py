@@ -5,18 +5,22 @@ Requests for decoupled models get any number of responses, each sent when it com
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NoReturn
 
+from gpubridge.engine.workers import HEAVY_BYTES
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.grpc.call import Call, Opening
-from gpubridge.frontend.grpc.packing import PREFIX, Packing
+from gpubridge.frontend.grpc.packing import PIECE, PREFIX, Packing
 from gpubridge.frontend.grpc.status import CallFailed
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import LARGE_BYTES, Body, PrivateBytes
 from gpubridge.protocol.grpc.fields import read_request
-from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
+from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest, MadeRequest
 from gpubridge.protocol.grpc.infer_response import (
     FrameSegments,
     encode_response,
@@ -24,7 +28,7 @@ from gpubridge.protocol.grpc.infer_response import (
     failure_frame,
     final_frame,
 )
-from gpubridge.protocol.grpc.receiver import whole_request
+from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from gpubridge.request import InferRequest, InferResponse, Outcome
 
 _OPEN_REQUESTS = 64
@@ -89,6 +93,8 @@ class StreamCall(Call):
         # charged to.
         self._received = self._partial = 0
         self._counted: PrivateBytes | None = None
+        # Has part of a long message, which the next ones wait for.
+        self._receiver: RequestReceiver | None = None
         self._unread = 0
         self._ended = self._advancing = False
         self._connection.http2.hold(self._stream_id)
@@ -166,14 +172,14 @@ class StreamCall(Call):
             # An answer at once, to what is being submitted: no call within a call for each of them.
             return
         self._advancing = True
-        while self._waiting and not self._done and self._has_room():
+        while self._waiting and not self._done and self._has_room() and self._receiver is None:
             self._begin(self._waiting.popleft())
         self._advancing = False
         if self._done:
             return
         if self._counted is not None:
             self._count()
-        taken = not (self._waiting or self._coded or self._unpacking)
+        taken = not (self._waiting or self._coded or self._unpacking or self._receiver)
         if taken and self._unread and self._has_room():
             unread, self._unread = self._unread, 0
             self._connection.http2.consume(self._stream_id, unread)
@@ -192,9 +198,39 @@ class StreamCall(Call):
     def _begin(self, message: bytes) -> None:
         turn = _Turn()
         self._turns.append(turn)
+        answer = partial(self._answer, turn)
+        if len(message) > HEAVY_BYTES:
+            arenas = self._memory.arenas
+            body = Body(arenas.budget, self._connection.account, self.refuse)
+            self._receiver = RequestReceiver(len(message), arenas.known_arena, body)
+            self._feed(turn, message, 0)
+        else:
+            self._submit(turn, message, partial(whole_request, message, self._forms, answer))
+
+    def _feed(self, turn: _Turn, message: bytes, at: int) -> None:
+        """Copy a long message into shared memory, a piece in each turn of the event loop."""
+        receiver = self._receiver
+        if receiver is None:
+            return
+        end = at + PIECE
+        make: Callable[[], MadeRequest]
+        make = partial(receiver.request, self._forms, partial(self._answer, turn))
         try:
-            answer = partial(self._answer, turn)
-            known, request, regions = whole_request(message, self._forms, answer)
+            receiver.feed(memoryview(message)[at:end])
+        except BridgeError as error:
+            end, make = len(message), partial(_fail, error)
+        if end < len(message):
+            asyncio.get_running_loop().call_soon(self._feed, turn, message, end)
+            return
+        self._receiver = None
+        if not self._done:
+            self._submit(turn, message, make)
+        receiver.close()
+        self._advance()
+
+    def _submit(self, turn: _Turn, message: bytes, make: Callable[[], MadeRequest]) -> None:
+        try:
+            known, request, regions = make()
             if regions is not None:
                 self._memory.share(request, regions, known.model.config.name)
         except BridgeError as error:
@@ -229,6 +265,9 @@ class StreamCall(Call):
         self._coded.clear()
         self._outgoing.clear()
         self._release()
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
         turns, self._turns = self._turns, deque()
         flows, self._flows = self._flows, set()
         for turn in turns:
@@ -346,6 +385,10 @@ def _failure(
 ) -> FrameSegments:
     """Encode an error that is the answer of a model, or one of its answers."""
     return failure_frame(error, known.model.name, request.identifier, final=final)
+
+
+def _fail(error: BridgeError) -> NoReturn:
+    raise error
 
 
 def _identifier(message: bytes) -> str:
