@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpubridge.config import InstanceGroup
-from gpubridge.engine.devices.placing import _least_window
+from gpubridge.engine.instance_settings import _least_window
 from gpubridge.request import InferRequest
 from gpubridge.transport.messages import Kind, encode_frame, encode_result_batch
 from tests.fuzz.stub_desk import NOW, Desk, record
