@@ -66,7 +66,7 @@ def test_the_house_keeps_its_floors():
             "gpubridge.tensor is not allowed to import gpubridge.transport",
         ),
         (
-            "engine/environment.py",
+            "engine/alarm.py",
             "from gpubridge.protocol import status",
             "gpubridge.engine is not allowed to import gpubridge.protocol",
         ),
