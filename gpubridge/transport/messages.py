@@ -111,8 +111,9 @@ _RESULT = struct.Struct("<QQQQQI4x")
 _RESPONSES = struct.Struct("<BxxxIQ")
 
 
-LONGEST_CONTROL = 4 << 20
-"""Bytes of the longest message of a rare kind; they are parsed on the server's event loop."""
+LONGEST_CONTROL = 16 << 20
+"""Bytes of the longest message of a rare kind, parsed on the server's event loop: four times the longest
+configuration of a model, whose refusal is worded by who reads it."""
 
 _LONGEST_TEXT = 1 << 18
 
