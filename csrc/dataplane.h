@@ -20,51 +20,42 @@
 //   owns its queue, its templates and the arena of its requests. A stub connection owns the
 //   requests in flight at that stub, their tickets and the leases of what was lent to it.
 // - Objects of net, request, schedule and ipc hold no Python object, their binding aside: what
-// Python
-//   wants back with an event it names by a number (a handle) that it chose. Bindings live in files
-//   named *_binding.cpp; only they and csrc/stub/ include nanobind or Python.h.
+//   Python wants back with an event it names by a number (a handle) that it chose. Bindings live in
+//   files named *_binding.cpp; only they and csrc/stub/ include nanobind or Python.h.
 // - Memory of the caller's that a connection receives into, or has still to send, is kept by an
-// owner
-//   without a type (a shared_ptr of void): it is let go where the connection is used, by its
+//   owner without a type (a shared_ptr of void): it is let go where the connection is used, by its
 //   thread.
 // - Memory that another process may see is addressed as (region, offset, size). A region stays
-// mapped
-//   until the last view of it is gone and the last unsent byte of it has left.
+//   mapped until the last view of it is gone and the last unsent byte of it has left.
 // - Only the owner closes a descriptor. Descriptors that arrive with a message belong to whoever
-// asked
-//   for the message.
+//   asked for the message.
 // - A lease is one byte of a control page: the lender stores 1 (release) before the message that
-// names
-//   it is sent, the borrower stores 0 (release) when its last view is gone, the lender loads it
-//   (acquire) before it uses the memory again.
+//   names it is sent, the borrower stores 0 (release) when its last view is gone, the lender loads
+//   it (acquire) before it uses the memory again.
 // - Bytes from clients and stubs are hostile: every length, count and index is checked where it is
 //   read, and what a stub may write to while it is read is copied first.
 // - The plane words no error of a request. Where a check fails it says so, and Python parses the
-// same
-//   bytes anew and words it.
+//   same bytes anew and words it.
 //
 // Events of a life
 // - A stub dies: its connection is drained, then closed; requests it had started fail, the others
-// go
-//   back to their queue in order; all leases of that stub end.
+//   go back to their queue in order; all leases of that stub end.
 // - A request is cancelled: before it was sent it leaves the queue; later the stub is told by the
 //   control page, and what it still sends is dropped.
 // - A connection closes: its unfinished bodies go back to the arena, its requests are cancelled,
-// its
-//   unsent answers end their leases.
+//   its unsent answers end their leases.
 // - A model is reloaded while a body is arriving: the body stays in the arena it was begun in; its
 //   template is resolved when the body is whole, against the model as it is then.
 //
 // The way of a plain inference request
 // - net/http1_inference.h and net/grpc_inference.h take a message to its model, and the answer
-// back,
-//   without Python code; what has no template, or fails a check, is handed over with its bytes as
-//   they came.
+//   back, without Python code; what has no template, or fails a check, is handed over with its
+//   bytes as they came.
 // - request/templates_binding.h makes the InferRequest: values of a template that are neither ids,
 //   dims nor sizes (parameters; forwarded headers would be texts like these) are asked of its
 //   RequestTemplate in Python, the others are filled in.
-// - Between the two, when the request is made and before the model's `submit`, is the place for
-//   who would answer without the model, as a cache does: Inference::submit, GrpcInferCall::submit.
+// - Between the two, when the request is made and before the model's `submit`, is the place for who
+//   would answer without the model, as a cache does: Inference::submit, GrpcInferCall::submit.
 // - schedule/request_dispatch_binding.h queues it, and gives it to the least loaded instance;
 //   ipc/in_flight_binding.h lends its memory, and sends it on the stub's channel at once, or with
 //   others of this turn of the event loop. Messages that wait for the channel are Python's to keep.
@@ -76,21 +67,19 @@
 //   memory that a call names, makes the InferRequest by what Python says of calls of that form, and
 //   lends the caller the memory of the outcome.
 // - The outcome comes to the exchange or the call, which is its own callback. While a request is at
-// a model the
-//   two hold each other; the outcome, or a cancel, parts them.
+//   a model the two hold each other; the outcome, or a cancel, parts them.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 namespace gpubridge {
 
-// Each adds the types and functions of one folder to the module.
-void bind_ipc(nanobind::module_& module);
-void bind_memory(nanobind::module_& module);
-void bind_net(nanobind::module_& module);
-void bind_request(nanobind::module_& module);
-void bind_schedule(nanobind::module_& module);
-void bind_stub(nanobind::module_& module);
-void bind_tensor(nanobind::module_& module);
+// Each adds what the file of its name has to the module.
+using Binding = void(nanobind::module_& module);
+Binding bind_bytes_codec, bind_call_channel, bind_context, bind_datagrams, bind_dlpack_capsule,
+    bind_grpc_inference, bind_http1_connection, bind_http1_inference, bind_http2, bind_in_flight,
+    bind_infer_request, bind_item_batcher, bind_lease_book, bind_model_counters, bind_place,
+    bind_records, bind_request_dispatch, bind_request_fields, bind_responses, bind_result_arena,
+    bind_slot_lists, bind_stub, bind_stub_loop, bind_templates, bind_tensor_values;
 
 }  // namespace gpubridge

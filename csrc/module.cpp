@@ -6,13 +6,34 @@
 #include "dataplane.h"
 
 NB_MODULE(_native, module) {
+  using namespace gpubridge;
   // A process that ends with a traceback still holds views: its log should not mention them.
   nanobind::set_leak_warnings(false);
-  gpubridge::bind_tensor(module);
-  gpubridge::bind_memory(module);
-  gpubridge::bind_ipc(module);
-  gpubridge::bind_request(module);
-  gpubridge::bind_schedule(module);
-  gpubridge::bind_net(module);
-  gpubridge::bind_stub(module);
+  for (Binding* bind : {bind_bytes_codec,
+                        bind_call_channel,
+                        bind_context,
+                        bind_datagrams,
+                        bind_dlpack_capsule,
+                        bind_grpc_inference,
+                        bind_http1_connection,
+                        bind_http1_inference,
+                        bind_http2,
+                        bind_in_flight,
+                        bind_infer_request,
+                        bind_item_batcher,
+                        bind_lease_book,
+                        bind_model_counters,
+                        bind_place,
+                        bind_records,
+                        bind_request_dispatch,
+                        bind_request_fields,
+                        bind_responses,
+                        bind_result_arena,
+                        bind_slot_lists,
+                        bind_stub,
+                        bind_stub_loop,
+                        bind_templates,
+                        bind_tensor_values}) {
+    bind(module);
+  }
 }

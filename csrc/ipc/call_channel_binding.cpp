@@ -8,8 +8,8 @@
 #include <chrono>
 #include <stdexcept>
 
+#include "dataplane.h"
 #include "ipc/context.h"
-#include "ipc/ipc_bindings.h"
 #include "python_object.h"
 
 namespace nb = nanobind;
@@ -49,8 +49,6 @@ const Names& names() {
   return made;
 }
 
-std::string_view bytes_of(nb::handle bytes) { return view_of(nb::borrow<nb::bytes>(bytes)); }
-
 std::string encoded_dims(nb::handle shapes) {
   std::string dims;
   for (nb::handle shape : shapes) {
@@ -82,7 +80,7 @@ std::string encoded_error(nb::handle error, bool is_long) {
   // Models make texts with lone surrogates, which are no Unicode.
   const nb::object text = checked(PyUnicode_AsEncodedString(message.ptr(), "utf-8", "replace"));
   Context context;
-  if (!bytes_of(text).empty()) context.set_text(ContextField::kError, bytes_of(text));
+  if (!view_of_bytes(text).empty()) context.set_text(ContextField::kError, view_of_bytes(text));
   context.set_number(ContextField::kCode,
                      nb::cast<std::uint64_t>(nb::int_(names().code.of(error))));
   std::string encoded(context.size(), '\0');
@@ -369,7 +367,7 @@ void CallChannel::write_response(const Hooks& hooks, RecordParts parts, nb::hand
     ranges = described[0];
     read_only = nb::cast<bool>(nb::object(described[1]));
     context = described[2];
-    parts.context = bytes_of(context);
+    parts.context = view_of_bytes(context);
   }
   const std::string dims = encoded_dims(response.get(InferResponse::kShapes));
   parts.signature = signature(hooks, response.get(InferResponse::kSignature));
@@ -398,7 +396,7 @@ std::string_view CallChannel::signature(const Hooks& hooks, nb::handle signature
     std::pair held(nb::borrow(signature), std::move(encoded));
     found = signatures_.emplace(signature.ptr(), std::move(held)).first;
   }
-  return bytes_of(found->second.second);
+  return view_of_bytes(found->second.second);
 }
 
 void CallChannel::flush() {

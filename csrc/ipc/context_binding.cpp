@@ -2,7 +2,8 @@
 
 #include <utility>
 
-#include "ipc/ipc_bindings.h"
+#include "dataplane.h"
+#include "python_object.h"
 
 namespace nb = nanobind;
 
@@ -11,15 +12,6 @@ namespace {
 
 constexpr std::size_t kShort = 256;
 constexpr std::size_t kKept = 256;
-
-nb::object checked(PyObject* made) {
-  if (made == nullptr) throw nb::python_error();
-  return nb::steal(made);
-}
-
-nb::object text_of(std::string_view text) {
-  return checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
-}
 
 bool equal(nb::handle one, nb::handle other) {
   if (one.ptr() == other.ptr()) return true;
@@ -31,10 +23,6 @@ bool equal(nb::handle one, nb::handle other) {
 [[noreturn]] void refuse(nb::handle name, nb::handle value) {
   PyErr_Format(PyExc_ValueError, "context field '%U': got %R", name.ptr(), value.ptr());
   throw nb::python_error();
-}
-
-std::string_view view_of(nb::handle bytes) {
-  return {PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
 }
 
 }  // namespace
@@ -97,7 +85,7 @@ void ContextCodec::take(Context& context, const Member& member, nb::handle value
       if (!PyUnicode_Check(text.ptr())) refuse(member.name, value);
       // Models make texts with lone surrogates, which are no Unicode.
       held.push_back(checked(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "replace")));
-      context.set_text(member.field, view_of(held.back()));
+      context.set_text(member.field, view_of_bytes(held.back()));
     }
   }
 }
@@ -138,11 +126,11 @@ nb::object ContextCodec::value(const Context& context, const Member& member) con
     case ContextKind::kI64:
       return nb::int_(static_cast<std::int64_t>(context.number(member.field)));
     case ContextKind::kText:
-      return text_of(context.text(member.field));
+      return text_object(context.text(member.field));
     case ContextKind::kJson:
       break;
   }
-  return load_(text_of(context.text(member.field)));
+  return load_(text_object(context.text(member.field)));
 }
 
 void bind_context(nb::module_& module) {
@@ -154,7 +142,7 @@ void bind_context(nb::module_& module) {
   nb::list fields;
   for (const ContextFieldSpec& spec : kContextFields) {
     constexpr std::array kNames{"u64", "i64", "text", "json", "flag"};
-    fields.append(nb::make_tuple(text_of(spec.name), nb::len(fields),
+    fields.append(nb::make_tuple(text_object(spec.name), nb::len(fields),
                                  kNames[static_cast<std::size_t>(spec.kind)]));
   }
   module.attr("CONTEXT_FIELDS") = fields;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ipc/context.h"
-#include "text_hash.h"
+#include "text.h"
 
 namespace gpubridge {
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "buffer_view.h"
+#include "dataplane.h"
 
 namespace nb = nanobind;
 
@@ -87,7 +88,10 @@ nb::tuple receive_message(int descriptor, nb::handle scratch) {
                         std::move(descriptors), received.cut);
 }
 
-nb::tuple stay_awake(int descriptor, std::int64_t nanoseconds, std::int64_t patience) {
+// Looks for something to read until there is, or for `nanoseconds`, and offers the processor to
+// others each time; ends when they have had it for longer than `patience`. Returns whether there is
+// something, and for how long they had it the last time.
+static nb::tuple stay_awake(int descriptor, std::int64_t nanoseconds, std::int64_t patience) {
   pollfd looked{descriptor, POLLIN, 0};
   bool readable = false;
   std::int64_t away = 0;
@@ -106,6 +110,11 @@ nb::tuple stay_awake(int descriptor, std::int64_t nanoseconds, std::int64_t pati
     } while (away <= patience && before < end);
   }
   return nb::make_tuple(readable, away);
+}
+
+void bind_datagrams(nb::module_& module) {
+  module.def("receive_message", &receive_message);
+  module.def("stay_awake", &stay_awake);
 }
 
 }  // namespace gpubridge

@@ -30,9 +30,4 @@ bool send_datagram(int descriptor, std::string_view message);
 // that was cut off. Raises OSError.
 nanobind::tuple receive_message(int descriptor, nanobind::handle scratch);
 
-// Looks for something to read until there is, or for `nanoseconds`, and offers the processor to
-// others each time; ends when they have had it for longer than `patience`. Returns whether there is
-// something, and for how long they had it the last time.
-nanobind::tuple stay_awake(int descriptor, std::int64_t nanoseconds, std::int64_t patience);
-
 }  // namespace gpubridge

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "dataplane.h"
 #include "ipc/context.h"
-#include "ipc/ipc_bindings.h"
 
 namespace gpubridge {
 namespace at_stub {

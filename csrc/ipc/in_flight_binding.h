@@ -46,13 +46,6 @@ inline const Names& names() {
   return made;
 }
 
-inline std::string_view bytes_of(nb::handle object) {
-  char* data = nullptr;
-  Py_ssize_t size = 0;
-  if (PyBytes_AsStringAndSize(object.ptr(), &data, &size) != 0) throw nb::python_error();
-  return {data, static_cast<std::size_t>(size)};
-}
-
 // Whether any of some memory ranges has bytes.
 bool has_bytes(nb::handle ranges);
 

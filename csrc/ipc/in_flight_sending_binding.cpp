@@ -114,8 +114,8 @@ void RequestsAtStub::write(InferRequest& request, std::string& records) {
                                    : request;
   RecordParts parts;
   parts.ticket = static_cast<Ticket>(request.ticket);
-  parts.signature = bytes_of(request.get(InferRequest::kSignature));
-  parts.dims = bytes_of(request.get(InferRequest::kDims));
+  parts.signature = view_of_bytes(request.get(InferRequest::kSignature));
+  parts.dims = view_of_bytes(request.get(InferRequest::kDims));
   parts.identifier = view_of_text(request.get(InferRequest::kIdentifier));
   const nb::handle context = request.get(InferRequest::kContext);
   const bool in_ranges = source.has(InferRequest::kRanges);
@@ -126,7 +126,7 @@ void RequestsAtStub::write(InferRequest& request, std::string& records) {
   } else if (!context.is(hooks_->no_context)) {
     encoded = names().encoded.of(context)();
   }
-  if (encoded.is_valid()) parts.context = bytes_of(encoded);
+  if (encoded.is_valid()) parts.context = view_of_bytes(encoded);
   if (!in_ranges) {
     write_slot(source, parts, records);
     return;

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <utility>
 
-#include "ipc/ipc_bindings.h"
+#include "dataplane.h"
 #include "stub/heap_type.h"
 
 namespace nb = nanobind;
@@ -111,13 +111,6 @@ PyObject* cancel(PyObject* self, PyObject* /*unused*/) {
   return run(self, [](InferRequest& request) { request.cancel(); });
 }
 
-template <typename Object>
-PyMemberDef optional(const char* name, std::size_t index) {
-  PyMemberDef made = stub::member<Object>(name, index);
-  made.type = _Py_T_OBJECT;
-  return made;
-}
-
 PyMemberDef number(const char* name, std::size_t offset) {
   return {name, Py_T_LONGLONG, static_cast<Py_ssize_t>(offset), 0, nullptr};
 }
@@ -129,46 +122,6 @@ PyMethodDef request_methods[] = {
     {"finish", finish, METH_O, "Give the outcome to who waits for it; at most once."},
     {"cancel", cancel, METH_NOARGS, "Say that nobody waits for the outcome any more."},
     {nullptr, nullptr, 0, nullptr}};
-
-PyMemberDef request_members[] = {// NOLINT
-                                 optional<InferRequest>("signature", InferRequest::kSignature),
-                                 optional<InferRequest>("dims", InferRequest::kDims),
-                                 optional<InferRequest>("places", InferRequest::kPlaces),
-                                 optional<InferRequest>("slot", InferRequest::kSlot),
-                                 optional<InferRequest>("on_done", InferRequest::kOnDone),
-                                 optional<InferRequest>("on_partial", InferRequest::kOnPartial),
-                                 optional<InferRequest>("first", InferRequest::kFirst),
-                                 optional<InferRequest>("identifier", InferRequest::kIdentifier),
-                                 optional<InferRequest>("context", InferRequest::kContext),
-                                 optional<InferRequest>("options", InferRequest::kOptions),
-                                 optional<InferRequest>("item", InferRequest::kItem),
-                                 optional<InferRequest>("pattern", InferRequest::kPattern),
-                                 optional<InferRequest>("client", InferRequest::kClient),
-                                 optional<InferRequest>("ranges", InferRequest::kRanges),
-                                 optional<InferRequest>("cancelled", InferRequest::kCancelled),
-                                 optional<InferRequest>("trace", InferRequest::kTrace),
-                                 optional<InferRequest>("instance", InferRequest::kInstance),
-                                 number("start", offsetof(InferRequest, start)),
-                                 number("copied", offsetof(InferRequest, copied)),
-                                 number("batch_size", offsetof(InferRequest, batch_size)),
-                                 number("arrived", offsetof(InferRequest, arrived)),
-                                 number("ticket", offsetof(InferRequest, ticket)),
-                                 number("unsent", offsetof(InferRequest, unsent)),
-                                 {"__weaklistoffset__", Py_T_PYSSIZET,
-                                  offsetof(InferRequest, weak_references), Py_READONLY, nullptr},
-                                 {nullptr, 0, 0, 0, nullptr}};
-
-PyType_Slot request_slots[] = {// NOLINT
-                               {Py_tp_init, slot(initialize_request)},
-                               {Py_tp_dealloc, slot(deallocate_request)},
-                               {Py_tp_traverse, slot(stub::traverse<InferRequest>)},
-                               {Py_tp_clear, slot(stub::clear<InferRequest>)},
-                               {Py_tp_methods, request_methods},
-                               {Py_tp_members, request_members},
-                               {0, nullptr}};
-
-PyType_Spec request_spec = {"gpubridge._native.InferRequest", sizeof(InferRequest), 0,
-                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, request_slots};
 
 int initialize_response(PyObject* self, PyObject* args, PyObject* keywords) {
   static constexpr std::array<const char*, InferResponse::kFields + 1> kNames{
@@ -187,37 +140,35 @@ int initialize_response(PyObject* self, PyObject* args, PyObject* keywords) {
   return 0;
 }
 
-PyMemberDef response_members[] = {// NOLINT
-                                  optional<InferResponse>("signature", InferResponse::kSignature),
-                                  optional<InferResponse>("shapes", InferResponse::kShapes),
-                                  optional<InferResponse>("buffers", InferResponse::kBuffers),
-                                  optional<InferResponse>("parameters", InferResponse::kParameters),
-                                  optional<InferResponse>("memory", InferResponse::kMemory),
-                                  optional<InferResponse>("refs", InferResponse::kRefs),
-                                  optional<InferResponse>("event", InferResponse::kEvent),
-                                  {nullptr, 0, 0, 0, nullptr}};
-
-PyType_Slot response_slots[] = {// NOLINT
-                                {Py_tp_init, slot(initialize_response)},
-                                {Py_tp_dealloc, slot(stub::deallocate<InferResponse>)},
-                                {Py_tp_traverse, slot(stub::traverse<InferResponse>)},
-                                {Py_tp_clear, slot(stub::clear<InferResponse>)},
-                                {Py_tp_members, response_members},
-                                {0, nullptr}};
-
-PyType_Spec response_spec = {"gpubridge._native.InferResponseFields", sizeof(InferResponse), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-                             response_slots};
-
 PyTypeObject* request_type() {
-  static auto* const type = reinterpret_cast<PyTypeObject*>(
-      stub::checked(PyType_FromSpec(&request_spec)).release().ptr());
+  static PyTypeObject* const type = stub::fields_type<InferRequest, deallocate_request>(
+      "gpubridge._native.InferRequest",
+      {{Py_tp_init, slot(initialize_request)},
+       {Py_tp_methods, request_methods},
+       {Py_tp_members, stub::field_members<InferRequest>(
+                           {"signature", "slot", "places", "on_done", "identifier", "context",
+                            "options", "dims", "on_partial", "first", "item", "pattern", "client",
+                            "ranges", "cancelled", "trace", "instance"},
+                           true,
+                           {number("start", offsetof(InferRequest, start)),
+                            number("copied", offsetof(InferRequest, copied)),
+                            number("batch_size", offsetof(InferRequest, batch_size)),
+                            number("arrived", offsetof(InferRequest, arrived)),
+                            number("ticket", offsetof(InferRequest, ticket)),
+                            number("unsent", offsetof(InferRequest, unsent)),
+                            {"__weaklistoffset__", Py_T_PYSSIZET,
+                             offsetof(InferRequest, weak_references), Py_READONLY, nullptr}})}},
+      0);
   return type;
 }
 
 PyTypeObject* response_type() {
-  static auto* const type = reinterpret_cast<PyTypeObject*>(
-      stub::checked(PyType_FromSpec(&response_spec)).release().ptr());
+  static PyTypeObject* const type = stub::fields_type<InferResponse>(
+      "gpubridge._native.InferResponseFields",
+      {{Py_tp_init, slot(initialize_response)},
+       {Py_tp_members,
+        stub::field_members<InferResponse>(
+            {"signature", "shapes", "buffers", "parameters", "memory", "refs", "event"}, true)}});
   return type;
 }
 

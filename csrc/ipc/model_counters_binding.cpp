@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "ipc/ipc_bindings.h"
+#include "dataplane.h"
 #include "ipc/model_counters.h"
 
 namespace nb = nanobind;

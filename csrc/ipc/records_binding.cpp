@@ -8,8 +8,9 @@
 #include <string_view>
 #include <utility>
 
+#include "dataplane.h"
 #include "ipc/context_binding.h"
-#include "ipc/ipc_bindings.h"
+#include "python_object.h"
 
 namespace nb = nanobind;
 
@@ -20,24 +21,6 @@ constexpr std::size_t kSignaturesKept = 4096;
 constexpr std::size_t kContextsKept = 512;
 constexpr std::size_t kShortContext = 256;
 constexpr std::size_t kFieldsOfRef = 4;
-
-nb::object checked(PyObject* made) {
-  if (made == nullptr) throw nb::python_error();
-  return nb::steal(made);
-}
-
-nb::object as_bytes(std::string_view bytes) {
-  return checked(PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size())));
-}
-
-std::string_view view_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
-
-void set(nb::handle tuple, std::size_t index, nb::object item) {
-  // Takes the item over, even when it fails.
-  if (PyTuple_SetItem(tuple.ptr(), static_cast<Py_ssize_t>(index), item.release().ptr()) != 0) {
-    throw nb::python_error();
-  }
-}
 
 }  // namespace
 
@@ -59,9 +42,7 @@ nb::tuple RecordReader::read(const nb::bytes& message, std::size_t at, std::size
 nb::object RecordReader::record(const RecordView& view) {
   KnownSignature& known = signature(view.signature());
   nb::object context = this->context(view.context());
-  const std::string_view text = view.identifier();
-  nb::object identifier =
-      checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
+  nb::object identifier = text_object(view.identifier());
   nb::object shapes = this->shapes(view, known);
   const nb::tuple fields =
       nb::make_tuple(view.ticket(), known.signature, std::move(shapes), std::move(context),
@@ -80,7 +61,7 @@ RecordReader::Tensors RecordReader::tensors(const RecordView& view) {
 RecordReader::KnownSignature& RecordReader::signature(std::string_view raw) {
   const auto found = known_.find(raw);
   if (found != known_.end()) return found->second;
-  KnownSignature made{parse_signature_(as_bytes(raw)), {}, {}, {}};
+  KnownSignature made{parse_signature_(bytes_object(raw)), {}, {}, {}};
   const auto tensors = nb::cast<nb::tuple>(made.signature[0]);
   for (nb::handle spec : tensors) {
     const nb::object itemsize = spec[3];
@@ -106,16 +87,13 @@ nb::object RecordReader::shapes(const RecordView& view, KnownSignature& known) {
     return known.shapes;
   }
   view.check(known.kinds);
-  nb::object shapes = checked(PyTuple_New(static_cast<Py_ssize_t>(known.kinds.size())));
   std::size_t dim = 0;
-  for (std::size_t index = 0; index < known.kinds.size(); ++index) {
-    const std::size_t rank = known.kinds[index].rank;
-    nb::object shape = checked(PyTuple_New(static_cast<Py_ssize_t>(rank)));
-    for (std::size_t axis = 0; axis < rank; ++axis) {
-      set(shape, axis, checked(PyLong_FromLongLong(view.dim(dim++))));
-    }
-    set(shapes, index, std::move(shape));
-  }
+  const auto shape_of = [&](const TensorKind& kind) {
+    return tuple_of(kind.rank,
+                    [&](std::size_t) { return checked(PyLong_FromLongLong(view.dim(dim++))); });
+  };
+  nb::object shapes =
+      tuple_of(known.kinds.size(), [&](std::size_t index) { return shape_of(known.kinds[index]); });
   known.dims = view.dims();
   known.shapes = shapes;
   return shapes;

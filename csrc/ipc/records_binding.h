@@ -11,7 +11,7 @@
 
 #include "ipc/records.h"
 #include "lazy_sequence.h"
-#include "text_hash.h"
+#include "text.h"
 
 namespace gpubridge {
 

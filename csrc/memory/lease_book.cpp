@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "buffer_view.h"
+#include "dataplane.h"
 #include "ipc/records_binding.h"
 #include "stub/heap_type.h"
 
@@ -74,47 +75,22 @@ using stub::Place;
 
 // Exports the bytes of one tensor. NumPy, uvloop and memoryviews all refer to this object.
 struct LentBytes {
-  PyObject_HEAD  // NOLINT
-      std::shared_ptr<const void>
-          keep;
-  char* data;
-  Py_ssize_t size;
+  LentSpan span;
   bool read_only;
 };
 
 int export_bytes(PyObject* self, Py_buffer* view, int flags) {
-  const auto* lent = stub::as<LentBytes>(self);
-  return PyBuffer_FillInfo(view, self, lent->data, lent->size, lent->read_only ? 1 : 0, flags);
+  const auto& [span, read_only] = stub::unboxed<LentBytes>(self);
+  return PyBuffer_FillInfo(view, self, span.data, static_cast<Py_ssize_t>(span.size),
+                           read_only ? 1 : 0, flags);
 }
-
-void end_loan(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  stub::as<LentBytes>(self)->keep.~shared_ptr();
-  PyObject_Free(self);
-  Py_DECREF(type);
-}
-
-PyType_Slot lent_bytes_slots[] = {// NOLINT: the C API's own form
-                                  {Py_tp_dealloc, stub::slot(end_loan)},
-                                  {Py_bf_getbuffer, stub::slot(export_bytes)},
-                                  {0, nullptr}};
-
-PyType_Spec lent_bytes_spec = {"gpubridge._native.LentBytes", sizeof(LentBytes), 0,
-                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                               lent_bytes_slots};
 
 // What exports the bytes of a span.
 nb::object exporter(const LentSpan& span, bool read_only) {
   if (span.keep == nullptr) return nb::bytes("");
-  static auto* const type = reinterpret_cast<PyTypeObject*>(
-      stub::checked(PyType_FromSpec(&lent_bytes_spec)).release().ptr());
-  auto* lent = PyObject_New(LentBytes, type);
-  if (lent == nullptr) throw nb::python_error();
-  new (&lent->keep) std::shared_ptr<const void>(span.keep);
-  lent->data = span.data;
-  lent->size = static_cast<Py_ssize_t>(span.size);
-  lent->read_only = read_only || span.read_only;
-  return nb::steal(reinterpret_cast<PyObject*>(lent));
+  static PyTypeObject* const type = stub::boxed_type<LentBytes>(
+      "gpubridge._native.LentBytes", {{Py_bf_getbuffer, stub::slot(export_bytes)}});
+  return stub::box(type, LentBytes{span, read_only || span.read_only});
 }
 
 // The place of a tensor without bytes.

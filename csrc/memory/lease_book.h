@@ -66,7 +66,4 @@ class LeaseBook {
   std::unordered_map<std::uint64_t, std::shared_ptr<LentRegion>> regions_;
 };
 
-// Adds the class LeaseBook to the module.
-void bind_lease_book(nanobind::module_& module);
-
 }  // namespace gpubridge

@@ -1,5 +1,7 @@
 #include "memory/place.h"
 
+#include <nanobind/nanobind.h>
+
 #include <cstdint>
 #include <cstring>
 
@@ -8,6 +10,7 @@
 #endif
 
 #include "buffer_view.h"
+#include "dataplane.h"
 
 namespace nb = nanobind;
 
@@ -61,6 +64,10 @@ void copy_bytes(char* to, const void* from, std::size_t size) {
   }
 }
 
+namespace {
+
+// Copies buffers to `memory`, each aligned to 64 bytes; returns the fields of their references:
+// region, offset (from that of `memory`), size and lease of each, one after another.
 nb::list place(nb::handle memory, nb::handle buffers, std::uint64_t region, std::uint64_t offset,
                std::uint64_t lease) {
   const BufferView target(memory, PyBUF_WRITABLE);
@@ -81,6 +88,7 @@ nb::list place(nb::handle memory, nb::handle buffers, std::uint64_t region, std:
   return fields;
 }
 
+// Where in `memory` all of `buffer` lies, -1 where it does not.
 std::int64_t offset_within(nb::handle memory, nb::handle buffer) {
   const BufferView around(memory, PyBUF_SIMPLE);
   const BufferView inner(buffer, PyBUF_SIMPLE);
@@ -91,6 +99,13 @@ std::int64_t offset_within(nb::handle memory, nb::handle buffer) {
     return -1;
   }
   return static_cast<std::int64_t>(address - begin);
+}
+
+}  // namespace
+
+void bind_place(nb::module_& module) {
+  module.def("offset_within", &offset_within);
+  module.def("place", &place);
 }
 
 }  // namespace gpubridge

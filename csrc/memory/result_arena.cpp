@@ -1,11 +1,16 @@
-#include "memory/result_arena.h"
-
+// Device memory that a framework cuts its tensors from, so that they can be handed to other models
+// as they are. The framework calls `gpubridge_arena_malloc` and `gpubridge_arena_free`, which it
+// finds by name in this library.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <sys/types.h>
 
 #include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
+
+#include "dataplane.h"
 
 namespace nb = nanobind;
 
@@ -88,11 +93,14 @@ ResultArena& arena() {
 
 }  // namespace
 
-void arena_set(std::uintptr_t pointer, std::size_t nbytes) { arena().set(pointer, nbytes); }
-
-nb::tuple arena_state() {
-  const auto [in_use, refused] = arena().state();
-  return nb::make_tuple(in_use, refused);
+void bind_result_arena(nb::module_& module) {
+  // Lends memory from a pointer on from now on; what was cut before stays valid for as long as its
+  // memory does, and goes nowhere when it is given back.
+  module.def("arena_set",
+             [](std::uintptr_t pointer, std::size_t nbytes) { arena().set(pointer, nbytes); });
+  // Returns bytes in use, and the size of the last request that was not met since this was asked
+  // last.
+  module.def("arena_state", [] { return arena().state(); });
 }
 
 }  // namespace gpubridge

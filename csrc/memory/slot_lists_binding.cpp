@@ -1,5 +1,4 @@
-#include "memory/slot_lists_binding.h"
-
+#include <nanobind/nanobind.h>
 #include <time.h>
 
 #include <array>
@@ -8,6 +7,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "dataplane.h"
 #include "python_object.h"
 
 namespace nb = nanobind;

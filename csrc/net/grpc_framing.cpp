@@ -7,55 +7,55 @@
 
 namespace gpubridge::http2 {
 
-GrpcReader::GrpcReader(const GrpcMethod* method)
-    : method_(method), mode_(method == nullptr ? Mode::kDirect : Mode::kMessages) {
+GrpcReader::GrpcReader(const GrpcMethod* method, std::uint32_t stream,
+                       std::shared_ptr<const RequestHeaders> headers, Events& events)
+    : method_(method),
+      stream_(stream),
+      headers_(std::move(headers)),
+      events_(events),
+      mode_(method == nullptr ? Mode::kDirect : Mode::kMessages) {
   if (method == nullptr) left_ = std::numeric_limits<std::uint64_t>::max();
 }
 
-void GrpcReader::take(std::uint32_t stream, const std::shared_ptr<const RequestHeaders>& headers,
-                      std::span<const std::uint8_t> data, bool end, Events& events) {
+void GrpcReader::take(std::span<const std::uint8_t> data, bool end) {
   if (mode_ == Mode::kFailed) return;
   if (mode_ == Mode::kDirect) {
-    hand_on(stream, data, end, events);
+    hand_on(data, end);
   } else if (method_->kind == GrpcKind::kStream) {
-    take_many(stream, data, end, events);
+    take_many(data, end);
   } else {
-    take_one(stream, headers, data, end, events);
+    take_one(data, end);
   }
-  if (mode_ == Mode::kFailed) tell_fault(stream, headers, events);
+  if (mode_ == Mode::kFailed) tell_fault();
 }
 
-void GrpcReader::announce(std::uint32_t stream,
-                          const std::shared_ptr<const RequestHeaders>& headers, bool end,
-                          Events& events) {
-  if (announced_) return;
-  announced_ = true;
-  events.push_back({.kind = EventKind::kBegin, .stream = stream, .end = end, .headers = headers});
+void GrpcReader::announce(bool end) {
+  if (std::exchange(announced_, true)) return;
+  events_.push_back(
+      {.kind = EventKind::kBegin, .stream = stream_, .end = end, .headers = headers_});
 }
 
 // Takes the data of a method of one message.
-void GrpcReader::take_one(std::uint32_t stream,
-                          const std::shared_ptr<const RequestHeaders>& headers,
-                          std::span<const std::uint8_t> data, bool end, Events& events) {
+void GrpcReader::take_one(std::span<const std::uint8_t> data, bool end) {
   if (!has_message_) {
     auto whole = take_message(data);
     if (mode_ == Mode::kFailed) return;
     if (mode_ == Mode::kDirect) {
-      announce(stream, headers, false, events);
-      events.push_back({.kind = EventKind::kLarge, .stream = stream, .value = left_});
-      hand_on(stream, data, end, events);
+      announce();
+      events_.push_back({.kind = EventKind::kLarge, .stream = stream_, .value = left_});
+      hand_on(data, end);
       return;
     }
     if (whole) {
       has_message_ = true;
       if (data.empty()) {
         Event event{.kind = announced_ ? EventKind::kMessages : EventKind::kCall,
-                    .stream = stream,
+                    .stream = stream_,
                     .end = true,
                     .compressed = whole->compressed,
-                    .headers = headers};
+                    .headers = headers_};
         event.messages.push_back(std::move(whole->message));
-        events.push_back(std::move(event));
+        events_.push_back(std::move(event));
         announced_ = true;
       }
     } else if (end) {
@@ -66,36 +66,34 @@ void GrpcReader::take_one(std::uint32_t stream,
 }
 
 // Takes the data of a method of any number of messages.
-void GrpcReader::take_many(std::uint32_t stream, std::span<const std::uint8_t> data, bool end,
-                           Events& events) {
-  Event event{.kind = EventKind::kMessages, .stream = stream, .value = data.size()};
+void GrpcReader::take_many(std::span<const std::uint8_t> data, bool end) {
+  Event event{.kind = EventKind::kMessages, .stream = stream_, .value = data.size()};
   while (mode_ == Mode::kMessages && (!data.empty())) {
     auto whole = take_message(data);
     if (!whole) continue;
     if (!event.messages.empty() && whole->compressed != event.compressed) {
-      Event next{.kind = EventKind::kMessages, .stream = stream};
-      events.push_back(std::exchange(event, std::move(next)));
+      Event next{.kind = EventKind::kMessages, .stream = stream_};
+      events_.push_back(std::exchange(event, std::move(next)));
     }
     event.compressed = whole->compressed;
     event.messages.push_back(std::move(whole->message));
   }
   if (end && mode_ == Mode::kMessages && within_message()) fail(FramingFault::kIncomplete);
   event.end = end && mode_ == Mode::kMessages;
-  events.push_back(std::move(event));
+  events_.push_back(std::move(event));
 }
 
 // Hands on the data of a body, or what belongs to a large message.
-void GrpcReader::hand_on(std::uint32_t stream, std::span<const std::uint8_t> data, bool end,
-                         Events& events) {
+void GrpcReader::hand_on(std::span<const std::uint8_t> data, bool end) {
   const auto part =
       data.first(static_cast<std::size_t>(std::min<std::uint64_t>(data.size(), left_)));
   if (part.size() < data.size()) fail(FramingFault::kSecondMessage);
   pass(part.size());
   if (part.empty() && !end) return;
-  events.push_back({.kind = EventKind::kData,
-                    .stream = stream,
-                    .end = end && mode_ != Mode::kFailed,
-                    .data = part});
+  events_.push_back({.kind = EventKind::kData,
+                     .stream = stream_,
+                     .end = end && mode_ != Mode::kFailed,
+                     .data = part});
 }
 
 // Takes the beginning of a message; false while it is not all there, or is wrong.
@@ -143,14 +141,13 @@ void GrpcReader::fail(FramingFault fault, std::uint64_t value) {
   part_ = {};
 }
 
-void GrpcReader::tell_fault(std::uint32_t stream,
-                            const std::shared_ptr<const RequestHeaders>& headers, Events& events) {
-  announce(stream, headers, false, events);
-  events.push_back({.kind = EventKind::kFailed,
-                    .stream = stream,
-                    .fault = fault_,
-                    .value = fault_value_,
-                    .limit = method_ == nullptr ? 0 : method_->limit});
+void GrpcReader::tell_fault() {
+  announce();
+  events_.push_back({.kind = EventKind::kFailed,
+                     .stream = stream_,
+                     .fault = fault_,
+                     .value = fault_value_,
+                     .limit = method_ == nullptr ? 0 : method_->limit});
 }
 
 }  // namespace gpubridge::http2

@@ -9,10 +9,69 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
-#include "net/http2_events.h"
+#include "net/request_headers.h"
 
 namespace gpubridge::http2 {
+
+// -- events, in the order in which they happened
+
+enum class EventKind : std::uint8_t {
+  kCall = 0,      // a call with all of its only message
+  kBegin = 1,     // a stream has begun; its message or body follows
+  kMessages = 2,  // messages of a stream
+  kData = 3,      // part of a body, or of a large message
+  kFilled = 4,    // the memory given to `receive_into` is full
+  kFailed = 5,    // what came is no gRPC of that method
+  kReset = 6,     // the stream is gone
+  kWritable = 7,  // all that was queued for the stream has been framed
+  kPing = 8,      // the peer has sent a PING, which is answered
+  kPong = 9,      // our PING was answered
+  kClosed = 10,   // the connection is over and its streams are gone
+  kLarge = 11,    // a message of `value` bytes begins, which comes as kData
+};
+
+// What is wrong with the messages of a call.
+enum class FramingFault : std::uint8_t {
+  kFlag = 0,           // the flag before a message is neither 0 nor 1; `value` is it
+  kTooLong = 1,        // a message of `value` bytes, where `limit` are allowed
+  kSecondMessage = 2,  // the method takes one
+  kIncomplete = 3,     // the stream ends within a message
+  kNoMessage = 4,      // the stream ends before any
+};
+
+// Bytes that a connection has received. Without memory of their own they are a view, valid until
+// more is received.
+struct Message {
+  std::span<const std::uint8_t> view;
+  std::string owned;
+
+  [[nodiscard]] std::span<const std::uint8_t> bytes() const {
+    return owned.empty()
+               ? view
+               : std::span(reinterpret_cast<const std::uint8_t*>(owned.data()), owned.size());
+  }
+};
+
+struct Event {
+  EventKind kind;
+  std::uint32_t stream = 0;
+  bool end = false;
+  bool compressed = false;
+  FramingFault fault = FramingFault::kFlag;
+  std::uint32_t code = 0;
+  std::uint64_t value = 0;
+  std::uint64_t limit = 0;
+  std::shared_ptr<const RequestHeaders> headers = nullptr;
+  std::span<const std::uint8_t> data = {};
+  std::vector<Message> messages = {};
+  std::string text = {};
+};
+
+using Events = std::vector<Event>;
+
+// -- messages
 
 // Puts the messages of one stream together, by its method; of a stream without one the DATA is
 // handed on as it comes.
@@ -22,15 +81,16 @@ class GrpcReader {
   // stays.
   static constexpr std::uint64_t kDirectBytes = std::uint64_t{1} << 16U;
 
-  // `method` is null for none.
-  explicit GrpcReader(const GrpcMethod* method);
+  // `method` is null for none. What comes of the stream is told to `events`.
+  GrpcReader(const GrpcMethod* method, std::uint32_t stream,
+             std::shared_ptr<const RequestHeaders> headers, Events& events);
 
+  [[nodiscard]] const std::shared_ptr<const RequestHeaders>& headers() const { return headers_; }
   // Whether the stream's DATA is handed on as it comes.
   [[nodiscard]] bool direct() const { return mode_ == Mode::kDirect; }
 
   // Takes part of the DATA, with `end` the last.
-  void take(std::uint32_t stream, const std::shared_ptr<const RequestHeaders>& headers,
-            std::span<const std::uint8_t> data, bool end, Events& events);
+  void take(std::span<const std::uint8_t> data, bool end);
 
   // Takes DATA that was received elsewhere, into its place.
   void pass(std::size_t nbytes) { left_ -= std::min<std::uint64_t>(nbytes, left_); }
@@ -41,8 +101,7 @@ class GrpcReader {
   }
 
   // Tells of the stream, if that has not been done: what follows belongs to it.
-  void announce(std::uint32_t stream, const std::shared_ptr<const RequestHeaders>& headers,
-                bool end, Events& events);
+  void announce(bool end = false);
   [[nodiscard]] bool announced() const { return announced_; }
 
  private:
@@ -56,17 +115,17 @@ class GrpcReader {
 
   bool begin_message(std::span<const std::uint8_t>& data);
   std::optional<Whole> take_message(std::span<const std::uint8_t>& data);
-  void take_one(std::uint32_t stream, const std::shared_ptr<const RequestHeaders>& headers,
-                std::span<const std::uint8_t> data, bool end, Events& events);
-  void take_many(std::uint32_t stream, std::span<const std::uint8_t> data, bool end,
-                 Events& events);
-  void hand_on(std::uint32_t stream, std::span<const std::uint8_t> data, bool end, Events& events);
+  void take_one(std::span<const std::uint8_t> data, bool end);
+  void take_many(std::span<const std::uint8_t> data, bool end);
+  void hand_on(std::span<const std::uint8_t> data, bool end);
   void fail(FramingFault fault, std::uint64_t value = 0);
-  void tell_fault(std::uint32_t stream, const std::shared_ptr<const RequestHeaders>& headers,
-                  Events& events);
+  void tell_fault();
   [[nodiscard]] bool within_message() const { return prefix_size_ != 0; }
 
   const GrpcMethod* method_;
+  std::uint32_t stream_;
+  std::shared_ptr<const RequestHeaders> headers_;
+  Events& events_;
   Mode mode_;
   bool announced_ = false;
   bool has_message_ = false;

@@ -55,7 +55,7 @@ class GrpcConnection {
 
   // Of the plane's calls.
   [[nodiscard]] nanobind::object endpoint() const { return endpoint_object_; }
-  [[nodiscard]] Connection& core() { return http2_.core(); }
+  [[nodiscard]] Connection& core() { return http2_; }
   void forget(std::uint32_t stream);
 
   bool paused = false;

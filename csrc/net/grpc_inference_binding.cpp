@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "dataplane.h"
 #include "ipc/infer_request_binding.h"
 #include "net/grpc_inference.h"
 #include "python_object.h"

@@ -25,14 +25,13 @@ std::span<const std::uint8_t> without_padding(std::uint8_t flags,
                                               std::span<const std::uint8_t> payload) {
   if ((flags & kPadded) == 0) return payload;
   if (payload.empty()) {
-    throw ConnectionFault{ErrorCode::kFrameSizeError,
-                          "HEADERS: expected the length of its padding"};
+    throw ConnectionFault(ErrorCode::kFrameSizeError,
+                          "HEADERS: expected the length of its padding");
   }
   const std::size_t padding = payload[0];
   if (padding + 1 > payload.size()) {
-    throw ConnectionFault{ErrorCode::kProtocolError, "HEADERS: expected padding within its " +
-                                                         std::to_string(payload.size()) +
-                                                         " bytes, got " + std::to_string(padding)};
+    throw ConnectionFault(ErrorCode::kProtocolError, "HEADERS: expected padding within its ",
+                          payload.size(), " bytes, got ", padding);
   }
   return payload.subspan(1, payload.size() - 1 - padding);
 }
@@ -47,15 +46,14 @@ void HeaderBlocks::begin(const FrameHeader& header, std::span<const std::uint8_t
   payload = without_padding(header.flags, payload);
   if ((header.flags & kPriorityFields) != 0) {
     if (payload.size() < kPriorityBytes) {
-      throw ConnectionFault{
-          ErrorCode::kFrameSizeError,
-          "HEADERS: expected 5 bytes of priority, got " + std::to_string(payload.size())};
+      throw ConnectionFault(ErrorCode::kFrameSizeError,
+                            "HEADERS: expected 5 bytes of priority, got ", payload.size());
     }
     payload = payload.subspan(kPriorityBytes);
   }
   if (header.stream == 0) {
-    throw ConnectionFault{ErrorCode::kProtocolError,
-                          "HEADERS: expected a stream, got the connection"};
+    throw ConnectionFault(ErrorCode::kProtocolError,
+                          "HEADERS: expected a stream, got the connection");
   }
   if ((header.flags & kEndHeaders) != 0) {
     take(header.stream, header.flags, payload);
@@ -69,22 +67,18 @@ void HeaderBlocks::begin(const FrameHeader& header, std::span<const std::uint8_t
 
 void HeaderBlocks::proceed(const FrameHeader& header, std::span<const std::uint8_t> payload) {
   if (unfinished_ == 0) {
-    throw ConnectionFault{ErrorCode::kProtocolError,
-                          "CONTINUATION: expected only after HEADERS without END_HEADERS"};
+    throw ConnectionFault(ErrorCode::kProtocolError,
+                          "CONTINUATION: expected only after HEADERS without END_HEADERS");
   }
   const Limits& limits = state_.limits();
   block_ += text_of(payload);
   if (++frames_ > limits.continuation_frames) {
-    throw ConnectionFault{ErrorCode::kEnhanceYourCalm,
-                          "header block: expected at most " +
-                              std::to_string(limits.continuation_frames) +
-                              " CONTINUATION frames, got more"};
+    throw ConnectionFault(ErrorCode::kEnhanceYourCalm, "header block: expected at most ",
+                          limits.continuation_frames, " CONTINUATION frames, got more");
   }
   if (block_.size() > static_cast<std::size_t>(limits.header_block_bytes)) {
-    throw ConnectionFault{ErrorCode::kEnhanceYourCalm,
-                          "header block: expected at most " +
-                              std::to_string(limits.header_block_bytes) + " bytes, got " +
-                              std::to_string(block_.size()) + " or more"};
+    throw ConnectionFault(ErrorCode::kEnhanceYourCalm, "header block: expected at most ",
+                          limits.header_block_bytes, " bytes, got ", block_.size(), " or more");
   }
   if ((header.flags & kEndHeaders) == 0) return;
   unfinished_ = 0;
@@ -108,28 +102,28 @@ void HeaderBlocks::take(std::uint32_t id, std::uint8_t flags, std::span<const st
 }
 
 void HeaderBlocks::open(std::uint32_t id, std::uint8_t flags,
-                        std::shared_ptr<const RequestHeaders> headers) {
+                        const std::shared_ptr<const RequestHeaders>& headers) {
   const bool end = (flags & kEndStream) != 0;
   if (end && headers->content_length().value_or(0) != 0) {
     throw StreamFault{id, ErrorCode::kProtocolError};
   }
   const int method = headers->method();
   const GrpcMethod* known = method == GrpcMethods::kUnknown ? nullptr : &state_.methods()[method];
+  GrpcReader reader(known, id, headers, state_.events);
   Stream& stream =
       state_.streams
-          .try_emplace(id, id, state_.limits().stream_window, state_.peer_window, GrpcReader(known))
+          .try_emplace(id, id, state_.limits().stream_window, state_.peer_window, std::move(reader))
           .first->second;
   stream.expected = headers->content_length();
   stream.ended = end;
-  stream.headers = std::move(headers);
   state_.last_stream_id = id;
   if (known == nullptr || known->kind == GrpcKind::kStream) {
-    stream.reader.announce(id, stream.headers, end, state_.events);
+    stream.reader.announce(end);
     if (known == nullptr) return;
   } else {
     state_.untold.push_back(id);
   }
-  if (end) stream.reader.take(id, stream.headers, {}, true, state_.events);
+  if (end) stream.reader.take({}, true);
 }
 
 // Takes a header block of a stream that is not new.
@@ -141,12 +135,11 @@ void HeaderBlocks::take_known_stream(std::uint32_t id, std::uint8_t flags,
   } else if (state_.forgiven.holds(id, state_.now)) {
     skip(block);
   } else if ((id & 1U) != 0) {
-    throw ConnectionFault{ErrorCode::kStreamClosed,
-                          "HEADERS: expected a stream above " + std::to_string(state_.highest_id) +
-                              ", got " + std::to_string(id) + ", which is closed"};
+    throw ConnectionFault(ErrorCode::kStreamClosed, "HEADERS: expected a stream above ",
+                          state_.highest_id, ", got ", id, ", which is closed");
   } else {
-    throw ConnectionFault{ErrorCode::kProtocolError,
-                          "HEADERS: expected an odd stream id, got " + std::to_string(id)};
+    throw ConnectionFault(ErrorCode::kProtocolError, "HEADERS: expected an odd stream id, got ",
+                          id);
   }
 }
 
@@ -167,7 +160,7 @@ void HeaderBlocks::take_trailers(Stream& stream, std::uint8_t flags,
   }
   stream.ended = true;
   stream.target = {};
-  stream.reader.take(stream.id, stream.headers, {}, true, state_.events);
+  stream.reader.take({}, true);
 }
 
 // Returns what a block says that begins a request.
@@ -205,12 +198,11 @@ HeaderList HeaderBlocks::decode(std::span<const std::uint8_t> block) {
   try {
     return decoder_.decode(block);
   } catch (const CompressionError& error) {
-    throw ConnectionFault{ErrorCode::kCompressionError, error.what()};
+    throw ConnectionFault(ErrorCode::kCompressionError, error.what());
   } catch (const HeaderListTooLarge&) {
     const std::int64_t limit = state_.limits().header_list_bytes;
-    throw ConnectionFault{ErrorCode::kEnhanceYourCalm,
-                          "header list: expected at most " + std::to_string(limit) +
-                              " bytes, got more than " + std::to_string(limit * kHardLimitFactor)};
+    throw ConnectionFault(ErrorCode::kEnhanceYourCalm, "header list: expected at most ", limit,
+                          " bytes, got more than ", limit * kHardLimitFactor);
   }
 }
 

@@ -28,24 +28,18 @@ class HeaderBlocks {
   void proceed(const FrameHeader& header, std::span<const std::uint8_t> payload);
 
  private:
-  struct Hash {
-    using is_transparent = void;
-    std::size_t operator()(std::string_view text) const {
-      return std::hash<std::string_view>{}(text);
-    }
-  };
-
   struct Known {
     std::shared_ptr<const RequestHeaders> headers;
     bool independent;          // of what is in the table
     std::uint64_t generation;  // of the table, for which this holds if it is not independent
-    std::vector<HpackDecoder::Entry> added;
+    std::vector<HpackTable::Entry> added;
   };
 
   void take(std::uint32_t id, std::uint8_t flags, std::span<const std::uint8_t> block);
   void take_known_stream(std::uint32_t id, std::uint8_t flags, std::span<const std::uint8_t> block);
   void take_trailers(Stream& stream, std::uint8_t flags, std::span<const std::uint8_t> block);
-  void open(std::uint32_t id, std::uint8_t flags, std::shared_ptr<const RequestHeaders> headers);
+  void open(std::uint32_t id, std::uint8_t flags,
+            const std::shared_ptr<const RequestHeaders>& headers);
   std::shared_ptr<const RequestHeaders> request(std::uint32_t id,
                                                 std::span<const std::uint8_t> block);
   const Known* repeat(std::span<const std::uint8_t> block);
@@ -54,7 +48,7 @@ class HeaderBlocks {
 
   State& state_;
   HpackDecoder decoder_;
-  std::unordered_map<std::string, Known, Hash, std::equal_to<>> known_;
+  std::unordered_map<std::string, Known, TextHash, std::equal_to<>> known_;
   std::uint32_t unfinished_ = 0;
   std::uint8_t flags_ = 0;
   std::int64_t frames_ = 0;

@@ -3,87 +3,44 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <utility>
 
 #include "net/huffman.h"
 
 namespace gpubridge {
 namespace {
 
-struct StaticField {
-  std::string_view name;
-  std::string_view value;
-};
-
-constexpr std::size_t kStatic = 61;
 constexpr std::size_t kFieldOverhead = 32;
 constexpr std::size_t kLargestTable = 4096;
 constexpr std::uint64_t kLargestNumber = std::uint64_t{1} << 32U;
 constexpr std::size_t kKnownBlocks = 8;
 
-// By index, from 1.
-constexpr std::array<StaticField, kStatic> kStaticTable = {{
-    {":authority", ""},
-    {":method", "GET"},
-    {":method", "POST"},
-    {":path", "/"},
-    {":path", "/index.html"},
-    {":scheme", "http"},
-    {":scheme", "https"},
-    {":status", "200"},
-    {":status", "204"},
-    {":status", "206"},
-    {":status", "304"},
-    {":status", "400"},
-    {":status", "404"},
-    {":status", "500"},
-    {"accept-charset", ""},
-    {"accept-encoding", "gzip, deflate"},
-    {"accept-language", ""},
-    {"accept-ranges", ""},
-    {"accept", ""},
-    {"access-control-allow-origin", ""},
-    {"age", ""},
-    {"allow", ""},
-    {"authorization", ""},
-    {"cache-control", ""},
-    {"content-disposition", ""},
-    {"content-encoding", ""},
-    {"content-language", ""},
-    {"content-length", ""},
-    {"content-location", ""},
-    {"content-range", ""},
-    {"content-type", ""},
-    {"cookie", ""},
-    {"date", ""},
-    {"etag", ""},
-    {"expect", ""},
-    {"expires", ""},
-    {"from", ""},
-    {"host", ""},
-    {"if-match", ""},
-    {"if-modified-since", ""},
-    {"if-none-match", ""},
-    {"if-range", ""},
-    {"if-unmodified-since", ""},
-    {"last-modified", ""},
-    {"link", ""},
-    {"location", ""},
-    {"max-forwards", ""},
-    {"proxy-authenticate", ""},
-    {"proxy-authorization", ""},
-    {"range", ""},
-    {"referer", ""},
-    {"refresh", ""},
-    {"retry-after", ""},
-    {"server", ""},
-    {"set-cookie", ""},
-    {"strict-transport-security", ""},
-    {"transfer-encoding", ""},
-    {"user-agent", ""},
-    {"vary", ""},
-    {"via", ""},
-    {"www-authenticate", ""},
-}};
+template <typename... Texts>
+constexpr std::array<std::string_view, sizeof...(Texts)> texts(const Texts&... all) {
+  return {all...};
+}
+
+// By index, from 1; only the first fields have values.
+constexpr auto kStaticNames = texts(
+    ":authority", ":method", ":method", ":path", ":path", ":scheme", ":scheme", ":status",
+    ":status", ":status", ":status", ":status", ":status", ":status", "accept-charset",
+    "accept-encoding", "accept-language", "accept-ranges", "accept", "access-control-allow-origin",
+    "age", "allow", "authorization", "cache-control", "content-disposition", "content-encoding",
+    "content-language", "content-length", "content-location", "content-range", "content-type",
+    "cookie", "date", "etag", "expect", "expires", "from", "host", "if-match", "if-modified-since",
+    "if-none-match", "if-range", "if-unmodified-since", "last-modified", "link", "location",
+    "max-forwards", "proxy-authenticate", "proxy-authorization", "range", "referer", "refresh",
+    "retry-after", "server", "set-cookie", "strict-transport-security", "transfer-encoding",
+    "user-agent", "vary", "via", "www-authenticate");
+constexpr auto kStaticValues = texts("", "GET", "POST", "/", "/index.html", "http", "https", "200",
+                                     "204", "206", "304", "400", "404", "500", "", "gzip, deflate");
+
+constexpr std::size_t kStatic = kStaticNames.size();
+static_assert(kStatic == 61);
+
+std::string_view static_value(std::size_t index) {
+  return index < kStaticValues.size() ? kStaticValues[index] : std::string_view{};
+}
 
 std::size_t entry_size(std::string_view name, std::string_view value) {
   return name.size() + value.size() + kFieldOverhead;
@@ -108,6 +65,35 @@ void append_string(std::string_view text, std::string& block) {
 }
 
 }  // namespace
+
+void HpackTable::add(Entry entry) {
+  const std::size_t size = entry_size(entry->first, entry->second);
+  evict(size < limit_ ? limit_ - size : 0);
+  if (size > limit_) return;  // it only empties the table
+  entries_.push_front(std::move(entry));
+  size_ += size;
+  ++generation_;
+}
+
+bool HpackTable::has_room(std::string_view name, std::string_view value) const {
+  return size_ + entry_size(name, value) <= limit_;
+}
+
+void HpackTable::resize(std::size_t limit) {
+  if (limit == limit_) return;
+  limit_ = limit;
+  ++generation_;
+  evict(limit);
+}
+
+// Forgets the oldest entries until the others have at most so many bytes.
+void HpackTable::evict(std::size_t size) {
+  while (size_ > size) {
+    size_ -= entry_size(entries_.back()->first, entries_.back()->second);
+    entries_.pop_back();
+    ++generation_;
+  }
+}
 
 // Takes a block apart; throws where it ends too early.
 class HpackDecoder::Reader {
@@ -186,14 +172,14 @@ HeaderList HpackDecoder::decode(std::span<const std::uint8_t> block) {
 void HpackDecoder::append_indexed(std::uint64_t index, bool with_value, HeaderList& list) {
   std::string_view name;
   std::string_view value;
-  if (index == 0 || index > kStatic + table_.size()) {
+  if (index == 0 || index > kStatic + table_.entries().size()) {
     throw CompressionError("header block: there is no entry of index " + std::to_string(index));
   }
   if (index <= kStatic) {
-    name = kStaticTable[static_cast<std::size_t>(index - 1)].name;
-    value = kStaticTable[static_cast<std::size_t>(index - 1)].value;
+    name = kStaticNames[static_cast<std::size_t>(index - 1)];
+    value = static_value(static_cast<std::size_t>(index - 1));
   } else {
-    const Entry& entry = table_[static_cast<std::size_t>(index - 1) - kStatic];
+    const auto& entry = table_.entries()[static_cast<std::size_t>(index - 1) - kStatic];
     name = entry->first;
     value = entry->second;
     independent_ = false;
@@ -218,23 +204,13 @@ void HpackDecoder::read_literal(Reader& reader, std::uint64_t index, bool rememb
   place.value_size = reader.string(list.text_);
   if (remember_it) {
     const std::size_t last = list.count() - 1;
-    added_.push_back(
-        std::make_shared<const Entry::element_type>(list.name(last), list.value(last)));
-    remember(added_.back());
+    added_.push_back(std::make_shared<const HeaderField>(list.name(last), list.value(last)));
+    table_.add(added_.back());
   }
 }
 
-void HpackDecoder::add(std::span<const Entry> entries) {
-  for (const Entry& entry : entries) remember(entry);
-}
-
-void HpackDecoder::remember(const Entry& entry) {
-  const std::size_t size = entry_size(entry->first, entry->second);
-  evict(size < table_limit_ ? table_limit_ - size : 0);
-  if (size > table_limit_) return;  // it only empties the table
-  table_.push_front(entry);
-  table_size_ += size;
-  ++generation_;
+void HpackDecoder::add(std::span<const HpackTable::Entry> entries) {
+  for (const HpackTable::Entry& entry : entries) table_.add(entry);
 }
 
 void HpackDecoder::resize(std::uint64_t size) {
@@ -243,22 +219,10 @@ void HpackDecoder::resize(std::uint64_t size) {
     throw CompressionError("header block: the table's size is larger than " +
                            std::to_string(kLargestTable));
   }
-  if (size == table_limit_) return;
-  table_limit_ = static_cast<std::size_t>(size);
-  ++generation_;
-  evict(table_limit_);
+  table_.resize(static_cast<std::size_t>(size));
 }
 
-// Forgets the oldest entries until the others have at most so many bytes.
-void HpackDecoder::evict(std::size_t size) {
-  while (table_size_ > size) {
-    table_size_ -= entry_size(table_.back()->first, table_.back()->second);
-    table_.pop_back();
-    ++generation_;
-  }
-}
-
-HeaderFields::HeaderFields(std::vector<std::pair<std::string, std::string>> fields, bool repeat)
+HeaderFields::HeaderFields(std::vector<HeaderField> fields, bool repeat)
     : fields_(std::move(fields)), repeat_(repeat) {
   static std::atomic<std::uint64_t> made{0};
   id_ = ++made;
@@ -269,14 +233,14 @@ void HpackEncoder::encode(const HeaderFields& fields, std::string& block) {
   const auto known = std::find_if(known_.begin(), known_.end(), [&fields](const Known& known) {
     return known.id == fields.id();
   });
-  if (known != known_.end() && known->generation == generation_) {
+  if (known != known_.end() && known->generation == table_.generation()) {
     block += known->block;
     return;
   }
-  const std::uint64_t generation = generation_;
+  const std::uint64_t generation = table_.generation();
   const std::size_t at = block.size();
   for (const auto& field : fields.fields()) encode_field(field, fields.repeat(), block);
-  if (!fields.repeat() || generation != generation_) return;
+  if (!fields.repeat() || generation != table_.generation()) return;
   Known now{fields.id(), generation, block.substr(at)};
   if (known != known_.end()) {
     *known = std::move(now);
@@ -295,16 +259,15 @@ void HpackEncoder::limit_table(std::uint64_t smallest, std::uint64_t last) {
 }
 
 void HpackEncoder::announce_size(std::string& block) {
-  if (told_smallest_ >= table_limit_ && told_last_ == table_limit_) return;
+  if (told_smallest_ >= table_.limit() && told_last_ == table_.limit()) return;
   if (told_smallest_ < told_last_) append_number(told_smallest_, 5, 0x20, block);
   append_number(told_last_, 5, 0x20, block);
-  evict(told_smallest_);
-  table_limit_ = told_smallest_ = told_last_;
-  ++generation_;
+  table_.resize(told_smallest_);
+  table_.resize(told_last_);
+  told_smallest_ = told_last_;
 }
 
-void HpackEncoder::encode_field(const std::pair<std::string, std::string>& field, bool repeat,
-                                std::string& block) {
+void HpackEncoder::encode_field(const HeaderField& field, bool repeat, std::string& block) {
   std::size_t name_index = 0;
   const auto look = [&](std::size_t index, std::string_view name, std::string_view value) {
     if (name != field.first) return false;
@@ -314,29 +277,18 @@ void HpackEncoder::encode_field(const std::pair<std::string, std::string>& field
     return true;
   };
   for (std::size_t index = 0; index < kStatic; ++index) {
-    if (look(index + 1, kStaticTable[index].name, kStaticTable[index].value)) return;
+    if (look(index + 1, kStaticNames[index], static_value(index))) return;
   }
-  for (std::size_t index = 0; index < table_.size(); ++index) {
-    if (look(kStatic + index + 1, table_[index].first, table_[index].second)) return;
+  for (std::size_t index = 0; index < table_.entries().size(); ++index) {
+    const auto& [name, value] = *table_.entries()[index];
+    if (look(kStatic + index + 1, name, value)) return;
   }
-  const std::size_t size = entry_size(field.first, field.second);
   // Only what fits beside the others: entries that drive each other out would not pay.
-  const bool remember = repeat && table_size_ + size <= table_limit_;
+  const bool remember = repeat && table_.has_room(field.first, field.second);
   append_number(name_index, remember ? 6 : 4, remember ? 0x40 : 0, block);
   if (name_index == 0) append_string(field.first, block);
   append_string(field.second, block);
-  if (remember) {
-    table_.push_front(field);
-    table_size_ += size;
-    ++generation_;
-  }
-}
-
-void HpackEncoder::evict(std::size_t size) {
-  while (table_size_ > size) {
-    table_size_ -= entry_size(table_.back().first, table_.back().second);
-    table_.pop_back();
-  }
+  if (remember) table_.add(std::make_shared<const HeaderField>(field));
 }
 
 }  // namespace gpubridge

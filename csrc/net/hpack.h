@@ -14,6 +14,9 @@
 
 namespace gpubridge {
 
+// Name and value.
+using HeaderField = std::pair<std::string, std::string>;
+
 // The fields of one header block, in their order, in one piece of memory.
 class HeaderList {
  public:
@@ -51,58 +54,73 @@ class HeaderListTooLarge : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// What both ends remember of earlier blocks (RFC 7541, section 2.3.2).
+class HpackTable {
+ public:
+  using Entry = std::shared_ptr<const HeaderField>;
+
+  // The newest first.
+  [[nodiscard]] const std::deque<Entry>& entries() const { return entries_; }
+  [[nodiscard]] std::size_t limit() const { return limit_; }
+  // Grows when the table changes: until then a block keeps its meaning.
+  [[nodiscard]] std::uint64_t generation() const { return generation_; }
+
+  // Adds an entry, which drives out the oldest ones that it has no room beside.
+  void add(Entry entry);
+  [[nodiscard]] bool has_room(std::string_view name, std::string_view value) const;
+  void resize(std::size_t limit);
+
+ private:
+  void evict(std::size_t size);
+
+  std::deque<Entry> entries_;
+  std::size_t size_ = 0;
+  std::size_t limit_ = 4096;
+  std::uint64_t generation_ = 0;
+};
+
 class HpackDecoder {
  public:
-  // An entry of the table.
-  using Entry = std::shared_ptr<const std::pair<std::string, std::string>>;
-
   // `most` is the size of the largest header list.
   explicit HpackDecoder(std::size_t most) : most_(most) {}
 
   // Decodes a whole block. Throws CompressionError and HeaderListTooLarge.
   HeaderList decode(std::span<const std::uint8_t> block);
 
-  // Grows when the table changes: until then a block keeps its meaning.
-  [[nodiscard]] std::uint64_t generation() const { return generation_; }
+  // Of the table.
+  [[nodiscard]] std::uint64_t generation() const { return table_.generation(); }
   // Whether the last block means the same whatever is in the table, and what it added to that.
   [[nodiscard]] bool independent() const { return independent_; }
-  [[nodiscard]] const std::vector<Entry>& added() const { return added_; }
+  [[nodiscard]] const std::vector<HpackTable::Entry>& added() const { return added_; }
   // Adds entries as a block does that adds them.
-  void add(std::span<const Entry> entries);
+  void add(std::span<const HpackTable::Entry> entries);
 
  private:
   class Reader;
 
   void append_indexed(std::uint64_t index, bool with_value, HeaderList& list);
   void read_literal(Reader& reader, std::uint64_t index, bool remember, HeaderList& list);
-  void remember(const Entry& entry);
   void resize(std::uint64_t size);
-  void evict(std::size_t size);
 
   std::size_t most_;
-  std::deque<Entry> table_;  // the newest first
-  std::size_t table_size_ = 0;
-  std::size_t table_limit_ = 4096;
-  std::uint64_t generation_ = 0;
+  HpackTable table_;
   bool independent_ = false;
-  std::vector<Entry> added_;
+  std::vector<HpackTable::Entry> added_;
 };
 
 // Fields that are sent; checked by nobody: names in lower case, pseudo-header fields first.
 class HeaderFields {
  public:
   // Those that repeat enter the peer's table at the first time, and cost a byte each afterwards.
-  HeaderFields(std::vector<std::pair<std::string, std::string>> fields, bool repeat);
+  HeaderFields(std::vector<HeaderField> fields, bool repeat);
 
-  [[nodiscard]] const std::vector<std::pair<std::string, std::string>>& fields() const {
-    return fields_;
-  }
+  [[nodiscard]] const std::vector<HeaderField>& fields() const { return fields_; }
   [[nodiscard]] bool repeat() const { return repeat_; }
   // Differs between any two objects.
   [[nodiscard]] std::uint64_t id() const { return id_; }
 
  private:
-  std::vector<std::pair<std::string, std::string>> fields_;
+  std::vector<HeaderField> fields_;
   bool repeat_;
   std::uint64_t id_;
 };
@@ -123,17 +141,12 @@ class HpackEncoder {
   };
 
   void announce_size(std::string& block);
-  void encode_field(const std::pair<std::string, std::string>& field, bool repeat,
-                    std::string& block);
-  void evict(std::size_t size);
+  void encode_field(const HeaderField& field, bool repeat, std::string& block);
 
-  std::deque<std::pair<std::string, std::string>> table_;  // the newest first
-  std::size_t table_size_ = 0;
-  std::size_t table_limit_ = 4096;
+  HpackTable table_;
   // What has to be told before the next block; equal to the limit where nothing has to be.
   std::size_t told_smallest_ = 4096;
   std::size_t told_last_ = 4096;
-  std::uint64_t generation_ = 0;
   std::vector<Known> known_;
 };
 

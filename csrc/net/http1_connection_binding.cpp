@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "buffer_view.h"
-#include "net/http1_binding.h"
+#include "dataplane.h"
 #include "net/http1_connection.h"
 #include "stub/heap_type.h"
 
@@ -469,7 +469,7 @@ PyObject* call_exchange(PyObject* self, PyObject* arguments, PyObject* /*keyword
   });
 }
 
-void bind_http1(nb::module_& module) {
+void bind_http1_connection(nb::module_& module) {
   using http1::Connection;
   using http1::Exchange;
   using http1::IdleConnections;
@@ -477,7 +477,6 @@ void bind_http1(nb::module_& module) {
       .def(nb::init<>())
       .def("first", &IdleConnections::first)
       .def("__len__", &IdleConnections::size);
-  http1::bind_inference(module);
   static PyType_Slot slots[] = {{Py_tp_call, stub::slot(call_exchange)}, {0, nullptr}};
   nb::class_<Exchange>(module, "HttpExchange", nb::type_slots(slots))
       .def_prop_ro("method", &Exchange::method)

@@ -328,30 +328,14 @@ void HeadParser::end_field() {
 }
 
 void HeadParser::mean(std::string_view name, std::string_view value) {
-  switch (name.size()) {
-    case 6:
-      if (same(name, "expect")) expects_ = same(value, "100-continue");
-      break;
-    case 10:
-      if (same(name, "connection")) mean_connection(value);
-      break;
-    case 14:
-      if (same(name, "content-length")) mean_length(value);
-      break;
-    case 15:
-      if (same(name, "accept-encoding")) head_.accepts = accepted_coding(value);
-      break;
-    case 16:
-      if (same(name, "content-encoding")) head_.coded = value != "identity";
-      break;
-    case 17:
-      if (same(name, "transfer-encoding")) {
-        if (head_.chunked || !same(value, "chunked")) fail(Fault::kTransferCoding);
-        head_.chunked = true;
-      }
-      break;
-    default:
-      break;
+  if (same(name, "expect")) expects_ = same(value, "100-continue");
+  if (same(name, "connection")) mean_connection(value);
+  if (same(name, "content-length")) mean_length(value);
+  if (same(name, "accept-encoding")) head_.accepts = accepted_coding(value);
+  if (same(name, "content-encoding")) head_.coded = value != "identity";
+  if (same(name, "transfer-encoding")) {
+    if (head_.chunked || !same(value, "chunked")) fail(Fault::kTransferCoding);
+    head_.chunked = true;
   }
 }
 

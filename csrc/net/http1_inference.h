@@ -14,7 +14,7 @@
 
 #include "net/http1_head.h"
 #include "request/templates_binding.h"
-#include "text_hash.h"
+#include "text.h"
 
 namespace gpubridge::http1 {
 

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "buffer_view.h"
+#include "dataplane.h"
 #include "ipc/infer_request_binding.h"
-#include "net/http1_binding.h"
 #include "net/http1_connection.h"
 #include "net/http1_inference.h"
 #include "python_object.h"
@@ -178,7 +178,13 @@ void Inference::abort() {
   }
 }
 
-void bind_inference(nb::module_& module) {
+}  // namespace gpubridge::http1
+
+namespace gpubridge {
+
+void bind_http1_inference(nb::module_& module) {
+  using http1::InferEndpoint;
+  using http1::InferTargets;
   nb::class_<InferEndpoint>(module, "HttpInferEndpoint")
       .def(nb::init<nb::object>())
       .def("lead_to", &InferEndpoint::lead_to);
@@ -195,4 +201,4 @@ void bind_inference(nb::module_& module) {
       .def("__len__", &InferTargets::size);
 }
 
-}  // namespace gpubridge::http1
+}  // namespace gpubridge

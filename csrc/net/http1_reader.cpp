@@ -37,14 +37,9 @@ Reader::Step Reader::step(const char*& at, const char* end) {
 }
 
 Reader::Step Reader::read_head(const char*& at, const char* end) {
-  switch (parser_.parse(at, end)) {
-    case HeadParser::Result::kMore:
-      return Step::kMore;
-    case HeadParser::Result::kFault:
-      return fail(parser_.fault());
-    case HeadParser::Result::kDone:
-      break;
-  }
+  const HeadParser::Result result = parser_.parse(at, end);
+  if (result == HeadParser::Result::kMore) return Step::kMore;
+  if (result == HeadParser::Result::kFault) return fail(parser_.fault());
   head_ = parser_.take();
   missing_ = head_.length;
   framing_ = 0;
@@ -69,14 +64,9 @@ Reader::Step Reader::read_piece(const char*& at, const char* end, State next) {
 }
 
 Reader::Step Reader::read_trailer(const char*& at, const char* end) {
-  switch (parser_.parse(at, end)) {
-    case HeadParser::Result::kMore:
-      return Step::kMore;
-    case HeadParser::Result::kFault:
-      return fail(parser_.fault());
-    case HeadParser::Result::kDone:
-      break;
-  }
+  const HeadParser::Result result = parser_.parse(at, end);
+  if (result == HeadParser::Result::kMore) return Step::kMore;
+  if (result == HeadParser::Result::kFault) return fail(parser_.fault());
   parser_ = HeadParser();
   state_ = State::kHead;
   return Step::kEnd;

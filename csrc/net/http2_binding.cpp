@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "buffer_view.h"
+#include "dataplane.h"
 #include "net/http2_connection.h"
 
 namespace nb = nanobind;
@@ -88,26 +89,26 @@ std::vector<Segment> segments_of(const std::vector<nb::object>& buffers) {
 }
 
 nb::object PythonConnection::memory() {
-  Place place = connection_.memory();
+  Place place = Connection::memory();
   if (place.owner != nullptr) {
     return view_of({place.data, place.size, std::move(place.owner), false});
   }
   // Most often it is all of the buffer.
   if (place.data != viewed_.data || place.size != viewed_.size) {
     viewed_ = {place.data, place.size, nullptr};
-    view_ = view_of({place.data, place.size, connection_.buffer(), false});
+    view_ = view_of({place.data, place.size, buffer(), false});
   }
   return view_;
 }
 
 nb::list PythonConnection::received(std::size_t nbytes, double now) {
-  connection_.received(nbytes, now);
+  Connection::received(nbytes, now);
   return events();
 }
 
 void PythonConnection::receive_more(int descriptor, double now) {
-  for (int turn = 0; turn < kTurns && !connection_.has_events(); ++turn) {
-    const std::span<const iovec> places = connection_.places();
+  for (int turn = 0; turn < kTurns && !has_events(); ++turn) {
+    const std::span<const iovec> places = this->places();
     if (places.empty()) break;
     ssize_t nbytes = 0;
     {
@@ -116,8 +117,8 @@ void PythonConnection::receive_more(int descriptor, double now) {
     }
     // The transport meets the same error, or end, and knows what to do.
     const auto came = static_cast<std::size_t>(std::max<ssize_t>(nbytes, 0));
-    const bool full = came == connection_.places_size();
-    connection_.placed(came, now);
+    const bool full = came == places_size();
+    placed(came, now);
     if (!full) break;
   }
 }
@@ -125,20 +126,20 @@ void PythonConnection::receive_more(int descriptor, double now) {
 nb::object PythonConnection::flush(int descriptor) {
   nb::list left;
   bool more = false;
-  for (int turn = 0; connection_.output().fill(); ++turn) {
+  for (int turn = 0; output().fill(); ++turn) {
     if (turn == kTurns) {
       more = true;
       break;
     }
     if (!write(descriptor)) {
-      for (Segment& segment : connection_.output().take_all()) {
+      for (Segment& segment : output().take_all()) {
         left.append(view_of({const_cast<std::uint8_t*>(segment.data), segment.size,
                              std::move(segment.owner), true}));
       }
       break;
     }
   }
-  if (left.size() == 0 && !more && !connection_.has_events() && !connection_.closed()) {
+  if (left.size() == 0 && !more && !has_events() && !closed()) {
     return nb::none();
   }
   return nb::make_tuple(left, events(), more);
@@ -146,14 +147,14 @@ nb::object PythonConnection::flush(int descriptor) {
 
 void PythonConnection::receive_into(std::uint32_t stream, nb::handle target) {
   auto view = std::make_shared<const BufferView>(target, PyBUF_WRITABLE);
-  connection_.receive_into(
+  Connection::receive_into(
       stream, {static_cast<std::uint8_t*>(view->data()), view->size(), std::move(view)});
 }
 
 bool PythonConnection::write(int descriptor) {
   if (descriptor < 0) return false;
   std::array<iovec, IOV_MAX> pieces;
-  const std::size_t count = connection_.output().gather(pieces);
+  const std::size_t count = output().gather(pieces);
   std::size_t size = 0;
   for (std::size_t index = 0; index < count; ++index) size += pieces[index].iov_len;
   ssize_t sent = 0;
@@ -165,7 +166,7 @@ bool PythonConnection::write(int descriptor) {
   }
   // The transport meets the same error, and knows what to do.
   const auto taken = static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
-  connection_.output().sent(taken);
+  output().sent(taken);
   return taken == size;
 }
 
@@ -195,7 +196,7 @@ nb::object PythonConnection::convert(const Event& event) {
     }
     case EventKind::kData: {
       const Memory memory{const_cast<std::uint8_t*>(event.data.data()), event.data.size(),
-                          connection_.received_memory(), true};
+                          received_memory(), true};
       return nb::make_tuple(kind, event.stream, view_of(memory), event.end);
     }
     case EventKind::kFilled:
@@ -218,7 +219,7 @@ nb::object PythonConnection::convert(const Event& event) {
 
 nb::list PythonConnection::events() {
   nb::list told;
-  for (const Event& event : connection_.take_events()) told.append(convert(event));
+  for (const Event& event : take_events()) told.append(convert(event));
   return told;
 }
 
@@ -328,51 +329,48 @@ void bind_connection(nb::module_& module) {
   });
   kind.def("flush", &Self::flush);
   kind.def("end_input", [](Self& self) {
-    self.core().end_input();
+    self.end_input();
     return self.events();
   });
-  kind.def("lost", [](Self& self) { self.core().lost(); });
-  kind.def_prop_ro("closed", [](Self& self) { return self.core().closed(); });
-  kind.def_prop_ro("started", [](Self& self) { return self.core().started(); });
-  kind.def_prop_ro("highest_stream", [](Self& self) { return self.core().highest_stream(); });
-  kind.def_prop_ro("frames_sent", [](Self& self) { return self.core().frames_sent(); });
-  kind.def_prop_ro("open_streams", [](Self& self) { return self.core().open_streams(); });
-  kind.def_prop_ro("heard", [](Self& self) { return self.core().heard(); });
+  kind.def("lost", &Self::lost);
+  kind.def_prop_ro("closed", &Self::closed);
+  kind.def_prop_ro("started", &Self::started);
+  kind.def_prop_ro("highest_stream", &Self::highest_stream);
+  kind.def_prop_ro("frames_sent", &Self::frames_sent);
+  kind.def_prop_ro("open_streams", &Self::open_streams);
+  kind.def_prop_ro("heard", &Self::heard);
   kind.def("receive_into", &Self::receive_into);
-  kind.def("missing", [](Self& self, std::uint32_t id) { return self.core().missing(id); });
-  kind.def("copied", [](Self& self, std::uint32_t id) { return self.core().copied(id); });
-  kind.def("hold", [](Self& self, std::uint32_t id) { self.core().hold(id); });
-  kind.def("consume", [](Self& self, std::uint32_t id, std::int64_t nbytes) {
-    self.core().consume(id, nbytes);
-  });
+  kind.def("missing", &Self::missing);
+  kind.def("copied", &Self::copied);
+  kind.def("hold", &Self::hold);
+  kind.def("consume", &Self::consume);
   kind.def(
       "send_headers",
       [](Self& self, std::uint32_t id, const SharedFields& fields, bool end) {
-        self.core().send_headers(id, fields, end);
+        self.send_headers(id, fields, end);
       },
       nb::arg("stream"), nb::arg("fields"), nb::arg("end") = false);
   kind.def(
       "send_data",
       [](Self& self, std::uint32_t id, nb::handle buffers, bool end) {
-        self.core().send_data(id, segments_of(buffers), end);
+        self.send_data(id, segments_of(buffers), end);
       },
       nb::arg("stream"), nb::arg("buffers"), nb::arg("end") = false);
   kind.def("send_response", [](Self& self, std::uint32_t id, const SharedFields& headers,
                                nb::handle body, const SharedFields& trailers) {
-    self.core().send_response(id, headers, segments_of(body), trailers);
+    self.send_response(id, headers, segments_of(body), trailers);
   });
-  kind.def("held_back", [](Self& self) { return self.core().held_back(); });
-  kind.def("queued", [](Self& self, std::uint32_t id) { return self.core().queued(id); });
-  kind.def("reset",
-           [](Self& self, std::uint32_t id, std::uint32_t code) { self.core().reset(id, code); });
+  kind.def("held_back", &Self::held_back);
+  kind.def("queued", &Self::queued);
+  kind.def("reset", &Self::reset);
   kind.def("ping", [](Self& self, const nb::bytes& payload) {
     if (payload.size() != 8) throw nb::value_error("expected 8 bytes");
-    self.core().ping(text_of(payload));
+    self.ping(text_of(payload));
   });
-  kind.def("drain", [](Self& self) { self.core().drain(); });
-  kind.def("goaway", [](Self& self) { self.core().goaway(); });
+  kind.def("drain", &Self::drain);
+  kind.def("goaway", &Self::goaway);
   kind.def("close", [](Self& self, std::uint32_t code, const std::string& text) {
-    self.core().close(code, text);
+    self.close(static_cast<http2::ErrorCode>(code), text);
   });
 }
 
@@ -385,7 +383,6 @@ void bind_http2(nb::module_& module) {
   bind_headers(module);
   bind_settings(module);
   bind_connection(module);
-  bind_grpc_inference(module);
 }
 
 }  // namespace gpubridge

@@ -11,23 +11,16 @@
 
 #include "net/http2_connection.h"
 
-namespace gpubridge {
-
-void bind_http2(nanobind::module_& module);
-void bind_grpc_inference(nanobind::module_& module);
-
-namespace http2 {
+namespace gpubridge::http2 {
 
 // The memory of buffers, which it keeps.
 std::vector<Segment> segments_of(const std::vector<nanobind::object>& buffers);
 
 // A connection, and what of Python belongs to it.
-class PythonConnection {
+class PythonConnection : public Connection {
  public:
   PythonConnection(const std::shared_ptr<GrpcMethods>& methods, const Limits& limits)
-      : connection_(methods, limits) {}
-
-  Connection& core() { return connection_; }
+      : Connection(methods, limits) {}
 
   nanobind::object memory();
   nanobind::list received(std::size_t nbytes, double now);
@@ -45,7 +38,6 @@ class PythonConnection {
   // Writes what waits for the socket; false if it does not take all.
   bool write(int descriptor);
 
-  Connection connection_;
   // The last part of the buffer that was handed out, and its view.
   Place viewed_;
   nanobind::object view_;
@@ -53,5 +45,4 @@ class PythonConnection {
   std::unordered_map<const RequestHeaders*, nanobind::object> headers_;
 };
 
-}  // namespace http2
-}  // namespace gpubridge
+}  // namespace gpubridge::http2

@@ -1,36 +1,27 @@
 #include "net/http2_connection.h"
 
 namespace gpubridge::http2 {
-namespace {
-
-constexpr std::string_view kDrainPing = "draining";
-
-}  // namespace
 
 Connection::Connection(std::shared_ptr<const GrpcMethods> methods, const Limits& limits)
-    : state_(limits, std::move(methods)), sender_(state_), receiver_(state_, sender_) {
+    : state_(limits, std::move(methods)),
+      sender_(state_),
+      payload_(state_, sender_),
+      blocks_(state_),
+      layout_(state_, payload_),
+      size_(static_cast<std::size_t>(limits.receive_bytes)),
+      buffer_(std::make_shared_for_overwrite<std::uint8_t[]>(size_)) {
   sender_.announce_settings();
 }
 
 // -- the socket's owner
 
-void Connection::received(std::size_t nbytes, double now) {
-  state_.now = now;
-  if (!state_.closed) receiver_.received(nbytes);
-}
-
-void Connection::placed(std::size_t nbytes, double now) {
-  state_.now = now;
-  receiver_.placed(nbytes);
-}
-
 void Connection::end_input() {
   // A frame may have said that it is the last one, and its payload never come.
-  const std::uint32_t cut_short = receiver_.payload().cut_short();
+  const std::uint32_t cut_short = payload_.cut_short();
   for (auto& [id, stream] : state_.streams) {
     if (std::exchange(stream.ended, true) && id != cut_short) continue;
     stream.target = {};
-    stream.reader.take(id, stream.headers, {}, true, state_.events);
+    stream.reader.take({}, true);
   }
 }
 
@@ -44,7 +35,7 @@ void Connection::lost() {
 
 void Connection::receive_into(std::uint32_t id, Place place) {
   Stream* stream = state_.find(id);
-  if (stream != nullptr) receiver_.payload().receive_into(*stream, std::move(place));
+  if (stream != nullptr) payload_.receive_into(*stream, std::move(place));
 }
 
 std::size_t Connection::missing(std::uint32_t id) {
@@ -64,7 +55,7 @@ void Connection::hold(std::uint32_t id) {
 
 void Connection::consume(std::uint32_t id, std::int64_t nbytes) {
   Stream* stream = state_.find(id);
-  if (stream != nullptr) receiver_.payload().consume(*stream, nbytes);
+  if (stream != nullptr) payload_.consume(*stream, nbytes);
 }
 
 // -- responses
@@ -105,21 +96,6 @@ std::uint64_t Connection::queued(std::uint32_t id) {
 
 void Connection::reset(std::uint32_t id, std::uint32_t code) {
   if (state_.find(id) != nullptr) sender_.reset(id, static_cast<ErrorCode>(code));
-}
-
-// -- the connection
-
-void Connection::ping(std::string_view payload) { sender_.control(kPing, 0, 0, payload); }
-
-void Connection::drain() {
-  if (receiver_.draining || state_.refusing || state_.closed) return;
-  receiver_.draining = true;
-  sender_.goaway(kMaxStreamId, ErrorCode::kNoError, "");
-  sender_.control(kPing, 0, 0, kDrainPing);
-}
-
-void Connection::close(std::uint32_t code, std::string_view text) {
-  receiver_.close(static_cast<ErrorCode>(code), text);
 }
 
 }  // namespace gpubridge::http2

@@ -1,9 +1,15 @@
 // One HTTP/2 connection of a gRPC server (RFC 9113), without a socket.
 //
-//   socket --memory, received--> Receiver --> events --> application --headers, data--> Sender
-//      ^                             | SETTINGS, PING, RST_STREAM, WINDOW_UPDATE, GOAWAY   |
-//      |                             v                                                     |
-//      `------gather, sent-------- (here) <-----------------------------------------------'
+//   socket --memory, received--> frames --> events --> application --headers, data--> Sender
+//      ^                           | SETTINGS, PING, RST_STREAM, WINDOW_UPDATE, GOAWAY   |
+//      `------gather, sent---------+-----------------------------------------------------'
+//
+// The socket's owner asks `memory` where to receive, receives, and tells `received` how much came.
+// Between frames that is the buffer here. Within a DATA frame of a stream that has a place
+// (`receive_into`), once the buffer is used up, it is the place itself: the kernel writes the
+// payload where it belongs.
+//
+//   buffer:  [ used | frame | frame | first part of DATA ]  then  place: [ ....rest of DATA.... ]
 //
 // The connection owns its parser, its unsent bytes and the messages that are still arriving; of the
 // caller's memory it holds the owners. What belongs to a stream that is closed, whoever closed it,
@@ -15,13 +21,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "net/http2_receiver.h"
+#include "net/frame_layout.h"
+#include "net/header_blocks.h"
+#include "net/http2_payload.h"
 #include "net/http2_sender.h"
 #include "net/http2_state.h"
 
@@ -35,23 +42,21 @@ class Connection {
 
   // Where the next bytes are to be received: memory of ours (without an owner), or a place of the
   // caller's.
-  Place memory() { return receiver_.memory(); }
+  Place memory();
   // Takes bytes that were received there, at a time in seconds.
   void received(std::size_t nbytes, double now);
   // Where several frames are to be received at once instead; empty where they cannot. `placed` must
   // follow.
-  std::span<const iovec> places() { return receiver_.places(); }
-  [[nodiscard]] std::size_t places_size() const { return receiver_.places_size(); }
+  std::span<const iovec> places();
+  [[nodiscard]] std::size_t places_size() const { return layout_.size(); }
   void placed(std::size_t nbytes, double now);
   // What has happened since this was asked last. Views in it last until more is received.
   Events take_events() { return std::exchange(state_.events, {}); }
 
   // What the connection receives into, for views of it.
-  [[nodiscard]] const std::shared_ptr<std::uint8_t[]>& buffer() const { return receiver_.buffer(); }
-  // What keeps the views of the last events.
-  [[nodiscard]] std::shared_ptr<const void> received_memory() const {
-    return receiver_.received_memory();
-  }
+  [[nodiscard]] const std::shared_ptr<std::uint8_t[]>& buffer() const { return buffer_; }
+  // What views of the last events refer to: the buffer, or what came beside its predicted place.
+  [[nodiscard]] const std::shared_ptr<const void>& received_memory() const { return viewed_; }
 
   // Bytes for the socket: see Sender.
   Sender& output() { return sender_; }
@@ -64,7 +69,8 @@ class Connection {
 
   [[nodiscard]] bool closed() const { return state_.closed; }
   [[nodiscard]] bool has_events() const { return !state_.events.empty(); }
-  [[nodiscard]] bool started() const { return receiver_.started(); }
+  // Whether the client's preface is there, and the beginning of its settings.
+  [[nodiscard]] bool started() const { return !starting_; }
   [[nodiscard]] std::uint32_t highest_stream() const { return state_.highest_id; }
   // Grows with the DATA frames sent, and with the streams ended.
   [[nodiscard]] std::uint64_t frames_sent() const { return state_.data_frames + state_.completed; }
@@ -98,18 +104,44 @@ class Connection {
 
   // -- the connection
 
-  void ping(std::string_view payload);
+  void ping(std::string_view payload) { sender_.control(kPing, 0, 0, payload); }
   // Asks the peer for no more streams; when it knows (a PING later), accepts none any more.
   void drain();
   // Accepts no more streams; when those that are open have ended, the connection is closed.
   void goaway() { sender_.refuse_streams(); }
   // Ends the connection now, with GOAWAY; open streams are dropped.
-  void close(std::uint32_t code, std::string_view text);
+  void close(ErrorCode code, std::string_view text);
 
  private:
+  void parse(std::span<const std::uint8_t> bytes);
+  void parse_frames(std::span<const std::uint8_t> bytes);
+  bool parse_frame(std::span<const std::uint8_t> bytes);
+  bool start(std::span<const std::uint8_t> bytes);
+  void check_frame(const FrameHeader& header) const;
+  void take_control(const FrameHeader& header, std::span<const std::uint8_t> payload);
+  void take_settings(const FrameHeader& header, std::span<const std::uint8_t> payload);
+  void take_ping(const FrameHeader& header, std::span<const std::uint8_t> payload);
+  void take_reset(const FrameHeader& header, std::span<const std::uint8_t> payload);
+  void take_window_update(const FrameHeader& header, std::span<const std::uint8_t> payload);
+  void check_not_idle(const FrameHeader& header) const;
+  void reset_faulty(const StreamFault& fault);
+  void take_pong(std::span<const std::uint8_t> payload);
+  void tell_untold();
+
   State state_;
   Sender sender_;
-  Receiver receiver_;
+  PayloadReceiver payload_;
+  HeaderBlocks blocks_;
+  FrameLayout layout_;
+  std::size_t size_;
+  std::shared_ptr<std::uint8_t[]> buffer_;
+  std::size_t begin_ = 0;  // of what is not parsed in the buffer
+  std::size_t end_ = 0;
+  std::size_t position_ = 0;  // of what is not parsed in the bytes being parsed
+  bool starting_ = true;
+  bool draining_ = false;
+  bool lent_ = false;  // `memory` has handed out a place
+  std::shared_ptr<const void> viewed_;
 };
 
 }  // namespace gpubridge::http2

@@ -66,8 +66,7 @@ std::size_t PayloadReceiver::take(std::span<const std::uint8_t> bytes) {
       left_ -= size;
     } else if (stream->target.size == 0) {
       left_ -= size;
-      stream->reader.take(stream->id, stream->headers, part.first(size), ends_ && left_ == 0,
-                          state_.events);
+      stream->reader.take(part.first(size), ends_ && left_ == 0);
     } else {
       size = std::min(size, stream->target.size);
       left_ -= size;
@@ -175,24 +174,22 @@ void PayloadReceiver::fill(Stream& stream, std::size_t size) {
 void PayloadReceiver::end_short(Stream& stream) {
   stream.target = {};
   stream_ = 0;
-  stream.reader.take(stream.id, stream.headers, {}, true, state_.events);
+  stream.reader.take({}, true);
 }
 
 // -- what may be wrong
 
 void PayloadReceiver::check_connection(const FrameHeader& header, std::size_t padding) const {
   if (header.stream == 0) {
-    throw ConnectionFault{ErrorCode::kProtocolError, "DATA: expected a stream, got the connection"};
+    throw ConnectionFault(ErrorCode::kProtocolError, "DATA: expected a stream, got the connection");
   }
   if ((header.flags & kPadded) != 0 && header.length < padding + 1) {
-    throw ConnectionFault{ErrorCode::kProtocolError, "DATA: expected padding within its " +
-                                                         std::to_string(header.length) +
-                                                         " bytes, got " + std::to_string(padding)};
+    throw ConnectionFault(ErrorCode::kProtocolError, "DATA: expected padding within its ",
+                          header.length, " bytes, got ", padding);
   }
   if (static_cast<std::int64_t>(header.length) > window_) {
-    throw ConnectionFault{ErrorCode::kFlowControlError,
-                          "DATA: expected at most " + std::to_string(window_) +
-                              " bytes on the connection, got " + std::to_string(header.length)};
+    throw ConnectionFault(ErrorCode::kFlowControlError, "DATA: expected at most ", window_,
+                          " bytes on the connection, got ", header.length);
   }
 }
 
@@ -200,9 +197,9 @@ void PayloadReceiver::check_connection(const FrameHeader& header, std::size_t pa
 void PayloadReceiver::check_closed(std::uint32_t id) const {
   if (state_.forgiven.holds(id, state_.now)) return;
   const bool closed = (id & 1U) != 0 && id <= state_.highest_id;
-  throw ConnectionFault{closed ? ErrorCode::kStreamClosed : ErrorCode::kProtocolError,
-                        "DATA: expected an open stream, got " + std::to_string(id) + ", which is " +
-                            (closed ? "closed" : "idle")};
+  throw ConnectionFault(closed ? ErrorCode::kStreamClosed : ErrorCode::kProtocolError,
+                        "DATA: expected an open stream, got ", id, ", which is ",
+                        (closed ? "closed" : "idle"));
 }
 
 // Checks a frame's header against its stream's state, window and content-length.

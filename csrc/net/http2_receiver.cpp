@@ -1,10 +1,13 @@
-#include "net/http2_receiver.h"
+// What comes in on a connection: bytes from the socket to frames, DATA to its consumer or straight
+// to its place.
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <string_view>
 #include <utility>
+
+#include "net/http2_connection.h"
 
 namespace gpubridge::http2 {
 namespace {
@@ -63,27 +66,16 @@ std::string quoted(std::string_view text) {
 void check_setting(std::uint16_t setting, std::uint32_t value) {
   for (const SettingRange& range : kRanges) {
     if (range.setting != setting || (value >= range.least && value <= range.most)) continue;
-    throw ConnectionFault{range.code, "SETTINGS: " + std::string(range.name) + ": expected " +
-                                          std::to_string(range.least) + " to " +
-                                          std::to_string(range.most) + ", got " +
-                                          std::to_string(value)};
+    throw ConnectionFault(range.code, "SETTINGS: ", range.name, ": expected ", range.least, " to ",
+                          range.most, ", got ", value);
   }
 }
 
 }  // namespace
 
-Receiver::Receiver(State& state, Sender& sender)
-    : state_(state),
-      sender_(sender),
-      payload_(state, sender),
-      blocks_(state),
-      layout_(state, payload_),
-      size_(static_cast<std::size_t>(state.limits().receive_bytes)),
-      buffer_(std::make_shared_for_overwrite<std::uint8_t[]>(size_)) {}
-
 // -- memory
 
-Place Receiver::memory() {
+Place Connection::memory() {
   lent_ = false;
   if (begin_ != 0) {
     std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
@@ -99,7 +91,9 @@ Place Receiver::memory() {
   return {buffer_.get(), payload_.awaits_large() ? kHeaderBytes : size_, nullptr};
 }
 
-void Receiver::received(std::size_t nbytes) {
+void Connection::received(std::size_t nbytes, double now) {
+  state_.now = now;
+  if (state_.closed) return;
   if (std::exchange(lent_, false)) {
     payload_.received(nbytes);
     tell_untold();
@@ -112,12 +106,13 @@ void Receiver::received(std::size_t nbytes) {
   if (begin_ == end_ || state_.closed) begin_ = end_ = 0;
 }
 
-std::span<const iovec> Receiver::places() {
+std::span<const iovec> Connection::places() {
   if (end_ != begin_ || state_.closed) return {};
   return layout_.places();
 }
 
-void Receiver::placed(std::size_t nbytes) {
+void Connection::placed(std::size_t nbytes, double now) {
+  state_.now = now;
   const auto rest = std::make_shared<std::vector<std::uint8_t>>();
   try {
     *rest = layout_.received(nbytes);
@@ -137,7 +132,7 @@ void Receiver::placed(std::size_t nbytes) {
 // -- frames
 
 // Takes all frames that the bytes have; `position_` is where it stops.
-void Receiver::parse(std::span<const std::uint8_t> bytes) {
+void Connection::parse(std::span<const std::uint8_t> bytes) {
   position_ = 0;
   while (true) {
     try {
@@ -155,7 +150,7 @@ void Receiver::parse(std::span<const std::uint8_t> bytes) {
   tell_untold();
 }
 
-void Receiver::parse_frames(std::span<const std::uint8_t> bytes) {
+void Connection::parse_frames(std::span<const std::uint8_t> bytes) {
   if (starting_ && !start(bytes)) return;
   while (!state_.closed) {
     if (payload_.within_frame()) {
@@ -167,7 +162,7 @@ void Receiver::parse_frames(std::span<const std::uint8_t> bytes) {
 }
 
 // Takes a frame, or its header and what has come of its payload; false while that is not there.
-bool Receiver::parse_frame(std::span<const std::uint8_t> bytes) {
+bool Connection::parse_frame(std::span<const std::uint8_t> bytes) {
   if (bytes.size() < kHeaderBytes) return false;
   const FrameHeader header = read_header(bytes.data());
   check_frame(header);
@@ -199,20 +194,18 @@ bool Receiver::parse_frame(std::span<const std::uint8_t> bytes) {
 }
 
 // Checks the connection's first bytes; returns whether they are all there.
-bool Receiver::start(std::span<const std::uint8_t> bytes) {
+bool Connection::start(std::span<const std::uint8_t> bytes) {
   const auto got = text_of(bytes.first(std::min(bytes.size(), kPreface.size())));
   if (!kPreface.starts_with(got)) {
-    throw ConnectionFault{ErrorCode::kProtocolError, "expected the client preface of HTTP/2, got " +
-                                                         quoted(got) +
-                                                         ": is this an HTTP/1 client?"};
+    throw ConnectionFault(ErrorCode::kProtocolError, "expected the client preface of HTTP/2, got ",
+                          quoted(got), ": is this an HTTP/1 client?");
   }
   if (bytes.size() < kPreface.size() + kHeaderBytes) return false;
   const FrameHeader first = read_header(bytes.data() + kPreface.size());
   if (first.type != kSettings || (first.flags & kAck) != 0) {
-    throw ConnectionFault{ErrorCode::kProtocolError,
-                          "expected SETTINGS as the first frame, got type " +
-                              std::to_string(first.type) + ", flags " +
-                              std::to_string(first.flags)};
+    throw ConnectionFault(ErrorCode::kProtocolError,
+                          "expected SETTINGS as the first frame, got type ", first.type, ", flags ",
+                          first.flags);
   }
   position_ = kPreface.size();
   starting_ = false;
@@ -220,47 +213,39 @@ bool Receiver::start(std::span<const std::uint8_t> bytes) {
 }
 
 // Checks what a frame's header says before its payload is there.
-void Receiver::check_frame(const FrameHeader& header) const {
+void Connection::check_frame(const FrameHeader& header) const {
   const Limits& limits = state_.limits();
   const std::uint32_t unfinished = blocks_.unfinished();
   if (unfinished != 0 && (header.type != kContinuation || header.stream != unfinished)) {
-    throw ConnectionFault{ErrorCode::kProtocolError,
-                          "expected CONTINUATION of stream " + std::to_string(unfinished) +
-                              ", got type " + std::to_string(header.type) + " of stream " +
-                              std::to_string(header.stream)};
+    throw ConnectionFault(ErrorCode::kProtocolError, "expected CONTINUATION of stream ", unfinished,
+                          ", got type ", header.type, " of stream ", header.stream);
   }
   if (header.length > static_cast<std::size_t>(limits.max_frame_size)) {
-    throw ConnectionFault{ErrorCode::kFrameSizeError,
-                          "frame: expected at most " + std::to_string(limits.max_frame_size) +
-                              " bytes, got " + std::to_string(header.length)};
+    throw ConnectionFault(ErrorCode::kFrameSizeError, "frame: expected at most ",
+                          limits.max_frame_size, " bytes, got ", header.length);
   }
   if (header.type == kData || header.type > kContinuation) return;
   const std::size_t size = kSizes[header.type];
   if (size != 0 && header.length != size) {
-    throw ConnectionFault{ErrorCode::kFrameSizeError, std::string(kFrameNames[header.type]) +
-                                                          ": expected " + std::to_string(size) +
-                                                          " bytes, got " +
-                                                          std::to_string(header.length)};
+    throw ConnectionFault(ErrorCode::kFrameSizeError, kFrameNames[header.type], ": expected ", size,
+                          " bytes, got ", header.length);
   }
   // The others are parsed as a whole, from the buffer.
   if (header.length > static_cast<std::size_t>(limits.header_block_bytes)) {
-    throw ConnectionFault{ErrorCode::kEnhanceYourCalm,
-                          std::string(kFrameNames[header.type]) + ": expected at most " +
-                              std::to_string(limits.header_block_bytes) + " bytes, got " +
-                              std::to_string(header.length)};
+    throw ConnectionFault(ErrorCode::kEnhanceYourCalm, kFrameNames[header.type],
+                          ": expected at most ", limits.header_block_bytes, " bytes, got ",
+                          header.length);
   }
 }
 
 // -- control frames
 
-void Receiver::take_control(const FrameHeader& header, std::span<const std::uint8_t> payload) {
+void Connection::take_control(const FrameHeader& header, std::span<const std::uint8_t> payload) {
   const bool of_connection =
       header.type == kSettings || header.type == kPing || header.type == kGoaway;
   if (header.type != kWindowUpdate && of_connection != (header.stream == 0)) {
-    throw ConnectionFault{ErrorCode::kProtocolError,
-                          std::string(kFrameNames[header.type]) + ": expected " +
-                              (of_connection ? "no" : "a") + " stream, got " +
-                              std::to_string(header.stream)};
+    throw ConnectionFault(ErrorCode::kProtocolError, kFrameNames[header.type], ": expected ",
+                          (of_connection ? "no" : "a"), " stream, got ", header.stream);
   }
   switch (header.type) {
     case kSettings:
@@ -272,31 +257,29 @@ void Receiver::take_control(const FrameHeader& header, std::span<const std::uint
     case kWindowUpdate:
       return take_window_update(header, payload);
     case kPushPromise:
-      throw ConnectionFault{ErrorCode::kProtocolError, "PUSH_PROMISE: expected none from a client"};
+      throw ConnectionFault(ErrorCode::kProtocolError, "PUSH_PROMISE: expected none from a client");
     default:
       // GOAWAY: the peer opens no more streams, and will close when it has what it asked for.
       // PRIORITY: deprecated by RFC 9113, which leaves it to us.
       state_.spend_idle_frame();
       if (header.type == kGoaway && payload.size() < kGoawayBytes) {
-        throw ConnectionFault{
-            ErrorCode::kFrameSizeError,
-            "GOAWAY: expected at least 8 bytes, got " + std::to_string(payload.size())};
+        throw ConnectionFault(ErrorCode::kFrameSizeError, "GOAWAY: expected at least 8 bytes, got ",
+                              payload.size());
       }
   }
 }
 
-void Receiver::take_settings(const FrameHeader& header, std::span<const std::uint8_t> payload) {
+void Connection::take_settings(const FrameHeader& header, std::span<const std::uint8_t> payload) {
   state_.spend_idle_frame();
   if ((header.flags & kAck) != 0) {
     if (payload.empty()) return;
-    throw ConnectionFault{ErrorCode::kFrameSizeError,
-                          "SETTINGS: expected an empty acknowledgement, got " +
-                              std::to_string(payload.size()) + " bytes"};
+    throw ConnectionFault(ErrorCode::kFrameSizeError,
+                          "SETTINGS: expected an empty acknowledgement, got ", payload.size(),
+                          " bytes");
   }
   if (payload.size() % kSettingBytes != 0) {
-    throw ConnectionFault{
-        ErrorCode::kFrameSizeError,
-        "SETTINGS: expected a multiple of 6 bytes, got " + std::to_string(payload.size())};
+    throw ConnectionFault(ErrorCode::kFrameSizeError,
+                          "SETTINGS: expected a multiple of 6 bytes, got ", payload.size());
   }
   const std::int64_t window = state_.peer_window;
   std::optional<std::uint32_t> smallest_table;
@@ -318,10 +301,10 @@ void Receiver::take_settings(const FrameHeader& header, std::span<const std::uin
   sender_.check_answers();
 }
 
-void Receiver::take_ping(const FrameHeader& header, std::span<const std::uint8_t> payload) {
+void Connection::take_ping(const FrameHeader& header, std::span<const std::uint8_t> payload) {
   state_.spend_idle_frame();
   if ((header.flags & kAck) != 0) {
-    on_pong(payload);
+    take_pong(payload);
     return;
   }
   sender_.control(kPing, kAck, 0, text_of(payload));
@@ -329,8 +312,8 @@ void Receiver::take_ping(const FrameHeader& header, std::span<const std::uint8_t
   state_.events.push_back({.kind = EventKind::kPing});
 }
 
-void Receiver::on_pong(std::span<const std::uint8_t> payload) {
-  if (!draining || text_of(payload) != kDrainPing) {
+void Connection::take_pong(std::span<const std::uint8_t> payload) {
+  if (!draining_ || text_of(payload) != kDrainPing) {
     state_.events.push_back({.kind = EventKind::kPong, .text = std::string(text_of(payload))});
     return;
   }
@@ -338,7 +321,7 @@ void Receiver::on_pong(std::span<const std::uint8_t> payload) {
   sender_.refuse_streams();
 }
 
-void Receiver::take_reset(const FrameHeader& header, std::span<const std::uint8_t> payload) {
+void Connection::take_reset(const FrameHeader& header, std::span<const std::uint8_t> payload) {
   check_not_idle(header);
   const Stream* stream = state_.find(header.stream);
   if (stream == nullptr) {
@@ -354,13 +337,13 @@ void Receiver::take_reset(const FrameHeader& header, std::span<const std::uint8_
   sender_.forget(header.stream);
 }
 
-void Receiver::take_window_update(const FrameHeader& header,
-                                  std::span<const std::uint8_t> payload) {
+void Connection::take_window_update(const FrameHeader& header,
+                                    std::span<const std::uint8_t> payload) {
   state_.spend_idle_frame();
   const std::int64_t increment = read_u32(payload.data()) & kMaxStreamId;
   if (header.stream == 0) {
     if (increment == 0) {
-      throw ConnectionFault{ErrorCode::kProtocolError, "WINDOW_UPDATE: expected at least 1, got 0"};
+      throw ConnectionFault(ErrorCode::kProtocolError, "WINDOW_UPDATE: expected at least 1, got 0");
     }
     sender_.widen(increment);
     return;
@@ -372,16 +355,23 @@ void Receiver::take_window_update(const FrameHeader& header,
   sender_.widen_stream(*stream, increment);
 }
 
-void Receiver::check_not_idle(const FrameHeader& header) const {
+void Connection::check_not_idle(const FrameHeader& header) const {
   if ((header.stream & 1U) != 0 && header.stream <= state_.highest_id) return;
-  throw ConnectionFault{ErrorCode::kProtocolError, std::string(kFrameNames[header.type]) +
-                                                       ": expected a stream that was opened, got " +
-                                                       std::to_string(header.stream)};
+  throw ConnectionFault(ErrorCode::kProtocolError, kFrameNames[header.type],
+                        ": expected a stream that was opened, got ", header.stream);
 }
 
-// -- faults
+// -- ends
 
-void Receiver::reset_faulty(const StreamFault& fault) {
+// Asks the peer for no more streams; the PING says when it knows.
+void Connection::drain() {
+  if (draining_ || state_.refusing || state_.closed) return;
+  draining_ = true;
+  sender_.goaway(kMaxStreamId, ErrorCode::kNoError, "");
+  ping(kDrainPing);
+}
+
+void Connection::reset_faulty(const StreamFault& fault) {
   state_.spend_reset();
   const Stream* stream = state_.find(fault.stream);
   if (stream != nullptr && stream->reader.announced()) {
@@ -392,7 +382,7 @@ void Receiver::reset_faulty(const StreamFault& fault) {
   sender_.reset(fault.stream, fault.code);
 }
 
-void Receiver::close(ErrorCode code, std::string_view text) {
+void Connection::close(ErrorCode code, std::string_view text) {
   if (state_.closed) return;
   sender_.goaway(state_.last_stream_id, code, text);
   state_.closed = true;
@@ -403,10 +393,10 @@ void Receiver::close(ErrorCode code, std::string_view text) {
 }
 
 // Tells of requests that have begun, and whose message did not come as a whole.
-void Receiver::tell_untold() {
+void Connection::tell_untold() {
   for (const std::uint32_t id : state_.untold) {
     Stream* stream = state_.find(id);
-    if (stream != nullptr) stream->reader.announce(id, stream->headers, false, state_.events);
+    if (stream != nullptr) stream->reader.announce();
   }
   state_.untold.clear();
 }

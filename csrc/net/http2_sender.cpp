@@ -148,8 +148,8 @@ void Sender::window_update(std::uint32_t stream, std::int64_t credit) {
 void Sender::check_answers() const {
   const std::int64_t limit = state_.limits().unsent_control_frames;
   if (control_frames_ <= limit) return;
-  throw ConnectionFault{ErrorCode::kEnhanceYourCalm, "expected the peer to read its answers, got " +
-                                                         std::to_string(limit) + " unread"};
+  throw ConnectionFault(ErrorCode::kEnhanceYourCalm, "expected the peer to read its answers, got ",
+                        limit, " unread");
 }
 
 void Sender::goaway(std::uint32_t last_stream, ErrorCode code, std::string_view text) {
@@ -193,9 +193,8 @@ void Sender::announce_settings() {
 void Sender::widen(std::int64_t increment) {
   window_ += increment;
   if (window_ <= kMaxWindow) return;
-  throw ConnectionFault{
-      ErrorCode::kFlowControlError,
-      "WINDOW_UPDATE: expected a window of at most 2^31-1, got " + std::to_string(window_)};
+  throw ConnectionFault(ErrorCode::kFlowControlError,
+                        "WINDOW_UPDATE: expected a window of at most 2^31-1, got ", window_);
 }
 
 void Sender::widen_stream(Stream& stream, std::int64_t increment) {
@@ -210,10 +209,9 @@ void Sender::change_initial_window(std::int64_t delta) {
   for (auto& [id, stream] : state_.streams) {
     stream.send_window += delta;
     if (stream.send_window > kMaxWindow) {
-      throw ConnectionFault{ErrorCode::kFlowControlError,
-                            "SETTINGS: INITIAL_WINDOW_SIZE: expected stream " + std::to_string(id) +
-                                " to have a window of at most 2^31-1, got " +
-                                std::to_string(stream.send_window)};
+      throw ConnectionFault(ErrorCode::kFlowControlError,
+                            "SETTINGS: INITIAL_WINDOW_SIZE: expected stream ", id,
+                            " to have a window of at most 2^31-1, got ", stream.send_window);
     }
     join_round(stream);
   }

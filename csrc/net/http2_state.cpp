@@ -33,9 +33,8 @@ void Limits::check() const {
   }};
   for (const Range& range : ranges) {
     if (range.value >= range.least && range.value <= range.most) continue;
-    throw std::invalid_argument(std::string(range.name) + ": expected " +
-                                std::to_string(range.least) + " to " + std::to_string(range.most) +
-                                ", got " + std::to_string(range.value));
+    throw std::invalid_argument(
+        joined(range.name, ": expected ", range.least, " to ", range.most, ", got ", range.value));
   }
 }
 
@@ -82,20 +81,16 @@ Stream* State::find(std::uint32_t id) {
 
 void State::spend_reset() {
   if (resets_.spend(now, completed)) return;
-  throw ConnectionFault{ErrorCode::kEnhanceYourCalm,
-                        "expected at most " + std::to_string(limits_.resets) +
-                            " reset streams at once and " +
-                            std::to_string(limits_.resets_per_second) +
-                            " per second beyond those completed, got more"};
+  throw ConnectionFault(ErrorCode::kEnhanceYourCalm, "expected at most ", limits_.resets,
+                        " reset streams at once and ", limits_.resets_per_second,
+                        " per second beyond those completed, got more");
 }
 
 void State::spend_idle_frame() {
   if (idle_.spend(now, completed + data_frames)) return;
-  throw ConnectionFault{ErrorCode::kEnhanceYourCalm,
-                        "expected at most " + std::to_string(limits_.idle_frames) +
-                            " frames without use at once and " +
-                            std::to_string(limits_.idle_frames_per_second) +
-                            " per second, got more"};
+  throw ConnectionFault(ErrorCode::kEnhanceYourCalm, "expected at most ", limits_.idle_frames,
+                        " frames without use at once and ", limits_.idle_frames_per_second,
+                        " per second, got more");
 }
 
 }  // namespace gpubridge::http2

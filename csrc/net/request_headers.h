@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "net/hpack.h"
+#include "text.h"
 
 namespace gpubridge {
 
@@ -39,13 +40,7 @@ class GrpcMethods {
   }
 
  private:
-  struct Hash {
-    using is_transparent = void;
-    std::size_t operator()(std::string_view text) const {
-      return std::hash<std::string_view>{}(text);
-    }
-  };
-  std::unordered_map<std::string, int, Hash, std::equal_to<>> numbers_;
+  std::unordered_map<std::string, int, TextHash, std::equal_to<>> numbers_;
   std::vector<GrpcMethod> methods_;
 };
 

@@ -1,11 +1,12 @@
 #include "request/json_scanner.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
+#include "request/json_cursor.h"
 #include "utf8.h"
 
 namespace gpubridge {
@@ -14,354 +15,217 @@ namespace {
 constexpr int kDeepest = 16;
 constexpr std::size_t kMostMembers = 64;
 
-// The place of a value in a request.
-enum class Path : std::uint8_t {
-  kOther,
-  kRequest,
-  kId,
-  kInputs,
-  kInput,
-  kShape,
-  kDim,
-  kData,
-  kInputParameters,
-  kBinarySize,
-  kInputRegion,
-  kInputOffset,
-  kInputBytes,
-  kOutputs,
-  kOutput,
-  kOutputParameters,
-  kOutputRegion,
-  kOutputOffset,
-  kOutputBytes,
-  kParameters,
-  kPriority,
-  kTimeout,
-  kSequence,
-  kCustom,
+struct Member;
+
+// What a value means by its place in a request: as a number, as a text, and what is in it.
+struct Node {
+  Role number = Role::kNone;
+  Role text = Role::kNone;
+  const Node* element = nullptr;    // of each element, if it is an array
+  const Member* members = nullptr;  // if it is an object
+  std::size_t count = 0;
+  const Node* others = nullptr;  // members of other names
+  bool refused = false;
 };
 
-Path of_request(std::string_view name) {
-  if (name == "id") return Path::kId;
-  if (name == "inputs") return Path::kInputs;
-  if (name == "outputs") return Path::kOutputs;
-  return name == "parameters" ? Path::kParameters : Path::kOther;
+struct Member {
+  std::string_view name;
+  Node node;
+};
+
+template <std::size_t Count>
+constexpr Node object_of(const std::array<Member, Count>& members, const Node* others = nullptr) {
+  return {.members = members.data(), .count = Count, .others = others};
 }
 
-Path of_input(std::string_view name) {
-  if (name == "shape") return Path::kShape;
-  if (name == "parameters") return Path::kInputParameters;
-  return name == "data" ? Path::kData : Path::kOther;
-}
+constexpr Node kNothing{};
+constexpr Node kDim{.number = Role::kDim};
+constexpr Node kCustom{.number = Role::kCustomNumber, .text = Role::kCustomText};
 
-Path of_input_parameters(std::string_view name) {
-  if (name == "binary_data_size") return Path::kBinarySize;
-  if (name == "shared_memory_region") return Path::kInputRegion;
-  if (name == "shared_memory_offset") return Path::kInputOffset;
-  return name == "shared_memory_byte_size" ? Path::kInputBytes : Path::kOther;
-}
+constexpr std::array kInputParameters{
+    Member{"binary_data_size", {.number = Role::kBinarySize}},
+    Member{"shared_memory_region", {.text = Role::kInputRegion}},
+    Member{"shared_memory_offset", {.number = Role::kInputOffset}},
+    Member{"shared_memory_byte_size", {.number = Role::kInputBytes}},
+};
+constexpr std::array kInputMembers{
+    Member{"shape", {.element = &kDim}},
+    Member{"parameters", object_of(kInputParameters)},
+    Member{"data", {.refused = true}},
+};
+constexpr Node kInput = object_of(kInputMembers);
 
-Path of_output_parameters(std::string_view name) {
-  if (name == "shared_memory_region") return Path::kOutputRegion;
-  if (name == "shared_memory_offset") return Path::kOutputOffset;
-  return name == "shared_memory_byte_size" ? Path::kOutputBytes : Path::kOther;
-}
+constexpr std::array kOutputParameters{
+    Member{"shared_memory_region", {.text = Role::kOutputRegion}},
+    Member{"shared_memory_offset", {.number = Role::kOutputOffset}},
+    Member{"shared_memory_byte_size", {.number = Role::kOutputBytes}},
+};
+constexpr std::array kOutputMembers{Member{"parameters", object_of(kOutputParameters)}};
+constexpr Node kOutput = object_of(kOutputMembers);
 
-Path of_parameters(std::string_view name) {
-  if (name == "priority") return Path::kPriority;
-  if (name == "timeout") return Path::kTimeout;
-  if (name == "sequence_id") return Path::kSequence;
-  const bool flag =
-      name == "sequence_start" || name == "sequence_end" || name == "binary_data_output";
-  return flag ? Path::kOther : Path::kCustom;
-}
+constexpr std::array kParameters{
+    Member{"priority", {.number = Role::kPriority}},
+    Member{"timeout", {.number = Role::kTimeout}},
+    Member{"sequence_id", {.number = Role::kSequenceNumber, .text = Role::kSequenceText}},
+    Member{"sequence_start", {}},
+    Member{"sequence_end", {}},
+    Member{"binary_data_output", {}},
+};
+constexpr std::array kRequestMembers{
+    Member{"id", {.text = Role::kId}},
+    Member{"inputs", {.element = &kInput}},
+    Member{"outputs", {.element = &kOutput}},
+    Member{"parameters", object_of(kParameters, &kCustom)},
+};
+constexpr Node kRequest = object_of(kRequestMembers);
 
-Path member_path(Path owner, std::string_view name) {
-  switch (owner) {
-    case Path::kRequest:
-      return of_request(name);
-    case Path::kInput:
-      return of_input(name);
-    case Path::kInputParameters:
-      return of_input_parameters(name);
-    case Path::kOutput:
-      return name == "parameters" ? Path::kOutputParameters : Path::kOther;
-    case Path::kOutputParameters:
-      return of_output_parameters(name);
-    case Path::kParameters:
-      return of_parameters(name);
-    default:
-      return Path::kOther;
-  }
-}
-
-Path element_path(Path owner) {
-  switch (owner) {
-    case Path::kInputs:
-      return Path::kInput;
-    case Path::kOutputs:
-      return Path::kOutput;
-    case Path::kShape:
-      return Path::kDim;
-    default:
-      return Path::kOther;
-  }
-}
-
-Role number_role(Path path) {
-  switch (path) {
-    case Path::kDim:
-      return Role::kDim;
-    case Path::kBinarySize:
-      return Role::kBinarySize;
-    case Path::kInputOffset:
-      return Role::kInputOffset;
-    case Path::kInputBytes:
-      return Role::kInputBytes;
-    case Path::kOutputOffset:
-      return Role::kOutputOffset;
-    case Path::kOutputBytes:
-      return Role::kOutputBytes;
-    case Path::kPriority:
-      return Role::kPriority;
-    case Path::kTimeout:
-      return Role::kTimeout;
-    case Path::kSequence:
-      return Role::kSequenceNumber;
-    case Path::kCustom:
-      return Role::kCustomNumber;
-    default:
-      return Role::kNone;
-  }
-}
-
-Role text_role(Path path) {
-  switch (path) {
-    case Path::kId:
-      return Role::kId;
-    case Path::kInputRegion:
-      return Role::kInputRegion;
-    case Path::kOutputRegion:
-      return Role::kOutputRegion;
-    case Path::kSequence:
-      return Role::kSequenceText;
-    case Path::kCustom:
-      return Role::kCustomText;
-    default:
-      return Role::kNone;
-  }
+const Node& member_of(const Node& owner, std::string_view name) {
+  const Member* end = owner.members + owner.count;
+  const Member* found =
+      std::find_if(owner.members, end, [&](const Member& member) { return member.name == name; });
+  if (found != end) return found->node;
+  return owner.others == nullptr ? kNothing : *owner.others;
 }
 
 class Scanner {
  public:
-  Scanner(std::string_view text, RequestScan& scan)
-      : at_(text.data()), end_(text.data() + text.size()), literal_(text.data()), scan_(scan) {}
+  Scanner(std::string_view text, RequestScan& scan) : text_(text), cursor_(text), scan_(scan) {}
 
   bool run() {
-    skip_space();
-    if (!next_is('{') || !object(Path::kRequest)) return false;
-    skip_space();
-    if (at_ != end_) return false;
-    scan_.key.append(literal_, end_);
+    cursor_.skip_space();
+    if (!cursor_.take('{') || !object(kRequest)) return false;
+    cursor_.skip_space();
+    if (!cursor_.at_end()) return false;
+    scan_.key.append(text_.substr(literal_));
     return true;
   }
 
  private:
-  [[nodiscard]] bool next_is(char wanted) const { return at_ != end_ && *at_ == wanted; }
-  [[nodiscard]] bool digit() const { return at_ != end_ && *at_ >= '0' && *at_ <= '9'; }
-
-  void skip_space() {
-    while (at_ != end_ && (*at_ == ' ' || *at_ == '\n' || *at_ == '\t' || *at_ == '\r')) ++at_;
-  }
-
-  bool value(Path path) {
-    if (path == Path::kData || at_ == end_) return false;
-    switch (*at_) {
+  bool value(const Node& node) {
+    if (node.refused) return false;
+    switch (cursor_.peek()) {
       case '{':
-        return object(path);
+        cursor_.next();
+        return object(node);
       case '[':
-        return array(path);
+        cursor_.next();
+        return array(node);
       case '"':
-        return text(path);
+        return text(node);
       case 't':
-        return word("true");
+        return cursor_.take("true");
       case 'f':
-        return word("false");
+        return cursor_.take("false");
       case 'n':
-        return word("null");
+        return cursor_.take("null");
       default:
-        return number(path);
+        return number(node);
     }
   }
 
-  bool word(std::string_view wanted) {
-    if (static_cast<std::size_t>(end_ - at_) < wanted.size()) return false;
-    if (std::string_view(at_, wanted.size()) != wanted) return false;
-    at_ += wanted.size();
-    return true;
-  }
-
-  bool object(Path path) {
-    ++at_;
+  // Takes the items of an array or object, whose opening bracket has been taken, up to its end.
+  template <typename Item>
+  bool items(char end, Item&& item) {
     if (++depth_ > kDeepest) return false;
-    const std::size_t first = names_.size();
-    skip_space();
-    if (next_is('}')) return close(first);
-    while (true) {
-      skip_space();
-      if (!next_is('"') || !member(path, first)) return false;
-      skip_space();
-      if (next_is('}')) return close(first);
-      if (!next_is(',')) return false;
-      ++at_;
+    cursor_.skip_space();
+    if (!cursor_.take(end)) {
+      do {
+        cursor_.skip_space();
+        if (!item()) return false;
+        cursor_.skip_space();
+      } while (cursor_.take(','));
+      if (!cursor_.take(end)) return false;
     }
-  }
-
-  bool close(std::size_t first_name) {
-    ++at_;
     --depth_;
-    names_.resize(first_name);
     return true;
   }
 
-  bool member(Path owner, std::size_t first_name) {
-    bool escaped = false;
+  bool object(const Node& node) {
+    const std::size_t first = names_.size();
+    if (!items('}', [&] { return member(node, first); })) return false;
+    names_.resize(first);
+    return true;
+  }
+
+  bool member(const Node& owner, std::size_t first_name) {
     std::string_view name;
-    if (!quoted(name, escaped) || escaped) return false;
+    if (!string(name) || name.find('\\') != std::string_view::npos) return false;
     const auto begin = names_.begin() + static_cast<std::ptrdiff_t>(first_name);
     if (names_.size() - first_name >= kMostMembers) return false;
     if (std::find(begin, names_.end(), name) != names_.end()) return false;
     names_.push_back(name);
-    skip_space();
-    if (!next_is(':')) return false;
-    ++at_;
-    skip_space();
-    return value(member_path(owner, name));
+    cursor_.skip_space();
+    if (!cursor_.take(':')) return false;
+    cursor_.skip_space();
+    return value(member_of(owner, name));
   }
 
-  bool array(Path path) {
-    ++at_;
-    if (++depth_ > kDeepest) return false;
-    skip_space();
-    if (!next_is(']')) {
-      while (true) {
-        skip_space();
-        begin_element(path);
-        if (!value(element_path(path))) return false;
-        skip_space();
-        if (next_is(']')) break;
-        if (!next_is(',')) return false;
-        ++at_;
-      }
-    }
-    ++at_;
-    --depth_;
-    return true;
+  bool array(const Node& node) {
+    const Node& element = node.element == nullptr ? kNothing : *node.element;
+    return items(']', [&] {
+      begin_element(element);
+      return value(element);
+    });
   }
 
-  void begin_element(Path path) {
-    if (path == Path::kInputs) {
+  void begin_element(const Node& element) {
+    if (&element == &kInput) {
       owner_ = scan_.inputs++;
       scan_.ranks.push_back(0);
-    } else if (path == Path::kOutputs) {
+    } else if (&element == &kOutput) {
       owner_ = scan_.outputs++;
     }
   }
 
-  // Takes a string, whose quotation marks are not part of `content`.
-  bool quoted(std::string_view& content, bool& escaped) {
-    const char* begin = ++at_;
-    for (; at_ != end_; ++at_) {
-      const auto byte = static_cast<unsigned char>(*at_);
-      if (byte == '"') {
-        content = {begin, static_cast<std::size_t>(at_ - begin)};
-        ++at_;
-        return true;
-      }
-      if (byte < 0x20) return false;
-      if (byte == '\\') {
-        escaped = true;
-        if (++at_ == end_ || static_cast<unsigned char>(*at_) < 0x20) return false;
-      }
-    }
-    return false;
+  // Takes a string without control characters.
+  bool string(std::string_view& content) {
+    if (!cursor_.take('"')) return false;
+    const auto raw = cursor_.raw_string();
+    if (!raw) return false;
+    content = *raw;
+    return std::none_of(raw->begin(), raw->end(),
+                        [](char letter) { return static_cast<unsigned char>(letter) < 0x20; });
   }
 
-  bool text(Path path) {
-    const char* begin = at_;
+  bool text(const Node& node) {
+    const std::size_t begin = cursor_.position();
     std::string_view content;
-    bool escaped = false;
-    if (!quoted(content, escaped)) return false;
-    const Role role = text_role(path);
-    if (role == Role::kId && escaped) return false;
-    if (role == Role::kNone || escaped) return true;
+    if (!string(content)) return false;
+    const bool escaped = content.find('\\') != std::string_view::npos;
+    if (node.text == Role::kId && escaped) return false;
+    if (node.text == Role::kNone || escaped) return true;
     if (!is_utf8(content)) return false;
-    replace(begin, {.role = role, .owner = owner_, .text = content, .name = name_of(path)});
+    replace(begin, {.role = node.text, .owner = owner_, .text = content, .name = name_of(node)});
     return true;
   }
 
-  bool number(Path path) {
-    const char* begin = at_;
-    bool plain = true;
-    if (next_is('-')) {
-      plain = false;
-      ++at_;
-    }
-    const char* digits = at_;
-    while (digit()) ++at_;
-    const char* stop = at_;
-    if (stop == digits || (*digits == '0' && stop - digits > 1)) return false;
-    if (next_is('.')) {
-      plain = false;
-      ++at_;
-      if (!some_digits()) return false;
-    }
-    if (next_is('e') || next_is('E')) {
-      plain = false;
-      ++at_;
-      if (next_is('+') || next_is('-')) ++at_;
-      if (!some_digits()) return false;
-    }
-    const Role role = number_role(path);
-    std::uint64_t value = 0;
-    if (plain && role != Role::kNone && fits(digits, stop, value)) {
-      replace(begin, {.role = role, .owner = owner_, .number = value, .name = name_of(path)});
+  bool number(const Node& node) {
+    const std::size_t begin = cursor_.position();
+    const auto number = cursor_.number();
+    if (!number) return false;
+    if (node.number == Role::kNone || number->negative) return true;
+    if (const auto value = number->as<std::uint64_t>()) {
+      replace(begin,
+              {.role = node.number, .owner = owner_, .number = *value, .name = name_of(node)});
     }
     return true;
   }
 
-  bool some_digits() {
-    if (!digit()) return false;
-    while (digit()) ++at_;
-    return true;
-  }
-
-  static bool fits(const char* at, const char* stop, std::uint64_t& value) {
-    constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
-    for (; at != stop; ++at) {
-      const auto next = static_cast<std::uint64_t>(*at - '0');
-      if (value > (kMost - next) / 10) return false;
-      value = value * 10 + next;
-    }
-    return true;
-  }
-
-  [[nodiscard]] std::string_view name_of(Path path) const {
-    return path == Path::kCustom ? names_.back() : std::string_view{};
+  [[nodiscard]] std::string_view name_of(const Node& node) const {
+    return &node == &kCustom ? names_.back() : std::string_view{};
   }
 
   // Puts the marker into the key instead of what was read since `begin`.
-  void replace(const char* begin, const ScannedValue& value) {
-    scan_.key.append(literal_, begin);
+  void replace(std::size_t begin, const ScannedValue& value) {
+    scan_.key.append(text_.substr(literal_, begin - literal_));
     scan_.key.push_back(static_cast<char>(value.role));
-    literal_ = at_;
+    literal_ = cursor_.position();
     scan_.add(value);
   }
 
-  const char* at_;
-  const char* end_;
-  const char* literal_;  // Where what is not in the key yet begins.
+  std::string_view text_;
+  JsonCursor cursor_;
+  std::size_t literal_ = 0;  // where what is not in the key yet begins
   RequestScan& scan_;
   std::vector<std::string_view> names_;
   std::uint32_t owner_ = 0;

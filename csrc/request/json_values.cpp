@@ -10,6 +10,7 @@
 #include <limits>
 #include <unordered_set>
 
+#include "request/json_cursor.h"
 #include "request/protobuf_writer.h"
 #include "utf8.h"
 
@@ -17,59 +18,9 @@ namespace gpubridge {
 namespace {
 
 constexpr int kDepthLimit = 64;
-constexpr std::string_view kSpace = " \t\n\r";
-
-bool is_digit(char letter) { return letter >= '0' && letter <= '9'; }
-
-// Reads a text from its start on; every reading function says whether it found what it is for.
-class Cursor {
- public:
-  explicit Cursor(std::string_view text) : text_(text) {}
-
-  [[nodiscard]] bool at_end() const { return at_ >= text_.size(); }
-  [[nodiscard]] std::size_t position() const { return at_; }
-  [[nodiscard]] char peek() const { return at_end() ? '\0' : text_[at_]; }
-
-  char next() { return at_end() ? '\0' : text_[at_++]; }
-
-  bool take(char wanted) {
-    if (peek() != wanted || at_end()) return false;
-    ++at_;
-    return true;
-  }
-
-  bool take(std::string_view word) {
-    if (text_.substr(at_, word.size()) != word) return false;
-    at_ += word.size();
-    return true;
-  }
-
-  void skip_space() {
-    while (!at_end() && kSpace.find(text_[at_]) != std::string_view::npos) ++at_;
-  }
-
-  std::string_view from(std::size_t start) const { return text_.substr(start, at_ - start); }
-
-  // Moves behind a string, whose opening quote has been taken; nothing where it does not end.
-  std::optional<std::string_view> raw_string() {
-    const std::size_t start = at_;
-    while (true) {
-      const std::size_t found = text_.find_first_of("\"\\", at_);
-      if (found == std::string_view::npos) return std::nullopt;
-      at_ = found + 1;
-      if (text_[found] == '"') return text_.substr(start, found - start);
-      if (at_end()) return std::nullopt;
-      ++at_;
-    }
-  }
-
- private:
-  std::string_view text_;
-  std::size_t at_ = 0;
-};
 
 // Moves behind an array or object whose opening bracket has been taken.
-bool skip_nested(Cursor& cursor, int depth) {
+bool skip_nested(JsonCursor& cursor, int depth) {
   while (!cursor.at_end()) {
     const char letter = cursor.next();
     if (letter == '"') {
@@ -84,7 +35,7 @@ bool skip_nested(Cursor& cursor, int depth) {
 }
 
 // Moves behind a value of any kind.
-bool skip_value(Cursor& cursor) {
+bool skip_value(JsonCursor& cursor) {
   cursor.skip_space();
   if (cursor.take('"')) return cursor.raw_string().has_value();
   if (cursor.take('[') || cursor.take('{')) return skip_nested(cursor, 1);
@@ -99,7 +50,7 @@ bool skip_value(Cursor& cursor) {
 // Visits the members of an object whose opening bracket has been taken: `visit` gets each name and
 // moves behind its value. False where that does, a name has an escape, or it is no object.
 template <typename Visit>
-bool visit_members(Cursor& cursor, Visit visit) {
+bool visit_members(JsonCursor& cursor, Visit visit) {
   cursor.skip_space();
   if (cursor.take('}')) return true;
   do {
@@ -114,7 +65,7 @@ bool visit_members(Cursor& cursor, Visit visit) {
   return cursor.take('}');
 }
 
-bool split_input(Cursor& cursor, std::string_view document, SplitDocument& split,
+bool split_input(JsonCursor& cursor, std::string_view document, SplitDocument& split,
                  std::size_t& copied) {
   bool found = false;
   return visit_members(cursor, [&](std::string_view name) {
@@ -132,7 +83,7 @@ bool split_input(Cursor& cursor, std::string_view document, SplitDocument& split
   });
 }
 
-bool split_inputs(Cursor& cursor, std::string_view document, SplitDocument& split,
+bool split_inputs(JsonCursor& cursor, std::string_view document, SplitDocument& split,
                   std::size_t& copied) {
   cursor.skip_space();
   if (!cursor.take('[')) return skip_value(cursor);
@@ -152,61 +103,13 @@ bool split_inputs(Cursor& cursor, std::string_view document, SplitDocument& spli
 
 // ---- numbers ----
 
-// A number's text, taken apart by the grammar of JSON.
-struct NumberText {
-  std::string_view whole;
-  bool negative = false;
-  bool integer = true;
-};
-
-bool digits(Cursor& cursor) {
-  if (!is_digit(cursor.peek())) return false;
-  while (is_digit(cursor.peek())) cursor.next();
-  return true;
-}
-
-std::optional<NumberText> read_number(Cursor& cursor) {
-  NumberText number;
-  const std::size_t start = cursor.position();
-  number.negative = cursor.take('-');
-  const bool zero = cursor.peek() == '0';
-  if (zero) {
-    cursor.next();
-    if (is_digit(cursor.peek())) return std::nullopt;
-  } else if (!digits(cursor)) {
-    return std::nullopt;
-  }
-  if (cursor.take('.')) {
-    number.integer = false;
-    if (!digits(cursor)) return std::nullopt;
-  }
-  if (cursor.take('e') || cursor.take('E')) {
-    number.integer = false;
-    if (!cursor.take('-')) cursor.take('+');
-    if (!digits(cursor)) return std::nullopt;
-  }
-  number.whole = cursor.from(start);
-  return number;
-}
-
-template <typename Integer>
-std::optional<Integer> to_integer(const NumberText& number) {
-  if (!number.integer) return std::nullopt;
-  if (number.whole == "-0") return Integer{0};
-  Integer value{};
-  const char* end = number.whole.data() + number.whole.size();
-  const auto read = std::from_chars(number.whole.data(), end, value);
-  if (read.ec != std::errc() || read.ptr != end) return std::nullopt;
-  return value;
-}
-
 constexpr std::array<double, 23> kPowersOfTen = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
                                                  1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
                                                  1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
 
 // The usual numbers exactly: up to 15 digits and a small power of ten, which one operation on
 // doubles rounds correctly.
-std::optional<double> to_double_quickly(const NumberText& number) {
+std::optional<double> to_double_quickly(const JsonNumber& number) {
   std::uint64_t mantissa = 0;
   int significant = 0;
   int exponent = 0;
@@ -216,7 +119,7 @@ std::optional<double> to_double_quickly(const NumberText& number) {
     const char letter = number.whole[at];
     if (letter == '.') {
       fraction = true;
-    } else if (is_digit(letter)) {
+    } else if (JsonCursor::is_digit(letter)) {
       if (mantissa != 0 || letter != '0') ++significant;
       if (significant > 15) return std::nullopt;
       mantissa = mantissa * 10 + static_cast<std::uint64_t>(letter - '0');
@@ -238,7 +141,7 @@ std::optional<double> to_double_quickly(const NumberText& number) {
   return number.negative ? -scaled : scaled;
 }
 
-std::optional<double> to_double(const NumberText& number) {
+std::optional<double> to_double(const JsonNumber& number) {
   if (const auto value = to_double_quickly(number)) return value;
   // Not from_chars, which not every standard library has for doubles. The process keeps the numeric
   // locale "C", as Python needs it, too.
@@ -326,17 +229,14 @@ bool append_decoded(std::string_view raw, std::string& out) {
 
 // ---- elements ----
 
-void append_bytes(const void* data, std::size_t size, std::string& out) {
-  out.append(static_cast<const char*>(data), size);
-}
-
-// The low bytes of an integer: it wraps.
-void append_integer(std::uint64_t value, std::size_t size, std::string& out) {
+// Appends the low bytes of a number: an integer wraps.
+template <typename Number>
+void append_number(const Number& number, std::size_t size, std::string& out) {
   static_assert(std::endian::native == std::endian::little);
-  append_bytes(&value, size, out);
+  out.append(reinterpret_cast<const char*>(&number), size);
 }
 
-bool append_string(Cursor& cursor, std::string& out) {
+bool append_string(JsonCursor& cursor, std::string& out) {
   if (!cursor.take('"')) return false;
   const auto raw = cursor.raw_string();
   if (!raw) return false;
@@ -350,7 +250,7 @@ bool append_string(Cursor& cursor, std::string& out) {
   return true;
 }
 
-bool append_value(Cursor& cursor, ElementType type, std::string& out) {
+bool append_value(JsonCursor& cursor, ElementType type, std::string& out) {
   if (type.kind == ElementKind::kString) return append_string(cursor, out);
   if (type.kind == ElementKind::kBool) {
     const bool value = cursor.take("true");
@@ -358,25 +258,23 @@ bool append_value(Cursor& cursor, ElementType type, std::string& out) {
     out += static_cast<char>(value);
     return true;
   }
-  const auto number = read_number(cursor);
+  const auto number = cursor.number();
   if (!number) return false;
   if (type.kind == ElementKind::kFloat) {
     // An integer zero has no sign.
     const auto value = number->whole == "-0" ? 0.0 : to_double(*number);
     if (!value) return false;
     const auto single = static_cast<float>(*value);
-    type.size == sizeof(float) ? append_bytes(&single, sizeof(single), out)
-                               : append_bytes(&*value, sizeof(*value), out);
+    type.size == sizeof(float) ? append_number(single, sizeof(single), out)
+                               : append_number(*value, sizeof(*value), out);
     return true;
   }
-  if (type.kind == ElementKind::kSigned) {
-    const auto value = to_integer<std::int64_t>(*number);
-    if (value) append_integer(static_cast<std::uint64_t>(*value), type.size, out);
+  const auto append_if = [&](const auto& value) {
+    if (value) append_number(*value, type.size, out);
     return value.has_value();
-  }
-  const auto value = to_integer<std::uint64_t>(*number);
-  if (value) append_integer(*value, type.size, out);
-  return value.has_value();
+  };
+  return type.kind == ElementKind::kSigned ? append_if(number->as<std::int64_t>())
+                                           : append_if(number->as<std::uint64_t>());
 }
 
 void append_text(double value, std::string& out) {
@@ -390,35 +288,6 @@ void append_text(double value, std::string& out) {
   out += digits;
   // What reads it has to see a float.
   if (digits.find_first_of(".e") == std::string_view::npos) out += ".0";
-}
-
-void append_escaped(std::string_view raw, std::string& out) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  constexpr std::string_view kLetters = "\b\t\n\f\r\"\\";
-  constexpr std::string_view kNames = "btnfr\"\\";
-  out += '"';
-  std::size_t at = 0;
-  while (at < raw.size()) {
-    std::size_t end = at;
-    while (end < raw.size() && static_cast<unsigned char>(raw[end]) >= 0x20U && raw[end] != '"' &&
-           raw[end] != '\\') {
-      ++end;
-    }
-    out.append(raw.substr(at, end - at));
-    at = end;
-    if (at == raw.size()) break;
-    const char letter = raw[at++];
-    const std::size_t index = kLetters.find(letter);
-    if (index != std::string_view::npos) {
-      out += '\\';
-      out += kNames[index];
-    } else {
-      out += "\\u00";
-      out += kHex[static_cast<unsigned char>(letter) >> 4U];
-      out += kHex[static_cast<unsigned char>(letter) & 0xFU];
-    }
-  }
-  out += '"';
 }
 
 template <typename Value, typename Append>
@@ -475,7 +344,7 @@ void enclose(std::string& out, std::size_t begin, char tag) {
 }
 
 // Appends the value of a parameter as an InferParameter.
-bool append_parameter(Cursor& cursor, std::string& out) {
+bool append_parameter(JsonCursor& cursor, std::string& out) {
   constexpr char kBool = 1 << 3;
   constexpr char kInt64 = 2 << 3;
   constexpr char kString = 3 << 3 | 2;
@@ -493,11 +362,10 @@ bool append_parameter(Cursor& cursor, std::string& out) {
     out += {kBool, static_cast<char>(yes)};
     return true;
   }
-  const auto number = read_number(cursor);
+  const auto number = cursor.number();
   if (!number) return false;
-  const auto integer = to_integer<std::int64_t>(*number);
-  const auto wide =
-      integer ? static_cast<std::uint64_t>(*integer) : to_integer<std::uint64_t>(*number);
+  const auto integer = number->as<std::int64_t>();
+  const auto wide = integer ? static_cast<std::uint64_t>(*integer) : number->as<std::uint64_t>();
   if (!wide) return false;
   out += integer ? kInt64 : kUint64;
   append_varint(out, *wide);
@@ -513,7 +381,7 @@ bool format_strings(std::string_view bytes, std::size_t count, std::string& out)
     at += sizeof(length);
     if (length > bytes.size() - at) return false;
     if (index != 0) out += ',';
-    append_escaped(bytes.substr(at, length), out);
+    append_json_text(bytes.substr(at, length), out);
     at += length;
   }
   return at == bytes.size();
@@ -522,7 +390,7 @@ bool format_strings(std::string_view bytes, std::size_t count, std::string& out)
 }  // namespace
 
 std::optional<SplitDocument> split_data(std::string_view document) {
-  Cursor cursor(document);
+  JsonCursor cursor(document);
   SplitDocument split;
   std::size_t copied = 0;
   bool found = false;
@@ -540,7 +408,7 @@ std::optional<SplitDocument> split_data(std::string_view document) {
 }
 
 bool pack_values(std::string_view array, ElementType type, std::size_t count, std::string& out) {
-  Cursor cursor(array);
+  JsonCursor cursor(array);
   std::size_t found = 0;
   int depth = 0;
   out.clear();
@@ -584,7 +452,7 @@ bool pack_parameters(std::string_view object, std::string& out) {
   constexpr char kParameter = 4 << 3 | 2;
   constexpr char kName = 1 << 3 | 2;
   constexpr char kValue = 2 << 3 | 2;
-  Cursor cursor(object);
+  JsonCursor cursor(object);
   std::unordered_set<std::string_view> names;
   if (!cursor.take('{')) return false;
   const bool whole = visit_members(cursor, [&](std::string_view name) {
@@ -600,9 +468,38 @@ bool pack_parameters(std::string_view object, std::string& out) {
   return whole && cursor.at_end();
 }
 
+void append_json_text(std::string_view raw, std::string& out) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  constexpr std::string_view kLetters = "\b\t\n\f\r\"\\";
+  constexpr std::string_view kNames = "btnfr\"\\";
+  out += '"';
+  std::size_t at = 0;
+  while (at < raw.size()) {
+    std::size_t end = at;
+    while (end < raw.size() && static_cast<unsigned char>(raw[end]) >= 0x20U && raw[end] != '"' &&
+           raw[end] != '\\') {
+      ++end;
+    }
+    out.append(raw.substr(at, end - at));
+    at = end;
+    if (at == raw.size()) break;
+    const char letter = raw[at++];
+    const std::size_t index = kLetters.find(letter);
+    if (index != std::string_view::npos) {
+      out += '\\';
+      out += kNames[index];
+    } else {
+      out += "\\u00";
+      out += kHex[static_cast<unsigned char>(letter) >> 4U];
+      out += kHex[static_cast<unsigned char>(letter) & 0xFU];
+    }
+  }
+  out += '"';
+}
+
 bool format_string(std::string_view text, std::string& out) {
   if (!is_utf8(text)) return false;
-  append_escaped(text, out);
+  append_json_text(text, out);
   return true;
 }
 

@@ -49,7 +49,10 @@ bool format_values(std::string_view bytes, ElementType type, std::size_t count, 
 // text is more or less than an object.
 bool pack_parameters(std::string_view object, std::string& out);
 
-// Appends a text as a JSON string. False where it is no UTF-8.
+// Appends a text, which is UTF-8, as a JSON string with its quotation marks.
+void append_json_text(std::string_view text, std::string& out);
+
+// The same for any bytes; false where they are no UTF-8.
 bool format_string(std::string_view text, std::string& out);
 
 }  // namespace gpubridge

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 
+#include "request/wire.h"
 #include "utf8.h"
 
 namespace gpubridge {
@@ -12,37 +13,29 @@ namespace {
 constexpr std::size_t kMostParameters = 64;
 constexpr std::uint64_t kSignBit = std::uint64_t{1} << 63U;
 
-// Tags: the number of a field and its wire type.
-constexpr std::uint8_t kVarint = 0;
-constexpr std::uint8_t kFixed64 = 1;
-constexpr std::uint8_t kBytes = 2;
+// Tags.
+constexpr std::uint8_t kModelName = wire_tag(1, kWireBytes);
+constexpr std::uint8_t kModelVersion = wire_tag(2, kWireBytes);
+constexpr std::uint8_t kRequestId = wire_tag(3, kWireBytes);
+constexpr std::uint8_t kRequestParameter = wire_tag(4, kWireBytes);
+constexpr std::uint8_t kInput = wire_tag(5, kWireBytes);
+constexpr std::uint8_t kOutput = wire_tag(6, kWireBytes);
+constexpr std::uint8_t kRawContent = wire_tag(7, kWireBytes);
 
-constexpr std::uint8_t tag(unsigned number, std::uint8_t type) {
-  return static_cast<std::uint8_t>(number << 3U | type);
-}
+constexpr std::uint8_t kName = wire_tag(1, kWireBytes);
+constexpr std::uint8_t kDatatype = wire_tag(2, kWireBytes);
+constexpr std::uint8_t kPackedShape = wire_tag(3, kWireBytes);
+constexpr std::uint8_t kShape = wire_tag(3, kWireVarint);
+constexpr std::uint8_t kInputParameter = wire_tag(4, kWireBytes);
+constexpr std::uint8_t kOutputParameter = wire_tag(2, kWireBytes);
 
-constexpr std::uint8_t kModelName = tag(1, kBytes);
-constexpr std::uint8_t kModelVersion = tag(2, kBytes);
-constexpr std::uint8_t kRequestId = tag(3, kBytes);
-constexpr std::uint8_t kRequestParameter = tag(4, kBytes);
-constexpr std::uint8_t kInput = tag(5, kBytes);
-constexpr std::uint8_t kOutput = tag(6, kBytes);
-constexpr std::uint8_t kRawContent = tag(7, kBytes);
-
-constexpr std::uint8_t kName = tag(1, kBytes);
-constexpr std::uint8_t kDatatype = tag(2, kBytes);
-constexpr std::uint8_t kPackedShape = tag(3, kBytes);
-constexpr std::uint8_t kShape = tag(3, kVarint);
-constexpr std::uint8_t kInputParameter = tag(4, kBytes);
-constexpr std::uint8_t kOutputParameter = tag(2, kBytes);
-
-constexpr std::uint8_t kParameterName = tag(1, kBytes);
-constexpr std::uint8_t kParameterValue = tag(2, kBytes);
-constexpr std::uint8_t kBoolValue = tag(1, kVarint);
-constexpr std::uint8_t kInt64Value = tag(2, kVarint);
-constexpr std::uint8_t kStringValue = tag(3, kBytes);
-constexpr std::uint8_t kDoubleValue = tag(4, kFixed64);
-constexpr std::uint8_t kUint64Value = tag(5, kVarint);
+constexpr std::uint8_t kParameterName = wire_tag(1, kWireBytes);
+constexpr std::uint8_t kParameterValue = wire_tag(2, kWireBytes);
+constexpr std::uint8_t kBoolValue = wire_tag(1, kWireVarint);
+constexpr std::uint8_t kInt64Value = wire_tag(2, kWireVarint);
+constexpr std::uint8_t kStringValue = wire_tag(3, kWireBytes);
+constexpr std::uint8_t kDoubleValue = wire_tag(4, kWire64);
+constexpr std::uint8_t kUint64Value = wire_tag(5, kWireVarint);
 
 // Whose parameters a map has.
 enum class Owner : std::uint8_t { kRequest, kInput, kOutput };
@@ -69,48 +62,6 @@ Role text_role(Owner owner, std::string_view name) {
   return owner == Owner::kInput ? Role::kInputRegion : Role::kOutputRegion;
 }
 
-// The fields of one message, or of one inside it.
-class Fields {
- public:
-  explicit Fields(std::string_view bytes) : bytes_(bytes) {}
-
-  [[nodiscard]] bool done() const { return at_ == bytes_.size(); }
-  [[nodiscard]] std::size_t at() const { return at_; }
-
-  // Takes a tag of one byte; 0, which is no tag, for any other.
-  std::uint8_t tag() {
-    const auto byte = static_cast<std::uint8_t>(bytes_[at_++]);
-    return byte < 0x80 ? byte : 0;
-  }
-
-  bool varint(std::uint64_t& value) {
-    value = 0;
-    for (unsigned shift = 0; at_ != bytes_.size() && shift < 64; shift += 7) {
-      const auto byte = static_cast<std::uint8_t>(bytes_[at_++]);
-      if (shift == 63 && byte > 1) return false;
-      value |= std::uint64_t{byte & 0x7FU} << shift;
-      if (byte < 0x80) return true;
-    }
-    return false;
-  }
-
-  bool bytes(std::string_view& content) {
-    std::uint64_t length = 0;
-    return varint(length) && take(length, content);
-  }
-
-  bool take(std::uint64_t length, std::string_view& content) {
-    if (length > bytes_.size() - at_) return false;
-    content = bytes_.substr(at_, static_cast<std::size_t>(length));
-    at_ += static_cast<std::size_t>(length);
-    return true;
-  }
-
- private:
-  std::string_view bytes_;
-  std::size_t at_ = 0;
-};
-
 class Scanner {
  public:
   // Without `offsets` the message has neither an id nor raw contents.
@@ -118,7 +69,7 @@ class Scanner {
       : scan_(scan), offsets_(offsets) {}
 
   bool request(std::string_view message) {
-    Fields fields(message);
+    WireReader fields(message);
     std::vector<std::string_view> names;
     std::uint32_t seen = 0;
     while (!fields.done()) {
@@ -139,10 +90,10 @@ class Scanner {
           if (!parameter(content, Owner::kRequest, field, names)) return false;
           break;
         case kInput:
-          if (!input(content)) return false;
+          if (!tensor(content, Owner::kInput)) return false;
           break;
         case kOutput:
-          if (!output(content)) return false;
+          if (!tensor(content, Owner::kOutput)) return false;
           break;
         case kRawContent:
           if (offsets_ == nullptr || offsets_->size() > scan_.inputs + kMostParameters) {
@@ -169,9 +120,8 @@ class Scanner {
 
   void literal(std::uint8_t field, std::string_view content) {
     begin(field);
-    for (unsigned shift = 0; shift < 32; shift += 8) {
-      scan_.key.push_back(static_cast<char>((content.size() >> shift) & 0xFFU));
-    }
+    const auto size = static_cast<std::uint32_t>(content.size());
+    scan_.key.append(reinterpret_cast<const char*>(&size), sizeof size);
     scan_.key.append(content);
   }
   void begin(std::uint8_t field) { scan_.key.push_back(static_cast<char>(field)); }
@@ -180,29 +130,34 @@ class Scanner {
     scan_.key.push_back(static_cast<char>(0x80U | static_cast<std::uint8_t>(role)));
   }
 
-  bool input(std::string_view message) {
-    begin(kInput);
-    owner_ = scan_.inputs++;
-    scan_.ranks.push_back(0);
-    in_region_.push_back(false);
-    Fields fields(message);
+  // Takes an input or an output; only inputs have a datatype and a shape.
+  bool tensor(std::string_view message, Owner owner) {
+    const bool input = owner == Owner::kInput;
+    begin(input ? kInput : kOutput);
+    owner_ = input ? scan_.inputs++ : scan_.outputs++;
+    if (input) {
+      scan_.ranks.push_back(0);
+      in_region_.push_back(false);
+    }
+    WireReader fields(message);
     std::vector<std::string_view> names;
     std::uint32_t seen = 0;
     while (!fields.done()) {
       const std::uint8_t field = fields.tag();
       std::uint64_t number = 0;
       std::string_view content;
-      if (field == kShape) {
+      if (input && field == kShape) {
         if (!fields.varint(number) || !dim(number)) return false;
         continue;
       }
       if (!fields.bytes(content)) return false;
-      if (field == kName || field == kDatatype) {
+      if (field == kName || (input && field == kDatatype)) {
         if (!once(seen, field)) return false;
         literal(field, content);
-      } else if (field == kPackedShape) {
+      } else if (input && field == kPackedShape) {
         if (!packed_shape(content)) return false;
-      } else if (field != kInputParameter || !parameter(content, Owner::kInput, field, names)) {
+      } else if (field != (input ? kInputParameter : kOutputParameter) ||
+                 !parameter(content, owner, field, names)) {
         return false;
       }
     }
@@ -211,7 +166,7 @@ class Scanner {
   }
 
   bool packed_shape(std::string_view content) {
-    Fields numbers(content);
+    WireReader numbers(content);
     std::uint64_t number = 0;
     while (!numbers.done()) {
       if (!numbers.varint(number) || !dim(number)) return false;
@@ -226,31 +181,10 @@ class Scanner {
     return true;
   }
 
-  bool output(std::string_view message) {
-    begin(kOutput);
-    owner_ = scan_.outputs++;
-    Fields fields(message);
-    std::vector<std::string_view> names;
-    std::uint32_t seen = 0;
-    while (!fields.done()) {
-      const std::uint8_t field = fields.tag();
-      std::string_view content;
-      if (!fields.bytes(content)) return false;
-      if (field == kName) {
-        if (!once(seen, field)) return false;
-        literal(field, content);
-      } else if (field != kOutputParameter || !parameter(content, Owner::kOutput, field, names)) {
-        return false;
-      }
-    }
-    end();
-    return true;
-  }
-
   // Takes an entry of a map: its name, then its value.
   bool parameter(std::string_view entry, Owner owner, std::uint8_t field,
                  std::vector<std::string_view>& names) {
-    Fields fields(entry);
+    WireReader fields(entry);
     std::string_view name;
     std::string_view value;
     if (fields.done() || fields.tag() != kParameterName || !fields.bytes(name)) return false;
@@ -265,7 +199,7 @@ class Scanner {
 
   // Takes the one value that a parameter has, or none.
   bool parameter_value(std::string_view message, Owner owner, std::string_view name) {
-    Fields fields(message);
+    WireReader fields(message);
     if (fields.done()) {
       end();
       return true;

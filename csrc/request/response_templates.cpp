@@ -2,8 +2,8 @@
 
 #include <array>
 #include <charconv>
-#include <utility>
 
+#include "request/json_values.h"
 #include "request/protobuf_writer.h"
 
 namespace gpubridge {
@@ -32,33 +32,6 @@ void append_dims(std::string& json, std::span<const std::int64_t> dims) {
   json.push_back(']');
 }
 
-// Appends a control character as the shortest escape that JSON has for it.
-void append_control(std::string& json, unsigned char byte) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  json.push_back('\\');
-  switch (byte) {
-    case '\b':
-      json.push_back('b');
-      break;
-    case '\t':
-      json.push_back('t');
-      break;
-    case '\n':
-      json.push_back('n');
-      break;
-    case '\f':
-      json.push_back('f');
-      break;
-    case '\r':
-      json.push_back('r');
-      break;
-    default:
-      json.append("u00");
-      json.push_back(kHex[byte >> 4U]);
-      json.push_back(kHex[byte & 0xFU]);
-  }
-}
-
 std::string frame_prefix(std::uint64_t nbytes) {
   std::string prefix(1, '\0');
   for (unsigned shift = 32; shift != 0; shift -= 8) {
@@ -68,24 +41,6 @@ std::string frame_prefix(std::uint64_t nbytes) {
 }
 
 }  // namespace
-
-void append_json_text(std::string& json, std::string_view text) {
-  json.push_back('"');
-  for (const char character : text) {
-    const auto byte = static_cast<unsigned char>(character);
-    if (byte < 0x20) {
-      append_control(json, byte);
-      continue;
-    }
-    if (byte == '"' || byte == '\\') json.push_back('\\');
-    json.push_back(character);
-  }
-  json.push_back('"');
-}
-
-JsonResponseTemplate::JsonResponseTemplate(std::string names, std::vector<std::string> openings,
-                                           std::vector<OutputForm> forms)
-    : names_(std::move(names)), openings_(std::move(openings)), forms_(std::move(forms)) {}
 
 std::string JsonResponseTemplate::encode(std::string_view id, std::string_view parameters,
                                          std::span<const ResponseOutput> outputs) const {
@@ -97,7 +52,7 @@ std::string JsonResponseTemplate::encode(std::string_view id, std::string_view p
   json.reserve(expected);
   if (!id.empty()) {
     json.append("\"id\":");
-    append_json_text(json, id);
+    append_json_text(id, json);
     json.push_back(',');
   }
   json.append(names_);
@@ -120,14 +75,9 @@ std::string JsonResponseTemplate::encode(std::string_view id, std::string_view p
   return json;
 }
 
-MessageResponseTemplate::MessageResponseTemplate(std::string names,
-                                                 std::vector<std::string> openings,
-                                                 std::vector<OutputForm> forms)
-    : names_(std::move(names)), openings_(std::move(openings)), forms_(std::move(forms)) {}
-
-MessageResponseTemplate::Frame MessageResponseTemplate::encode(
-    std::string_view id, std::string_view parameters, std::span<const ResponseOutput> outputs,
-    bool stream, std::uint64_t following) const {
+ResponseFrame MessageResponseTemplate::encode(std::string_view id, std::string_view parameters,
+                                              std::span<const ResponseOutput> outputs, bool stream,
+                                              std::uint64_t following) const {
   std::string head = names_;
   if (!id.empty()) append_field(head, kId, id);
   head.append(parameters);
@@ -144,7 +94,7 @@ MessageResponseTemplate::Frame MessageResponseTemplate::encode(
     }
     append_field(head, kOutput, output);
   }
-  Frame frame;
+  ResponseFrame frame;
   frame.tags.reserve(outputs.size());
   std::uint64_t nbytes = head.size() + following;
   for (const ResponseOutput& raw : outputs) {

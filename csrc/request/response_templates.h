@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace gpubridge {
@@ -22,59 +23,52 @@ struct ResponseOutput {
   std::string_view json = {};
 };
 
-// Appends a text as JSON, with its quotation marks; the text is UTF-8.
-void append_json_text(std::string& json, std::string_view text);
-
-// The header of responses over HTTP.
-class JsonResponseTemplate {
+// What comes before the dims of each output, and how it is told; `names` are those of model and
+// version.
+class ResponseTemplate {
  public:
-  // `names` are the members with the names of model and version, `openings` what comes before the
-  // dims of each output.
-  JsonResponseTemplate(std::string names, std::vector<std::string> openings,
-                       std::vector<OutputForm> forms);
+  ResponseTemplate(std::string names, std::vector<std::string> openings,
+                   std::vector<OutputForm> forms)
+      : names_(std::move(names)), openings_(std::move(openings)), forms_(std::move(forms)) {}
 
   [[nodiscard]] const std::vector<OutputForm>& forms() const { return forms_; }
 
-  // Returns the header; `id` and the `parameters`, a JSON object, may be empty. There is one output
-  // for each opening.
-  [[nodiscard]] std::string encode(std::string_view id, std::string_view parameters,
-                                   std::span<const ResponseOutput> outputs) const;
-
- private:
+ protected:
   std::string names_;
   std::vector<std::string> openings_;
   std::vector<OutputForm> forms_;
 };
 
-// What surrounds the outputs' bytes in responses over gRPC.
-class MessageResponseTemplate {
+// The header of responses over HTTP, of members of JSON.
+class JsonResponseTemplate : public ResponseTemplate {
  public:
-  // `names` are the fields with the names of model and version, `openings` the fields of each
-  // output before its shape.
-  MessageResponseTemplate(std::string names, std::vector<std::string> openings,
-                          std::vector<OutputForm> forms);
+  using ResponseTemplate::ResponseTemplate;
 
-  [[nodiscard]] const std::vector<OutputForm>& forms() const { return forms_; }
+  // Returns the header; `id` and the `parameters`, a JSON object, may be empty. There is one output
+  // for each opening.
+  [[nodiscard]] std::string encode(std::string_view id, std::string_view parameters,
+                                   std::span<const ResponseOutput> outputs) const;
+};
 
-  // A frame: its first bytes, and what comes before the bytes of each output. `nbytes` are those of
-  // its message, all of it.
-  struct Frame {
-    std::string opening;
-    std::vector<std::string> tags;
-    std::uint64_t nbytes = 0;
-  };
+// A frame: its first bytes, and what comes before the bytes of each output. `nbytes` are those of
+// its message, all of it.
+struct ResponseFrame {
+  std::string opening;
+  std::vector<std::string> tags;
+  std::uint64_t nbytes = 0;
+};
+
+// What surrounds the outputs' bytes in responses over gRPC, of protobuf fields.
+class MessageResponseTemplate : public ResponseTemplate {
+ public:
+  using ResponseTemplate::ResponseTemplate;
 
   // Returns the frame of a ModelInferResponse or, for a stream, of a ModelStreamInferResponse with
   // it. The `parameters` are encoded fields; so many bytes of others follow behind the outputs. One
   // of 2 GiB or more has no valid prefix.
-  [[nodiscard]] Frame encode(std::string_view id, std::string_view parameters,
-                             std::span<const ResponseOutput> outputs, bool stream,
-                             std::uint64_t following) const;
-
- private:
-  std::string names_;
-  std::vector<std::string> openings_;
-  std::vector<OutputForm> forms_;
+  [[nodiscard]] ResponseFrame encode(std::string_view id, std::string_view parameters,
+                                     std::span<const ResponseOutput> outputs, bool stream,
+                                     std::uint64_t following) const;
 };
 
 }  // namespace gpubridge

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -11,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "dataplane.h"
 #include "python_object.h"
-#include "request/request_bindings.h"
 
 namespace nb = nanobind;
 
@@ -22,15 +23,6 @@ namespace {
 constexpr std::uint64_t kMessageLimit = std::uint64_t{1} << 31U;
 constexpr std::uint64_t kCopiedFrame = 16384;
 constexpr std::uint64_t kCopiedBuffer = 1024;
-
-nb::bytes bytes_of(const std::string& text) { return nb::bytes(text.data(), text.size()); }
-
-std::vector<std::string> texts_of(const std::vector<nb::bytes>& given) {
-  std::vector<std::string> texts;
-  texts.reserve(given.size());
-  for (const nb::bytes& text : given) texts.emplace_back(view_of(text));
-  return texts;
-}
 
 std::vector<OutputForm> forms_of(const nb::bytes& given, std::size_t outputs) {
   std::vector<OutputForm> forms;
@@ -47,8 +39,23 @@ std::vector<OutputForm> forms_of(const nb::bytes& given, std::size_t outputs) {
 nb::object encode_header(const JsonResponseTemplate& response, std::string_view id,
                          const nb::bytes& parameters, nb::handle shapes, nb::handle values) {
   const ResponseOutputs outputs(shapes, SentBuffers(values), response.forms());
-  return nb::make_tuple(bytes_of(response.encode(id, view_of(parameters), outputs.all())),
+  return nb::make_tuple(bytes_object(response.encode(id, view_of(parameters), outputs.all())),
                         outputs.nbytes());
+}
+
+// A class of templates, which are made of names, openings and forms.
+template <typename Template>
+nb::class_<Template> bind_template(nb::module_& module, const char* name) {
+  nb::class_<Template> made(module, name);
+  made.def(nb::new_(
+      [](const nb::bytes& names, const std::vector<nb::bytes>& openings, const nb::bytes& forms) {
+        std::vector<std::string> texts(openings.size());
+        std::ranges::transform(openings, texts.begin(),
+                               [](const nb::bytes& text) { return std::string(view_of(text)); });
+        return Template(std::string(view_of(names)), std::move(texts),
+                        forms_of(forms, openings.size()));
+      }));
+  return made;
 }
 
 }  // namespace
@@ -85,8 +92,7 @@ EncodedFrame encode_frame(const MessageResponseTemplate& response, std::string_v
   const SentBuffers buffers(values);
   const SentBuffers fields(following);
   const ResponseOutputs outputs(shapes, buffers, response.forms());
-  MessageResponseTemplate::Frame frame =
-      response.encode(id, parameters, outputs.all(), stream, fields.total());
+  ResponseFrame frame = response.encode(id, parameters, outputs.all(), stream, fields.total());
   if (frame.nbytes >= kMessageLimit) return {{}, frame.nbytes};
   MessagePieces pieces(std::move(frame.opening),
                        frame.nbytes <= kCopiedFrame ? kCopiedFrame : kCopiedBuffer);
@@ -98,19 +104,8 @@ EncodedFrame encode_frame(const MessageResponseTemplate& response, std::string_v
 }
 
 void bind_responses(nb::module_& module) {
-  nb::class_<JsonResponseTemplate>(module, "JsonResponseTemplate")
-      .def(nb::new_([](const nb::bytes& names, const std::vector<nb::bytes>& openings,
-                       const nb::bytes& forms) {
-        return JsonResponseTemplate(std::string(view_of(names)), texts_of(openings),
-                                    forms_of(forms, openings.size()));
-      }))
-      .def("encode", &encode_header);
-  nb::class_<MessageResponseTemplate>(module, "MessageResponseTemplate")
-      .def(nb::new_([](const nb::bytes& names, const std::vector<nb::bytes>& openings,
-                       const nb::bytes& forms) {
-        return MessageResponseTemplate(std::string(view_of(names)), texts_of(openings),
-                                       forms_of(forms, openings.size()));
-      }))
+  bind_template<JsonResponseTemplate>(module, "JsonResponseTemplate").def("encode", &encode_header);
+  bind_template<MessageResponseTemplate>(module, "MessageResponseTemplate")
       .def(
           "encode",
           [](const MessageResponseTemplate& self, std::string_view id, const nb::bytes& parameters,

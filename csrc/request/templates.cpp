@@ -1,11 +1,12 @@
 #include "request/templates.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <iterator>
 #include <limits>
 #include <utility>
+
+#include "little_endian.h"
 
 namespace gpubridge {
 namespace {
@@ -228,15 +229,11 @@ std::optional<std::uint64_t> align_inputs(std::span<unsigned char> memory, std::
 
 bool holds_strings(std::span<const unsigned char> bytes, std::uint64_t count) {
   constexpr std::size_t kLength = sizeof(std::uint32_t);
-  const unsigned char* at = bytes.data();
-  std::size_t left = bytes.size();
-  for (; left != 0; --count) {
+  const auto* at = reinterpret_cast<const char*>(bytes.data());
+  for (std::size_t left = bytes.size(); left != 0; --count) {
     if (count == 0 || left < kLength) return false;
     // Another process may write to it meanwhile: read once.
-    std::array<unsigned char, kLength> raw{};
-    std::memcpy(raw.data(), at, kLength);
-    const std::size_t length = std::size_t{raw[0]} | std::size_t{raw[1]} << 8U |
-                               std::size_t{raw[2]} << 16U | std::size_t{raw[3]} << 24U;
+    const std::size_t length = get_number<std::uint32_t>(at);
     left -= kLength;
     if (length > left) return false;
     at += kLength + length;

@@ -11,11 +11,11 @@
 #include <utility>
 
 #include "buffer_view.h"
+#include "dataplane.h"
 #include "ipc/infer_request_binding.h"
 #include "python_object.h"
 #include "request/json_scanner.h"
 #include "request/protobuf_scanner.h"
-#include "request/request_bindings.h"
 
 namespace nb = nanobind;
 
@@ -44,20 +44,6 @@ struct Names {
 
 const Names& names() {
   static const Names made;
-  return made;
-}
-
-// Makes a tuple of what `make` returns for each index.
-template <typename Make>
-nb::object tuple_of(std::size_t count, Make make) {
-  nb::object made = checked(PyTuple_New(static_cast<Py_ssize_t>(count)));
-  for (std::size_t index = 0; index < count; ++index) {
-    nb::object item = make(index);
-    // Takes the reference over, even when it fails.
-    if (PyTuple_SetItem(made.ptr(), static_cast<Py_ssize_t>(index), item.release().ptr()) != 0) {
-      throw nb::python_error();
-    }
-  }
   return made;
 }
 

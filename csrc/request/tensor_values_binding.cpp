@@ -1,5 +1,5 @@
-#include "request/tensor_values_binding.h"
-
+// Tensor data as JSON and as typed fields, for Python: gpubridge/_native.pyi has the functions.
+#include <nanobind/nanobind.h>
 #include <nanobind/stl/string_view.h>
 
 #include <array>
@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "buffer_view.h"
+#include "dataplane.h"
+#include "python_object.h"
 #include "request/json_values.h"
 #include "request/typed_contents.h"
 
@@ -44,17 +46,22 @@ std::string_view text_of(const BufferView& buffer) {
   return {static_cast<const char*>(buffer.data()), buffer.size()};
 }
 
-// Copies what may be long without the interpreter's lock.
-nb::object bytes_or_none(bool good, const std::string& bytes) {
-  if (!good) return nb::none();
-  nb::object made =
-      nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes.size())));
-  if (!made.is_valid()) throw nb::python_error();
-  char* data = PyBytes_AsString(made.ptr());
+// What `make` appends to a text without the interpreter's lock, as bytes; None where it says no.
+// What may be long is copied without it, too.
+template <typename Make>
+nb::object made_unlocked(Make&& make) {
+  std::string bytes;
+  bool good = false;
   {
     const nb::gil_scoped_release unlocked;
-    std::memcpy(data, bytes.data(), bytes.size());
+    good = make(bytes);
   }
+  if (!good) return nb::none();
+  nb::object made =
+      checked(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes.size())));
+  char* data = PyBytes_AsString(made.ptr());
+  const nb::gil_scoped_release unlocked;
+  std::memcpy(data, bytes.data(), bytes.size());
   return made;
 }
 
@@ -70,7 +77,7 @@ nb::object split_json_data(nb::handle document) {
   for (const std::string_view value : split->values) {
     ranges.append(nb::make_tuple(value.data() - text_of(buffer).data(), value.size()));
   }
-  return nb::make_tuple(nb::bytes(split->skeleton.data(), split->skeleton.size()), ranges);
+  return nb::make_tuple(bytes_object(split->skeleton), ranges);
 }
 
 nb::object pack_json_values(nb::handle document, std::size_t start, std::size_t size,
@@ -80,49 +87,33 @@ nb::object pack_json_values(nb::handle document, std::size_t start, std::size_t 
   if (start > buffer.size() || size > buffer.size() - start) {
     throw nb::value_error("expected a range inside the document");
   }
-  std::string bytes;
-  bool good = false;
-  {
-    const nb::gil_scoped_release unlocked;
-    good = pack_values(text_of(buffer).substr(start, size), type, count, bytes);
-  }
-  return bytes_or_none(good, bytes);
+  return made_unlocked([&](std::string& bytes) {
+    return pack_values(text_of(buffer).substr(start, size), type, count, bytes);
+  });
 }
 
 nb::object format_json_values(nb::handle data, std::string_view datatype, std::size_t count) {
   const BufferView buffer(data, PyBUF_SIMPLE);
   const ElementType type = type_of(datatype);
-  std::string text;
-  bool good = false;
-  {
-    const nb::gil_scoped_release unlocked;
-    good = format_values(text_of(buffer), type, count, text);
-  }
-  return bytes_or_none(good, text);
+  return made_unlocked(
+      [&](std::string& json) { return format_values(text_of(buffer), type, count, json); });
 }
 
 nb::object format_json_string(std::string_view before, nb::handle text, std::string_view after) {
   const BufferView buffer(text, PyBUF_SIMPLE);
-  std::string json(before);
-  bool good = false;
-  {
-    const nb::gil_scoped_release unlocked;
+  return made_unlocked([&](std::string& json) {
     json.reserve(before.size() + buffer.size() + after.size() + 2);
-    good = format_string(text_of(buffer), json);
-    json += after;
-  }
-  return bytes_or_none(good, json);
+    json.append(before);
+    if (!format_string(text_of(buffer), json)) return false;
+    json.append(after);
+    return true;
+  });
 }
 
 nb::object pack_json_parameters(nb::handle object) {
   const BufferView buffer(object, PyBUF_SIMPLE);
-  std::string fields;
-  bool good = false;
-  {
-    const nb::gil_scoped_release unlocked;
-    good = pack_parameters(text_of(buffer), fields);
-  }
-  return bytes_or_none(good, fields);
+  return made_unlocked(
+      [&](std::string& fields) { return pack_parameters(text_of(buffer), fields); });
 }
 
 nb::object pack_contents(nb::handle message, unsigned field, std::string_view form,
@@ -134,13 +125,9 @@ nb::object pack_contents(nb::handle message, unsigned field, std::string_view fo
   if (wire != WireForm::kBytes && (size == 0 || size > sizeof(std::uint64_t))) {
     throw nb::value_error("expected elements of 1 to 8 bytes");
   }
-  std::string bytes;
-  bool good = false;
-  {
-    const nb::gil_scoped_release unlocked;
-    good = pack_typed_contents(text_of(buffer), field, wire, size, bytes);
-  }
-  return bytes_or_none(good, bytes);
+  return made_unlocked([&](std::string& bytes) {
+    return pack_typed_contents(text_of(buffer), field, wire, size, bytes);
+  });
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ class ItemBatcher {
       : batcher_(settings), keeps_order_(settings.keep_order) {}
   ItemBatcher(const ItemBatcher&) = delete;
   ItemBatcher& operator=(const ItemBatcher&) = delete;
-  ~ItemBatcher() { release_all(); }
+  ~ItemBatcher() { clear(); }
 
   [[nodiscard]] std::size_t pending() const { return batcher_.pending(); }
 
@@ -60,7 +60,7 @@ class ItemBatcher {
 
   std::optional<Nanoseconds> next_wakeup(Nanoseconds now) { return batcher_.next_wakeup(now); }
   nb::list refused(Nanoseconds now) { return given_away(batcher_.refused(now)); }
-  nb::list clear() { return given_away(batcher_.clear()); }
+  nb::list take_all() { return given_away(batcher_.clear()); }
 
   bool cancel(nb::handle item) {
     const bool was_queued = batcher_.cancel(handle_of(item));
@@ -101,7 +101,7 @@ class ItemBatcher {
     }
     return result;
   }
-  void release_all() {
+  void clear() {
     const nb::list queued = given_away(batcher_.clear());
     batcher_.abandon_order();
     const auto ordered = std::exchange(ordered_, {});

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "dataplane.h"
 #include "ipc/in_flight_binding.h"
 #include "ipc/infer_request_binding.h"
 
@@ -293,33 +294,8 @@ void RequestDispatch::clear() {
   owner_ = cancel_ = shapes_ = clock_ = prepare_ = traces_ = latest_.object = nb::none();
 }
 
-namespace {
-
-template <typename Held>
-int traverse_held(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  return nb::inst_ready(self) ? nb::inst_ptr<Held>(self)->traverse(visit, arg) : 0;
-}
-
-template <typename Held>
-int clear_held(PyObject* self) {
-  if (nb::inst_ready(self)) nb::inst_ptr<Held>(self)->clear();
-  return 0;
-}
-
-template <typename Held>
-PyType_Slot* collected() {
-  static PyType_Slot slots[] = {// NOLINT: the C API's own form
-                                {Py_tp_traverse, stub::slot(traverse_held<Held>)},
-                                {Py_tp_clear, stub::slot(clear_held<Held>)},
-                                {0, nullptr}};
-  return slots;
-}
-
-}  // namespace
-
 void bind_request_dispatch(nb::module_& module) {
-  nb::class_<InstanceFeed>(module, "InstanceFeed", nb::type_slots(collected<InstanceFeed>()))
+  nb::class_<InstanceFeed>(module, "InstanceFeed", nb::type_slots(stub::collected<InstanceFeed>()))
       .def(nb::init<nb::object>(), nb::arg().none())
       .def("listen", &InstanceFeed::listen)
       .def("connect", &InstanceFeed::connect)
@@ -333,7 +309,7 @@ void bind_request_dispatch(nb::module_& module) {
       .def_prop_ro("least_window",
                    [](const InstanceFeed& feed) { return feed.load().least_window(); });
   nb::class_<RequestDispatch>(module, "RequestDispatch",
-                              nb::type_slots(collected<RequestDispatch>()))
+                              nb::type_slots(stub::collected<RequestDispatch>()))
       .def(nb::init<nb::object, nb::object, bool, bool, nb::object, nb::object, nb::object>(),
            nb::arg("owner"), nb::arg("batcher"), nb::arg("ahead"), nb::arg("ordered"),
            nb::arg("counters"), nb::arg("shapes").none(), nb::arg("clock").none())

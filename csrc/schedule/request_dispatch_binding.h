@@ -145,7 +145,4 @@ class RequestDispatch {
   Nanoseconds timer_ = 0;
 };
 
-// Adds the classes InstanceFeed and RequestDispatch to the module.
-void bind_request_dispatch(nb::module_& module);
-
 }  // namespace gpubridge

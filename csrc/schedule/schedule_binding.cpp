@@ -14,7 +14,7 @@
 
 #include "dataplane.h"
 #include "schedule/item_batcher_binding.h"
-#include "schedule/request_dispatch_binding.h"
+#include "stub/heap_type.h"
 
 namespace nb = nanobind;
 
@@ -29,25 +29,10 @@ QueuePolicy policy_of(const PolicyFields& fields) {
   return {delays_late, from_microseconds(timeout_us), may_be_shorter, most};
 }
 
-int traverse_batcher(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  return nb::inst_ready(self) ? nb::inst_ptr<ItemBatcher>(self)->traverse(visit, arg) : 0;
-}
-
-int clear_batcher(PyObject* self) {
-  if (nb::inst_ready(self)) nb::inst_ptr<ItemBatcher>(self)->release_all();
-  return 0;
-}
-
-PyType_Slot batcher_slots[] = {// NOLINT: the C API's own form
-                               {Py_tp_traverse, reinterpret_cast<void*>(traverse_batcher)},
-                               {Py_tp_clear, reinterpret_cast<void*>(clear_batcher)},
-                               {0, nullptr}};
-
 }  // namespace
 
-void bind_schedule(nb::module_& module) {
-  nb::class_<ItemBatcher>(module, "DynamicBatcher", nb::type_slots(batcher_slots))
+void bind_item_batcher(nb::module_& module) {
+  nb::class_<ItemBatcher>(module, "DynamicBatcher", nb::type_slots(stub::collected<ItemBatcher>()))
       .def(
           "__init__",
           [](ItemBatcher* self, std::uint64_t max_batch_size,
@@ -84,8 +69,7 @@ void bind_schedule(nb::module_& module) {
       .def("releasable", &ItemBatcher::releasable)
       .def("abandon_order", &ItemBatcher::abandon_order)
       .def("stop", &ItemBatcher::stop)
-      .def("clear", &ItemBatcher::clear);
-  bind_request_dispatch(module);
+      .def("clear", &ItemBatcher::take_all);
 }
 
 }  // namespace gpubridge

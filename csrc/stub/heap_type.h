@@ -1,5 +1,6 @@
 // Python types whose instances are C structs. All objects that an instance refers to are in its
-// array `fields`, so that one set of functions serves the collector for every type.
+// array `fields`, so that one set of functions serves the collector for every type; or it is one
+// C++ object, which the collector need not know.
 //
 // Only functions of the limited API of CPython 3.12 are used. Slot functions let no C++ exception
 // out: they are called by the interpreter.
@@ -9,7 +10,12 @@
 
 #include <cstddef>
 #include <exception>
+#include <initializer_list>
+#include <memory>
 #include <utility>
+#include <vector>
+
+#include "python_object.h"
 
 #if PY_VERSION_HEX < 0x030C0000
 // The names that 3.12 brought into Python.h.
@@ -47,10 +53,7 @@ inline void give(PyObject*& field, nanobind::object value) {
   Py_XDECREF(old);
 }
 
-inline nanobind::object checked(PyObject* made) {
-  if (made == nullptr) throw nanobind::python_error();
-  return nanobind::steal(made);
-}
+using gpubridge::checked;
 
 // Runs what may throw, and returns `failed` with a Python error set where it did.
 template <typename Result, typename Function>
@@ -122,16 +125,103 @@ PyObject* give_list(PyObject* self, PyObject* /*unused*/) {
   return all == nullptr ? nullptr : PySequence_List(all);
 }
 
+// Members that are the first fields, by their names in order; null for a field that is no member.
+// Those that are `empty` read as None, else there is an AttributeError.
 template <typename Object>
-PyMemberDef member(const char* name, std::size_t index) {
-  const std::size_t offset = offsetof(Object, fields) + index * sizeof(PyObject*);
-  return {name, Py_T_OBJECT_EX, static_cast<Py_ssize_t>(offset), 0, nullptr};
+PyMemberDef* field_members(std::initializer_list<const char*> names, bool empty = false,
+                           std::initializer_list<PyMemberDef> others = {}) {
+  static std::vector<PyMemberDef> members;
+  std::size_t offset = offsetof(Object, fields);
+  for (const char* name : names) {
+    const auto at = static_cast<Py_ssize_t>(std::exchange(offset, offset + sizeof(PyObject*)));
+    if (name != nullptr) {
+      members.push_back({name, empty ? _Py_T_OBJECT : Py_T_OBJECT_EX, at, 0, nullptr});
+    }
+  }
+  members.insert(members.end(), others);
+  members.push_back({nullptr, 0, 0, 0, nullptr});
+  return members.data();
+}
+
+inline PyTypeObject* make_type(const char* name, std::size_t size, unsigned long flags,
+                               std::vector<PyType_Slot>& slots) {
+  slots.push_back({0, nullptr});
+  PyType_Spec spec = {name, static_cast<int>(size), 0,
+                      static_cast<unsigned>(Py_TPFLAGS_DEFAULT | flags), slots.data()};
+  return reinterpret_cast<PyTypeObject*>(checked(PyType_FromSpec(&spec)).release().ptr());
+}
+
+// A type of what has `fields`, with slots of its own beside those for the collector.
+template <typename Object, void (*Deallocate)(PyObject*) = deallocate<Object>>
+PyTypeObject* fields_type(const char* name, std::vector<PyType_Slot> slots,
+                          unsigned long flags = Py_TPFLAGS_BASETYPE) {
+  slots.push_back({Py_tp_dealloc, slot(Deallocate)});
+  slots.push_back({Py_tp_traverse, slot(traverse<Object>)});
+  slots.push_back({Py_tp_clear, slot(clear<Object>)});
+  return make_type(name, sizeof(Object), flags | Py_TPFLAGS_HAVE_GC, slots);
 }
 
 // An instance of a type or of a class derived from it, its fields empty.
 template <typename Object>
 nanobind::object allocate(PyTypeObject* type) {
   return checked(reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0));
+}
+
+// An instance of a type that is a C++ object.
+template <typename Value>
+struct Boxed {
+  PyObject_HEAD  // NOLINT
+      Value value;
+};
+
+template <typename Value>
+Value& unboxed(PyObject* self) {
+  return as<Boxed<Value>>(self)->value;
+}
+
+template <typename Value>
+void deallocate_boxed(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  std::destroy_at(&unboxed<Value>(self));
+  PyObject_Free(self);
+  Py_DECREF(type);
+}
+
+template <typename Value>
+PyTypeObject* boxed_type(const char* name, std::vector<PyType_Slot> slots = {}) {
+  slots.push_back({Py_tp_dealloc, slot(deallocate_boxed<Value>)});
+  return make_type(name, sizeof(Boxed<Value>), Py_TPFLAGS_DISALLOW_INSTANTIATION, slots);
+}
+
+template <typename Value>
+nanobind::object box(PyTypeObject* type, Value value) {
+  auto* made = PyObject_New(Boxed<Value>, type);
+  if (made == nullptr) throw nanobind::python_error();
+  new (&made->value) Value(std::move(value));
+  return nanobind::steal(reinterpret_cast<PyObject*>(made));
+}
+
+// The slots by which the collector asks an object that nanobind made; the object has `traverse` and
+// `clear`.
+template <typename Held>
+int traverse_held(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nanobind::inst_ready(self) ? nanobind::inst_ptr<Held>(self)->traverse(visit, arg) : 0;
+}
+
+template <typename Held>
+int clear_held(PyObject* self) {
+  if (nanobind::inst_ready(self)) nanobind::inst_ptr<Held>(self)->clear();
+  return 0;
+}
+
+template <typename Held>
+PyType_Slot* collected() {
+  static PyType_Slot slots[] = {// NOLINT: the C API's own form
+                                {Py_tp_traverse, slot(traverse_held<Held>)},
+                                {Py_tp_clear, slot(clear_held<Held>)},
+                                {0, nullptr}};
+  return slots;
 }
 
 // Says whether all characters of a str are ASCII.

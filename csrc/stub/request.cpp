@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "stub/arrival.h"
 #include "stub/heap_type.h"
 #include "stub/tensor.h"
 
@@ -169,7 +168,7 @@ PyObject* get_origin(PyObject* self, void* /*unused*/) {
   if (fields[kOrigin] != nullptr) return Py_NewRef(fields[kOrigin]);
   if (fields[kArrival] == nullptr) return Py_NewRef(Py_None);
   return guarded(static_cast<PyObject*>(nullptr),
-                 [&] { return origin_of(as<Arrival>(fields[kArrival])).release().ptr(); });
+                 [&] { return arrival_of(fields[kArrival]).ask().release().ptr(); });
 }
 
 int set_origin(PyObject* self, PyObject* value, void* /*unused*/) {
@@ -196,45 +195,54 @@ PyMethodDef methods[] = {
      "Give the names of the outputs asked for, as a new set."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyMemberDef members[] = {// NOLINT
-                         member<Request>("_inputs", kInputs),
-                         member<Request>("_request_id", kRequestId),
-                         member<Request>("_correlation_id", kCorrelationId),
-                         member<Request>("_requested_output_names", kRequested),
-                         member<Request>("_flags", kFlags),
-                         member<Request>("_timeout", kTimeout),
-                         member<Request>("_parameters", kRequestParameters),
-                         member<Request>("_model_name", kModelName),
-                         member<Request>("_model_version", kModelVersion),
-                         member<Request>("_trace", kTrace),
-                         member<Request>("_preferred_memory", kPreferredMemory),
-                         member<Request>("_release_flags", kReleaseFlags),
-                         {nullptr, 0, 0, 0, nullptr}};
-
 PyGetSetDef properties[] = {// NOLINT
                             {"_origin", get_origin, set_origin, nullptr, nullptr},
                             {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-PyType_Slot slots[] = {// NOLINT
-                       {Py_tp_init, slot(initialize)},
-                       {Py_tp_dealloc, slot(deallocate<Request>)},
-                       {Py_tp_traverse, slot(traverse<Request>)},
-                       {Py_tp_clear, slot(clear<Request>)},
-                       {Py_tp_methods, methods},
-                       {Py_tp_members, members},
-                       {Py_tp_getset, properties},
-                       {0, nullptr}};
-
-PyType_Spec spec = {"gpubridge._native.RequestFields", sizeof(Request), 0,
-                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
-
 }  // namespace
 
 PyTypeObject* request_type() {
-  static auto* const type =
-      reinterpret_cast<PyTypeObject*>(checked(PyType_FromSpec(&spec)).release().ptr());
+  static PyTypeObject* const type = fields_type<Request>(
+      "gpubridge._native.RequestFields",
+      {{Py_tp_init, slot(initialize)},
+       {Py_tp_methods, methods},
+       {Py_tp_members, field_members<Request>(
+                           {"_inputs", "_request_id", "_correlation_id", "_requested_output_names",
+                            "_flags", "_timeout", "_parameters", "_model_name", "_model_version",
+                            nullptr, "_trace", "_preferred_memory", "_release_flags"})},
+       {Py_tp_getset, properties}});
   return type;
 }
+
+// -- arrivals
+
+nb::object arrival_object(Arrival arrival) {
+  static PyTypeObject* const type = boxed_type<Arrival>("gpubridge._native.Arrival");
+  return box(type, std::move(arrival));
+}
+
+Arrival& arrival_of(nb::handle object) { return unboxed<Arrival>(object.ptr()); }
+
+nb::object Arrival::ask() {
+  if (!origin.is_valid()) {
+    nb::object made = make_origin(message, at);
+    if (!origin.is_valid()) {
+      if (cancelled) made.attr("over") = *cancelled;
+      origin = std::move(made);
+    } else {
+      // Another thread was first: the end of this one is not that of the request.
+      made.attr("close")();
+    }
+  }
+  return origin;
+}
+
+void Arrival::end(bool was_cancelled) {
+  cancelled = was_cancelled;
+  if (origin.is_valid()) origin.attr("over") = was_cancelled;
+}
+
+// -- requests that arrived
 
 nb::object received_request(PyTypeObject* kind, const Received& received) {
   const Known& python = known();

@@ -4,6 +4,8 @@
 #include <nanobind/nanobind.h>
 
 #include <array>
+#include <cstddef>
+#include <optional>
 
 namespace gpubridge::stub {
 
@@ -32,6 +34,25 @@ struct Request {
       std::array<PyObject*, kRequestFields>
           fields;
 };
+
+// A request's connection to the message that it came with. Its record and its origin are made when
+// somebody asks for them: most requests are answered before anybody does.
+struct Arrival {
+  nanobind::object message;
+  std::size_t at;
+  nanobind::object make_origin;  // takes the message and where the record begins in it
+  nanobind::object origin = {};
+  std::optional<bool> cancelled = {};  // once the request is answered
+
+  // Gives the origin.
+  nanobind::object ask();
+  // Notes that the request is answered.
+  void end(bool was_cancelled);
+};
+
+// An Arrival as a Python object, and back.
+nanobind::object arrival_object(Arrival arrival);
+Arrival& arrival_of(nanobind::handle object);
 
 // What a request that arrived consists of; objects that are not there stand for what requests have
 // that say nothing.

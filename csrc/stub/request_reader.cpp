@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "ipc/context.h"
-#include "stub/arrival.h"
 #include "stub/heap_type.h"
 #include "stub/request.h"
 #include "stub/tensor.h"
@@ -34,10 +33,6 @@ constexpr std::uint32_t kKnownFields =
     kPlainFields | bits_of(ContextField::kStateSlot, ContextField::kStateStarts,
                            ContextField::kClient, ContextField::kDevice,
                            ContextField::kDeviceOutputs, ContextField::kWaits);
-
-nb::object text_of(std::string_view text) {
-  return checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
-}
 
 }  // namespace
 
@@ -76,13 +71,8 @@ void TensorReader::take_shapes(const RecordView& record, RecordForm& form) const
   form.shapes.clear();
   std::size_t dim = 0;
   for (const TensorKind& kind : form.kinds) {
-    nb::object shape = checked(PyTuple_New(static_cast<Py_ssize_t>(kind.rank)));
-    for (std::uint32_t axis = 0; axis < kind.rank; ++axis) {
-      nb::object value = checked(PyLong_FromLongLong(record.dim(dim++)));
-      // Takes the item over, even when it fails.
-      if (PyTuple_SetItem(shape.ptr(), axis, value.release().ptr()) != 0) throw nb::python_error();
-    }
-    form.shapes.push_back(std::move(shape));
+    form.shapes.push_back(tuple_of(
+        kind.rank, [&](std::size_t) { return checked(PyLong_FromLongLong(record.dim(dim++))); }));
   }
   form.dims = record.dims();
 }
@@ -129,7 +119,7 @@ bool RequestReader::is_plain(const RecordView& record, const Context& context) c
 }
 
 nb::object RequestReader::arrival(nb::handle message, std::size_t at) const {
-  return make_arrival(message, at, parts_.make_origin);
+  return arrival_object({nb::borrow(message), at, parts_.make_origin});
 }
 
 nb::object RequestReader::request(const RecordView& record, const RecordForm& form,
@@ -144,7 +134,7 @@ nb::object RequestReader::request(const RecordView& record, const RecordForm& fo
                     .model_name = model_.name,
                     .model_version = model_.version,
                     .arrival = nb::borrow(arrival)};
-  if (!record.identifier().empty()) received.id = text_of(record.identifier());
+  if (!record.identifier().empty()) received.id = text_object(record.identifier());
   if (context.mask() != 0) take_context(context, received);
   return received_request(type_of(request_), received);
 }
@@ -157,10 +147,10 @@ void RequestReader::take_context(const Context& context, Received& received) con
   number(ContextField::kTimeout, received.timeout);
   number(ContextField::kCorrelationId, received.correlation_id);
   if (context.has(ContextField::kCorrelationText)) {
-    received.correlation_id = text_of(context.text(ContextField::kCorrelationText));
+    received.correlation_id = text_object(context.text(ContextField::kCorrelationText));
   }
   if (context.has(ContextField::kParameters)) {
-    received.parameters = text_of(context.text(ContextField::kParameters));
+    received.parameters = text_object(context.text(ContextField::kParameters));
   }
   if (context.has(ContextField::kTrace)) {
     received.trace = parts_.make_trace(context.number(ContextField::kTrace));
@@ -182,7 +172,7 @@ void RequestReader::add_controls(std::string_view told, nb::handle inputs) {
   }
   std::vector<Control> made;
   bool numbers = true;
-  for (nb::handle tensor : nb::cast<nb::list>(parts_.make_controls(text_of(told)))) {
+  for (nb::handle tensor : nb::cast<nb::list>(parts_.make_controls(text_object(told)))) {
     const auto& fields = as<Tensor>(tensor.ptr())->fields;
     // Strings have been serialised.
     numbers = numbers && fields[kSource] == nullptr;

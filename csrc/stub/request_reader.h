@@ -13,7 +13,7 @@
 #include "ipc/records.h"
 #include "memory/lease_book.h"
 #include "stub/request.h"
-#include "text_hash.h"
+#include "text.h"
 
 namespace gpubridge::stub {
 
@@ -65,7 +65,7 @@ class TensorReader {
 
 // What a reader of requests needs of Python.
 struct ReaderParts {
-  nanobind::object make_origin;    // that of `Arrival`
+  nanobind::object make_origin;    // that of an Arrival
   nanobind::object make_controls;  // gives the control inputs that the text of a context says
   nanobind::object make_trace;     // gives the InferenceTrace of a number
 };

@@ -68,29 +68,14 @@ PyMethodDef methods[] = {
      "Give the parameters as JSON text."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyMemberDef members[] = {// NOLINT
-                         member<Response>("_tensors", kTensors),
-                         member<Response>("_error", kError),
-                         member<Response>("_parameters", kResponseParameters),
-                         {nullptr, 0, 0, 0, nullptr}};
-
-PyType_Slot slots[] = {// NOLINT
-                       {Py_tp_init, slot(initialize)},
-                       {Py_tp_dealloc, slot(deallocate<Response>)},
-                       {Py_tp_traverse, slot(traverse<Response>)},
-                       {Py_tp_clear, slot(clear<Response>)},
-                       {Py_tp_methods, methods},
-                       {Py_tp_members, members},
-                       {0, nullptr}};
-
-PyType_Spec spec = {"gpubridge._native.ResponseFields", sizeof(Response), 0,
-                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
-
 }  // namespace
 
 PyTypeObject* response_type() {
-  static auto* const type =
-      reinterpret_cast<PyTypeObject*>(checked(PyType_FromSpec(&spec)).release().ptr());
+  static PyTypeObject* const type = fields_type<Response>(
+      "gpubridge._native.ResponseFields",
+      {{Py_tp_init, slot(initialize)},
+       {Py_tp_methods, methods},
+       {Py_tp_members, field_members<Response>({"_tensors", "_error", "_parameters"})}});
   return type;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -9,9 +10,20 @@
 #include <string>
 #include <string_view>
 
-#include "stub/limits.h"
-
 namespace gpubridge::stub {
+
+// Limits of a stub; gpubridge/stub/limits.py says what each means, and their values.
+struct StubLimits {
+  std::int64_t gathered_ns = 0;
+  std::size_t gathered_bytes = 0;
+  std::int64_t long_ns = 0;
+  std::int64_t watched_batches = 0;
+  std::int64_t patience_ns = 0;
+  std::int64_t quiet_looks = 0;
+  std::size_t kept_leases = 0;
+  std::size_t kept_bytes = 0;
+  std::uint64_t passed_on_bytes = 0;
+};
 
 // Gathers encoded results. The thread that executes adds them; what it gets back it sends. A second
 // thread may watch: when a batch takes long, it sends what was gathered before it. The mutex is

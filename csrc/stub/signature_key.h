@@ -8,6 +8,7 @@
 #include <string>
 
 #include "little_endian.h"
+#include "python_object.h"
 #include "stub/tensor.h"
 
 namespace gpubridge::stub {
@@ -32,11 +33,9 @@ struct SignatureKey {
 
   // Throws a Python error for what is no str, or has lone surrogates.
   void add_text(PyObject* text) {
-    Py_ssize_t size = 0;
-    const char* data = PyUnicode_AsUTF8AndSize(text, &size);
-    if (data == nullptr) throw nanobind::python_error();
-    append(kinds, static_cast<std::uint32_t>(size));
-    kinds.append(data, static_cast<std::size_t>(size));
+    const std::string_view utf8 = view_of_text(text);
+    append(kinds, static_cast<std::uint32_t>(utf8.size()));
+    kinds.append(utf8);
   }
 
   template <typename Number>

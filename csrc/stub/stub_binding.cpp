@@ -9,7 +9,6 @@
 #include "stub/heap_type.h"
 #include "stub/request.h"
 #include "stub/response.h"
-#include "stub/stub_loop.h"
 #include "stub/tensor.h"
 
 namespace nb = nanobind;
@@ -101,7 +100,6 @@ nb::object output_by_name(nb::handle response, nb::handle name) {
 
 void bind_stub(nb::module_& module) {
   stub::bind_bls_records(module);
-  stub::bind_stub_loop(module);
   module.def("fields_type", &fields_type);
   module.def("input_by_name", &input_by_name, nb::arg("inference_request"), nb::arg("name").none());
   module.def("output_by_name", &output_by_name, nb::arg("inference_response"),

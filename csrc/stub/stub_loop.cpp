@@ -1,20 +1,31 @@
-#include "stub/stub_loop.h"
-
+// The stub's loop: receives messages, executes their batches, sends the results.
+#include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
+#include "buffer_view.h"
 #include "ipc/control_cells.h"
 #include "ipc/datagrams.h"
 #include "ipc/messages.h"
+#include "ipc/records.h"
 #include "little_endian.h"
-#include "stub/arrival.h"
 #include "stub/heap_type.h"
+#include "stub/output_pool.h"
+#include "stub/request_reader.h"
+#include "stub/response_writer.h"
+#include "stub/result_sender.h"
 
 namespace nb = nanobind;
 
@@ -35,9 +46,114 @@ std::int64_t now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
 }
 
-std::string_view view_of(nb::handle bytes) {
-  return {PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
-}
+// What the loop needs of Python.
+struct LoopParts {
+  nb::object channel;   // Channel
+  nb::object executor;  // Executor: runs what is not plain, and knows the model
+  nb::object outputs;   // OutputMemory
+  nb::object control;   // ControlPage
+  nb::object waits;     // ShortWaits
+  nb::object reader;    // RecordReader
+  nb::object decode;    // decode_execute, which words what is wrong with a message
+  nb::object batch;     // the class Batch
+};
+
+// Executes the batches of EXECUTE messages. A batch is plain where its requests are in the server's
+// memory, and others look at their inputs at most if the model does not write to these: then Python
+// does nothing but the model's own work, unless a response is other than tensors in host memory.
+// Other batches are run by the Executor, and other messages are returned. Responses that models
+// send by themselves are written here, too.
+class StubLoop {
+ public:
+  StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer, nb::type_object response,
+           LeaseBook& book, std::unique_ptr<OutputPool> pool, std::int64_t awake_ns,
+           const StubLimits& limits);
+
+  // Receives messages until one comes that holds no batches; returns it and its descriptors.
+  nb::object next_message();
+
+  // Sends a response of a request that is open; any thread may. False where it is none that is
+  // written here. `wanted` holds the names of the outputs that are sent.
+  bool respond(std::uint32_t ticket, nb::handle response, bool last, nb::handle wanted,
+               const std::string& consumer);
+
+  // Sends results that wait for a slow batch; returns when the channel is closed.
+  void watch();
+  // Gives free slots back to the OutputMemory.
+  void give_back() { pool_->give_back(); }
+  // Leaves what is shared with the server alone: for a forked child.
+  void disown();
+
+ private:
+  // A batch as it lies in its message.
+  struct BatchView {
+    std::uint64_t sequence;
+    std::size_t first;  // where its records begin
+    std::uint32_t requests;
+    bool plain;
+    bool shared;  // whether others look at the inputs of plain requests, too
+    bool called;  // whether other models take the outputs
+  };
+  // A request that is being executed.
+  struct Live {
+    std::uint32_t ticket;
+    nb::object wanted;             // of RecordForm
+    nb::object arrival;            // its Arrival
+    OwnInputs inputs;              // outputs may stay there
+    std::string_view outputs_for;  // of its context, in its message
+  };
+
+  void attach();
+  void run(nb::handle message);
+  std::vector<BatchView> batches(nb::handle message);
+  void skip(nb::handle message, const BatchView& batch, bool last);
+  void run_in_python(nb::handle message, const BatchView& batch, bool last);
+  void run_plain(nb::handle message, const BatchView& batch, bool last);
+  nb::object take_requests(nb::handle message, const BatchView& batch, std::vector<Live>& live,
+                           std::string& skipped);
+  nb::object execute(nb::object requests, std::span<const Live> live);
+  void answer_nothing(std::uint32_t ticket, std::string& result);
+  void answer(const Live& live, nb::handle responses, std::size_t index);
+  bool answer_here(const Live& live, nb::object& response);
+  void finish(const BatchView& batch);
+  void send_result(std::string_view result, std::int64_t started, std::int64_t ended, bool last);
+  void send(const std::string& message);
+  std::int64_t start(std::uint64_t sequence);
+  [[nodiscard]] bool is_cancelled(std::uint32_t ticket) const;
+  [[nodiscard]] bool is_crowded() const;
+  [[nodiscard]] bool shows_shared() const;
+
+  LoopParts parts_;
+  LeaseBook& book_;
+  std::unique_ptr<OutputPool> pool_;
+  RequestReader reader_;
+  ResponseWriter writer_;
+  StubLimits limits_;
+  ResultSender sender_;
+  nb::type_object response_;
+  nb::object execute_;
+  nb::object shared_inputs_;
+  nb::object scratch_;
+  std::int64_t awake_ns_;
+  std::int64_t wait_ns_ = 0;  // for how long to stay awake now
+  int descriptor_;
+  bool plain_;             // whether batches of this model may be plain
+  bool decoupled_;         // whether the model sends all responses by itself
+  bool soon_ = false;      // whether the next message is likely to come soon
+  bool watches_ = false;   // whether there is a thread that watches
+  bool reclaims_ = false;  // whether the OutputMemory may have lent slots by itself
+  std::unique_ptr<BufferView> words_;
+  std::unique_ptr<BufferView> claimed_;
+  std::unique_ptr<BufferView> lent_;
+  std::unique_ptr<BufferView> cancelled_;
+
+  // Of the batch at hand.
+  std::string result_;
+  std::uint64_t copied_ = 0;
+  std::int64_t started_ = 0;
+  std::int64_t called_ = 0;
+  std::int64_t ended_ = 0;
+};
 
 }  // namespace
 
@@ -83,12 +199,12 @@ nb::object StubLoop::next_message() {
     if (soon_) parts_.channel.attr("poll")(wait_ns_, parts_.waits);
     nb::object got = receive_message(descriptor_, scratch_);
     nb::object message = got[0];
-    const std::string_view bytes = view_of(message);
+    const std::string_view bytes = view_of_bytes(message);
     if (bytes.empty() || bytes.front() != kExecute || nb::len(nb::object(got[1])) != 0 ||
         got[2].is(nb::bool_(true))) {
       got = parts_.channel.attr("whole")(*nb::borrow<nb::tuple>(got));
       message = got[0];
-      if (view_of(message).front() != kExecute) return got;
+      if (view_of_bytes(message).front() != kExecute) return got;
     }
     run(message);
   }
@@ -99,7 +215,7 @@ nb::object StubLoop::next_message() {
 
 void StubLoop::run(nb::handle message) {
   parts_.waits.attr("end")(now());
-  parts_.waits.attr("alone") = view_of(message)[1] != 0;
+  parts_.waits.attr("alone") = view_of_bytes(message)[1] != 0;
   const std::vector<BatchView> batches = this->batches(message);
   bool called = false;
   for (std::size_t index = 0; index < batches.size(); ++index) {
@@ -121,7 +237,7 @@ void StubLoop::run(nb::handle message) {
 }
 
 std::vector<StubLoop::BatchView> StubLoop::batches(nb::handle message) {
-  const std::string_view bytes = view_of(message);
+  const std::string_view bytes = view_of_bytes(message);
   try {
     if (bytes.size() < kFrameHead) throw MalformedRecord("it ends in its head");
     const auto count = get_number<std::uint32_t>(bytes.data() + 4);
@@ -185,7 +301,7 @@ void StubLoop::skip(nb::handle message, const BatchView& batch, bool last) {
   started_ = called_ = ended_ = now();
   std::size_t at = batch.first;
   for (std::uint32_t index = 0; index < batch.requests; ++index) {
-    answer_nothing(RecordView::read(view_of(message), at, true).ticket(), result_);
+    answer_nothing(RecordView::read(view_of_bytes(message), at, true).ticket(), result_);
   }
   finish(batch);
   send_result(result_, started_, ended_, last);
@@ -198,8 +314,8 @@ void StubLoop::run_in_python(nb::handle message, const BatchView& batch, bool la
   const auto* words = static_cast<const std::uint64_t*>(words_->data());
   const auto started = static_cast<std::int64_t>(words[1]);
   reclaims_ = true;
-  send_result(view_of(result), started, nb::cast<std::int64_t>(parts_.executor.attr("ended_at")),
-              last);
+  send_result(view_of_bytes(result), started,
+              nb::cast<std::int64_t>(parts_.executor.attr("ended_at")), last);
 }
 
 void StubLoop::run_plain(nb::handle message, const BatchView& batch, bool last) {
@@ -215,7 +331,7 @@ void StubLoop::run_plain(nb::handle message, const BatchView& batch, bool last) 
     if (!live.empty()) responses = execute(std::move(requests), live);
   } catch (nb::python_error& error) {
     nb::list origins;
-    for (const Live& each : live) origins.append(origin_of(as<Arrival>(each.arrival.ptr())));
+    for (const Live& each : live) origins.append(arrival_of(each.arrival).ask());
     responses = parts_.executor.attr("refusals")(error.value(), origins);
   }
   ended_ = now();
@@ -234,7 +350,7 @@ nb::object StubLoop::take_requests(nb::handle message, const BatchView& batch,
   live.reserve(batch.requests);
   for (std::uint32_t index = 0; index < batch.requests; ++index) {
     const std::size_t begin = at;
-    const RecordView record = RecordView::read(view_of(message), at, true);
+    const RecordView record = RecordView::read(view_of_bytes(message), at, true);
     if (is_cancelled(record.ticket())) {
       answer_nothing(record.ticket(), skipped);
       continue;
@@ -268,11 +384,11 @@ nb::object StubLoop::execute(nb::object requests, std::span<const Live> live) {
   for (std::size_t index = 0; usual && index < live.size(); ++index) {
     PyObject* response = PyList_GetItem(returned.ptr(), static_cast<Py_ssize_t>(index));
     usual = reinterpret_cast<PyObject*>(Py_TYPE(response)) == response_.ptr() &&
-            as<Arrival>(live[index].arrival.ptr())->origin == nullptr;
+            !arrival_of(live[index].arrival).origin.is_valid();
   }
   if (usual) return returned;
   nb::list origins;
-  for (const Live& each : live) origins.append(origin_of(as<Arrival>(each.arrival.ptr())));
+  for (const Live& each : live) origins.append(arrival_of(each.arrival).ask());
   return parts_.executor.attr("finished")(returned, origins);
 }
 
@@ -291,18 +407,18 @@ void StubLoop::answer(const Live& live, nb::handle responses, std::size_t index)
   if (PyList_SetItem(responses.ptr(), at, Py_NewRef(Py_None)) != 0) throw nb::python_error();
   if (answer_here(live, response)) return;
   if (PyList_SetItem(responses.ptr(), at, response.release().ptr()) != 0) throw nb::python_error();
-  const nb::object record = parts_.executor.attr("answered")(
-      origin_of(as<Arrival>(live.arrival.ptr())), responses, index);
-  result_ += view_of(record);
+  const nb::object record =
+      parts_.executor.attr("answered")(arrival_of(live.arrival).ask(), responses, index);
+  result_ += view_of_bytes(record);
   copied_ += nb::cast<std::uint64_t>(parts_.executor.attr("take_copied")());
   reclaims_ = true;
 }
 
 bool StubLoop::answer_here(const Live& live, nb::object& response) {
-  auto* arrival = as<Arrival>(live.arrival.ptr());
+  Arrival& arrival = arrival_of(live.arrival);
   if (decoupled_ && response.is_none()) {
     // With its origin the request ends, if the model has dropped it.
-    origin_of(arrival);
+    arrival.ask();
     writer_.write_nothing(live.ticket, kResponseOpen | kResponseEmpty, result_);
     return true;
   }
@@ -316,13 +432,13 @@ bool StubLoop::answer_here(const Live& live, nb::object& response) {
     // The same happens to Python, which words it; where the response is gone, it is this.
     result_.resize(before);
     if (!response.is_valid()) {
-      const nb::object origin = origin_of(arrival);
+      const nb::object origin = arrival.ask();
       response = parts_.executor.attr("refusals")(error.value(), nb::make_tuple(origin))[0];
     }
     return false;
   }
   // The ticket will be another request's; the model may have kept this one.
-  end_arrival(arrival, is_cancelled(live.ticket));
+  arrival.end(is_cancelled(live.ticket));
   return true;
 }
 
@@ -430,9 +546,14 @@ void make_loop(StubLoop* place, nb::object channel, nb::object executor, nb::obj
 
 }  // namespace
 
+}  // namespace gpubridge::stub
+
+namespace gpubridge {
+
 void bind_stub_loop(nb::module_& module) {
+  using stub::StubLoop;
   nb::class_<StubLoop>(module, "StubLoop")
-      .def("__init__", &make_loop, nb::keep_alive<1, 7>())
+      .def("__init__", &stub::make_loop, nb::keep_alive<1, 7>())
       .def("next_message", &StubLoop::next_message)
       .def("respond", &StubLoop::respond)
       .def("watch", &StubLoop::watch)
@@ -440,4 +561,4 @@ void bind_stub_loop(nb::module_& module) {
       .def("disown", &StubLoop::disown);
 }
 
-}  // namespace gpubridge::stub
+}  // namespace gpubridge

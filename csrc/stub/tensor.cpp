@@ -39,13 +39,9 @@ nb::object shape_of(const BufferView& view) {
   Known& python = known();
   if (!std::equal(view.shape().begin(), view.shape().end(), python.dims.begin(),
                   python.dims.end())) {
-    const auto rank = static_cast<Py_ssize_t>(view.shape().size());
-    nb::object shape = checked(PyTuple_New(rank));
-    for (Py_ssize_t axis = 0; axis < rank; ++axis) {
-      PyObject* dim = PyLong_FromSsize_t(view.shape()[static_cast<std::size_t>(axis)]);
-      // Takes the reference over, even when it fails.
-      if (dim == nullptr || PyTuple_SetItem(shape.ptr(), axis, dim) != 0) throw nb::python_error();
-    }
+    nb::object shape = tuple_of(view.shape().size(), [&](std::size_t axis) {
+      return checked(PyLong_FromSsize_t(view.shape()[axis]));
+    });
     python.dims.assign(view.shape().begin(), view.shape().end());
     give(python.shape, std::move(shape));
   }
@@ -200,36 +196,21 @@ PyMethodDef methods[] = {
     {"as_numpy", as_numpy, METH_NOARGS, "Give the data as an array, the same one at each call."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyMemberDef members[] = {// NOLINT
-                         member<Tensor>("_name", kName),
-                         member<Tensor>("_datatype", kDatatype),
-                         member<Tensor>("_shape", kShape),
-                         {nullptr, 0, 0, 0, nullptr}};
-
 PyGetSetDef properties[] = {// NOLINT
                             {"_source", get_source, set_source, nullptr, nullptr},
                             {"_array", get_array, set_array, nullptr, nullptr},
                             {"_place", get_place, set_place, nullptr, nullptr},
                             {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-PyType_Slot slots[] = {// NOLINT
-                       {Py_tp_init, slot(initialize)},
-                       {Py_tp_dealloc, slot(deallocate<Tensor>)},
-                       {Py_tp_traverse, slot(traverse<Tensor>)},
-                       {Py_tp_clear, slot(clear<Tensor>)},
-                       {Py_tp_methods, methods},
-                       {Py_tp_members, members},
-                       {Py_tp_getset, properties},
-                       {0, nullptr}};
-
-PyType_Spec spec = {"gpubridge._native.TensorFields", sizeof(Tensor), 0,
-                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
-
 }  // namespace
 
 PyTypeObject* tensor_type() {
-  static auto* const type =
-      reinterpret_cast<PyTypeObject*>(checked(PyType_FromSpec(&spec)).release().ptr());
+  static PyTypeObject* const type =
+      fields_type<Tensor>("gpubridge._native.TensorFields",
+                          {{Py_tp_init, slot(initialize)},
+                           {Py_tp_methods, methods},
+                           {Py_tp_members, field_members<Tensor>({"_name", "_datatype", "_shape"})},
+                           {Py_tp_getset, properties}});
   return type;
 }
 

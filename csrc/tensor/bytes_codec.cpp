@@ -1,6 +1,6 @@
-#include "tensor/bytes_codec.h"
+// BYTES tensors: each element is a little-endian uint32 length followed by its bytes.
+#include <nanobind/nanobind.h>
 
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -9,6 +9,9 @@
 #include <vector>
 
 #include "buffer_view.h"
+#include "dataplane.h"
+#include "little_endian.h"
+#include "python_object.h"
 
 namespace nb = nanobind;
 
@@ -23,31 +26,25 @@ constexpr std::size_t kLongest = UINT32_MAX;
 class StringReader {
  public:
   explicit StringReader(const BufferView& view)
-      : at_(static_cast<const unsigned char*>(view.data())), left_(view.size()) {}
+      : left_(static_cast<const char*>(view.data()), view.size()) {}
 
-  [[nodiscard]] bool done() const { return left_ == 0; }
+  [[nodiscard]] bool done() const { return left_.empty(); }
 
   std::string_view next() {
-    if (left_ < kLengthSize) {
+    if (left_.size() < kLengthSize) {
       throw nb::value_error("Invalid bytes tensor data: incomplete length field");
     }
-    std::array<unsigned char, kLengthSize> raw{};
-    std::memcpy(raw.data(), at_, kLengthSize);
-    const std::size_t length =
-        static_cast<std::size_t>(raw[0]) | static_cast<std::size_t>(raw[1]) << 8U |
-        static_cast<std::size_t>(raw[2]) << 16U | static_cast<std::size_t>(raw[3]) << 24U;
-    if (length > left_ - kLengthSize) {
+    const std::size_t length = get_number<std::uint32_t>(left_.data());
+    if (length > left_.size() - kLengthSize) {
       throw nb::value_error("Invalid bytes tensor data: string extends beyond buffer");
     }
-    const std::string_view text(reinterpret_cast<const char*>(at_ + kLengthSize), length);
-    at_ += kLengthSize + length;
-    left_ -= kLengthSize + length;
+    const std::string_view text = left_.substr(kLengthSize, length);
+    left_.remove_prefix(kLengthSize + length);
     return text;
   }
 
  private:
-  const unsigned char* at_;
-  std::size_t left_;
+  std::string_view left_;
 };
 
 // The slots of a NumPy object array, which may hold null for None.
@@ -82,24 +79,11 @@ Element element_of(PyObject* item) {
   }
   // Also of what is a kind of str: an enumeration's member says something else than it holds.
   if (!PyUnicode_CheckExact(item)) {
-    holder = nb::steal(PyObject_Str(item));
-    if (!holder.is_valid()) throw nb::python_error();
+    holder = checked(PyObject_Str(item));
   }
-  const char* utf8 = PyUnicode_AsUTF8AndSize(holder.ptr(), &size);
-  if (utf8 == nullptr) throw nb::python_error();
-  return {std::move(holder), {utf8, static_cast<std::size_t>(size)}};
+  const std::string_view text = view_of_text(holder);
+  return {std::move(holder), text};
 }
-
-char* put_string(char* at, std::string_view text) {
-  for (std::size_t byte = 0; byte < kLengthSize; ++byte) {
-    *at++ = static_cast<char>((text.size() >> (8U * byte)) & 0xFFU);
-  }
-  // An empty string_view may point nowhere, which memcpy does not allow.
-  if (!text.empty()) std::memcpy(at, text.data(), text.size());
-  return at + text.size();
-}
-
-}  // namespace
 
 std::size_t count_strings(nb::handle buffer) {
   const BufferView view(buffer, PyBUF_SIMPLE);
@@ -128,11 +112,11 @@ nb::object encode_strings(nb::handle items) {
     }
     total += kLengthSize + size;
   }
-  nb::object encoded =
-      nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(total)));
-  if (!encoded.is_valid()) throw nb::python_error();
+  nb::object encoded = checked(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(total)));
   char* at = PyBytes_AsString(encoded.ptr());
-  for (const Element& element : elements) at = put_string(at, element.text);
+  for (const Element& element : elements) {
+    at = put_bytes(put_number(at, static_cast<std::uint32_t>(element.text.size())), element.text);
+  }
   return encoded;
 }
 
@@ -149,6 +133,14 @@ void decode_strings(nb::handle buffer, nb::handle items) {
     Py_XDECREF(previous);
   }
   if (!reader.done()) throw nb::value_error("Invalid bytes tensor data: too many strings");
+}
+
+}  // namespace
+
+void bind_bytes_codec(nb::module_& module) {
+  module.def("bytes_count", &count_strings);
+  module.def("bytes_encode", &encode_strings);
+  module.def("bytes_decode", &decode_strings);
 }
 
 }  // namespace gpubridge

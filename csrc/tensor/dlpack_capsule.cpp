@@ -1,17 +1,67 @@
-#include "tensor/dlpack_capsule.h"
+// DLPack capsules: making, reading and consuming them. The rules of what may be imported are in
+// gpubridge/tensor/dlpack.py.
+#include <nanobind/nanobind.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "tensor/dlpack_abi.h"
+#include "dataplane.h"
+#include "python_object.h"
 
 namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {
+
+// -- the C structures of DLPack 1.x, as its public header lays them out
+
+struct DLDevice {
+  int32_t device_type;
+  int32_t device_id;
+};
+
+struct DLDataType {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+};
+
+// A strided view of memory; strides count elements and may be null (C order).
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+
+struct DLManagedTensor {
+  DLTensor dl_tensor;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensor* self);
+};
+
+struct DLPackVersion {
+  uint32_t major;
+  uint32_t minor;
+};
+
+// A consumer that knows another major version may touch nothing but `deleter`.
+struct DLManagedTensorVersioned {
+  DLPackVersion version;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensorVersioned* self);
+  uint64_t flags;
+  DLTensor dl_tensor;
+};
+
+// -- capsules
 
 template <typename Managed>
 struct CapsuleName;
@@ -85,9 +135,8 @@ nb::object make(nb::object owner, const DLTensor& tensor, std::vector<int64_t> d
   exported->managed.manager_ctx = exported.get();
   exported->managed.deleter = Export<Managed>::release;
   set_flags(exported->managed, flags);
-  nb::object capsule = nb::steal(
+  nb::object capsule = checked(
       PyCapsule_New(&exported->managed, CapsuleName<Managed>::kFresh, Export<Managed>::discard));
-  if (!capsule.is_valid()) throw nb::python_error();
   exported->owner = owner.release().ptr();
   exported.release();
   return capsule;
@@ -123,13 +172,10 @@ void release_producer(PyObject* holder) {
 
 template <typename Managed>
 nb::object take(PyObject* capsule, Managed* managed) {
-  nb::object holder = nb::steal(PyCapsule_New(managed, nullptr, release_producer<Managed>));
-  if (!holder.is_valid()) throw nb::python_error();
+  nb::object holder = checked(PyCapsule_New(managed, nullptr, release_producer<Managed>));
   if (PyCapsule_SetName(capsule, CapsuleName<Managed>::kUsed) != 0) throw nb::python_error();
   return holder;
 }
-
-}  // namespace
 
 nb::tuple capsule_read(nb::handle capsule) {
   if (const auto* managed = managed_in<DLManagedTensor>(capsule.ptr())) {
@@ -174,6 +220,14 @@ nb::object capsule_make(nb::object owner, std::uintptr_t address, nb::sequence s
   return versioned
              ? make<DLManagedTensorVersioned>(std::move(owner), tensor, std::move(dims), flags)
              : make<DLManagedTensor>(std::move(owner), tensor, std::move(dims), flags);
+}
+
+}  // namespace
+
+void bind_dlpack_capsule(nb::module_& module) {
+  module.def("capsule_read", &capsule_read);
+  module.def("capsule_take", &capsule_take);
+  module.def("capsule_make", &capsule_make);
 }
 
 }  // namespace gpubridge

@@ -44,7 +44,7 @@ std::string opened(State& state, HeaderBlocks& blocks, std::uint32_t id,
   }
   const Stream* stream = state.find(id);
   expect(stream != nullptr, "a request has a stream");
-  std::string text = text_of(stream->headers->fields());
+  std::string text = text_of(stream->reader.headers()->fields());
   state.streams.clear();
   state.events.clear();
   state.untold.clear();
