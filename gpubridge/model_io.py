@@ -47,10 +47,7 @@ class InputForm:
 def check_inputs(
     identifier: str, inputs: Sequence[InputForm], config: ModelConfig, *, raw: bool = False
 ) -> None:
-    """Check names, datatypes, shapes and sizes against the configuration.
-
-    Raises BridgeError: INVALID_ARG, naming the request, the input, what was expected and what came.
-    """
+    """Check names, datatypes, shapes and sizes against the configuration; raises BridgeError."""
     check = _Check(identifier, config, raw)
     check.names([entry.name for entry in inputs])
     batch: int | None = None

@@ -51,10 +51,7 @@ class WarmupSample:
     def requests(
         self, arena: HostArena, on_done: Callable[[Outcome | None], None]
     ) -> list[InferRequest]:
-        """Make the requests of one execution.
-
-        Raises BridgeError: UNAVAILABLE when the arena is full; nothing is lent then.
-        """
+        """Make the requests of one execution; raises BridgeError: UNAVAILABLE."""
         requests: list[InferRequest] = []
         try:
             while len(requests) < self.batch_size:

@@ -94,10 +94,7 @@ def _check_values(datatype: str, values: list[Any]) -> None:
 
 
 def data_to_json(name: str, datatype: str, count: int, buffer: memoryview) -> bytes:
-    """Return the JSON array of a tensor's values, flat.
-
-    Raises BridgeError for a datatype that JSON cannot carry, or bytes that are no such tensor.
-    """
+    """Return the JSON array of a tensor's values, flat; raises BridgeError."""
     if datatype in _BINARY_ONLY:
         raise invalid(
             f"sending {datatype} data via JSON is not supported. Please use the binary data "

@@ -70,10 +70,7 @@ class MeteredReader:
         self._read = 0
 
     def read(self, size: int) -> bytes:
-        """Return up to `size` bytes; none at the end.
-
-        Raises BridgeError: INVALID_ARG when the file is damaged, cut short, or a bomb.
-        """
+        """Return up to `size` bytes; none at the end; raises BridgeError: INVALID_ARG."""
         try:
             data = self._inner.read(size)
         except EOFError as error:

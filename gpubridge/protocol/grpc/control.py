@@ -29,10 +29,7 @@ _LARGEST = (1 << 63) - 1
 
 
 def model_version(text: str) -> int | None:
-    """Return the version that a request spells; None for any.
-
-    Raises BridgeError: INVALID_ARG in Triton's words, which reads as far as there are digits.
-    """
+    """Return the version that a request spells; None for any; raises BridgeError: INVALID_ARG."""
     if not text:
         return None
     match = _VERSION.match(text)
