@@ -47,6 +47,8 @@ _SIGNATURES = st.sampled_from(
     [
         (_NONE, ()),
         (_signature([4]), (1 << 32, 0, 16, 0)),
+        (_signature([4]), (1, 0, 16, 0)),
+        (_signature([4]), (1, (1 << 64) - 8, 16, 0)),
         (_signature([0]), (0, 0, 0, 0xFFFF_FFFF)),
         (_signature([0, 1 << 62]), (0, 0, 0, 0xFFFF_FFFF)),
         (_signature([0, -1]), (0, 0, 0, 0xFFFF_FFFF)),
