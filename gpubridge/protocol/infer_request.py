@@ -82,7 +82,10 @@ class FormCache:
 
         Raises BridgeError when it is no valid request for the model.
         """
-        return parse_request(header, self._config, following, self._check_region)
+        form = parse_request(header, self._config, following, self._check_region)
+        # A context keeps its encoding: parameters may be most of such a header.
+        form.context.encoded()
+        return form
 
 
 def parse_request(
