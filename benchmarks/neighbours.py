@@ -213,7 +213,7 @@ def _call(port: int, model: str, parameter: int = 0, coding: str | None = None) 
 def _stream(port: int, model: str, elements: int) -> None:
     client = triton_grpc.InferenceServerClient(f"127.0.0.1:{port}", channel_args=_GRPC_LIMIT)
     answers: queue.SimpleQueue[object] = queue.SimpleQueue()
-    client.start_stream(lambda _, error: answers.put(error))
+    client.start_stream(lambda result, error: answers.put((result, error)))
     client.async_stream_infer(model, [_tensor(elements)])
     answers.get(timeout=_ANSWER_SECONDS)
     client.close()
