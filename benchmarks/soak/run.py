@@ -25,7 +25,8 @@ from benchmarks.soak.questions import Questions, Sequences, Sums, Texts
 __all__ = ["Aim", "SoakReport", "soak"]
 
 _MODELS = Path(__file__).resolve().parents[1] / "models" / "soak"
-_WARM_UP_SECONDS = 3.0
+_SHORTEST_WARM_UP, _LONGEST_WARM_UP = 3.0, 20.0
+_WARM_UP_SHARE = 1 / 30
 # Arenas give segments back that were idle for half a minute.
 _SETTLE_SECONDS = 75.0
 _PSS_GROWTH_MIB = 24.0
@@ -113,7 +114,9 @@ def soak(aim: Aim, kill_every: float, log: Path) -> SoakReport:
     """
     with ServerProcess(Gpubridge(), _MODELS, log) as server:
         server.wait_ready()
-        _traffic(server, SoakReport(Ledger()), Aim(_WARM_UP_SECONDS), _WARM_UP_SECONDS / 2)
+        # What stubs hold grows at first, with what they are sent.
+        seconds = min(max(aim.seconds * _WARM_UP_SHARE, _SHORTEST_WARM_UP), _LONGEST_WARM_UP)
+        _traffic(server, SoakReport(Ledger()), Aim(seconds), seconds / 2)
         before = _settled(server, None)
         report = SoakReport(Ledger(), before=before)
         _traffic(server, report, aim, kill_every)
