@@ -71,11 +71,12 @@ _MODELS = {
     "numbers": ("FP64", _ECHO),
     "strings": ("STRING", _ECHO),
     "small": ("FP32", _ECHO),
+    "other": ("FP32", _ECHO),
     "failing": ("FP32", _FAILURE),
     "telling": ("FP32", _TOLD.format(_PARAMETER_BYTES)),
     "logging": ("FP32", f"pb_utils.Logger.log_info('x' * {_LOGGED_BYTES});" + _ECHO),
     "asking": ("FP32", _CALL.format("telling", 1)),
-    "calling": ("FP32", _CALL.format("small", _PARAMETER_BYTES)),
+    "calling": ("FP32", _CALL.format("other", _PARAMETER_BYTES)),
 }
 _MEMBER = """
 input [ {{ name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }} ]
@@ -252,11 +253,11 @@ def _heavy_requests(
     yield "a call with parameters of 240 MB", 1, partial(post, "calling", body, {})
     yield "a log message of 50 MB", 1, partial(post, "logging", body, {})
     large = json.dumps({**json.loads(body), "parameters": {"text": "x" * 50_000_000}}).encode()
-    yield "request parameters of 50 MB, HTTP", 1, partial(post, "small", large, {})
-    yield "request parameters of 240 MB, gRPC", 1, partial(call, "small", _PARAMETER_BYTES)
-    stream = partial(_stream, server.ports.grpc, "small", _MESSAGE_BYTES // 4)
+    yield "request parameters of 50 MB, HTTP", 1, partial(post, "other", large, {})
+    yield "request parameters of 240 MB, gRPC", 1, partial(call, "other", _PARAMETER_BYTES)
+    stream = partial(_stream, server.ports.grpc, "other", _MESSAGE_BYTES // 4)
     yield "a stream's message of 120 MB", 1, stream
-    yield "a gzip message of 250 MB, gRPC", 1, partial(call, "small", 0, "gzip")
+    yield "a gzip message of 250 MB, gRPC", 1, partial(call, "other", 0, "gzip")
 
 
 def _neighbours(server: ServerProcess) -> dict[str, Callable[[], None]]:
