@@ -34,6 +34,10 @@ class JsonCursor {
 
   static bool is_digit(char letter) { return letter >= '0' && letter <= '9'; }
 
+  static bool is_space(char letter) {
+    return letter == ' ' || letter == '\n' || letter == '\t' || letter == '\r';
+  }
+
   [[nodiscard]] bool at_end() const { return at_ >= text_.size(); }
   [[nodiscard]] std::size_t position() const { return at_; }
   // The next character; NUL at the end.
@@ -57,7 +61,7 @@ class JsonCursor {
   }
 
   void skip_space() {
-    while (peek() == ' ' || peek() == '\n' || peek() == '\t' || peek() == '\r') ++at_;
+    while (!at_end() && text_[at_] <= ' ' && is_space(text_[at_])) ++at_;
   }
 
   bool digits() {

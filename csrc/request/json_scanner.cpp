@@ -149,7 +149,8 @@ class Scanner {
 
   bool member(const Node& owner, std::size_t first_name) {
     std::string_view name;
-    if (!string(name) || name.find('\\') != std::string_view::npos) return false;
+    bool escaped = false;
+    if (!string(name, escaped) || escaped) return false;
     const auto begin = names_.begin() + static_cast<std::ptrdiff_t>(first_name);
     if (names_.size() - first_name >= kMostMembers) return false;
     if (std::find(begin, names_.end(), name) != names_.end()) return false;
@@ -177,21 +178,25 @@ class Scanner {
     }
   }
 
-  // Takes a string without control characters.
-  bool string(std::string_view& content) {
+  // Takes a string without control characters; says whether it has escapes.
+  bool string(std::string_view& content, bool& escaped) {
     if (!cursor_.take('"')) return false;
     const auto raw = cursor_.raw_string();
     if (!raw) return false;
     content = *raw;
-    return std::none_of(raw->begin(), raw->end(),
-                        [](char letter) { return static_cast<unsigned char>(letter) < 0x20; });
+    bool control = false;
+    for (const char letter : *raw) {
+      control |= static_cast<unsigned char>(letter) < 0x20;
+      escaped |= letter == '\\';
+    }
+    return !control;
   }
 
   bool text(const Node& node) {
     const std::size_t begin = cursor_.position();
     std::string_view content;
-    if (!string(content)) return false;
-    const bool escaped = content.find('\\') != std::string_view::npos;
+    bool escaped = false;
+    if (!string(content, escaped)) return false;
     if (node.text == Role::kId && escaped) return false;
     if (node.text == Role::kNone || escaped) return true;
     if (!is_utf8(content)) return false;
