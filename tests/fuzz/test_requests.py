@@ -288,7 +288,7 @@ def test_a_request_is_the_same_by_template_and_parsed_anew(memory, pair):
     which, (known, asked) = pair
     told = []
     for before in ([known, known], []):
-        model = _Model(CONFIGS[which], memory.arena("m"))
+        model = _Model(CONFIGS[which], memory.arenas.arena("m"))
         endpoint = InferEndpoint(model, memory, None)
         for body, length in before:
             tried(_send, endpoint, body, length)
@@ -296,7 +296,7 @@ def test_a_request_is_the_same_by_template_and_parsed_anew(memory, pair):
         _, refusal = tried(_send, endpoint, *asked)
         said = None if refusal is None else (refusal.code, refusal.message)
         told.append((said, model.seen, model.said))
-        assert memory.arena("m").lent() == (0, 0)
+        assert memory.arenas.arena("m").lent() == (0, 0)
     assert told[0] == told[1]
 
 
