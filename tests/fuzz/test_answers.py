@@ -78,7 +78,8 @@ def _told(encode):
     if refusal is not None:
         assert refusal.code in (ErrorCode.INVALID_ARG, ErrorCode.INTERNAL)
         return None
-    return json.loads(text.decode(errors="surrogateescape"))
+    pieces = text if isinstance(text, list) else [text]
+    return json.loads(b"".join(pieces).decode(errors="surrogateescape"))
 
 
 def _values_of(spec, count, content):
