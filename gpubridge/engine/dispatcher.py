@@ -141,7 +141,8 @@ class Dispatcher:
         self._release(self._scheduler.releasable())
 
     def close(self) -> None:
-        """Give the timer back; idempotent."""
+        """Let go of the instances, whom another may serve from now on, and of the timer; idempotent."""
+        self._queue.serve(())
         if self._timer is not None:
             self._timer.close()
 

@@ -93,7 +93,8 @@ def server(tmp_path_factory):
         ("direct", "direct { }"),
         ("oldest", "oldest { max_candidate_sequences: 4 }"),
     ):
-        config = "max_batch_size: 4\nsequence_batching { max_sequence_idle_microseconds: 60000000\n%s\n%s }"
+        # Longer than any client here waits: no slot becomes free by time.
+        config = "max_batch_size: 4\nsequence_batching { max_sequence_idle_microseconds: 600000000\n%s\n%s }"
         write_model(repository, name, COUNTER, config=config % (CONTROLS, strategy), **two)
     with running_server(repository) as running:
         yield running
