@@ -154,6 +154,9 @@ struct Decoded {
   nb::object reason;  // why the request failed; None if it has not
 };
 
+// As many as the largest usual batch takes.
+inline constexpr std::size_t kFewTickets = 256;
+
 class RequestsAtStub {
  public:
   // How `receive` ended.
@@ -170,7 +173,12 @@ class RequestsAtStub {
         new_tuple_(reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new))),
         descriptor_(descriptor) {}
 
-  [[nodiscard]] std::size_t free_tickets() const { return core_.free_tickets(); }
+  // How many more requests there can be at the stub; when few, those are settled first whose memory
+  // it no longer looks at.
+  [[nodiscard]] std::size_t free_tickets() {
+    if (core_.free_tickets() < kFewTickets) settle_kept();
+    return core_.free_tickets();
+  }
   [[nodiscard]] std::size_t open_requests() const { return core_.open_requests(); }
   [[nodiscard]] bool idle() const { return core_.idle(); }
   [[nodiscard]] bool holds(std::uint64_t sequence) const { return core_.holds(sequence); }

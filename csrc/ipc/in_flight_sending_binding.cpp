@@ -73,7 +73,7 @@ void RequestsAtStub::cancel(nb::handle request, bool running_only, bool still_re
 
 // Writes a batch; returns whether its message should not grow any more.
 bool RequestsAtStub::enter(nb::handle requests) {
-  if (!buffers_ || nb::len(requests) > core_.free_tickets()) {
+  if (!buffers_ || nb::len(requests) > free_tickets()) {
     throw nb::value_error("the stub has no ticket left for a request");
   }
   std::vector<InFlightRequests::Entering> entering;
