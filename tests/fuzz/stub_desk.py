@@ -103,7 +103,7 @@ class Desk:
     """Batches of requests at a stub, and their memory."""
 
     def __init__(self, counters: ModelCounters | None = None) -> None:
-        self.arena = HostArena(0, 1 << 20)
+        self.arena = HostArena(0, 32 << 20)
         self.control = ControlPage(Segment.create(0, ControlPage.SIZE))
         self.memory = BorrowedMemory(self.control.outputs)
         self.counters = counters or ModelCounters()

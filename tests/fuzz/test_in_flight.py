@@ -143,3 +143,23 @@ def test_a_stub_that_lies_of_its_batches_costs_no_request_its_end(sizes, message
         assert desk.arena.lent() == (0, 0)
     finally:
         desk.close()
+
+
+def test_memory_that_a_stub_is_done_with_makes_room_at_once():
+    desk = Desk()
+    try:
+        room = desk.in_flight.free_tickets
+        desk.enter(room)
+        ((sequence, batch),) = desk.flights.items()
+        tickets = [asked.request.ticket for asked in batch]
+        # The model keeps its inputs beyond their answers.
+        desk.complete((sequence, [record(ticket, ResponseFlag.ERROR) for ticket in tickets]))
+        del desk.flights[sequence]
+        assert desk.in_flight.free_tickets == 0
+        desk.control.lent[tickets[0]] = desk.control.lent[tickets[1]] = 0
+        assert desk.in_flight.free_tickets == 2
+        desk.control.lent[tickets[2]] = 0
+        desk.enter(3)
+        assert desk.in_flight.free_tickets == 0
+    finally:
+        desk.close()
