@@ -70,7 +70,7 @@ class GrpcService:
         forms = FormCache(self._find, memory.arenas.arena, memory.check)
         self._forms = forms
         small = min(CONTROL_BYTES, message_limit)
-        # The compiled module knows each by its place, and ModelInfer is the first.
+        # The compiled module knows each by its index, and ModelInfer is the first.
         self._methods = [
             _Method(
                 _SERVICE + b"ModelInfer",
@@ -92,7 +92,19 @@ class GrpcService:
             ),
             self._unary(_HEALTH + b"Check", small, self.health.answer),
         ]
-        answers: dict[str, Callable[[ProtoMessage], _Answer]] = {
+        for name, answer in self._control_answers(ready).items():
+            # A model may be loaded with its files in the message.
+            limit = message_limit if name == "RepositoryModelLoad" else small
+            path = _SERVICE + name.encode()
+            self._methods.append(self._unary(path, limit, partial(_answered, name, answer)))
+        self.methods = GrpcMethods([(m.path, m.kind, m.limit) for m in self._methods])
+        self.infer = InferEndpoint(0, forms, memory, repository.telemetry.traces)
+
+    def _control_answers(
+        self, ready: Callable[[], bool]
+    ) -> dict[str, Callable[[ProtoMessage], _Answer]]:
+        """Return, by its name, the answer of each method that is no inference."""
+        return {
             "ServerLive": lambda _: {"live": True},
             "ServerReady": lambda _: {"ready": ready()},
             "ServerMetadata": lambda _: documents.server_metadata(),
@@ -109,16 +121,9 @@ class GrpcService:
             "SystemSharedMemoryUnregister": self._unregister,
             "SystemSharedMemoryStatus": partial(self._memory_status, on_device=False),
             "CudaSharedMemoryRegister": self._register_device,
-            "CudaSharedMemoryUnregister": lambda m: _done(regions.unregister_device(m.name)),
+            "CudaSharedMemoryUnregister": lambda m: _done(self._regions.unregister_device(m.name)),
             "CudaSharedMemoryStatus": partial(self._memory_status, on_device=True),
         }
-        for name, answer in answers.items():
-            # A model may be loaded with its files in the message.
-            limit = message_limit if name == "RepositoryModelLoad" else small
-            path = _SERVICE + name.encode()
-            self._methods.append(self._unary(path, limit, partial(_answered, name, answer)))
-        self.methods = GrpcMethods([(m.path, m.kind, m.limit) for m in self._methods])
-        self.infer = InferEndpoint(0, forms, memory, repository.telemetry.traces)
 
     def _unary(
         self, path: bytes, limit: int, answer: Callable[[bytes], bytes | Coroutine[Any, Any, bytes]]
