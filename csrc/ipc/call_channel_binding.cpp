@@ -170,11 +170,9 @@ bool CallChannel::receive() {
   }
   nb::list records;
   try {
-    std::size_t at = kFrame;
-    for (auto count = get_number<std::uint32_t>(message.data() + 4); count != 0; --count) {
-      records.append(reader_.record(RecordView::read(message, at, true)));
+    for (const RecordView& record : decode_calls(message, true)) {
+      records.append(reader_.record(record));
     }
-    if (at != size) throw MalformedRecord(std::to_string(size - at) + " bytes after its end");
   } catch (const std::invalid_argument& error) {
     hooks->refuse(text_object(std::string("message of calls: ") + error.what()));
     return true;

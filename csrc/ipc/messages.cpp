@@ -28,10 +28,11 @@ std::string_view take(std::string_view message, std::size_t& at, std::size_t cou
   return piece;
 }
 
-std::vector<RecordView> read_records(std::string_view message, std::size_t& at, std::size_t count) {
+std::vector<RecordView> read_records(std::string_view message, std::size_t& at, std::size_t count,
+                                     bool named) {
   std::vector<RecordView> records;
   for (std::size_t index = 0; index < count; ++index) {
-    records.push_back(RecordView::read(message, at, false));
+    records.push_back(RecordView::read(message, at, named));
   }
   return records;
 }
@@ -52,7 +53,7 @@ std::vector<ResultBatch> decode_results(std::string_view message) {
     const std::string_view head = take(message, at, kResult);
     ResultBatch batch{number_at(head, 0),  number_at(head, 8),  number_at(head, 16),
                       number_at(head, 24), number_at(head, 32), {}};
-    batch.records = read_records(message, at, count_at(head, 40));
+    batch.records = read_records(message, at, count_at(head, 40), false);
     batches.push_back(std::move(batch));
   }
   check_end(message, at);
@@ -63,9 +64,30 @@ ResponsesMessage decode_responses(std::string_view message) {
   std::size_t at = 0;
   const std::string_view head = take(message, at, kResponses);
   ResponsesMessage responses{number_at(head, 8), {}};
-  responses.records = read_records(message, at, count_at(head, 4));
+  responses.records = read_records(message, at, count_at(head, 4), false);
   check_end(message, at);
   return responses;
+}
+
+std::vector<ExecuteBatch> decode_execute(std::string_view message) {
+  std::size_t at = 0;
+  const std::size_t count = count_at(take(message, at, kFrame), 4);
+  std::vector<ExecuteBatch> batches;
+  for (std::size_t index = 0; index < count; ++index) {
+    const std::string_view head = take(message, at, kBatch);
+    ExecuteBatch batch{number_at(head, 0), at, {}};
+    batch.records = read_records(message, at, count_at(head, 8), true);
+    batches.push_back(std::move(batch));
+  }
+  return batches;
+}
+
+std::vector<RecordView> decode_calls(std::string_view message, bool named) {
+  std::size_t at = 0;
+  const std::size_t count = count_at(take(message, at, kFrame), 4);
+  std::vector<RecordView> records = read_records(message, at, count, named);
+  check_end(message, at);
+  return records;
 }
 
 void ExecuteFrame::add(std::uint64_t sequence, std::size_t requests, std::string_view records) {

@@ -33,10 +33,21 @@ struct ResponsesMessage {
   std::vector<RecordView> records;
 };
 
-// Both throw MalformedRecord where a length or a count does not fit. The message must outlive what
+// A batch of an EXECUTE message; its records begin at `first`.
+struct ExecuteBatch {
+  std::uint64_t sequence = 0;
+  std::size_t first = 0;
+  std::vector<RecordView> records;
+};
+
+// All throw MalformedRecord where a length or a count does not fit. The message must outlive what
 // they return.
 std::vector<ResultBatch> decode_results(std::string_view message);
 ResponsesMessage decode_responses(std::string_view message);
+std::vector<ExecuteBatch> decode_execute(std::string_view message);
+// Of a message with calls, or with the responses to them (gpubridge/transport/calls.py): those are
+// not `named`.
+std::vector<RecordView> decode_calls(std::string_view message, bool named);
 
 // Encoded requests of batches, until they are sent as one EXECUTE message.
 class ExecuteFrame {

@@ -68,6 +68,11 @@ RecordView RecordView::read(std::string_view message, std::size_t& at, bool name
   return record;
 }
 
+std::size_t RecordView::size() const {
+  return kHead + signature_.size() + context_.size() + identifier_.size() + dims_.size() +
+         refs_.size();
+}
+
 void RecordView::check(std::span<const TensorKind> kinds) const {
   if (kinds.size() != tensors_) {
     throw MalformedRecord("a record of " + std::to_string(tensors_) +

@@ -45,6 +45,8 @@ class RecordView {
   // ends before the record does, or it has too many tensors. Requests are `named`.
   static RecordView read(std::string_view message, std::size_t& at, bool named);
 
+  // Bytes of the whole record.
+  [[nodiscard]] std::size_t size() const;
   [[nodiscard]] std::uint32_t ticket() const { return ticket_; }
   [[nodiscard]] std::uint32_t word() const { return word_; }
   [[nodiscard]] std::string_view signature() const { return signature_; }

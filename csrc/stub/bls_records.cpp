@@ -3,7 +3,7 @@
 #include <array>
 #include <utility>
 
-#include "little_endian.h"
+#include "ipc/messages.h"
 #include "stub/heap_type.h"
 #include "stub/request.h"
 #include "stub/response.h"
@@ -15,8 +15,6 @@ namespace {
 
 // As gpubridge/transport/calls.py and messages.py describe them.
 constexpr std::size_t kFrameHead = 8;
-constexpr std::uint32_t kIsError = 1;
-constexpr std::uint32_t kIsEmpty = 8;
 // As gpubridge/transport/region_ids.py has it.
 constexpr std::uint64_t kReadOnly = 1U << 30U;
 constexpr std::size_t kFieldsPerRef = 4;
@@ -135,24 +133,20 @@ nb::object CallWriter::write(std::uint32_t number, nb::handle request, bool deco
 // -------------------------------------------------------------------------------------
 
 nb::list CallResponseReader::read(const nb::bytes& message) {
-  const std::string_view bytes = bytes_of(message);
-  if (bytes.size() < kFrameHead) throw MalformedRecord("it ends in its head");
   nb::list responses;
   std::size_t at = kFrameHead;
-  for (auto count = get_number<std::uint32_t>(bytes.data() + 4); count != 0; --count) {
-    const std::size_t begin = at;
-    const RecordView record = RecordView::read(bytes, at, false);
+  for (const RecordView& record : decode_calls(bytes_of(message), false)) {
     nb::object made = nb::none();
-    if ((record.word() & kIsEmpty) == 0) made = response(message, record, begin);
+    if ((record.word() & kResponseEmpty) == 0) made = response(message, record, at);
     responses.append(nb::make_tuple(record.ticket(), record.word(), std::move(made)));
+    at += record.size();
   }
-  if (at != bytes.size()) throw MalformedRecord("bytes come after its end");
   return responses;
 }
 
 nb::object CallResponseReader::response(const nb::bytes& message, const RecordView& record,
                                         std::size_t at) {
-  bool plain = (record.word() & kIsError) == 0 && record.context().empty();
+  bool plain = (record.word() & kResponseError) == 0 && record.context().empty();
   for (std::size_t index = 0; plain && index < record.tensors(); ++index) {
     plain = (record.ref(index).region & kReadOnly) == 0;
   }

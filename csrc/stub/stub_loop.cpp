@@ -34,8 +34,6 @@ namespace {
 
 // As gpubridge/transport/messages.py describes them.
 constexpr char kExecute = 2;
-constexpr std::size_t kFrameHead = 8;
-constexpr std::size_t kBatchHead = 16;
 constexpr std::size_t kResultHead = 48;
 constexpr char kResponses = 21;
 constexpr std::size_t kResponsesHead = 16;
@@ -86,13 +84,10 @@ class StubLoop {
 
  private:
   // A batch as it lies in its message.
-  struct BatchView {
-    std::uint64_t sequence;
-    std::size_t first;  // where its records begin
-    std::uint32_t requests;
-    bool plain;
-    bool shared;  // whether others look at the inputs of plain requests, too
-    bool called;  // whether other models take the outputs
+  struct BatchView : ExecuteBatch {
+    bool plain = true;
+    bool shared = false;  // whether others look at the inputs of plain requests, too
+    bool called = false;  // whether other models take the outputs
   };
   // A request that is being executed.
   struct Live {
@@ -106,7 +101,7 @@ class StubLoop {
   void attach();
   void run(nb::handle message);
   std::vector<BatchView> batches(nb::handle message);
-  void skip(nb::handle message, const BatchView& batch, bool last);
+  void skip(const BatchView& batch, bool last);
   void run_in_python(nb::handle message, const BatchView& batch, bool last);
   void run_plain(nb::handle message, const BatchView& batch, bool last);
   nb::object take_requests(nb::handle message, const BatchView& batch, std::vector<Live>& live,
@@ -223,7 +218,7 @@ void StubLoop::run(nb::handle message) {
     const BatchView& batch = batches[index];
     called = called || batch.called;
     if (!claim(*static_cast<std::uint64_t*>(claimed_->data()), batch.sequence)) {
-      skip(message, batch, last);
+      skip(batch, last);
     } else if (batch.plain && !is_crowded() && (!batch.shared || shows_shared())) {
       run_plain(message, batch, last);
     } else {
@@ -237,23 +232,11 @@ void StubLoop::run(nb::handle message) {
 }
 
 std::vector<StubLoop::BatchView> StubLoop::batches(nb::handle message) {
-  const std::string_view bytes = view_of_bytes(message);
   try {
-    if (bytes.size() < kFrameHead) throw MalformedRecord("it ends in its head");
-    const auto count = get_number<std::uint32_t>(bytes.data() + 4);
-    std::size_t at = kFrameHead;
     std::vector<BatchView> batches;
-    for (std::uint32_t index = 0; index < count; ++index) {
-      if (bytes.size() - at < kBatchHead) throw MalformedRecord("it ends in a batch's head");
-      BatchView batch{get_number<std::uint64_t>(bytes.data() + at),
-                      at + kBatchHead,
-                      get_number<std::uint32_t>(bytes.data() + at + 8),
-                      plain_,
-                      false,
-                      false};
-      at = batch.first;
-      for (std::uint32_t request = 0; request < batch.requests; ++request) {
-        const RecordView record = RecordView::read(bytes, at, true);
+    for (ExecuteBatch& each : decode_execute(view_of_bytes(message))) {
+      BatchView& batch = batches.emplace_back(BatchView{std::move(each), plain_});
+      for (const RecordView& record : batch.records) {
         reader_.form(record);
         const Context context = RequestReader::context(record);
         batch.plain =
@@ -261,7 +244,6 @@ std::vector<StubLoop::BatchView> StubLoop::batches(nb::handle message) {
         batch.shared = batch.shared || context.has(ContextField::kShared);
         batch.called = batch.called || context.has(ContextField::kOutputsFor);
       }
-      batches.push_back(batch);
     }
     return batches;
   } catch (const std::invalid_argument&) {
@@ -295,20 +277,18 @@ std::int64_t StubLoop::start(std::uint64_t sequence) {
 // ---------------------------------------------------------------------------------------
 
 // The server has withdrawn the batch: others execute it.
-void StubLoop::skip(nb::handle message, const BatchView& batch, bool last) {
+void StubLoop::skip(const BatchView& batch, bool last) {
   result_.assign(kResultHead, '\0');
   copied_ = 0;
   started_ = called_ = ended_ = now();
-  std::size_t at = batch.first;
-  for (std::uint32_t index = 0; index < batch.requests; ++index) {
-    answer_nothing(RecordView::read(view_of_bytes(message), at, true).ticket(), result_);
-  }
+  for (const RecordView& record : batch.records) answer_nothing(record.ticket(), result_);
   finish(batch);
   send_result(result_, started_, ended_, last);
 }
 
 void StubLoop::run_in_python(nb::handle message, const BatchView& batch, bool last) {
-  const nb::object read = parts_.reader.attr("read")(message, batch.first, batch.requests, true);
+  const nb::object read =
+      parts_.reader.attr("read")(message, batch.first, batch.records.size(), true);
   const nb::object result =
       parts_.executor.attr("run")(parts_.batch(batch.sequence, nb::object(read[0])));
   const auto* words = static_cast<const std::uint64_t*>(words_->data());
@@ -347,10 +327,9 @@ nb::object StubLoop::take_requests(nb::handle message, const BatchView& batch,
                                    std::vector<Live>& live, std::string& skipped) {
   nb::object requests = checked(PyList_New(0));
   std::size_t at = batch.first;
-  live.reserve(batch.requests);
-  for (std::uint32_t index = 0; index < batch.requests; ++index) {
-    const std::size_t begin = at;
-    const RecordView record = RecordView::read(view_of_bytes(message), at, true);
+  live.reserve(batch.records.size());
+  for (const RecordView& record : batch.records) {
+    const std::size_t begin = std::exchange(at, at + record.size());
     if (is_cancelled(record.ticket())) {
       answer_nothing(record.ticket(), skipped);
       continue;
@@ -447,7 +426,7 @@ void StubLoop::finish(const BatchView& batch) {
   at = put_number(at, batch.sequence);
   for (const std::int64_t time : {started_, called_, ended_}) at = put_number(at, time);
   at = put_number(at, copied_);
-  put_number(at, batch.requests);
+  put_number(at, static_cast<std::uint32_t>(batch.records.size()));
 }
 
 void StubLoop::send_result(std::string_view result, std::int64_t started, std::int64_t ended,

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,7 @@ class Play {
 
  private:
   void step() {
-    switch (input_.byte() % 6) {
+    switch (input_.byte() % 11) {
       case 0:
         enter(input_.byte() % 3 + 1U);
         break;
@@ -57,15 +58,64 @@ class Play {
       case 4:
         cancel();
         break;
-      default:
+      case 5:
         progress_[0] = input_.byte();
+        break;
+      case 6:
+        withdraw();
+        break;
+      case 7:
+        begin();
+        break;
+      case 8:
+        claimed_[0] = claims();
+        honest_ = false;
+        break;
+      case 9:
+        if (requests_.free_tickets() != 0) requests_.lend_answer();
+        break;
+      default:
+        requests_.settle_answers(input_.byte() % 4U);
+    }
+  }
+
+  // The cell in which a stub claims batches, as a hostile one may write it.
+  std::uint64_t claims() {
+    const std::uint8_t kind = input_.byte();
+    const std::uint64_t low = input_.byte();
+    const std::uint64_t high = (kind & 2U) != 0 ? low << 55U : 0;
+    return ((kind & 1U) != 0 ? gpubridge::kClaims : 0) | high | low;
+  }
+
+  // The stub comes to its next batch, which it executes if it can claim it.
+  void begin() {
+    if (next_ > sequence_) return;
+    const std::uint64_t batch = next_++;
+    const bool executed = gpubridge::claim(claimed_[0], batch).has_value();
+    if (!honest_) return;
+    expect(executed != withdrawn_.contains(batch), "a batch is the stub's or the server's");
+    if (executed) progress_[0] = batch;
+  }
+
+  void withdraw() {
+    if (!requests_.claims()) {
+      expect(requests_.withdraw().empty(), "only a stub that claims batches gives some back");
+      return;
+    }
+    for (const Ticket ticket : requests_.withdraw()) {
+      leave(ticket);
+      withdrawn_.insert(batch_of_[ticket]);
+      expect(!requests_.holds(batch_of_[ticket]), "a withdrawn batch is no longer at the stub");
     }
   }
 
   void enter(std::size_t count) {
     if (count > requests_.free_tickets()) return;
     const std::vector<InFlightRequests::Entering> entering(count, {true, 0});
-    for (const Ticket ticket : requests_.enter(++sequence_, entering)) at_stub_[ticket] = true;
+    for (const Ticket ticket : requests_.enter(++sequence_, entering)) {
+      at_stub_[ticket] = true;
+      batch_of_[ticket] = sequence_;
+    }
     entered_ += count;
   }
 
@@ -94,7 +144,15 @@ class Play {
   }
 
   void end_batch(const gpubridge::ResultBatch& batch) {
+    const std::size_t free = requests_.free_tickets();
+    if (requests_.end_withdrawn(batch.sequence)) {
+      expect(withdrawn_.contains(batch.sequence), "only what was withdrawn is skipped");
+      expect(requests_.free_tickets() > free, "its tickets come back");
+      expect(!requests_.end_withdrawn(batch.sequence), "once");
+      return;
+    }
     requests_.check(batch);
+    note_answer(batch.sequence);
     for (const auto& record : batch.records) {
       using Step = InFlightRequests::Step;
       const Step step = requests_.end_in_batch(record.ticket(), record.word());
@@ -112,6 +170,7 @@ class Play {
     try {
       for (const auto& record : gpubridge::decode_responses(message).records) {
         requests_.check_response(record.ticket());
+        note_answer(batch_of_[record.ticket()]);
         if ((record.word() & gpubridge::kResponseOpen) != 0) continue;
         leave(record.ticket());
         if (requests_.end_response(record.ticket())) requests_.settle(record.ticket());
@@ -130,6 +189,9 @@ class Play {
     requests_.passed_on(ticket, 1);
   }
 
+  // An honest stub answers what it has begun.
+  void note_answer(std::uint64_t batch) { honest_ = honest_ && batch < next_; }
+
   void leave(Ticket ticket) {
     expect(at_stub_[ticket], "only a request that is at the stub is over");
     at_stub_[ticket] = false;
@@ -141,32 +203,21 @@ class Play {
   std::array<std::uint8_t, kTickets> cancelled_{};
   std::array<std::uint32_t, kTickets> passed_on_{};
   std::array<std::uint64_t, 2> progress_{};
-  InFlightRequests requests_{{lent_, cancelled_, passed_on_, progress_}};
+  std::array<std::uint64_t, 1> claimed_{gpubridge::kClaims};
+  InFlightRequests requests_{{lent_, cancelled_, passed_on_, progress_, claimed_}};
   std::array<bool, kTickets> at_stub_{};
+  std::array<std::uint64_t, kTickets> batch_of_{};
+  std::set<std::uint64_t> withdrawn_;
+  std::uint64_t next_ = 1;
+  bool honest_ = true;  // whether only batches that are begun were claimed
   std::uint64_t sequence_ = 0;
   std::size_t entered_ = 0;
   std::size_t over_ = 0;
 };
 
-void check_messages(std::string_view message) {
-  try {
-    gpubridge::decode_results(message);
-  } catch (const gpubridge::MalformedRecord&) {
-  }
-  try {
-    gpubridge::decode_responses(message);
-  } catch (const gpubridge::MalformedRecord&) {
-  }
-}
-
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  gpubridge::fuzz::Input input(data, size);
-  if (input.byte() % 4 == 0) {
-    check_messages(input.text());
-  } else {
-    Play(input).run();
-  }
+  Play(gpubridge::fuzz::Input(data, size)).run();
   return 0;
 }
