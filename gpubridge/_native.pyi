@@ -104,8 +104,8 @@ class DynamicBatcher:
         self, item: Any, size: int, shape: int, priority: int, timeout_us: int, now: int, /
     ) -> int:
         """Take an item over; returns 0, or 1 if the queue of its level is full, 2 after `stop`."""
-    def take(self, instance: object, now: int, /) -> list[Any] | None:
-        """Give away the next batch if it is due, for whichever instance."""
+    def take(self, instance: object, now: int, most: int = ..., /) -> list[Any] | None:
+        """Give away the next batch if it is due, or the ``most`` that come first of it; for any instance."""
     def take_ahead(self, instance: object, now: int, /) -> list[Any] | None:
         """Give away the next batch if it cannot grow, and nothing may come before it or has a limit."""
     def next_wakeup(self, now: int, /) -> int | None:
@@ -427,6 +427,8 @@ class InFlightRequests:
         """Lend the memory of an answer to a call; returns its ticket, None when there is none left."""
     lent_answers: int
     """How many answers to calls are lent."""
+    kept_requests: int
+    """How many requests are over, whose memory the stub still looks at."""
     def find(self, ref: tuple[int, int, int, int], /) -> Any:
         """Return memory that is lent to the stub, to hand it on; a slot is shared from then on.
 
@@ -623,6 +625,8 @@ class InstanceFeed:
     """Requests that the model still answers although their batch has ended."""
     in_flight: int
     """Requests of batches at the stub."""
+    free_tickets: int
+    """How many requests the stub can be sent."""
     batches: int
     """Batches at the stub."""
     window: int

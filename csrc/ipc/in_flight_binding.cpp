@@ -556,6 +556,7 @@ void bind_in_flight(nanobind::module_& module) {
       .def("settle_kept", &RequestsAtStub::settle_kept)
       .def("lend", &RequestsAtStub::lend)
       .def_prop_ro("lent_answers", &RequestsAtStub::lent_answers)
+      .def_prop_ro("kept_requests", &RequestsAtStub::kept_requests)
       .def("find",
            [](RequestsAtStub& self, nb::handle ref) {
              return self.find({nb::cast<std::uint64_t>(ref[0]), nb::cast<std::uint64_t>(ref[1]),

@@ -226,6 +226,7 @@ class RequestsAtStub {
   nb::list ranges(const std::vector<TensorRef>& refs);
 
   [[nodiscard]] std::size_t lent_answers() const { return core_.answers(); }
+  [[nodiscard]] std::size_t kept_requests() const { return core_.kept(); }
   [[nodiscard]] nb::list all_kept() const;
   [[nodiscard]] nb::list left() const;
   nb::tuple close(std::uint64_t started_last);

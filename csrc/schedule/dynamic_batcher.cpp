@@ -68,20 +68,23 @@ void DynamicBatcher::age(Nanoseconds now) {
   if (queue_.timed() && queue_.age(now, late_)) forming_.forget();
 }
 
-void DynamicBatcher::take(Nanoseconds now, std::vector<Handle>& batch) {
+bool DynamicBatcher::take(Nanoseconds now, std::size_t most, std::vector<Handle>& batch) {
   age(now);
-  const std::size_t count = due(now);
-  if (count == 0) return;
+  const std::size_t whole = due(now);
+  if (whole == 0) return false;
+  const std::size_t count = std::min(whole, most);
+  if (count == 0) return true;
   const std::size_t before = batch.size();
   for (std::size_t index = 0; index < count; ++index) batch.push_back(queue_.pop());
   forming_.forget();
   if (order_) {
     for (std::size_t index = before; index < batch.size(); ++index) order_->taken(batch[index]);
   }
+  return true;
 }
 
-void DynamicBatcher::take_ahead(Nanoseconds now, std::vector<Handle>& batch) {
-  if (may_run_ahead_ && look().closed()) take(now, batch);
+bool DynamicBatcher::take_ahead(Nanoseconds now, std::size_t most, std::vector<Handle>& batch) {
+  return may_run_ahead_ && look().closed() && take(now, most, batch);
 }
 
 const FormingBatch& DynamicBatcher::look() {

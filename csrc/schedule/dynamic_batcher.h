@@ -82,11 +82,12 @@ class DynamicBatcher {
   [[nodiscard]] bool queued(Handle handle) const { return queue_.contains(handle); }
 
   Admission add(const QueuedRequest& request, Nanoseconds now);
-  // Appends the next batch to `batch` if it is due.
-  void take(Nanoseconds now, std::vector<Handle>& batch);
+  // Appends the next batch to `batch`, or the `most` that come first of it, and returns true, if it
+  // is due.
+  bool take(Nanoseconds now, std::size_t most, std::vector<Handle>& batch);
   // The same for an instance that is at another batch, if that takes nothing from it: nothing that
   // comes later could join the batch, overtake it, or be refused if it stayed.
-  void take_ahead(Nanoseconds now, std::vector<Handle>& batch);
+  bool take_ahead(Nanoseconds now, std::size_t most, std::vector<Handle>& batch);
   // When a batch becomes due, or a request late, by the mere passing of time.
   std::optional<Nanoseconds> next_wakeup(Nanoseconds now);
   // Gives away the requests whose time in the queue is over.

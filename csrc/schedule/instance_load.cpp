@@ -44,8 +44,7 @@ void InstanceLoad::sent(std::size_t requests) {
   in_flight_ += requests;
 }
 
-void InstanceLoad::answered(std::size_t batches, std::size_t requests, std::uint64_t execute_ns,
-                            std::size_t free_tickets) {
+void InstanceLoad::answered(std::size_t batches, std::size_t requests, std::uint64_t execute_ns) {
   // What a stub sent before its end may be heard after that.
   in_flight_ -= std::min(in_flight_, requests);
   batches_ -= std::min(batches_, batches);
@@ -56,8 +55,7 @@ void InstanceLoad::answered(std::size_t batches, std::size_t requests, std::uint
   }
   if (!open_) return;
   const double most = stuck_ ? 0 : std::min(kLimit, kAheadNs / (execute_ns_ + 1));
-  const auto ahead = static_cast<std::size_t>(most);
-  window_ = std::min(std::max(least_, ahead), in_flight_ + free_tickets);
+  window_ = std::max(least_, static_cast<std::size_t>(most));
 }
 
 }  // namespace gpubridge

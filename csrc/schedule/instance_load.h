@@ -31,9 +31,7 @@ class InstanceLoad {
   void sent(std::size_t requests);
   // So many batches of one request each are not at the stub any more.
   void withdrawn(std::size_t batches);
-  // Batches were answered, or tickets came free; there may be so many other requests at the stub.
-  void answered(std::size_t batches, std::size_t requests, std::uint64_t execute_ns,
-                std::size_t free_tickets);
+  void answered(std::size_t batches, std::size_t requests, std::uint64_t execute_ns);
 
  private:
   std::size_t in_flight_ = 0;

@@ -46,16 +46,14 @@ class ItemBatcher {
     return admission;
   }
 
-  // A list of the items of the next batch, or None.
-  nb::object take(Nanoseconds now) {
+  // A list of the items of the next batch, `most` of them at most; None where no batch is due.
+  nb::object take(Nanoseconds now, std::size_t most) {
     std::vector<Handle> batch;
-    batcher_.take(now, batch);
-    return taken(batch);
+    return batcher_.take(now, most, batch) ? nb::object(taken(batch)) : nb::none();
   }
-  nb::object take_ahead(Nanoseconds now) {
+  nb::object take_ahead(Nanoseconds now, std::size_t most) {
     std::vector<Handle> batch;
-    batcher_.take_ahead(now, batch);
-    return taken(batch);
+    return batcher_.take_ahead(now, most, batch) ? nb::object(taken(batch)) : nb::none();
   }
 
   std::optional<Nanoseconds> next_wakeup(Nanoseconds now) { return batcher_.next_wakeup(now); }
@@ -119,8 +117,7 @@ class ItemBatcher {
     return items;
   }
 
-  nb::object taken(const std::vector<Handle>& batch) {
-    if (batch.empty()) return nb::none();
+  nb::list taken(const std::vector<Handle>& batch) {
     nb::list items = given_away(batch);
     if (keeps_order_) {
       for (const Handle handle : batch) ordered_.try_emplace(handle, nb::borrow(item_of(handle)));

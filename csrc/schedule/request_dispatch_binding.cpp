@@ -39,6 +39,10 @@ void InstanceFeed::submit(nb::handle requests) {
   at_stub_->submit(requests);
 }
 
+std::size_t InstanceFeed::free_tickets() const {
+  return at_stub_ == nullptr ? 0 : at_stub_->free_tickets();
+}
+
 bool InstanceFeed::soon_done() const {
   return load_.least_window() == 1 && load_.soon_done() && at_stub_ != nullptr &&
          at_stub_->claims() && at_stub_->open_requests() == 0;
@@ -64,8 +68,7 @@ static nb::list list_of(const std::vector<nb::object>& objects) {
 }
 
 void InstanceFeed::answered(const AnsweredBatches& answered, Nanoseconds now) {
-  load_.answered(answered.batches, answered.requests, answered.execute_ns,
-                 at_stub_ == nullptr ? 0 : at_stub_->free_tickets());
+  load_.answered(answered.batches, answered.requests, answered.execute_ns);
   const bool plain = answered.returning.empty() && answered.traced.empty();
   if (plain && dispatch_ != nullptr) {
     const nb::object held = nb::find(dispatch_);
@@ -192,11 +195,10 @@ InstanceFeed* RequestDispatch::best_instance() const {
                                  [](const InstanceFeed* feed) { return feed->load().stuck(); });
   InstanceFeed* best = nullptr;
   for (InstanceFeed* feed : feeds_) {
-    if (!stuck && feed->soon_done()) return feed;
     const std::size_t load = feed->load().in_flight();
-    if (load < feed->load().window() && (best == nullptr || load < best->load().in_flight())) {
-      best = feed;
-    }
+    if (load >= feed->load().window() || feed->free_tickets() == 0) continue;
+    if (!stuck && feed->soon_done()) return feed;
+    if (best == nullptr || load < best->load().in_flight()) best = feed;
   }
   return best;
 }
@@ -206,9 +208,10 @@ void RequestDispatch::feed_ahead() {
     InstanceFeed* best = best_instance();
     if (best == nullptr) {
       check_hope();
+      report_full_stubs();
       return;
     }
-    best->submit(batcher_->take(0));
+    best->submit(batcher_->take(0, 1));
     if (feeds_.size() > 1 && timer_ == 0 && best->load().batches() > 1)
       set_timer(now() + kPatience);
   }
@@ -246,14 +249,16 @@ void RequestDispatch::feed(Nanoseconds now) {
   for (InstanceFeed* feed : feeds_) {
     if (!is_free(feed->load())) continue;
     found = true;
-    if (const nb::object batch = batcher_->take(now); !batch.is_none()) feed->submit(batch);
+    const nb::object batch = batcher_->take(now, feed->free_tickets());
+    if (batch.is_none()) break;
+    nb::len(batch) != 0 ? feed->submit(batch) : report_full_stubs();
   }
   if (!found) check_hope();
   for (InstanceFeed* feed : feeds_) {
     const InstanceLoad& load = feed->load();
     while (load.window() != 0 && load.batches() != 0 && load.batches() < load.least_window()) {
-      const nb::object batch = batcher_->take_ahead(now);
-      if (batch.is_none()) break;
+      const nb::object batch = batcher_->take_ahead(now, feed->free_tickets());
+      if (batch.is_none() || nb::len(batch) == 0) break;
       feed->submit(batch);
     }
   }
@@ -280,6 +285,15 @@ void RequestDispatch::check_hope() {
   owner_.attr("check_hope")();
 }
 
+// Tells of instances that would take requests, but whose stubs have no ticket left for one.
+void RequestDispatch::report_full_stubs() {
+  for (std::size_t index = 0; index < feeds_.size(); ++index) {
+    const InstanceFeed& feed = *feeds_[index];
+    const bool has_window = feed.load().in_flight() < feed.load().window();
+    if (has_window && feed.free_tickets() == 0) owner_.attr("stub_full")(index);
+  }
+}
+
 int RequestDispatch::traverse(visitproc visit, void* arg) const {
   for (const nb::object* held : {&owner_, &cancel_, &batcher_object_, &counters_object_, &shapes_,
                                  &clock_, &prepare_, &traces_, &latest_.object}) {
@@ -304,6 +318,7 @@ void bind_request_dispatch(nb::module_& module) {
       .def("submit", &InstanceFeed::submit)
       .def_prop_ro("open_requests", &InstanceFeed::open_requests)
       .def_prop_ro("in_flight", [](const InstanceFeed& feed) { return feed.load().in_flight(); })
+      .def_prop_ro("free_tickets", &InstanceFeed::free_tickets)
       .def_prop_ro("batches", [](const InstanceFeed& feed) { return feed.load().batches(); })
       .def_prop_ro("window", [](const InstanceFeed& feed) { return feed.load().window(); })
       .def_prop_ro("least_window",

@@ -47,6 +47,8 @@ class InstanceFeed {
   void open(std::size_t least_window) { load_.open(least_window); }
   void close();
   void submit(nb::handle requests);
+  // How many requests it can be sent, however long they would wait there.
+  [[nodiscard]] std::size_t free_tickets() const;
 
   // Whether a request had better wait for what the stub has than for another to wake: nothing that
   // it has takes long, and if something does, the request can be withdrawn. Not where inputs are
@@ -124,6 +126,7 @@ class RequestDispatch {
   void set_timer(Nanoseconds due);
   void relieve();
   void check_hope();
+  void report_full_stubs();
 
   nb::object owner_;
   nb::object cancel_;

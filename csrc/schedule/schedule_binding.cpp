@@ -58,9 +58,14 @@ void bind_item_batcher(nb::module_& module) {
              const Nanoseconds timeout = from_microseconds(timeout_us);
              return static_cast<int>(self.add(item, {0, size, shape, priority, timeout, now}, now));
            })
-      .def("take", [](ItemBatcher& self, nb::handle, Nanoseconds now) { return self.take(now); })
-      .def("take_ahead",
-           [](ItemBatcher& self, nb::handle, Nanoseconds now) { return self.take_ahead(now); })
+      .def(
+          "take",
+          [](ItemBatcher& self, nb::handle, Nanoseconds now, std::size_t most) {
+            return self.take(now, most);
+          },
+          nb::arg(), nb::arg(), nb::arg() = SIZE_MAX)
+      .def("take_ahead", [](ItemBatcher& self, nb::handle,
+                            Nanoseconds now) { return self.take_ahead(now, SIZE_MAX); })
       .def("next_wakeup", &ItemBatcher::next_wakeup)
       .def("refused", &ItemBatcher::refused)
       .def("cancel", &ItemBatcher::cancel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.telemetry.traces import Traces
 
 _OnDone = Callable[[Outcome], None]
-
+_FULL_STUB_SECONDS = 0.01
 
 Submission = Callable[..., None]
 """Takes a request over, and where it comes from, should it be traced: an `Origin`."""
@@ -78,6 +79,7 @@ class Dispatcher:
         self._held: dict[Any, tuple[_OnDone | None, Outcome]] = {}
         self._on_idle: Callable[[], None] | None = None
         self._instances: Sequence[Instance] = ()
+        self._retry: asyncio.TimerHandle | None = None
 
     # -- what the model asks -------------------------------------------------------------------
 
@@ -152,6 +154,17 @@ class Dispatcher:
         """Have the queue told when it is so late."""
         if self._timer is not None:
             self._timer.set(due_ns)
+
+    def stub_full(self, index: int) -> None:
+        """Try again soon: the model lets go of what an instance's stub keeps without a word."""
+        self._instances[index].say_full()
+        if self._retry is None:
+            loop = asyncio.get_running_loop()
+            self._retry = loop.call_later(_FULL_STUB_SECONDS, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self.dispatch()
 
     def on_idle(self) -> None:
         """Nothing is pending, and nothing new comes."""

@@ -89,6 +89,7 @@ class Instance:
         self._stopping = False
         self._dead_work = DeviceWork()
         self._last_error = ""
+        self._said_full = False
 
     @property
     def counters(self) -> ModelCounters:
@@ -155,6 +156,7 @@ class Instance:
     async def _launch(self, completion: Completion | None = None) -> None:
         """Start one stub process; returns when it is ready, raises when it is not going to be."""
         run = self._run = StubRun(self, self._context, completion, self._take_log)
+        self._said_full = False
         self.feed.connect(run.link.requests)
         self.tell_log_levels()
         arena = self._context.regions.arena(self.settings.stub["name"])
@@ -263,6 +265,12 @@ class Instance:
         """Spare the stub a request that it has not started; tell its model of one that it has."""
         if self._run is not None and request.instance is self._run.link.requests:
             self._run.link.requests.cancel(request, running_only)
+
+    def say_full(self) -> None:
+        """Log, once for each stub, that requests wait since what it keeps leaves no ticket for one."""
+        if self._run is not None and not self._said_full:
+            self._said_full = True
+            _logger.warning("%s", self._run.link.describe_kept(self.name))
 
     def tell_log_levels(self) -> None:
         """Have the stub know which levels are logged now."""

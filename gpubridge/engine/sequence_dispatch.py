@@ -87,8 +87,11 @@ class SequenceDispatch:
         if not free:
             owner.check_hope()
         for index in free:
-            if items := scheduler.take(index, now):
+            items = scheduler.take(index, now, self._feeds[index].free_tickets)
+            if items:
                 self._feeds[index].submit([self._requests.of(item) for item in items])
+            elif items is not None:
+                owner.stub_full(index)
         due = scheduler.next_wakeup(now)
         if due is not None:
             owner.set_timer(due)

@@ -37,7 +37,7 @@ from gpubridge.transport.channel import (
     close_all,
     is_unread,
 )
-from gpubridge.transport.control import ControlPage
+from gpubridge.transport.control import TICKETS, ControlPage
 from gpubridge.transport.device_events import arena_region
 from gpubridge.transport.messages import FALLBACKS, Kind, control_message, decode_control
 from gpubridge.transport.records import Record
@@ -194,6 +194,17 @@ class StubConnection:
                 "it must let go of some before it gets others"
             )
         return ticket
+
+    def describe_kept(self, instance: str) -> str:
+        """Return what a model keeps that can be sent no request any more, for the log."""
+        requests = self.requests
+        return (
+            f"requests wait: model instance '{instance}' keeps the inputs of "
+            f"{requests.kept_requests} answered requests and the memory of {requests.lent_answers} "
+            f"answers to its calls, and has {requests.open_requests} requests not finished, so that it "
+            f"can be sent none of the next batch; {TICKETS} is the most of all of them. It must finish "
+            "requests, or drop references to their tensors: it may keep copies"
+        )
 
     def device_work(self) -> list[int]:
         """Return what the stub has done on its GPU so far, as the control page has it."""

@@ -3,12 +3,16 @@
 import http.client
 import json
 import struct
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
 from tests.process.raw_http import binary_request, connected, inference, read_answer
-from tests.process.server import running_server, write_code_model, write_model
+from tests.process.server import running_server, wait_until, write_code_model, write_model
+from tests.process.streams import Stream
+
+triton = pytest.importorskip("tritonclient.grpc")
 
 KEEPER = """
 import numpy as np
@@ -28,6 +32,7 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
         return responses
 """
+AT_ONCE = 64  # requests that a stream has at a model
 REQUESTS = 5000  # more than there are tickets for memory that is lent to a stub
 
 
@@ -56,6 +61,56 @@ def test_a_model_that_keeps_every_input_gets_copies_in_time(tmp_path):
             assert struct.unpack("<2f", answer[-8:]) == (i + 1, 0)
         connection.close()
         assert server.log().count("it gets copies from now on") == 1
+
+
+HOLDER = """
+import os, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.senders = []
+        path = os.path.join(args["model_repository"], "go")
+        threading.Thread(target=self.finish, args=(path,), daemon=True).start()
+
+    def execute(self, requests):
+        self.senders += [request.get_response_sender() for request in requests]
+
+    def finish(self, path):
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        while True:
+            while self.senders:
+                out = pb_utils.Tensor("OUT", np.array([len(self.senders)], np.float32))
+                final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+                self.senders.pop().send(pb_utils.InferenceResponse([out]), final)
+            time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("scheduling", ["", "max_batch_size: 64\ndynamic_batching {}"])
+@pytest.mark.parametrize("pure", ["", "1"])
+def test_requests_wait_for_a_model_that_does_not_finish_others(tmp_path, scheduling, pure):
+    config = f"model_transaction_policy {{ decoupled: true }}\n{scheduling}"
+    directory = write_model(tmp_path, "holder", HOLDER, config=config)
+    write_code_model(tmp_path)
+    tensor = triton.InferInput("IN", [1, 2] if scheduling else [2], "FP32")
+    tensor.set_data_from_numpy(np.zeros(tensor.shape(), np.float32))
+    with running_server(tmp_path, environment={"GPUBRIDGE_NO_NATIVE": pure}) as server:
+        with ExitStack() as stack:
+            streams = [stack.enter_context(Stream(server)) for _ in range(66)]
+            for stream in streams * AT_ONCE:
+                stream.client.async_stream_infer("holder", [tensor])
+            told = "requests wait: model instance 'holder_0'"
+            wait_until(lambda: told in server.log(), told, server)
+            # Nobody else waits.
+            assert server.ask("self.said = 1")[1] == "1"
+            (directory / "go").touch()
+            for stream in streams * AT_ONCE:
+                _, error = stream.answers.get(timeout=60)
+                assert error is None
+        assert server.log().count("requests wait") == 1
 
 
 def test_a_kept_request_is_over(tmp_path):

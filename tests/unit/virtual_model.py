@@ -106,6 +106,10 @@ class VirtualInstance:
         self.tickets: dict[InferRequest, int] = {}
         self.started = self.sent = self.life = 0
         self.requests = None
+        self.said_full = False
+
+    def say_full(self):
+        self.said_full = True
 
     def cancel(self, request, *, running_only=False):
         if request.instance is not None and request.instance is self.requests:

@@ -18,6 +18,7 @@ from gpubridge.engine.scheduling.sequence_item import (
 )
 from gpubridge.engine.scheduling.sequence_settings import SequenceBatching
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.transport.control import TICKETS
 
 _QUEUED = Place.QUEUED
 _TAKEN = Place.TAKEN
@@ -94,8 +95,11 @@ class SequenceScheduler(ABC):
     # -- what goes out -------------------------------------------------------------------------
 
     @abstractmethod
-    def take(self, instance: int, now_ns: int) -> list[SequenceItem] | None:
-        """Give away the next batch of an instance if it is due, with control tensors and slots."""
+    def take(self, instance: int, now_ns: int, most: int = TICKETS) -> list[SequenceItem] | None:
+        """Give away the next batch of an instance if it is due, with control tensors and slots.
+
+        None of it where it is due, but has to wait: ``most`` items may be given away.
+        """
 
     def _hand_out(self, item: SequenceItem) -> None:
         """Make the first item of its sequence ready to be executed."""

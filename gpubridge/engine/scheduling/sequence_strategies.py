@@ -21,6 +21,7 @@ from gpubridge.engine.scheduling.settings import (
     parse_dynamic_batching,
     shape_agreement,
 )
+from gpubridge.transport.control import TICKETS
 
 _logger = logging.getLogger(__name__)
 
@@ -36,15 +37,17 @@ class DirectSequenceScheduler(SequenceScheduler):
     def __init__(
         self, settings: SequenceBatching, strategy: DirectStrategy, model: str, max_batch_size: int
     ) -> None:
-        super().__init__(settings, model, max_batch_size, max(max_batch_size, 1))
+        # An instance that has more sequences could never be sent all their requests.
+        super().__init__(settings, model, max_batch_size, min(max(max_batch_size, 1), TICKETS))
         self._delay_ns = strategy.max_queue_delay_us * 1000
         self._utilization = strategy.minimum_slot_utilization
         self._at_work: dict[int, int] = {}
 
-    def take(self, instance: int, now_ns: int) -> list[SequenceItem] | None:
+    def take(self, instance: int, now_ns: int, most: int = TICKETS) -> list[SequenceItem] | None:
         """Give away the next batch of an instance if it is due, with control tensors and slots.
 
-        Returns: one per slot, from the first on; padding has `request` None and a `pattern`.
+        Returns: one per slot, from the first on; padding has `request` None and a `pattern`. None
+        of them where ``most`` are fewer.
         """
         self._age(now_ns)
         due = self._due_at(instance)
@@ -54,17 +57,19 @@ class DirectSequenceScheduler(SequenceScheduler):
         fronts = [s.queue[0] if s is not None and s.queue else None for s in seats]
         # Whose turn it is decides about the shapes: so no shape can starve another.
         pattern = min(filter(None, fronts), key=lambda item: item.arrived)
+        turns = [item is not None and item.shape == pattern.shape for item in fronts]
+        while not turns[-1]:
+            turns.pop()
+        if len(turns) > most:
+            return []
         batch: list[SequenceItem] = []
-        last = 0
-        for item in fronts:
-            if item is not None and item.shape == pattern.shape:
+        for item, has_turn in zip(fronts, turns, strict=False):
+            if item is not None and has_turn:
                 self._hand_out(item)
                 batch.append(item)
-                last = len(batch)
                 self._at_work[instance] = self._at_work.get(instance, 0) + 1
             else:
                 batch.append(self._padding(pattern))
-        del batch[last:]
         return batch
 
     def _padding(self, pattern: SequenceItem) -> SequenceItem:
@@ -124,12 +129,12 @@ class OldestSequenceScheduler(SequenceScheduler):
         self._batchers: dict[int, DynamicBatcher] = {}
         self._released: list[SequenceItem] = []
 
-    def take(self, instance: int, now_ns: int) -> list[SequenceItem] | None:
-        """Give away the next batch of an instance if it is due, with control tensors and slots."""
+    def take(self, instance: int, now_ns: int, most: int = TICKETS) -> list[SequenceItem] | None:
+        """Give away the next batch of an instance if it is due, or the ``most`` that come first of it."""
         self._age(now_ns)
         batcher = self._batchers.get(instance)
         items: list[SequenceItem] | None = (
-            batcher.take(instance, now_ns) if batcher is not None else None
+            batcher.take(instance, now_ns, most) if batcher is not None else None
         )
         for item in items or ():
             if item.sequence is not None:
