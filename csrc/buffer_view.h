@@ -1,19 +1,15 @@
 // A Py_buffer that is released with its scope.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstddef>
-#include <span>
-#include <utility>
+#include "python_object.h"
 
 namespace gpubridge {
 
 class BufferView {
  public:
-  BufferView(nanobind::handle exporter, int flags) {
+  BufferView(nb::handle exporter, int flags) {
     if (PyObject_GetBuffer(exporter.ptr(), &view_, flags) != 0) {
-      throw nanobind::python_error();
+      throw nb::python_error();
     }
   }
   ~BufferView() { PyBuffer_Release(&view_); }

@@ -70,12 +70,12 @@
 //   a model the two hold each other; the outcome, or a cancel, parts them.
 #pragma once
 
-#include <nanobind/nanobind.h>
+#include "python_object.h"
 
 namespace gpubridge {
 
 // Each adds what the file of its name has to the module.
-using Binding = void(nanobind::module_& module);
+using Binding = void(nb::module_& module);
 Binding bind_bytes_codec, bind_call_channel, bind_context, bind_datagrams, bind_dlpack_capsule,
     bind_grpc_inference, bind_http1_connection, bind_http1_inference, bind_http2, bind_in_flight,
     bind_infer_request, bind_item_batcher, bind_lease_book, bind_model_counters, bind_place,

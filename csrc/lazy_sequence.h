@@ -1,12 +1,7 @@
 // A sequence for Python whose items are made when they are asked for: most never are.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstddef>
-#include <utility>
-#include <vector>
-
+#include "python_object.h"
 #include "stub/heap_type.h"
 
 namespace gpubridge {
@@ -16,12 +11,10 @@ namespace gpubridge {
 template <typename Item>
 class LazySequence {
  public:
-  static nanobind::object make(std::vector<Item> items) {
-    return stub::box(type(), std::move(items));
-  }
+  static nb::object make(std::vector<Item> items) { return stub::box(type(), std::move(items)); }
 
   // The items of such a sequence; null for another object.
-  static const std::vector<Item>* of(nanobind::handle object) {
+  static const std::vector<Item>* of(nb::handle object) {
     return Py_TYPE(object.ptr()) == type() ? &items_of(object.ptr()) : nullptr;
   }
 

@@ -1,10 +1,7 @@
 // Numbers as they lie in messages: little-endian, at any address.
 #pragma once
 
-#include <bit>
-#include <cstddef>
-#include <cstring>
-#include <string_view>
+#include "std.h"
 
 namespace gpubridge {
 

@@ -1,14 +1,13 @@
 // gpubridge._native: required in the server, optional in stubs, whose pure Python runtime passes
 // the same tests.
 
-#include <nanobind/nanobind.h>
-
 #include "dataplane.h"
+#include "python_object.h"
 
 NB_MODULE(_native, module) {
   using namespace gpubridge;
   // A process that ends with a traceback still holds views: its log should not mention them.
-  nanobind::set_leak_warnings(false);
+  nb::set_leak_warnings(false);
   for (Binding* bind : {bind_bytes_codec,
                         bind_call_channel,
                         bind_context,

@@ -1,11 +1,9 @@
 // Texts: put together of parts, and as keys of maps.
 #pragma once
 
-#include <cstddef>
-#include <functional>
-#include <string>
-#include <string_view>
 #include <type_traits>
+
+#include "std.h"
 
 namespace gpubridge {
 

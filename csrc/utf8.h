@@ -1,8 +1,7 @@
 // UTF-8: where its sequences end, and whether bytes are it.
 #pragma once
 
-#include <cstddef>
-#include <string_view>
+#include "std.h"
 
 namespace gpubridge {
 

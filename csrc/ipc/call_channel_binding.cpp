@@ -2,17 +2,11 @@
 
 #include <sys/socket.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
-#include <chrono>
-#include <stdexcept>
 
 #include "dataplane.h"
 #include "ipc/context.h"
 #include "python_object.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {

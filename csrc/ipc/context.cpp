@@ -1,7 +1,6 @@
 #include "ipc/context.h"
 
 #include <sstream>
-#include <string>
 
 #include "little_endian.h"
 #include "utf8.h"

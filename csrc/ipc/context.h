@@ -3,11 +3,7 @@
 // each field means.
 #pragma once
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <stdexcept>
-#include <string_view>
+#include "std.h"
 
 namespace gpubridge {
 

@@ -1,11 +1,7 @@
 #include "ipc/context_binding.h"
 
-#include <utility>
-
 #include "dataplane.h"
 #include "python_object.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {

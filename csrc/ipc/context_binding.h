@@ -1,15 +1,8 @@
 // Contexts as Python sees them: objects of the classes of gpubridge/transport/context.py.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <unordered_map>
-#include <vector>
-
 #include "ipc/context.h"
+#include "python_object.h"
 #include "text.h"
 
 namespace gpubridge {
@@ -20,33 +13,33 @@ class ContextCodec {
  public:
   // `layout` has the fields of `kind` with their defaults, `empty` is a context without any. JSON
   // is made by `dump` and read by `load`.
-  ContextCodec(nanobind::type_object kind, nanobind::object empty, nanobind::handle layout,
-               nanobind::object dump, nanobind::object load);
+  ContextCodec(nb::type_object kind, nb::object empty, nb::handle layout, nb::object dump,
+               nb::object load);
 
-  [[nodiscard]] nanobind::object encode(nanobind::handle context) const;
+  [[nodiscard]] nb::object encode(nb::handle context) const;
   // Throws MalformedContext, or what `load` raises.
-  nanobind::object decode(std::string_view raw);
+  nb::object decode(std::string_view raw);
 
  private:
   struct Member {
     ContextField field;
     ContextKind kind;
-    nanobind::object name;
-    nanobind::object initial;
+    nb::object name;
+    nb::object initial;
   };
 
-  [[nodiscard]] nanobind::object made(std::string_view raw) const;
-  [[nodiscard]] nanobind::object value(const Context& context, const Member& member) const;
-  void take(Context& context, const Member& member, nanobind::handle value,
-            std::vector<nanobind::object>& held) const;
+  [[nodiscard]] nb::object made(std::string_view raw) const;
+  [[nodiscard]] nb::object value(const Context& context, const Member& member) const;
+  void take(Context& context, const Member& member, nb::handle value,
+            std::vector<nb::object>& held) const;
 
-  nanobind::type_object kind_;
-  nanobind::object empty_;
-  nanobind::object dump_;
-  nanobind::object load_;
+  nb::type_object kind_;
+  nb::object empty_;
+  nb::object dump_;
+  nb::object load_;
   std::uint32_t known_ = 0;
   std::vector<Member> members_;
-  std::unordered_map<std::string, nanobind::object, TextHash, std::equal_to<>> decoded_;
+  std::unordered_map<std::string, nb::object, TextHash, std::equal_to<>> decoded_;
 };
 
 }  // namespace gpubridge

@@ -2,10 +2,7 @@
 // they are for is described in gpubridge/transport/control.py.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
+#include "std.h"
 
 namespace gpubridge {
 

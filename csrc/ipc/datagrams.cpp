@@ -4,17 +4,10 @@
 #include <sched.h>
 #include <sys/socket.h>
 
-#include <array>
 #include <cerrno>
-#include <chrono>
-#include <cstddef>
-#include <cstring>
-#include <utility>
 
 #include "buffer_view.h"
 #include "dataplane.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {

@@ -1,12 +1,7 @@
 // The hot half of gpubridge.transport.channel: whole messages, and being awake when they come.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-#include <span>
-#include <string_view>
-#include <vector>
+#include "python_object.h"
 
 namespace gpubridge {
 
@@ -28,6 +23,6 @@ bool send_datagram(int descriptor, std::string_view message);
 // Receives one message of a SEQPACKET socket by way of `scratch`, which holds the longest there is.
 // Returns its bytes, the descriptors that came with it, which are the caller's, and whether any of
 // that was cut off. Raises OSError.
-nanobind::tuple receive_message(int descriptor, nanobind::handle scratch);
+nb::tuple receive_message(int descriptor, nb::handle scratch);
 
 }  // namespace gpubridge

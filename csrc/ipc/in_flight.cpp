@@ -1,9 +1,5 @@
 #include "ipc/in_flight.h"
 
-#include <algorithm>
-#include <string>
-#include <utility>
-
 namespace gpubridge {
 namespace {
 

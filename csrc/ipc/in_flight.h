@@ -1,17 +1,11 @@
 // The requests at one stub: which there are, how far each is, and the memory that is lent for them.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <deque>
-#include <map>
-#include <optional>
 #include <set>
-#include <span>
-#include <vector>
 
 #include "ipc/control_cells.h"
 #include "ipc/messages.h"
+#include "std.h"
 
 namespace gpubridge {
 

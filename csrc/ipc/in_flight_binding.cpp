@@ -3,14 +3,7 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <chrono>
-#include <cstdint>
 #include <sstream>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "dataplane.h"
 #include "ipc/context.h"
@@ -523,8 +516,7 @@ nb::tuple RequestsAtStub::close(std::uint64_t started_last) {
 
 }  // namespace at_stub
 
-void bind_in_flight(nanobind::module_& module) {
-  namespace nb = nanobind;
+void bind_in_flight(nb::module_& module) {
   using at_stub::RequestsAtStub;
   nb::class_<RequestsAtStub> type(module, "InFlightRequests");
   type.def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::object,

@@ -1,16 +1,6 @@
 // The requests at a stub as Python sees them: gpubridge/_native.pyi says what the parts mean.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "buffer_view.h"
 #include "ipc/datagrams.h"
 #include "ipc/in_flight.h"
@@ -25,8 +15,6 @@
 #include "stub/heap_type.h"
 
 namespace gpubridge::at_stub {
-
-namespace nb = nanobind;
 
 constexpr long long kAnswered = -1;
 

@@ -1,11 +1,7 @@
 // How requests enter a stub, and what is written of them.
-#include <cstdint>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "ipc/in_flight_binding.h"
+#include "std.h"
 
 namespace gpubridge::at_stub {
 namespace {

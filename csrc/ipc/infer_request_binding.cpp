@@ -1,13 +1,7 @@
 #include "ipc/infer_request_binding.h"
 
-#include <array>
-#include <cstddef>
-#include <utility>
-
 #include "dataplane.h"
 #include "stub/heap_type.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {

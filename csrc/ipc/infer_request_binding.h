@@ -2,36 +2,31 @@
 // Other bindings read and make them without looking attributes up.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <array>
-#include <cstddef>
+#include "python_object.h"
 
 namespace gpubridge {
 
 // What types have in common whose objects are in their array `fields`, in which null is None.
 template <typename Object>
 struct FieldAccess {
-  [[nodiscard]] nanobind::handle object() {
+  [[nodiscard]] nb::handle object() {
     return reinterpret_cast<PyObject*>(static_cast<Object*>(this));
   }
   [[nodiscard]] bool has(std::size_t field) const {
     return in(field) != nullptr && in(field) != Py_None;
   }
   // Borrowed.
-  [[nodiscard]] nanobind::handle get(std::size_t field) const {
-    return has(field) ? in(field) : Py_None;
-  }
-  void set(std::size_t field, nanobind::handle value) {
+  [[nodiscard]] nb::handle get(std::size_t field) const { return has(field) ? in(field) : Py_None; }
+  void set(std::size_t field, nb::handle value) {
     PyObject* old = in(field);
     static_cast<Object*>(this)->fields[field] = value.inc_ref().ptr();
     Py_XDECREF(old);
   }
   // Empties a field; returns what was there.
-  nanobind::object take(std::size_t field) {
+  nb::object take(std::size_t field) {
     PyObject* old = in(field);
     static_cast<Object*>(this)->fields[field] = nullptr;
-    return old == nullptr ? nanobind::none() : nanobind::steal(old);
+    return old == nullptr ? nb::none() : nb::steal(old);
   }
 
  private:
@@ -74,9 +69,9 @@ struct InferRequest : FieldAccess<InferRequest> {
   long long unsent;
 
   // Each calls Python, and throws what that raises; the caller holds the request meanwhile.
-  void respond(nanobind::handle outcome);
+  void respond(nb::handle outcome);
   void passed_on(long long responses);
-  void finish(nanobind::object outcome);
+  void finish(nb::object outcome);
   void cancel();
 };
 
@@ -99,27 +94,27 @@ struct InferResponse : FieldAccess<InferResponse> {
 
 // What a request is made of; null for what is to have its default.
 struct RequestParts {
-  nanobind::handle signature;
-  nanobind::handle slot;
-  nanobind::handle places;
-  nanobind::handle on_done;
-  nanobind::handle identifier;
-  nanobind::handle context;
-  nanobind::handle options;
-  nanobind::handle dims;
+  nb::handle signature;
+  nb::handle slot;
+  nb::handle places;
+  nb::handle on_done;
+  nb::handle identifier;
+  nb::handle context;
+  nb::handle options;
+  nb::handle dims;
   long long start = 0;
   long long copied = 0;
   long long batch_size = 1;
 };
 
-nanobind::object make_infer_request(const RequestParts& parts);
+nb::object make_infer_request(const RequestParts& parts);
 // A response of a class derived from the type, without fields of its own; the others are empty.
-nanobind::object make_infer_response(nanobind::handle kind, nanobind::handle signature,
-                                     nanobind::handle shapes, nanobind::handle buffers);
+nb::object make_infer_response(nb::handle kind, nb::handle signature, nb::handle shapes,
+                               nb::handle buffers);
 
 // What an object is; throws TypeError for another.
-InferRequest& infer_request(nanobind::handle object);
-InferResponse& infer_response(nanobind::handle object);
-[[nodiscard]] bool is_infer_response(nanobind::handle object);
+InferRequest& infer_request(nb::handle object);
+InferResponse& infer_response(nb::handle object);
+[[nodiscard]] bool is_infer_response(nb::handle object);
 
 }  // namespace gpubridge

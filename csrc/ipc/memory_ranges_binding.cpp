@@ -3,8 +3,6 @@
 #include "python_object.h"
 #include "stub/heap_type.h"
 
-namespace nb = nanobind;
-
 namespace gpubridge {
 namespace {
 

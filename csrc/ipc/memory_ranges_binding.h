@@ -2,11 +2,8 @@
 // gpubridge/request.py, and the ids by which stubs know the regions.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-
 #include "ipc/records.h"
+#include "python_object.h"
 
 namespace gpubridge {
 
@@ -16,39 +13,39 @@ inline constexpr std::uint64_t kArenaRegion = 1U << 31U;
 
 // A MemoryRange, for as long as that lives.
 struct RangeView {
-  explicit RangeView(nanobind::handle range);
+  explicit RangeView(nb::handle range);
 
-  nanobind::handle segment;
+  nb::handle segment;
   std::uint64_t offset;
   std::uint64_t nbytes;
 };
 
-nanobind::object make_range(nanobind::handle segment, std::uint64_t offset, std::uint64_t nbytes,
-                            nanobind::handle keep);
+nb::object make_range(nb::handle segment, std::uint64_t offset, std::uint64_t nbytes,
+                      nb::handle keep);
 // The MemoryRange of a tensor without bytes.
-nanobind::object empty_range();
+nb::object empty_range();
 
 // Where a stub's tensor lies in `memory` (BorrowedMemory), which `keep` holds.
-nanobind::object stub_range(nanobind::handle memory, const TensorRef& ref, nanobind::handle keep);
+nb::object stub_range(nb::handle memory, const TensorRef& ref, nb::handle keep);
 
 // Whether some of the ranges lie in host memory that is meant for another model.
-bool for_others(nanobind::handle ranges, nanobind::handle model);
+bool for_others(nb::handle ranges, nb::handle model);
 
 // The ids by which references to a stub name regions; it is told of each before.
 class RegionNames {
  public:
   // Of an Announcements (gpubridge/engine/announcements.py).
-  explicit RegionNames(nanobind::object announcements)
+  explicit RegionNames(nb::object announcements)
       : announcements_(std::move(announcements)), known_(announcements_.attr("known")) {}
 
-  [[nodiscard]] std::uint64_t of(nanobind::handle segment, bool read_only) const;
+  [[nodiscard]] std::uint64_t of(nb::handle segment, bool read_only) const;
   // Writes references to ranges, under a lease that nothing has where there are no bytes; returns
   // their end.
-  char* write(char* at, nanobind::handle ranges, std::uint32_t lease, bool read_only) const;
+  char* write(char* at, nb::handle ranges, std::uint32_t lease, bool read_only) const;
 
  private:
-  nanobind::object announcements_;
-  nanobind::object known_;  // a set
+  nb::object announcements_;
+  nb::object known_;  // a set
 };
 
 }  // namespace gpubridge

@@ -1,7 +1,5 @@
 #include "ipc/messages.h"
 
-#include <utility>
-
 #include "little_endian.h"
 
 namespace gpubridge {

@@ -2,13 +2,8 @@
 // Their layout is described in gpubridge/transport/messages.py.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "ipc/records.h"
+#include "std.h"
 
 namespace gpubridge {
 

@@ -1,11 +1,7 @@
 // What one model version has done: the figures of the statistics extension.
 #pragma once
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <deque>
-#include <map>
+#include "std.h"
 
 namespace gpubridge {
 

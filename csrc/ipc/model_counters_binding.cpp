@@ -1,17 +1,11 @@
-#include <nanobind/nanobind.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 
-#include <array>
-#include <cstdint>
-#include <string_view>
 #include <tuple>
-#include <utility>
 
 #include "dataplane.h"
 #include "ipc/model_counters.h"
-
-namespace nb = nanobind;
+#include "python_object.h"
 
 namespace gpubridge {
 namespace {

@@ -1,9 +1,5 @@
 #include "ipc/records.h"
 
-#include <array>
-#include <limits>
-#include <string>
-
 #include "little_endian.h"
 
 namespace gpubridge {

@@ -2,13 +2,8 @@
 // layout is described in gpubridge/transport/records.py, which has the same in Python.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <stdexcept>
-#include <string_view>
-
 #include "little_endian.h"
+#include "std.h"
 
 namespace gpubridge {
 

@@ -1,18 +1,9 @@
 // Records as Python sees them: gpubridge/transport/records.py says what the parts mean.
 #include "ipc/records_binding.h"
 
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <utility>
-
 #include "dataplane.h"
 #include "ipc/context_binding.h"
 #include "python_object.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {

@@ -1,14 +1,11 @@
 #include "memory/lease_book.h"
 
 #include <sstream>
-#include <utility>
 
 #include "buffer_view.h"
 #include "dataplane.h"
 #include "ipc/records_binding.h"
 #include "stub/heap_type.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 

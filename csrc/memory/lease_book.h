@@ -1,15 +1,8 @@
 // Views of borrowed memory, whose end ends their lease.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <unordered_map>
-#include <vector>
-
 #include "lazy_sequence.h"
+#include "python_object.h"
 #include "stub/tensor.h"
 
 namespace gpubridge {
@@ -27,7 +20,7 @@ struct LentSpan {
   bool read_only = false;
 
   // A memoryview of them.
-  [[nodiscard]] nanobind::object object() const;
+  [[nodiscard]] nb::object object() const;
 };
 
 using LentBuffers = LazySequence<LentSpan>;
@@ -36,12 +29,12 @@ using LentBuffers = LazySequence<LentSpan>;
 class LeaseBook {
  public:
   // `table` has a byte for each lease; it is cleared when the lease ends.
-  explicit LeaseBook(nanobind::handle table);
+  explicit LeaseBook(nb::handle table);
 
-  void add(std::uint64_t region, nanobind::handle buffer);
+  void add(std::uint64_t region, nb::handle buffer);
   void remove(std::uint64_t region) { regions_.erase(region); }
   // Writes to another table from now on.
-  void forget(nanobind::handle table);
+  void forget(nb::handle table);
 
   [[nodiscard]] std::size_t held() const;
   [[nodiscard]] std::size_t held_bytes() const;
@@ -54,10 +47,10 @@ class LeaseBook {
   // The bytes at places; throws ValueError where one does not exist.
   std::vector<LentSpan> spans(std::span<const stub::Place> places);
   // What exports each of them.
-  std::vector<nanobind::object> lend(std::span<const stub::Place> places, bool read_only);
-  nanobind::object views(nanobind::handle refs);
-  nanobind::object tensors(nanobind::handle refs, nanobind::handle specs, nanobind::handle shapes,
-                           nanobind::handle kind, bool placed, bool read_only);
+  std::vector<nb::object> lend(std::span<const stub::Place> places, bool read_only);
+  nb::object views(nb::handle refs);
+  nb::object tensors(nb::handle refs, nb::handle specs, nb::handle shapes, nb::handle kind,
+                     bool placed, bool read_only);
 
  private:
   [[nodiscard]] const std::shared_ptr<LentRegion>* region_of(const stub::Place& place) const;

@@ -1,18 +1,12 @@
 #include "memory/place.h"
 
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-#include <cstring>
-
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
 
 #include "buffer_view.h"
 #include "dataplane.h"
-
-namespace nb = nanobind;
+#include "python_object.h"
 
 namespace gpubridge {
 namespace {

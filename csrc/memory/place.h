@@ -1,7 +1,7 @@
 // Copies of tensors.
 #pragma once
 
-#include <cstddef>
+#include "std.h"
 
 namespace gpubridge {
 

@@ -2,8 +2,6 @@
 
 #include "buffer_view.h"
 
-namespace nb = nanobind;
-
 namespace gpubridge {
 
 SentBuffers::SentBuffers(nb::handle sequence) : spans_(LentBuffers::of(sequence)) {

@@ -1,15 +1,8 @@
 // The buffers of a response on their way to a client.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstddef>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "memory/lease_book.h"
+#include "python_object.h"
 
 namespace gpubridge {
 
@@ -17,18 +10,18 @@ namespace gpubridge {
 // another sequence of bytes-like objects. It must outlive this.
 class SentBuffers {
  public:
-  explicit SentBuffers(nanobind::handle sequence);
+  explicit SentBuffers(nb::handle sequence);
 
   [[nodiscard]] std::size_t count() const { return sizes_.size(); }
   [[nodiscard]] std::size_t size(std::size_t index) const { return sizes_[index]; }
   [[nodiscard]] std::size_t total() const { return total_; }
-  [[nodiscard]] nanobind::object object(std::size_t index) const;
+  [[nodiscard]] nb::object object(std::size_t index) const;
   // Appends the bytes of a buffer; throws ValueError where they are not as many as they were.
   void append_to(std::string& text, std::size_t index) const;
 
  private:
   const std::vector<LentSpan>* spans_;
-  std::vector<nanobind::object> objects_;  // where there are no spans
+  std::vector<nb::object> objects_;  // where there are no spans
   std::vector<std::size_t> sizes_;
   std::size_t total_ = 0;
 };
@@ -42,14 +35,14 @@ class MessagePieces {
 
   // Appends text, then a buffer.
   void append(const std::string& text, const SentBuffers& buffers, std::size_t index);
-  std::vector<nanobind::object> finish(std::string_view ending = {});
+  std::vector<nb::object> finish(std::string_view ending = {});
 
  private:
   void flush();
 
   std::string pending_;
   std::size_t copied_;
-  std::vector<nanobind::object> pieces_;
+  std::vector<nb::object> pieces_;
 };
 
 }  // namespace gpubridge

@@ -1,16 +1,7 @@
-#include <nanobind/nanobind.h>
 #include <time.h>
-
-#include <array>
-#include <bit>
-#include <cstddef>
-#include <cstdint>
-#include <utility>
 
 #include "dataplane.h"
 #include "python_object.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {

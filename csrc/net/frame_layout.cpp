@@ -1,8 +1,5 @@
 #include "net/frame_layout.h"
 
-#include <algorithm>
-#include <utility>
-
 namespace gpubridge::http2 {
 
 void FrameLayout::add(std::uint8_t* data, std::size_t size) {

@@ -14,14 +14,8 @@
 
 #include <sys/uio.h>
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <vector>
-
 #include "net/http2_payload.h"
+#include "std.h"
 
 namespace gpubridge::http2 {
 

@@ -1,8 +1,5 @@
 #include "net/grpc_framing.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "net/http2_frames.h"
 
 namespace gpubridge::http2 {

@@ -1,17 +1,8 @@
 // gRPC messages in the DATA of a stream: each comes after five bytes, a flag and its length.
 #pragma once
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "net/request_headers.h"
+#include "std.h"
 
 namespace gpubridge::http2 {
 

@@ -3,12 +3,8 @@
 // time-out and no compression. All other events are for Python.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-#include <memory>
-
 #include "net/http2_binding.h"
+#include "python_object.h"
 #include "request/templates_binding.h"
 
 namespace gpubridge::http2 {
@@ -17,7 +13,7 @@ namespace gpubridge::http2 {
 // gpubridge/frontend/grpc/infer.py.
 class GrpcInferEndpoint {
  public:
-  GrpcInferEndpoint(int method, nanobind::object templates, nanobind::object traces,
+  GrpcInferEndpoint(int method, nb::object templates, nb::object traces,
                     std::shared_ptr<HeaderFields> headers, std::shared_ptr<HeaderFields> trailers);
 
   // Whether a call is plain, and is not traced.
@@ -28,9 +24,9 @@ class GrpcInferEndpoint {
 
  private:
   int method_;
-  nanobind::object templates_object_;
+  nb::object templates_object_;
   PythonTemplates* templates_;
-  nanobind::object traces_;
+  nb::object traces_;
   std::shared_ptr<HeaderFields> headers_;
   std::shared_ptr<HeaderFields> trailers_;
 };
@@ -40,12 +36,11 @@ class GrpcConnection {
  public:
   // The owner has `take(events)` and `flushed(outcome)`; `calls` are those by stream, to which the
   // plane adds its own. Without an endpoint all calls are Python's.
-  GrpcConnection(nanobind::object http2, nanobind::object owner, nanobind::object calls,
-                 nanobind::object endpoint);
+  GrpcConnection(nb::object http2, nb::object owner, nb::object calls, nb::object endpoint);
 
   // `soon` has a callable called in the next turn of the event loop.
-  void start(nanobind::object transport, int descriptor, nanobind::object soon);
-  nanobind::object get_buffer(nanobind::handle /*size_hint*/) { return http2_.memory(); }
+  void start(nb::object transport, int descriptor, nb::object soon);
+  nb::object get_buffer(nb::handle /*size_hint*/) { return http2_.memory(); }
   void buffer_updated(std::size_t nbytes);
   // Sends as much as the socket takes; its transport keeps the rest.
   void flush();
@@ -54,7 +49,7 @@ class GrpcConnection {
   void lose();
 
   // Of the plane's calls.
-  [[nodiscard]] nanobind::object endpoint() const { return endpoint_object_; }
+  [[nodiscard]] nb::object endpoint() const { return endpoint_object_; }
   [[nodiscard]] Connection& core() { return http2_; }
   void forget(std::uint32_t stream);
 
@@ -68,15 +63,15 @@ class GrpcConnection {
   bool take();
   bool infer(const Event& event);
 
-  nanobind::object http2_object_;
+  nb::object http2_object_;
   PythonConnection& http2_;
-  nanobind::object take_;
-  nanobind::object flushed_;
-  nanobind::object calls_;
-  nanobind::object endpoint_object_;
+  nb::object take_;
+  nb::object flushed_;
+  nb::object calls_;
+  nb::object endpoint_object_;
   GrpcInferEndpoint* endpoint_ = nullptr;
-  nanobind::object transport_ = nanobind::none();
-  nanobind::object soon_ = nanobind::none();
+  nb::object transport_ = nb::none();
+  nb::object soon_ = nb::none();
   int descriptor_ = -1;
   bool flush_due_ = false;
 };
@@ -84,27 +79,27 @@ class GrpcConnection {
 // One plain request, with the methods of a Call that its connection uses.
 class GrpcInferCall {
  public:
-  GrpcInferCall(nanobind::object connection, std::uint32_t stream);
+  GrpcInferCall(nb::object connection, std::uint32_t stream);
 
   // Gives the model a request of the message; it calls `self` with the outcome. False if it is for
   // Python.
-  bool submit(const nanobind::object& self, std::string_view message, const nanobind::dict& calls);
-  void answer(nanobind::handle outcome);
-  void refuse(nanobind::handle error);
-  void fail(nanobind::handle error);
+  bool submit(const nb::object& self, std::string_view message, const nb::dict& calls);
+  void answer(nb::handle outcome);
+  void refuse(nb::handle error);
+  void fail(nb::handle error);
   void abort();
 
  private:
   void finish();
   // Returns the frame of a response, which Python encodes if it is not plain.
-  std::vector<nanobind::object> frame(nanobind::handle outcome) const;
+  std::vector<nb::object> frame(nb::handle outcome) const;
 
-  nanobind::object connection_object_;
+  nb::object connection_object_;
   GrpcConnection* connection_;  // null when it is over
-  nanobind::object endpoint_;
+  nb::object endpoint_;
   std::uint32_t stream_;
   std::shared_ptr<KnownTemplate> known_;
-  nanobind::object request_;
+  nb::object request_;
 };
 
 }  // namespace gpubridge::http2

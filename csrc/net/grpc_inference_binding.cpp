@@ -1,17 +1,12 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <time.h>
 
-#include <string_view>
-#include <utility>
-
 #include "dataplane.h"
 #include "ipc/infer_request_binding.h"
 #include "net/grpc_inference.h"
 #include "python_object.h"
 #include "request/responses_binding.h"
 #include "stub/heap_type.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge::http2 {
 namespace {

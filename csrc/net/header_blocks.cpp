@@ -1,8 +1,5 @@
 #include "net/header_blocks.h"
 
-#include <string_view>
-#include <utility>
-
 namespace gpubridge::http2 {
 namespace {
 

@@ -1,15 +1,9 @@
 // HEADERS and CONTINUATION: streams begin, and requests end with trailers.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <string>
-#include <unordered_map>
-#include <vector>
-
 #include "net/hpack.h"
 #include "net/http2_state.h"
+#include "std.h"
 
 namespace gpubridge::http2 {
 

@@ -1,9 +1,6 @@
 #include "net/hpack.h"
 
-#include <algorithm>
-#include <array>
 #include <atomic>
-#include <utility>
 
 #include "net/huffman.h"
 

@@ -1,16 +1,7 @@
 // Header compression (RFC 7541): the header blocks of a connection, one way each.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <deque>
-#include <memory>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
+#include "std.h"
 
 namespace gpubridge {
 

@@ -6,22 +6,13 @@
 // connection is lost; from then on it points to no connection, and answering it does nothing.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <deque>
 #include <list>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "memory/sent_buffers.h"
 #include "net/http1_inference.h"
 #include "net/http1_reader.h"
 #include "net/http1_response.h"
+#include "python_object.h"
 
 namespace gpubridge::http1 {
 
@@ -36,7 +27,7 @@ class IdleConnections {
   void remove(Place place) { connections_.erase(place); }
 
   // The owners of the first connections, at most `count`.
-  [[nodiscard]] nanobind::list first(std::size_t count) const;
+  [[nodiscard]] nb::list first(std::size_t count) const;
   [[nodiscard]] std::size_t size() const { return connections_.size(); }
 
  private:
@@ -48,36 +39,35 @@ class Exchange {
  public:
   Exchange(Connection& connection, std::unique_ptr<const Head> head, bool close);
 
-  [[nodiscard]] nanobind::bytes method() const;
-  [[nodiscard]] nanobind::bytes target() const;
-  [[nodiscard]] nanobind::object field(nanobind::bytes name) const;
+  [[nodiscard]] nb::bytes method() const;
+  [[nodiscard]] nb::bytes target() const;
+  [[nodiscard]] nb::object field(nb::bytes name) const;
   // Bytes of a body that is received as it is; none for one in chunks or with a coding.
   [[nodiscard]] std::optional<std::uint64_t> length() const;
   [[nodiscard]] bool whole() const;
   [[nodiscard]] const char* coding() const;
   [[nodiscard]] bool lost() const { return connection_ == nullptr || answered_; }
 
-  void receive_into(nanobind::handle memory, std::uint64_t granted);
+  void receive_into(nb::handle memory, std::uint64_t granted);
   void weigh(std::size_t nbytes);
-  void respond(int status, nanobind::bytes fields, nanobind::bytes body, nanobind::object buffers,
-               bool plain);
-  void fail(nanobind::object error, nanobind::object status);
+  void respond(int status, nb::bytes fields, nb::bytes body, nb::object buffers, bool plain);
+  void fail(nb::object error, nb::object status);
   // Fails a request that whoever takes it will not see whole.
-  void give_up(nanobind::object error);
+  void give_up(nb::object error);
   // Sends an answer to an inference request: its header, and the outputs' bytes behind it.
-  void respond_tensors(std::string_view header, const SentBuffers& sent, nanobind::handle buffers);
-  void begin(int status, nanobind::bytes fields, nanobind::object on_sent, nanobind::bytes filler);
+  void respond_tensors(std::string_view header, const SentBuffers& sent, nb::handle buffers);
+  void begin(int status, nb::bytes fields, nb::object on_sent, nb::bytes filler);
   // Sends more of an answer, as one chunk if it has chunks.
-  void send(nanobind::object buffers);
+  void send(nb::object buffers);
   void end();
 
   // Takes an inference request whose body lies in a slot; false if it is none for the plane.
-  bool infer(nanobind::object endpoint, nanobind::object slot, const InferenceBody& body,
-             std::uint64_t copied, nanobind::handle origin);
+  bool infer(nb::object endpoint, nb::object slot, const InferenceBody& body, std::uint64_t copied,
+             nb::handle origin);
   // Answers an inference request by its outcome.
-  void answer(nanobind::handle outcome);
+  void answer(nb::handle outcome);
 
-  nanobind::object handler = nanobind::none();
+  nb::object handler = nb::none();
 
  private:
   friend class Connection;
@@ -89,28 +79,27 @@ class Exchange {
   [[nodiscard]] Persistence persistence() const;
   // Begins to receive an inference request, whose body is charged to `charged`, if it is large;
   // does not where that fails, which is answered. Returns how much of the body there is memory for.
-  std::uint64_t begin_inference(nanobind::handle endpoint, std::uint64_t header,
-                                nanobind::handle charged);
+  std::uint64_t begin_inference(nb::handle endpoint, std::uint64_t header, nb::handle charged);
   // Returns as much once so much is there; 0 where there is no more memory, which is answered.
   std::uint64_t grow_inference(std::uint64_t arrived);
   // Gives an inference request, whose body is there, to its model or to Python.
   void complete_inference(std::uint64_t copied);
-  bool submit_inference(std::uint64_t copied, nanobind::handle origin);
-  [[nodiscard]] nanobind::bytes chunk(std::string_view data) const;
+  bool submit_inference(std::uint64_t copied, nb::handle origin);
+  [[nodiscard]] nb::bytes chunk(std::string_view data) const;
   void put(int status, Framing framing, std::string_view fields, std::string_view body,
            const SentBuffers& buffers);
   // `buffers` are those of which `sent` knows the bytes.
   void send_whole(int status, std::string_view fields, std::string_view body,
-                  const SentBuffers& sent, nanobind::handle buffers, bool plain);
+                  const SentBuffers& sent, nb::handle buffers, bool plain);
   void ready();
 
   Connection* connection_;
   std::unique_ptr<const Head> head_;
   std::unique_ptr<Inference> inference_;
   // The bytes of the answer that are there and were not sent.
-  std::vector<nanobind::object> parts_;
-  nanobind::object on_sent_ = nanobind::none();
-  nanobind::object filler_ = nanobind::none();
+  std::vector<nb::object> parts_;
+  nb::object on_sent_ = nb::none();
+  nb::object filler_ = nb::none();
   std::size_t held_ = 0;
   bool close_;
   bool answered_ = false;
@@ -124,15 +113,14 @@ class Connection {
  public:
   // A connection takes bodies of at most `body_limit` bytes, and no further request while
   // `pipeline_limit` are open, or while those that are hold `held_limit` bytes together.
-  Connection(nanobind::object owner, nanobind::object receive, nanobind::object idle,
-             nanobind::object targets, std::uint64_t body_limit, std::size_t pipeline_limit,
-             std::size_t held_limit);
+  Connection(nb::object owner, nb::object receive, nb::object idle, nb::object targets,
+             std::uint64_t body_limit, std::size_t pipeline_limit, std::size_t held_limit);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  void start(nanobind::object write, nanobind::object write_lines);
-  nanobind::object get_buffer(nanobind::handle size_hint);
+  void start(nb::object write, nb::object write_lines);
+  nb::object get_buffer(nb::handle size_hint);
   void buffer_updated(std::size_t nbytes);
   void go_on();
   void end();
@@ -140,7 +128,7 @@ class Connection {
   void drain();
   bool close();
   void set_stalled(bool stalled);
-  void refuse(nanobind::object error, int status);
+  void refuse(nb::object error, int status);
   void probe();
 
   [[nodiscard]] bool headed() const { return current_.exchange != nullptr && !delivered_; }
@@ -149,14 +137,14 @@ class Connection {
   [[nodiscard]] bool reading() const { return reading_; }
   [[nodiscard]] std::size_t open() const { return answers_.size(); }
   [[nodiscard]] std::uint64_t placed() const { return placed_; }
-  [[nodiscard]] nanobind::tuple progress() const;
-  [[nodiscard]] nanobind::object owner() const { return owner_; }
+  [[nodiscard]] nb::tuple progress() const;
+  [[nodiscard]] nb::object owner() const { return owner_; }
 
  private:
   friend class Exchange;
 
   struct Place {
-    nanobind::object object;
+    nb::object object;
     Exchange* exchange = nullptr;
   };
 
@@ -170,7 +158,7 @@ class Connection {
   void complete();
   // Has the owner word a fault, and refuse what is on its way.
   void refuse(Fault fault);
-  void receive_into(nanobind::handle memory, std::uint64_t granted);
+  void receive_into(nb::handle memory, std::uint64_t granted);
   // Asks the owner how much of the body may come, of which so much is there, or has just come.
   void grow(std::uint64_t arrived);
   // Has what else comes of the body of an exchange dropped.
@@ -179,30 +167,30 @@ class Connection {
   Place drop_message();
   static void abort(Exchange& exchange);
   void flush();
-  void write(std::vector<nanobind::object> parts);
+  void write(std::vector<nb::object> parts);
   // Tells the owner what changed: whether to read, and whether all is done.
   void settle();
   void leave_idle();
 
-  nanobind::object owner_;
-  nanobind::object receive_;
-  nanobind::object idle_object_;
+  nb::object owner_;
+  nb::object receive_;
+  nb::object idle_object_;
   IdleConnections* idle_;
-  nanobind::object targets_object_;
+  nb::object targets_object_;
   InferTargets* targets_;
   std::uint64_t body_limit_;
   std::size_t pipeline_limit_;
   std::size_t held_limit_;
-  nanobind::object take_;
-  nanobind::object complete_;
-  nanobind::object collect_;
-  nanobind::object grow_;
-  nanobind::object pack_;
-  nanobind::object failure_;
-  nanobind::object refuse_;
-  nanobind::object changed_;
-  nanobind::object write_ = nanobind::none();
-  nanobind::object write_lines_ = nanobind::none();
+  nb::object take_;
+  nb::object complete_;
+  nb::object collect_;
+  nb::object grow_;
+  nb::object pack_;
+  nb::object failure_;
+  nb::object refuse_;
+  nb::object changed_;
+  nb::object write_ = nb::none();
+  nb::object write_lines_ = nb::none();
 
   Reader reader_;
   std::string rest_;
@@ -217,8 +205,8 @@ class Connection {
   // Bytes of a body in chunks or with a coding.
   std::optional<std::uint64_t> framed_;
   std::string_view at_hand_;
-  nanobind::object memory_ = nanobind::none();
-  nanobind::object collected_ = nanobind::none();
+  nb::object memory_ = nb::none();
+  nb::object collected_ = nb::none();
   bool delivered_ = false;
   // The last buffer that was asked for is the body's own memory.
   bool direct_ = false;

@@ -1,16 +1,11 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 
-#include <algorithm>
-#include <cstring>
-#include <utility>
-
 #include "buffer_view.h"
 #include "dataplane.h"
 #include "net/http1_connection.h"
+#include "std.h"
 #include "stub/heap_type.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge::http1 {
 namespace {

@@ -1,11 +1,7 @@
-#include <string>
-#include <utility>
 
 #include "memory/sent_buffers.h"
 #include "net/http1_connection.h"
 #include "python_object.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge::http1 {
 namespace {

@@ -1,10 +1,5 @@
 #include "net/http1_head.h"
 
-#include <algorithm>
-#include <array>
-#include <limits>
-#include <utility>
-
 namespace gpubridge::http1 {
 namespace {
 

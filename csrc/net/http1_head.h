@@ -4,12 +4,7 @@
 // nothing is folded, a length is given once and not beside chunks. docs/protocol.md has the rules.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
+#include "std.h"
 
 namespace gpubridge::http1 {
 

@@ -3,16 +3,8 @@
 // to Python, which parses the same bytes anew.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <unordered_map>
-
 #include "net/http1_head.h"
+#include "python_object.h"
 #include "request/templates_binding.h"
 #include "text.h"
 
@@ -23,23 +15,23 @@ class Exchange;
 // One version of a model as its endpoint serves it: `given` is a ServedModel
 // (gpubridge/frontend/infer.py).
 struct ServedModel {
-  explicit ServedModel(nanobind::object given);
+  explicit ServedModel(nb::object given);
 
-  nanobind::object given;
-  nanobind::object templates_object;
+  nb::object given;
+  nb::object templates_object;
   PythonTemplates& templates;
-  nanobind::object traces;
-  nanobind::object submit;
+  nb::object traces;
+  nb::object submit;
   std::uint64_t inputs;
 };
 
 // Where requests for a model, or for one version of it, go; the base of the class InferEndpoint.
 class InferEndpoint {
  public:
-  explicit InferEndpoint(nanobind::object arena) : arena_(std::move(arena)) {}
+  explicit InferEndpoint(nb::object arena) : arena_(std::move(arena)) {}
 
   // Another takes the model's place, also for requests whose body is still being received.
-  void lead_to(nanobind::object served) {
+  void lead_to(nb::object served) {
     served_ = std::make_shared<const ServedModel>(std::move(served));
   }
 
@@ -48,29 +40,29 @@ class InferEndpoint {
   [[nodiscard]] bool traced() const;
   // A slot for a body of so many bytes, charged to `charged`, if it is large: then `grow` hands its
   // memory out up to where the body ends, and `complete` says that it is there.
-  [[nodiscard]] nanobind::object allocate(std::uint64_t nbytes, nanobind::handle charged) const;
-  [[nodiscard]] std::uint64_t grow(const nanobind::object& slot, std::uint64_t at,
+  [[nodiscard]] nb::object allocate(std::uint64_t nbytes, nb::handle charged) const;
+  [[nodiscard]] std::uint64_t grow(const nb::object& slot, std::uint64_t at,
                                    std::uint64_t end) const;
-  void complete(const nanobind::object& slot) const;
-  void free(const nanobind::object& slot) const;
+  void complete(const nb::object& slot) const;
+  void free(const nb::object& slot) const;
 
  private:
-  nanobind::object arena_;
+  nb::object arena_;
   std::shared_ptr<const ServedModel> served_;
 };
 
 // The endpoints by the targets of their requests, as clients write them.
 class InferTargets {
  public:
-  void add(const nanobind::bytes& target, nanobind::object endpoint);
-  void remove(nanobind::handle endpoint);
+  void add(const nb::bytes& target, nb::object endpoint);
+  void remove(nb::handle endpoint);
   void clear() { endpoints_.clear(); }
   [[nodiscard]] std::size_t size() const { return endpoints_.size(); }
   // The endpoint, or a null handle.
-  [[nodiscard]] nanobind::handle find(std::string_view target) const;
+  [[nodiscard]] nb::handle find(std::string_view target) const;
 
  private:
-  std::unordered_map<std::string, nanobind::object, TextHash, std::equal_to<>> endpoints_;
+  std::unordered_map<std::string, nb::object, TextHash, std::equal_to<>> endpoints_;
 };
 
 // Bytes of a body of `length` that are its JSON header; nothing where the client's number is none.
@@ -87,13 +79,12 @@ struct InferenceBody {
 class Inference {
  public:
   // With a slot for a body of so many bytes, a large one charged to `charged`.
-  Inference(nanobind::object endpoint, std::uint64_t length, std::uint64_t header,
-            nanobind::handle charged);
+  Inference(nb::object endpoint, std::uint64_t length, std::uint64_t header, nb::handle charged);
   // With a body that lies in a slot.
-  Inference(nanobind::object endpoint, nanobind::object slot, const InferenceBody& body);
+  Inference(nb::object endpoint, nb::object slot, const InferenceBody& body);
 
   // The place of the body.
-  [[nodiscard]] nanobind::object memory() const;
+  [[nodiscard]] nb::object memory() const;
   void put(std::string_view begin) const;
   // Returns how much of a large body there is memory for, once so much is there.
   [[nodiscard]] std::uint64_t grow(std::uint64_t arrived) const;
@@ -102,23 +93,23 @@ class Inference {
 
   // Gives the request to the model, `copied` bytes of whose body were copied, and has the exchange
   // called with the outcome, even before this returns. False if it is for Python.
-  bool submit(nanobind::handle exchange, std::uint64_t copied, nanobind::handle origin);
+  bool submit(nb::handle exchange, std::uint64_t copied, nb::handle origin);
   // Hands the request to Python.
-  void hand_over(nanobind::handle exchange, std::uint64_t copied);
+  void hand_over(nb::handle exchange, std::uint64_t copied);
   // Answers by an outcome.
-  void answer(Exchange& exchange, nanobind::handle outcome) const;
+  void answer(Exchange& exchange, nb::handle outcome) const;
   void abort();
 
  private:
-  nanobind::object endpoint_object_;
+  nb::object endpoint_object_;
   InferEndpoint& endpoint_;
-  nanobind::object slot_;
+  nb::object slot_;
   InferenceBody body_;
   bool large_ = false;
   // From here on, when a model has it. By the time of the answer the endpoint may lead to another.
   std::shared_ptr<const ServedModel> served_;
   std::shared_ptr<KnownTemplate> known_;
-  nanobind::object request_;
+  nb::object request_;
 };
 
 }  // namespace gpubridge::http1

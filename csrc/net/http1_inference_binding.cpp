@@ -1,7 +1,3 @@
-#include <algorithm>
-#include <charconv>
-#include <cstring>
-#include <utility>
 
 #include "buffer_view.h"
 #include "dataplane.h"
@@ -10,8 +6,6 @@
 #include "net/http1_inference.h"
 #include "python_object.h"
 #include "request/responses_binding.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge::http1 {
 namespace {

@@ -1,8 +1,5 @@
 #include "net/http1_reader.h"
 
-#include <algorithm>
-#include <utility>
-
 namespace gpubridge::http1 {
 namespace {
 

@@ -7,12 +7,8 @@
 // receives a body by length without the reader, which then is told how much came (`skip`).
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-#include <utility>
-
 #include "net/http1_head.h"
+#include "std.h"
 
 namespace gpubridge::http1 {
 

@@ -1,11 +1,5 @@
 #include "net/http1_response.h"
 
-#include <algorithm>
-#include <array>
-#include <charconv>
-#include <cstring>
-#include <utility>
-
 namespace gpubridge::http1 {
 namespace {
 

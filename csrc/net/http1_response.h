@@ -1,11 +1,7 @@
 // Heads of HTTP/1 responses, and the chunks of those whose length is not known.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
+#include "std.h"
 
 namespace gpubridge::http1 {
 

@@ -7,19 +7,9 @@
 #include <nanobind/stl/vector.h>
 #include <sys/uio.h>
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <memory>
-#include <string_view>
-#include <unordered_map>
-#include <utility>
-
 #include "buffer_view.h"
 #include "dataplane.h"
 #include "net/http2_connection.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {

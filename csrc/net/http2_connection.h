@@ -18,19 +18,12 @@
 
 #include <sys/uio.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "net/frame_layout.h"
 #include "net/header_blocks.h"
 #include "net/http2_payload.h"
 #include "net/http2_sender.h"
 #include "net/http2_state.h"
+#include "std.h"
 
 namespace gpubridge::http2 {
 

@@ -5,11 +5,7 @@
 //      24 bit  8 bit  8 bit   1 + 31 bit
 #pragma once
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
+#include "std.h"
 
 namespace gpubridge::http2 {
 

@@ -1,9 +1,5 @@
 #include "net/http2_payload.h"
 
-#include <algorithm>
-#include <cstring>
-#include <utility>
-
 namespace gpubridge::http2 {
 namespace {
 

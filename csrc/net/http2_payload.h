@@ -1,12 +1,9 @@
 // DATA frames: payload to its consumer or into its place, and the windows it comes through.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-
 #include "net/http2_sender.h"
 #include "net/http2_state.h"
+#include "std.h"
 
 namespace gpubridge::http2 {
 

@@ -1,13 +1,8 @@
 // What comes in on a connection: bytes from the socket to frames, DATA to its consumer or straight
 // to its place.
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <string_view>
-#include <utility>
-
 #include "net/http2_connection.h"
+#include "std.h"
 
 namespace gpubridge::http2 {
 namespace {

@@ -1,11 +1,5 @@
 #include "net/http2_sender.h"
 
-#include <algorithm>
-#include <array>
-#include <limits>
-#include <stdexcept>
-#include <utility>
-
 namespace gpubridge::http2 {
 namespace {
 

@@ -11,17 +11,9 @@
 
 #include <sys/uio.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <deque>
-#include <memory>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "net/hpack.h"
 #include "net/http2_state.h"
+#include "std.h"
 
 namespace gpubridge::http2 {
 

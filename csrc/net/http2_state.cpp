@@ -1,11 +1,5 @@
 #include "net/http2_state.h"
 
-#include <algorithm>
-#include <array>
-#include <stdexcept>
-#include <string_view>
-#include <utility>
-
 namespace gpubridge::http2 {
 namespace {
 

@@ -10,17 +10,9 @@
 // whose late frames are forgiven for a while.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <deque>
-#include <memory>
-#include <optional>
-#include <string>
-#include <unordered_map>
-#include <vector>
-
 #include "net/grpc_framing.h"
 #include "net/http2_frames.h"
+#include "std.h"
 #include "text.h"
 
 namespace gpubridge::http2 {

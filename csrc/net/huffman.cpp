@@ -1,9 +1,5 @@
 #include "net/huffman.h"
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-
 namespace gpubridge {
 namespace {
 

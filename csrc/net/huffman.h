@@ -1,9 +1,7 @@
 // The Huffman code of HPACK (RFC 7541, appendix B): clients send their strings in it.
 #pragma once
 
-#include <cstdint>
-#include <span>
-#include <string>
+#include "std.h"
 
 namespace gpubridge {
 

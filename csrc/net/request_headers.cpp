@@ -1,9 +1,5 @@
 #include "net/request_headers.h"
 
-#include <algorithm>
-#include <array>
-#include <charconv>
-
 namespace gpubridge {
 namespace {
 

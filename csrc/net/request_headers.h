@@ -2,15 +2,8 @@
 // section 8).
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <unordered_map>
-#include <vector>
-
 #include "net/hpack.h"
+#include "std.h"
 #include "text.h"
 
 namespace gpubridge {

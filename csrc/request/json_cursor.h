@@ -1,10 +1,7 @@
 // A text of JSON, read from its start on by the grammar of RFC 8259.
 #pragma once
 
-#include <charconv>
-#include <cstddef>
-#include <optional>
-#include <string_view>
+#include "std.h"
 
 namespace gpubridge {
 

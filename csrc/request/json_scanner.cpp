@@ -1,11 +1,5 @@
 #include "request/json_scanner.h"
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <vector>
-
 #include "request/json_cursor.h"
 #include "utf8.h"
 

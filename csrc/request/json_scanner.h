@@ -6,9 +6,8 @@
 // space.
 #pragma once
 
-#include <string_view>
-
 #include "request/scan.h"
+#include "std.h"
 
 namespace gpubridge {
 

@@ -1,13 +1,7 @@
 #include "request/json_values.h"
 
-#include <array>
-#include <bit>
-#include <charconv>
 #include <cmath>
-#include <cstdint>
 #include <cstdlib>
-#include <cstring>
-#include <limits>
 #include <unordered_set>
 
 #include "request/json_cursor.h"

@@ -4,11 +4,7 @@
 // parses the same bytes and words the error.
 #pragma once
 
-#include <cstddef>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
+#include "std.h"
 
 namespace gpubridge {
 

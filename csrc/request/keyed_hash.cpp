@@ -1,8 +1,5 @@
 #include "request/keyed_hash.h"
 
-#include <array>
-#include <bit>
-#include <cstring>
 #include <random>
 
 namespace gpubridge {

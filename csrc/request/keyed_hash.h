@@ -1,9 +1,7 @@
 // SipHash-1-3 with a random key of this process: clients cannot choose texts that collide.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
+#include "std.h"
 
 namespace gpubridge {
 

@@ -1,9 +1,5 @@
 #include "request/protobuf_scanner.h"
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-
 #include "request/wire.h"
 #include "utf8.h"
 

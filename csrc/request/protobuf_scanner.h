@@ -5,11 +5,8 @@
 // integers that are not negative, and strings, at the paths that have a role.
 #pragma once
 
-#include <cstdint>
-#include <string_view>
-#include <vector>
-
 #include "request/scan.h"
+#include "std.h"
 
 namespace gpubridge {
 

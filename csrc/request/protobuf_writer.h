@@ -1,9 +1,7 @@
 // Fields of protobuf messages, written.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <string_view>
+#include "std.h"
 
 namespace gpubridge {
 

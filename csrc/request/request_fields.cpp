@@ -1,17 +1,9 @@
 // The top level of a ModelInferRequest, for gpubridge.protocol.grpc.fields.
-#include <nanobind/nanobind.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
 
 #include "buffer_view.h"
 #include "dataplane.h"
 #include "python_object.h"
 #include "request/wire.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {

@@ -1,8 +1,5 @@
 #include "request/response_templates.h"
 
-#include <array>
-#include <charconv>
-
 #include "request/json_values.h"
 #include "request/protobuf_writer.h"
 

@@ -2,13 +2,7 @@
 // dims, sizes and the id of each.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
+#include "std.h"
 
 namespace gpubridge {
 

@@ -4,18 +4,8 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "dataplane.h"
 #include "python_object.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {

@@ -1,13 +1,8 @@
 // What a response puts into a template, taken from Python objects.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-#include <string_view>
-#include <vector>
-
 #include "memory/sent_buffers.h"
+#include "python_object.h"
 #include "request/response_templates.h"
 
 namespace gpubridge {
@@ -16,7 +11,7 @@ namespace gpubridge {
 // outputs, and the JSON of those that are told so.
 class ResponseOutputs {
  public:
-  ResponseOutputs(nanobind::handle shapes, const SentBuffers& values,
+  ResponseOutputs(nb::handle shapes, const SentBuffers& values,
                   const std::vector<OutputForm>& forms);
 
   [[nodiscard]] const std::vector<ResponseOutput>& all() const { return outputs_; }
@@ -25,7 +20,7 @@ class ResponseOutputs {
 
  private:
   std::vector<std::int64_t> dims_;
-  std::vector<nanobind::object> texts_;
+  std::vector<nb::object> texts_;
   std::vector<ResponseOutput> outputs_;
   std::uint64_t nbytes_ = 0;
 };
@@ -33,11 +28,11 @@ class ResponseOutputs {
 // A frame in pieces, the last of which are the fields `following`, or how many bytes its message
 // has, where those are too many for one.
 struct EncodedFrame {
-  std::vector<nanobind::object> pieces;
+  std::vector<nb::object> pieces;
   std::uint64_t nbytes = 0;
 };
 EncodedFrame encode_frame(const MessageResponseTemplate& response, std::string_view id,
-                          std::string_view parameters, nanobind::handle shapes,
-                          nanobind::handle buffers, bool stream, nanobind::handle following);
+                          std::string_view parameters, nb::handle shapes, nb::handle buffers,
+                          bool stream, nb::handle following);
 
 }  // namespace gpubridge

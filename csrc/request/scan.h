@@ -1,11 +1,7 @@
 // What a scanner reads from a request: its key and the values that vary between requests.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <vector>
+#include "std.h"
 
 namespace gpubridge {
 

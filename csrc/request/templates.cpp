@@ -1,10 +1,6 @@
 #include "request/templates.h"
 
-#include <algorithm>
-#include <cstring>
 #include <iterator>
-#include <limits>
-#include <utility>
 
 #include "little_endian.h"
 

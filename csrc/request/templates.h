@@ -5,20 +5,11 @@
 // bytes anew and words the error.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <list>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <unordered_map>
-#include <vector>
 
 #include "request/keyed_hash.h"
 #include "request/scan.h"
+#include "std.h"
 
 namespace gpubridge {
 

@@ -5,19 +5,12 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <utility>
-
 #include "buffer_view.h"
 #include "dataplane.h"
 #include "ipc/infer_request_binding.h"
 #include "python_object.h"
 #include "request/json_scanner.h"
 #include "request/protobuf_scanner.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {

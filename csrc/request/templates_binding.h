@@ -1,18 +1,9 @@
 // Request templates with what Python knows of them: requests for the engine are made here.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
 #include <tuple>
-#include <vector>
 
+#include "python_object.h"
 #include "request/templates.h"
 
 namespace gpubridge {
@@ -20,44 +11,44 @@ namespace gpubridge {
 // What requests with one template have in common for the engine; `given` is the RequestTemplate
 // (gpubridge/protocol/request_templates.py) that says so.
 struct KnownTemplate {
-  explicit KnownTemplate(nanobind::object given);
+  explicit KnownTemplate(nb::object given);
 
   // The template of answers with a signature; None for those that Python has to encode. `make` is
   // asked for that of a signature other than the last one's.
   template <typename Make>
-  const nanobind::object& answer(nanobind::handle signature, Make&& make) {
+  const nb::object& answer(nb::handle signature, Make&& make) {
     if (!answer_signature.is(signature)) {
       answer_template = make();
-      answer_signature = nanobind::borrow(signature);
+      answer_signature = nb::borrow(signature);
     }
     return answer_template;
   }
 
-  nanobind::object given;
-  nanobind::object form;
-  nanobind::object signature;
-  nanobind::object context;
+  nb::object given;
+  nb::object form;
+  nb::object signature;
+  nb::object context;
   bool shared;
   // Of the last request, since the next mostly has the same.
-  nanobind::object options;
-  nanobind::object dims;
+  nb::object options;
+  nb::object dims;
   std::vector<InputPlace> places;
-  nanobind::object place_objects = nanobind::none();
-  nanobind::object answer_signature = nanobind::none();
-  nanobind::object answer_template = nanobind::none();
+  nb::object place_objects = nb::none();
+  nb::object answer_signature = nb::none();
+  nb::object answer_template = nb::none();
 };
 
 // A request for the engine that nobody has got yet; none without `known`.
 struct MadeRequest {
   std::shared_ptr<KnownTemplate> known;
-  nanobind::object request;
-  nanobind::object regions;  // RequestRegions, or None
+  nb::object request;
+  nb::object regions;  // RequestRegions, or None
 };
 
 // Where a request's inputs are to lie, and who gets its outcome.
 struct RequestTarget {
-  nanobind::handle slot;
-  nanobind::handle on_done;
+  nb::handle slot;
+  nb::handle on_done;
   std::uint64_t copied = 0;
 };
 
@@ -73,21 +64,20 @@ class PythonTemplates {
       : templates_(limit), alignment_(alignment) {}
 
   // Adds a RequestTemplate, if it accepts what varies.
-  void add_json(const nanobind::bytes& header, std::uint64_t max_batch_size,
-                std::vector<InputFields> inputs, nanobind::handle given);
-  void add_fields(const nanobind::bytes& fields, const std::vector<std::uint64_t>& sizes,
-                  std::uint64_t max_batch_size, std::vector<InputFields> inputs,
-                  nanobind::handle given);
-  void remove_if(nanobind::handle is_gone);
+  void add_json(const nb::bytes& header, std::uint64_t max_batch_size,
+                std::vector<InputFields> inputs, nb::handle given);
+  void add_fields(const nb::bytes& fields, const std::vector<std::uint64_t>& sizes,
+                  std::uint64_t max_batch_size, std::vector<InputFields> inputs, nb::handle given);
+  void remove_if(nb::handle is_gone);
 
   // A header of `size` bytes at `begin` in the slot, and the inputs behind it, which are moved to
   // where they are aligned.
   MadeRequest take_json(const RequestTarget& target, std::uint64_t begin, std::uint64_t size,
                         std::uint64_t following);
   // A whole message, whose inputs are copied into a slot of its model's arena.
-  MadeRequest take_message(std::string_view message, nanobind::handle on_done);
+  MadeRequest take_message(std::string_view message, nb::handle on_done);
   // The fields of a message whose raw contents have been received into the slot.
-  MadeRequest take_fields(const RequestTarget& target, const nanobind::bytes& fields,
+  MadeRequest take_fields(const RequestTarget& target, const nb::bytes& fields,
                           std::string_view identifier, const std::vector<std::uint64_t>& sizes,
                           const std::vector<std::uint64_t>& offsets);
 
@@ -95,11 +85,11 @@ class PythonTemplates {
   [[nodiscard]] std::size_t bytes() const { return templates_.bytes(); }
 
  private:
-  void add(std::uint64_t max_batch_size, std::vector<InputFields> inputs, nanobind::handle given);
+  void add(std::uint64_t max_batch_size, std::vector<InputFields> inputs, nb::handle given);
   [[nodiscard]] bool strings_fit(std::span<const unsigned char> memory) const;
   // Makes the request that was matched last; its inputs begin at `start` in the slot.
   MadeRequest make(const RequestTarget& target, std::uint64_t start, std::string_view identifier);
-  [[nodiscard]] nanobind::object others() const;
+  [[nodiscard]] nb::object others() const;
 
   RequestTemplates templates_;
   std::uint64_t alignment_;

@@ -1,21 +1,11 @@
 // Tensor data as JSON and as typed fields, for Python: gpubridge/_native.pyi has the functions.
-#include <nanobind/nanobind.h>
 #include <nanobind/stl/string_view.h>
-
-#include <array>
-#include <cstring>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
 
 #include "buffer_view.h"
 #include "dataplane.h"
 #include "python_object.h"
 #include "request/json_values.h"
 #include "request/typed_contents.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {

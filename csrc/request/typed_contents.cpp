@@ -1,9 +1,5 @@
 #include "request/typed_contents.h"
 
-#include <bit>
-#include <cstdint>
-#include <limits>
-
 #include "request/wire.h"
 
 namespace gpubridge {

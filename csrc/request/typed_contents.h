@@ -2,9 +2,7 @@
 // tensor, without Python and so without its lock.
 #pragma once
 
-#include <cstddef>
-#include <string>
-#include <string_view>
+#include "std.h"
 
 namespace gpubridge {
 

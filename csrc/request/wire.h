@@ -2,9 +2,7 @@
 // a tag (its number and wire type) and a value.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
+#include "std.h"
 
 namespace gpubridge {
 

@@ -1,8 +1,5 @@
 #include "schedule/dynamic_batcher.h"
 
-#include <algorithm>
-#include <utility>
-
 namespace gpubridge {
 
 FormingBatch::FormingBatch(std::uint64_t most, const std::vector<std::uint64_t>& preferred)

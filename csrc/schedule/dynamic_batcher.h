@@ -1,15 +1,11 @@
 // The default queue and the dynamic batcher: which requests make the next batch.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <map>
-#include <optional>
 #include <unordered_set>
-#include <vector>
 
 #include "schedule/priority_queue.h"
 #include "schedule/release_order.h"
+#include "std.h"
 
 namespace gpubridge {
 

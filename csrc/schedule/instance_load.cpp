@@ -1,7 +1,5 @@
 #include "schedule/instance_load.h"
 
-#include <algorithm>
-
 namespace gpubridge {
 namespace {
 

@@ -2,8 +2,7 @@
 // lost if it dies.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include "std.h"
 
 namespace gpubridge {
 

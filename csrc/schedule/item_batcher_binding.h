@@ -1,23 +1,16 @@
 // The batcher of Python objects: a handle is an object's address.
 #pragma once
 
-#include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstdint>
-#include <optional>
 #include <tuple>
-#include <unordered_map>
-#include <utility>
-#include <vector>
 
+#include "python_object.h"
 #include "schedule/dynamic_batcher.h"
 
 namespace gpubridge {
-
-namespace nb = nanobind;
 
 // item, size, shape, priority, arrived
 using ItemFields = std::tuple<nb::object, std::uint64_t, std::uint64_t, std::uint64_t, Nanoseconds>;

@@ -1,6 +1,5 @@
 #include "schedule/priority_queue.h"
 
-#include <algorithm>
 #include <ranges>
 
 namespace gpubridge {

@@ -1,13 +1,9 @@
 // The queue before a batch: levels of priority, each with limits on number and time.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <list>
-#include <map>
-#include <unordered_map>
-#include <utility>
-#include <vector>
+
+#include "std.h"
 
 namespace gpubridge {
 

@@ -1,11 +1,8 @@
 // The order in which outcomes leave, where a model's clients rely on it.
 #pragma once
 
-#include <deque>
-#include <unordered_map>
-#include <vector>
-
 #include "schedule/priority_queue.h"
+#include "std.h"
 
 namespace gpubridge {
 

@@ -1,9 +1,5 @@
 #include "schedule/request_dispatch_binding.h"
 
-#include <algorithm>
-#include <chrono>
-#include <utility>
-
 #include "dataplane.h"
 #include "ipc/in_flight_binding.h"
 #include "ipc/infer_request_binding.h"

@@ -1,14 +1,8 @@
 // The way of requests from a model's queue to its instances, and back to what follows from answers.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <vector>
-
 #include "ipc/model_counters.h"
+#include "python_object.h"
 #include "schedule/instance_load.h"
 #include "schedule/item_batcher_binding.h"
 

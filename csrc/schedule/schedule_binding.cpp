@@ -1,22 +1,14 @@
-#include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstdint>
-#include <map>
-#include <optional>
 #include <tuple>
-#include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "dataplane.h"
+#include "python_object.h"
 #include "schedule/item_batcher_binding.h"
 #include "stub/heap_type.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {

@@ -1,14 +1,9 @@
 #include "stub/bls_records.h"
 
-#include <array>
-#include <utility>
-
 #include "ipc/messages.h"
 #include "stub/heap_type.h"
 #include "stub/request.h"
 #include "stub/response.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge::stub {
 namespace {

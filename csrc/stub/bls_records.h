@@ -1,12 +1,7 @@
 // Records of a model's calls of other models, and of the responses to them.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-#include <string>
-#include <unordered_map>
-
+#include "python_object.h"
 #include "stub/request_reader.h"
 #include "stub/signature_key.h"
 
@@ -18,10 +13,10 @@ class CallWriter {
   // `describe` gives the signature and the context of a call; `references` says where tensors lie
   // that are in no shared memory yet, for a model, as the fields of all references one after
   // another.
-  CallWriter(nanobind::object describe, nanobind::object references, nanobind::type_object tensor);
+  CallWriter(nb::object describe, nb::object references, nb::type_object tensor);
 
   // The record of a call; None where it is left to Python.
-  nanobind::object write(std::uint32_t number, nanobind::handle request, bool decoupled);
+  nb::object write(std::uint32_t number, nb::handle request, bool decoupled);
 
  private:
   struct Known {
@@ -35,13 +30,13 @@ class CallWriter {
     bool handed_on = false;  // whether some are
   };
 
-  bool read(nanobind::handle request, Call& call);
-  void describe(nanobind::handle request, bool decoupled, Call& call, RecordParts& parts);
-  const Known& known(nanobind::handle request, bool decoupled, Call& call);
+  bool read(nb::handle request, Call& call);
+  void describe(nb::handle request, bool decoupled, Call& call, RecordParts& parts);
+  const Known& known(nb::handle request, bool decoupled, Call& call);
 
-  nanobind::object describe_;
-  nanobind::object references_;
-  nanobind::type_object tensor_;
+  nb::object describe_;
+  nb::object references_;
+  nb::type_object tensor_;
   std::unordered_map<std::string, Known> known_;
 };
 
@@ -50,25 +45,23 @@ class CallResponseReader {
  public:
   // `fall_back` makes a response of a record out of the ordinary, which begins at some place of a
   // message.
-  CallResponseReader(TensorReader reader, nanobind::type_object response,
-                     nanobind::object fall_back)
+  CallResponseReader(TensorReader reader, nb::type_object response, nb::object fall_back)
       : reader_(std::move(reader)),
         response_(std::move(response)),
         fall_back_(std::move(fall_back)) {}
 
   // A list of (number of the call, flags, response or None). Throws MalformedRecord.
-  nanobind::list read(const nanobind::bytes& message);
+  nb::list read(const nb::bytes& message);
 
  private:
-  nanobind::object response(const nanobind::bytes& message, const RecordView& record,
-                            std::size_t at);
+  nb::object response(const nb::bytes& message, const RecordView& record, std::size_t at);
 
   TensorReader reader_;
-  nanobind::type_object response_;
-  nanobind::object fall_back_;
+  nb::type_object response_;
+  nb::object fall_back_;
 };
 
 // Adds the classes CallWriter and CallResponseReader to the module.
-void bind_bls_records(nanobind::module_& module);
+void bind_bls_records(nb::module_& module);
 
 }  // namespace gpubridge::stub

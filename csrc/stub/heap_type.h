@@ -6,14 +6,8 @@
 // out: they are called by the interpreter.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstddef>
 #include <exception>
 #include <initializer_list>
-#include <memory>
-#include <utility>
-#include <vector>
 
 #include "python_object.h"
 
@@ -47,7 +41,7 @@ inline void assign(PyObject*& field, PyObject* value) {
 }
 
 // Puts an object that the caller owns into a field.
-inline void give(PyObject*& field, nanobind::object value) {
+inline void give(PyObject*& field, nb::object value) {
   PyObject* old = field;
   field = value.release().ptr();
   Py_XDECREF(old);
@@ -60,7 +54,7 @@ template <typename Result, typename Function>
 Result guarded(Result failed, Function&& function) noexcept {
   try {
     return std::forward<Function>(function)();
-  } catch (nanobind::python_error& error) {
+  } catch (nb::python_error& error) {
     error.restore();
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
@@ -71,14 +65,14 @@ Result guarded(Result failed, Function&& function) noexcept {
 // Calls the __init__ of the Python class that does what a type does, for an instance of the type.
 inline int initialize_in_python(PyObject* init, PyObject* self, PyObject* args,
                                 PyObject* keywords) {
-  const nanobind::object own = nanobind::make_tuple(nanobind::handle(self));
-  const nanobind::object all = checked(PySequence_Concat(own.ptr(), args));
+  const nb::object own = nb::make_tuple(nb::handle(self));
+  const nb::object all = checked(PySequence_Concat(own.ptr(), args));
   checked(PyObject_Call(init, all.ptr(), keywords));
   return 0;
 }
 
 // An attribute that is kept as long as the process lives.
-inline PyObject* kept_attribute(nanobind::handle object, const char* name) {
+inline PyObject* kept_attribute(nb::handle object, const char* name) {
   return checked(PyObject_GetAttrString(object.ptr(), name)).release().ptr();
 }
 
@@ -163,7 +157,7 @@ PyTypeObject* fields_type(const char* name, std::vector<PyType_Slot> slots,
 
 // An instance of a type or of a class derived from it, its fields empty.
 template <typename Object>
-nanobind::object allocate(PyTypeObject* type) {
+nb::object allocate(PyTypeObject* type) {
   return checked(reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0));
 }
 
@@ -194,11 +188,11 @@ PyTypeObject* boxed_type(const char* name, std::vector<PyType_Slot> slots = {}) 
 }
 
 template <typename Value>
-nanobind::object box(PyTypeObject* type, Value value) {
+nb::object box(PyTypeObject* type, Value value) {
   auto* made = PyObject_New(Boxed<Value>, type);
-  if (made == nullptr) throw nanobind::python_error();
+  if (made == nullptr) throw nb::python_error();
   new (&made->value) Value(std::move(value));
-  return nanobind::steal(reinterpret_cast<PyObject*>(made));
+  return nb::steal(reinterpret_cast<PyObject*>(made));
 }
 
 // The slots by which the collector asks an object that nanobind made; the object has `traverse` and
@@ -206,12 +200,12 @@ nanobind::object box(PyTypeObject* type, Value value) {
 template <typename Held>
 int traverse_held(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
-  return nanobind::inst_ready(self) ? nanobind::inst_ptr<Held>(self)->traverse(visit, arg) : 0;
+  return nb::inst_ready(self) ? nb::inst_ptr<Held>(self)->traverse(visit, arg) : 0;
 }
 
 template <typename Held>
 int clear_held(PyObject* self) {
-  if (nanobind::inst_ready(self)) nanobind::inst_ptr<Held>(self)->clear();
+  if (nb::inst_ready(self)) nb::inst_ptr<Held>(self)->clear();
   return 0;
 }
 

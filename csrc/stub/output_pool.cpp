@@ -1,10 +1,5 @@
 #include "stub/output_pool.h"
 
-#include <bit>
-#include <utility>
-
-namespace nb = nanobind;
-
 namespace gpubridge::stub {
 namespace {
 

@@ -1,21 +1,9 @@
 // Slots of output memory for responses, each with a lease of its own, used again and again.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <array>
-#include <cstdint>
-#include <deque>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-
 #include "buffer_view.h"
 #include "ipc/records.h"
+#include "python_object.h"
 
 namespace gpubridge::stub {
 
@@ -24,7 +12,7 @@ namespace gpubridge::stub {
 class OutputPool {
  public:
   // `memory` is the OutputMemory, `table` the bytes of its leases.
-  OutputPool(nanobind::object memory, nanobind::handle table);
+  OutputPool(nb::object memory, nb::handle table);
 
   struct Slot {
     char* data;
@@ -48,7 +36,7 @@ class OutputPool {
     }
   }
   // Whether models have got slots to write to: then outputs may lie in one.
-  [[nodiscard]] bool shown() const { return nanobind::cast<bool>(memory_.attr("shown")); }
+  [[nodiscard]] bool shown() const { return nb::cast<bool>(memory_.attr("shown")); }
 
   // Gives all free slots back.
   void give_back();
@@ -57,7 +45,7 @@ class OutputPool {
 
  private:
   struct Entry {
-    nanobind::object slot;
+    nb::object slot;
     std::unique_ptr<BufferView> memory;
     TensorRef place;
   };
@@ -68,7 +56,7 @@ class OutputPool {
   Slot take(Entry& entry);
   std::optional<Slot> grow(Class& entries, std::size_t nbytes, std::string_view consumer);
 
-  nanobind::object memory_;
+  nb::object memory_;
   std::unique_ptr<BufferView> table_;
   // By consumer: a class for each size of slots.
   std::map<std::string, std::array<Class, 37>, std::less<>> classes_;

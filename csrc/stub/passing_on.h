@@ -2,16 +2,10 @@
 // Python, and says when that is safe.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <utility>
-#include <vector>
-
 #include "ipc/context.h"
 #include "ipc/records.h"
 #include "memory/lease_book.h"
+#include "std.h"
 
 namespace gpubridge::stub {
 

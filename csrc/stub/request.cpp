@@ -1,11 +1,7 @@
 #include "stub/request.h"
 
-#include <utility>
-
 #include "stub/heap_type.h"
 #include "stub/tensor.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge::stub {
 namespace {

@@ -1,11 +1,7 @@
 // The fields of `gpubridge.pb_utils.InferenceRequest` as a C type.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <array>
-#include <cstddef>
-#include <optional>
+#include "python_object.h"
 
 namespace gpubridge::stub {
 
@@ -38,46 +34,46 @@ struct Request {
 // A request's connection to the message that it came with. Its record and its origin are made when
 // somebody asks for them: most requests are answered before anybody does.
 struct Arrival {
-  nanobind::object message;
+  nb::object message;
   std::size_t at;
-  nanobind::object make_origin;  // takes the message and where the record begins in it
-  nanobind::object origin = {};
+  nb::object make_origin;  // takes the message and where the record begins in it
+  nb::object origin = {};
   std::optional<bool> cancelled = {};  // once the request is answered
 
   // Gives the origin.
-  nanobind::object ask();
+  nb::object ask();
   // Notes that the request is answered.
   void end(bool was_cancelled);
 };
 
 // An Arrival as a Python object, and back.
-nanobind::object arrival_object(Arrival arrival);
-Arrival& arrival_of(nanobind::handle object);
+nb::object arrival_object(Arrival arrival);
+Arrival& arrival_of(nb::handle object);
 
 // What a request that arrived consists of; objects that are not there stand for what requests have
 // that say nothing.
 struct Received {
-  nanobind::object inputs = {};
-  nanobind::object id = {};
-  nanobind::object correlation_id = {};
-  nanobind::object flags = {};
-  nanobind::object timeout = {};
-  nanobind::object parameters = {};
-  nanobind::object trace = {};
-  nanobind::handle requested = {};
-  nanobind::handle model_name = {};
-  nanobind::handle model_version = {};
-  nanobind::object arrival = {};
+  nb::object inputs = {};
+  nb::object id = {};
+  nb::object correlation_id = {};
+  nb::object flags = {};
+  nb::object timeout = {};
+  nb::object parameters = {};
+  nb::object trace = {};
+  nb::handle requested = {};
+  nb::handle model_name = {};
+  nb::handle model_version = {};
+  nb::object arrival = {};
 };
 
 // A request that arrived, of a class derived from the type.
-nanobind::object received_request(PyTypeObject* kind, const Received& received);
+nb::object received_request(PyTypeObject* kind, const Received& received);
 
 // Says whether a trace is that of requests which belong to none.
 bool is_no_trace(PyObject* trace);
 
 // Makes the type, and remembers the Python class that does what it leaves to others.
 PyTypeObject* request_type();
-void use_request_reference(nanobind::handle reference);
+void use_request_reference(nb::handle reference);
 
 }  // namespace gpubridge::stub

@@ -1,13 +1,9 @@
 #include "stub/request_reader.h"
 
-#include <utility>
-
 #include "ipc/context.h"
 #include "stub/heap_type.h"
 #include "stub/request.h"
 #include "stub/tensor.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge::stub {
 namespace {

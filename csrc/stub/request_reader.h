@@ -1,17 +1,10 @@
 // Requests for the model from the records of an EXECUTE message.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <functional>
-#include <string>
-#include <string_view>
-#include <unordered_map>
-#include <vector>
-
 #include "ipc/context.h"
 #include "ipc/records.h"
 #include "memory/lease_book.h"
+#include "python_object.h"
 #include "stub/request.h"
 #include "text.h"
 
@@ -20,17 +13,17 @@ namespace gpubridge::stub {
 // What records of one signature have in common, and the shapes that came with it last.
 struct RecordForm {
   std::vector<TensorKind> kinds;
-  std::vector<nanobind::object> names;
-  std::vector<nanobind::object> datatypes;
-  nanobind::object wanted;  // names of the outputs that are sent: a set, or what holds names
+  std::vector<nb::object> names;
+  std::vector<nb::object> datatypes;
+  nb::object wanted;  // names of the outputs that are sent: a set, or what holds names
   std::string dims;
-  std::vector<nanobind::object> shapes;
+  std::vector<nb::object> shapes;
 };
 
 // What the requests of one model have in common.
 struct ModelWords {
-  nanobind::object name;
-  nanobind::object version;
+  nb::object name;
+  nb::object version;
 };
 
 // Makes tensors of records, in memory that the server has lent.
@@ -38,8 +31,8 @@ class TensorReader {
  public:
   // `parse_signature` gives the Signature that bytes are; `outputs` holds the names of the outputs
   // that are sent for a request which names none.
-  TensorReader(nanobind::object parse_signature, nanobind::object outputs,
-               nanobind::type_object tensor, LeaseBook& book);
+  TensorReader(nb::object parse_signature, nb::object outputs, nb::type_object tensor,
+               LeaseBook& book);
 
   // The form of a record; throws MalformedRecord or a Python error where it has none.
   RecordForm& form(const RecordView& record);
@@ -48,16 +41,16 @@ class TensorReader {
   [[nodiscard]] bool exists(const RecordView& record) const;
 
   // A list of the tensors of a record whose memory is there.
-  nanobind::object tensors(const RecordView& record, const RecordForm& form, bool read_only);
+  nb::object tensors(const RecordView& record, const RecordForm& form, bool read_only);
 
  protected:
-  nanobind::type_object tensor_;
+  nb::type_object tensor_;
 
  private:
   void take_shapes(const RecordView& record, RecordForm& form) const;
 
-  nanobind::object parse_signature_;
-  nanobind::object outputs_;
+  nb::object parse_signature_;
+  nb::object outputs_;
   LeaseBook& book_;
   std::vector<Place> places_;
   std::unordered_map<std::string, RecordForm, TextHash, std::equal_to<>> known_;
@@ -65,16 +58,15 @@ class TensorReader {
 
 // What a reader of requests needs of Python.
 struct ReaderParts {
-  nanobind::object make_origin;    // that of an Arrival
-  nanobind::object make_controls;  // gives the control inputs that the text of a context says
-  nanobind::object make_trace;     // gives the InferenceTrace of a number
+  nb::object make_origin;    // that of an Arrival
+  nb::object make_controls;  // gives the control inputs that the text of a context says
+  nb::object make_trace;     // gives the InferenceTrace of a number
 };
 
 // Makes requests in memory that the server has lent.
 class RequestReader : public TensorReader {
  public:
-  RequestReader(TensorReader reader, ReaderParts parts, ModelWords model,
-                nanobind::type_object request);
+  RequestReader(TensorReader reader, ReaderParts parts, ModelWords model, nb::type_object request);
 
   // What is said of a request besides its tensors; throws MalformedContext.
   static Context context(const RecordView& record);
@@ -84,26 +76,25 @@ class RequestReader : public TensorReader {
   [[nodiscard]] bool is_plain(const RecordView& record, const Context& context) const;
 
   // Makes a request of a plain record; its inputs are read-only where others look at them.
-  nanobind::object request(const RecordView& record, const RecordForm& form,
-                           nanobind::handle arrival);
+  nb::object request(const RecordView& record, const RecordForm& form, nb::handle arrival);
 
-  [[nodiscard]] nanobind::object arrival(nanobind::handle message, std::size_t at) const;
+  [[nodiscard]] nb::object arrival(nb::handle message, std::size_t at) const;
 
  private:
   // A control input of a sequence, whose bytes each request gets for its own.
   struct Control {
-    nanobind::object name;
-    nanobind::object datatype;
-    nanobind::object shape;
-    nanobind::object bytes;
+    nb::object name;
+    nb::object datatype;
+    nb::object shape;
+    nb::object bytes;
   };
 
   void take_context(const Context& context, Received& received) const;
-  void add_controls(std::string_view told, nanobind::handle inputs);
+  void add_controls(std::string_view told, nb::handle inputs);
 
   ReaderParts parts_;
   ModelWords model_;
-  nanobind::type_object request_;
+  nb::type_object request_;
   std::unordered_map<std::string, std::vector<Control>, TextHash, std::equal_to<>> controls_;
 };
 

@@ -1,9 +1,7 @@
 // The fields of `gpubridge.pb_utils.InferenceResponse` as a C type.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <array>
+#include "python_object.h"
 
 namespace gpubridge::stub {
 
@@ -22,10 +20,10 @@ struct Response {
 };
 
 // A response of tensors (a list, which becomes its own), of a class derived from the type.
-nanobind::object received_response(PyTypeObject* kind, nanobind::object tensors);
+nb::object received_response(PyTypeObject* kind, nb::object tensors);
 
 // Makes the type, and remembers the Python class that does what it leaves to others.
 PyTypeObject* response_type();
-void use_response_reference(nanobind::handle reference);
+void use_response_reference(nb::handle reference);
 
 }  // namespace gpubridge::stub

@@ -1,10 +1,5 @@
 #include "stub/response_writer.h"
 
-#include <cstring>
-#include <optional>
-#include <string_view>
-#include <utility>
-
 #include "buffer_view.h"
 #include "ipc/context.h"
 #include "ipc/records.h"
@@ -13,8 +8,6 @@
 #include "stub/heap_type.h"
 #include "stub/response.h"
 #include "stub/tensor.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge::stub {
 namespace {

@@ -1,16 +1,7 @@
 // Records of responses: their tensors placed, their signatures known by names and datatypes.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-#include <unordered_map>
-#include <vector>
-
+#include "python_object.h"
 #include "stub/output_pool.h"
 #include "stub/passing_on.h"
 #include "stub/signature_key.h"
@@ -23,7 +14,7 @@ namespace gpubridge::stub {
 struct ResponseTarget {
   std::uint32_t ticket = 0;
   std::uint32_t flags = 0;
-  nanobind::handle wanted;
+  nb::handle wanted;
   std::string_view consumer;
   const OwnInputs* inputs = nullptr;
   const unsigned char* lent = nullptr;
@@ -34,12 +25,12 @@ struct ResponseTarget {
 class ResponseWriter {
  public:
   // `encode_signature` makes the signature of tuples (name, datatype, rank).
-  ResponseWriter(nanobind::object encode_signature, nanobind::type_object tensor, OutputPool& pool);
+  ResponseWriter(nb::object encode_signature, nb::type_object tensor, OutputPool& pool);
 
   // Appends the record of a response to `out` and counts what it copied; false where it is none
   // that is written here. Lets go of the response, and of what its memory is for, where outputs
   // stay in inputs, even if it throws then.
-  bool write(const ResponseTarget& target, nanobind::object& response, std::string& out,
+  bool write(const ResponseTarget& target, nb::object& response, std::string& out,
              std::uint64_t& copied);
 
   // Appends a record without tensors, with flags.
@@ -54,7 +45,7 @@ class ResponseWriter {
     TensorRef place;
   };
 
-  bool gather(PyObject* response, nanobind::handle wanted, std::vector<Output>& outputs);
+  bool gather(PyObject* response, nb::handle wanted, std::vector<Output>& outputs);
   static std::vector<Sent> passed_on(const std::vector<Output>& outputs,
                                      const ResponseTarget& target);
   static std::vector<Sent> others(const std::vector<Output>& outputs, std::span<const Sent> stay);
@@ -64,8 +55,8 @@ class ResponseWriter {
                std::uint64_t& copied);
   std::string signature(const std::vector<Output>& outputs, const SignatureKey& key);
 
-  nanobind::object encode_signature_;
-  nanobind::type_object tensor_;
+  nb::object encode_signature_;
+  nb::type_object tensor_;
   OutputPool& pool_;
   std::unordered_map<std::string, std::string> signatures_;
 };

@@ -3,9 +3,7 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <chrono>
 #include <thread>
-#include <utility>
 
 #include "little_endian.h"
 

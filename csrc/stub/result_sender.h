@@ -2,13 +2,9 @@
 #pragma once
 
 #include <condition_variable>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
+
+#include "std.h"
 
 namespace gpubridge::stub {
 

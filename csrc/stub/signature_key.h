@@ -1,12 +1,6 @@
 // What tells signatures apart before they are encoded: names, datatypes and ranks of tensors.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <array>
-#include <cstdint>
-#include <string>
-
 #include "little_endian.h"
 #include "python_object.h"
 #include "stub/tensor.h"
@@ -26,7 +20,7 @@ struct SignatureKey {
     append(kinds, static_cast<std::uint32_t>(rank));
     for (Py_ssize_t axis = 0; axis < rank; ++axis) {
       const long long dim = PyLong_AsLongLong(PyTuple_GetItem(shape, axis));
-      if (dim == -1 && PyErr_Occurred() != nullptr) throw nanobind::python_error();
+      if (dim == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
       append(dims, static_cast<std::int64_t>(dim));
     }
   }

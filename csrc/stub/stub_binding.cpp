@@ -2,16 +2,13 @@
 
 #include <nanobind/stl/string.h>
 
-#include <string>
-
 #include "dataplane.h"
+#include "std.h"
 #include "stub/bls_records.h"
 #include "stub/heap_type.h"
 #include "stub/request.h"
 #include "stub/response.h"
 #include "stub/tensor.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {

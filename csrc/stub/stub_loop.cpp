@@ -1,19 +1,7 @@
 // The stub's loop: receives messages, executes their batches, sends the results.
-#include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
-#include <array>
 #include <cerrno>
-#include <chrono>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "buffer_view.h"
 #include "ipc/control_cells.h"
@@ -21,13 +9,12 @@
 #include "ipc/messages.h"
 #include "ipc/records.h"
 #include "little_endian.h"
+#include "python_object.h"
 #include "stub/heap_type.h"
 #include "stub/output_pool.h"
 #include "stub/request_reader.h"
 #include "stub/response_writer.h"
 #include "stub/result_sender.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge::stub {
 namespace {

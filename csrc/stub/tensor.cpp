@@ -1,14 +1,7 @@
 #include "stub/tensor.h"
 
-#include <algorithm>
-#include <optional>
-#include <utility>
-#include <vector>
-
 #include "buffer_view.h"
 #include "stub/heap_type.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge::stub {
 namespace {

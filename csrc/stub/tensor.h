@@ -1,12 +1,8 @@
 // The fields of `gpubridge.pb_utils.Tensor` as a C type.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <array>
-#include <cstdint>
-
 #include "ipc/records.h"
+#include "python_object.h"
 
 namespace gpubridge::stub {
 
@@ -36,17 +32,16 @@ struct Tensor {
 
 // Makes the type, and remembers the Python class that does what it leaves to others.
 PyTypeObject* tensor_type();
-void use_tensor_reference(nanobind::handle reference);
+void use_tensor_reference(nb::handle reference);
 // Says which class derived from the type adds no attributes. The collector need not know its
 // instances that consist of an array or of bytes that arrived: they are part of no cycle that it
 // could find.
-void use_tensor_class(nanobind::handle kind);
+void use_tensor_class(nb::handle kind);
 
 inline bool is_tensor(PyObject* object) { return PyObject_TypeCheck(object, tensor_type()) != 0; }
 
 // A tensor that arrived, of a class derived from the type; its bytes are what `lent` exports.
-nanobind::object received_tensor(PyTypeObject* kind, nanobind::handle name,
-                                 nanobind::handle datatype, nanobind::handle shape,
-                                 nanobind::object lent, const Place* place);
+nb::object received_tensor(PyTypeObject* kind, nb::handle name, nb::handle datatype,
+                           nb::handle shape, nb::object lent, const Place* place);
 
 }  // namespace gpubridge::stub

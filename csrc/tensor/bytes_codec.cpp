@@ -1,19 +1,9 @@
 // BYTES tensors: each element is a little-endian uint32 length followed by its bytes.
-#include <nanobind/nanobind.h>
-
-#include <cstdint>
-#include <cstring>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "buffer_view.h"
 #include "dataplane.h"
 #include "little_endian.h"
 #include "python_object.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {

@@ -1,18 +1,8 @@
 // DLPack capsules: making, reading and consuming them. The rules of what may be imported are in
 // gpubridge/tensor/dlpack.py.
-#include <nanobind/nanobind.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "dataplane.h"
 #include "python_object.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {
