@@ -50,7 +50,7 @@
 // The way of a plain inference request
 // - net/http1_inference.h and net/grpc_inference.h take a message to its model, and the answer
 //   back, without Python code; what has no template, or fails a check, is handed over with its
-//   bytes as they came.
+//   bytes as they came, or with the memory that a large one was received into.
 // - request/templates_binding.h makes the InferRequest: values of a template that are neither ids,
 //   dims nor sizes (parameters; forwarded headers would be texts like these) are asked of its
 //   RequestTemplate in Python, the others are filled in.
@@ -79,7 +79,7 @@ using Binding = void(nb::module_& module);
 Binding bind_bytes_codec, bind_call_channel, bind_context, bind_datagrams, bind_dlpack_capsule,
     bind_grpc_inference, bind_http1_connection, bind_http1_inference, bind_http2, bind_in_flight,
     bind_infer_request, bind_item_batcher, bind_lease_book, bind_model_counters, bind_place,
-    bind_records, bind_request_dispatch, bind_request_fields, bind_responses, bind_result_arena,
+    bind_records, bind_request_dispatch, bind_message_receiver, bind_responses, bind_result_arena,
     bind_slot_lists, bind_stub, bind_stub_loop, bind_templates, bind_tensor_values;
 
 }  // namespace gpubridge

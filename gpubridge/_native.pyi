@@ -201,7 +201,9 @@ class GrpcConnectionState:
     """Moves bytes between a transport and an `Http2Connection`, and plain calls to their models.
 
     - ``owner``: its ``take(events)`` gets the events that are Python's, its ``flushed(outcome)`` what
-      `Http2Connection.flush` returns that is not None, or all of it once the client has ``hung_up``.
+      `Http2Connection.flush` returns that is not None, or all of it once the client has ``hung_up``;
+      its ``hand_over`` takes a call over that the plane had begun; large messages are charged to its
+      ``account``.
     - ``calls``: those that are open, by stream; the plane puts its own there, too.
     - ``infer``: None where all calls are Python's.
     """
@@ -224,6 +226,8 @@ class GrpcConnectionState:
         """Return where the next bytes go."""
     def buffer_updated(self, nbytes: int, /) -> None:
         """Take bytes that have come."""
+    def end_input(self) -> None:
+        """The client sends no more: requests that have not ended do so now."""
     def flush(self) -> None:
         """Send as much as the socket takes."""
     def flush_soon(self) -> None:
@@ -748,21 +752,81 @@ class RequestTemplates:
 
         Its inputs are copied into a slot of the template's ``arena``.
         """
-    def take_fields(
-        self,
-        slot: Any,
-        fields: bytes,
-        identifier: str,
-        sizes: Sequence[int],
-        offsets: Sequence[int],
-        on_done: Callable[[Any], None],
-        copied: int,
-        /,
-    ) -> tuple[Any, Any, Any] | None:
-        """Make the request of a ModelInferRequest whose raw contents lie at offsets in a slot.
 
-        None also where they do not lie in their places.
+def read_fields(message: bytes, /) -> tuple[bytes, str, Sequence[int], Sequence[int]]:
+    """Return what the top level of a whole ModelInferRequest says.
+
+    That is its form (all but the id and the raw contents), its id, and of each raw content its bytes and
+    where it begins. Raises BridgeError for what is no message.
+    """
+
+class MessageReceiver:
+    """Takes one ModelInferRequest in pieces; owns the memory of its raw contents until `take`.
+
+    Feed it whatever comes. When `target` is some memory, the next bytes of the message may be
+    received there instead, then `filled` says so; they may be fed as well.
+
+    - ``nbytes``: bytes of the message. No more than that, and some alignment, is ever allocated.
+    - ``arena_of``: returns the arena of the model with a name, None where there is none.
+    - ``body``: what the memory is charged to.
+    """
+
+    body: Any
+    arena: Any
+    """Of the slot; None for private memory."""
+    slot: Any
+    copied: int
+    """Bytes of raw contents that were copied: those that were fed, and what the owner adds."""
+    def __init__(self, nbytes: int, arena_of: Callable[[str], Any], body: object, /) -> None: ...
+    def feed(self, data: bytes | memoryview, /) -> None:
+        """Take the next bytes of the message.
+
+        Raises BridgeError: ``INTERNAL`` as soon as it can be no message, ``UNAVAILABLE`` without
+        room for it.
         """
+    def filled(self) -> None:
+        """The target has been filled: the next one is more of the same raw content, if there is more.
+
+        Raises BridgeError: ``UNAVAILABLE`` without room for it.
+        """
+    @property
+    def target(self) -> memoryview | None:
+        """Where the rest of the raw content that has begun belongs; None between raw contents."""
+    @property
+    def complete(self) -> bool:
+        """Whether the whole message has come."""
+    def arrived(self, missing: int, /) -> int:
+        """Return how many bytes of the message are there.
+
+        ``missing``: how many of the target are not; only who received there knows.
+        """
+    def take(
+        self, templates: RequestTemplates, on_done: Callable[[Any], None], /
+    ) -> tuple[Any, Any, Any] | None:
+        """Make the request of the complete message, as `RequestTemplates.take_message`.
+
+        None also where the raw contents do not lie in their places; raises BridgeError for what is
+        no message. The slot goes with the request.
+        """
+    def give_away(self) -> None:
+        """Leave the slot, and what it is charged to, to a request."""
+    def close(self) -> None:
+        """Give the memory back, if it was not given away; idempotent."""
+    @property
+    def form(self) -> bytes:
+        """All of the complete message but its id and raw contents; raises BridgeError."""
+    @property
+    def identifier(self) -> str:
+        """The id; raises BridgeError."""
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each raw content."""
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Where each begins in the memory."""
+    @property
+    def memory(self) -> memoryview | None:
+        """Of all raw contents; None before there is any."""
 
 class RequestShapes:
     """The shapes of a request's inputs, by name: as of another with the same ranks, with other dims."""

@@ -28,6 +28,7 @@ from gpubridge._native import (
     InFlightRequests,
     InstanceFeed,
     JsonResponseTemplate,
+    MessageReceiver,
     MessageResponseTemplate,
     ModelCounters,
     RequestDispatch,
@@ -40,6 +41,7 @@ from gpubridge._native import (
     pack_json_parameters,
     pack_json_values,
     pack_typed_contents,
+    read_fields,
     split_json_data,
 )
 
@@ -63,6 +65,7 @@ __all__ = [
     "InferTargets",
     "InstanceFeed",
     "JsonResponseTemplate",
+    "MessageReceiver",
     "MessageResponseTemplate",
     "ModelCounters",
     "RequestDispatch",
@@ -75,5 +78,6 @@ __all__ = [
     "pack_json_parameters",
     "pack_json_values",
     "pack_typed_contents",
+    "read_fields",
     "split_json_data",
 ]

@@ -5,6 +5,7 @@
 #include "ipc/infer_request_binding.h"
 #include "net/grpc_inference.h"
 #include "python_object.h"
+#include "request/message_receiver.h"
 #include "request/responses_binding.h"
 #include "stub/heap_type.h"
 
@@ -18,12 +19,16 @@ constexpr int kVectoredReads = 4;
 struct Names {
   Attribute active{"active"};
   Attribute arena{"arena"};
+  Attribute check{"check"};
+  Attribute decoupled{"decoupled"};
   Attribute failure{"failure"};
   Attribute flush{"flush"};
   Attribute frame{"frame"};
   Attribute free{"free"};
   Attribute is_closing{"is_closing"};
   Attribute plain_template{"plain_template"};
+  Attribute receive{"receive"};
+  Attribute refuse{"refuse"};
   Attribute share{"share"};
   Attribute submit{"submit"};
 };
@@ -31,6 +36,10 @@ struct Names {
 const Names& names() {
   static const Names made;
   return made;
+}
+
+std::string_view text_of(std::span<const std::uint8_t> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 // As Python's time.monotonic.
@@ -53,8 +62,9 @@ GrpcInferEndpoint::GrpcInferEndpoint(int method, nb::object templates, nb::objec
       trailers_(std::move(trailers)) {}
 
 bool GrpcInferEndpoint::takes(const Event& event) const {
-  return event.kind == EventKind::kCall && event.headers->method() == method_ &&
-         event.headers->plain() && !event.compressed && !nb::cast<bool>(names().active.of(traces_));
+  return (event.kind == EventKind::kCall || event.kind == EventKind::kBegin) &&
+         event.headers->method() == method_ && event.headers->plain() && !event.compressed &&
+         !nb::cast<bool>(names().active.of(traces_));
 }
 
 // -- the connection -------------------------------------------------------------------------------
@@ -65,6 +75,8 @@ GrpcConnection::GrpcConnection(nb::object http2, nb::object owner, nb::object ca
       http2_(nb::cast<PythonConnection&>(http2_object_)),
       take_(owner.attr("take")),
       flushed_(owner.attr("flushed")),
+      hand_over_(owner.attr("hand_over")),
+      account_(owner.attr("account")),
       calls_(std::move(calls)),
       endpoint_object_(std::move(endpoint)) {
   if (!endpoint_object_.is_none()) endpoint_ = nb::cast<GrpcInferEndpoint*>(endpoint_object_);
@@ -93,6 +105,11 @@ void GrpcConnection::buffer_updated(std::size_t nbytes) {
   flush();
 }
 
+void GrpcConnection::end_input() {
+  core().end_input();
+  take();
+}
+
 bool GrpcConnection::take() {
   if (!core().has_events()) return false;
   nb::list told;
@@ -106,11 +123,21 @@ bool GrpcConnection::take() {
 }
 
 bool GrpcConnection::infer(const Event& event) {
-  if (endpoint_ == nullptr || take_.is_none() || !endpoint_->takes(event)) return false;
-  const std::span<const std::uint8_t> bytes = event.messages.front().bytes();
-  const std::string_view message(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  const nb::object call = nb::cast(GrpcInferCall(nb::find(*this), event.stream));
-  return nb::inst_ptr<GrpcInferCall>(call)->submit(call, message, nb::borrow<nb::dict>(calls_));
+  if (endpoint_ == nullptr || take_.is_none()) return false;
+  const auto calls = nb::borrow<nb::dict>(calls_);
+  const nb::int_ key(event.stream);
+  if (endpoint_->takes(event)) {
+    const nb::object call = nb::cast(GrpcInferCall(nb::find(*this), event));
+    if (event.kind == EventKind::kCall) {
+      return nb::inst_ptr<GrpcInferCall>(call)->submit(call, event.messages.front(), calls);
+    }
+    calls[key] = call;
+    return true;
+  }
+  const nb::handle found = PyDict_GetItemWithError(calls.ptr(), key.ptr());
+  if (!found.is_valid() || !nb::isinstance<GrpcInferCall>(found)) return false;
+  const nb::object call = nb::borrow(found);
+  return nb::inst_ptr<GrpcInferCall>(call)->receive(call, event, calls);
 }
 
 void GrpcConnection::flush() {
@@ -130,7 +157,14 @@ void GrpcConnection::flush_soon() {
 
 void GrpcConnection::lose() {
   core().lost();
-  for (nb::object* each : {&take_, &flushed_, &transport_, &soon_}) *each = nb::none();
+  for (nb::object* each : {&take_, &flushed_, &hand_over_, &transport_, &soon_}) *each = nb::none();
+}
+
+nb::object GrpcConnection::hand_over(std::uint32_t stream,
+                                     const std::shared_ptr<const RequestHeaders>& headers,
+                                     const nb::object& receiver, bool end) {
+  const nb::object hand_over = hand_over_;
+  return hand_over(stream, headers->method(), http2_.headers_of(headers), receiver, end);
 }
 
 void GrpcConnection::forget(std::uint32_t stream) {
@@ -140,37 +174,120 @@ void GrpcConnection::forget(std::uint32_t stream) {
 
 // -- calls ----------------------------------------------------------------------------------------
 
-GrpcInferCall::GrpcInferCall(nb::object connection, std::uint32_t stream)
+GrpcInferCall::GrpcInferCall(nb::object connection, const Event& event)
     : connection_object_(std::move(connection)),
       connection_(nb::cast<GrpcConnection*>(connection_object_)),
       endpoint_(connection_->endpoint()),
-      stream_(stream) {}
+      stream_(event.stream),
+      headers_(event.headers) {}
 
-bool GrpcInferCall::submit(const nb::object& self, std::string_view message,
-                           const nb::dict& calls) {
+bool GrpcInferCall::submit(const nb::object& self, const Message& message, const nb::dict& calls) {
   try {
-    MadeRequest made =
-        nb::cast<GrpcInferEndpoint&>(endpoint_).templates().take_message(message, self);
+    const MadeRequest made = nb::cast<GrpcInferEndpoint&>(endpoint_).templates().take_message(
+        text_of(message.bytes()), self);
     if (made.known == nullptr) return false;
-    known_ = made.known;
-    request_ = made.request;
-    const nb::object submit = names().submit.of(known_->given);
-    if (submit.is_none()) {
+    if (names().submit.of(made.known->given).is_none()) {
       // Not for unary calls, as Python will say.
-      names().free.of(names().arena.of(known_->given))(made.request.attr("slot"));
+      names().free.of(names().arena.of(made.known->given))(made.request.attr("slot"));
       return false;
     }
     calls[nb::int_(stream_)] = self;
-    if (!made.regions.is_none()) {
-      names().share.of(endpoint_)(made.request, made.regions, known_->given);
-    }
-    // As over HTTP, a cache would look the request up here.
-    submit(made.request, nb::none());
+    give(made);
   } catch (nb::python_error& error) {
     if (!error.matches(bridge_error())) throw;
     refuse(error.value());
   }
   return true;
+}
+
+void GrpcInferCall::give(const MadeRequest& made) {
+  known_ = made.known;
+  request_ = made.request;
+  if (!made.regions.is_none()) {
+    names().share.of(endpoint_)(made.request, made.regions, known_->given);
+  }
+  // As over HTTP, a cache would look the request up here.
+  names().submit.of(known_->given)(made.request, nb::none());
+}
+
+bool GrpcInferCall::receive(const nb::object& self, const Event& event, const nb::dict& calls) {
+  if (connection_ == nullptr) return false;
+  switch (event.kind) {
+    case EventKind::kMessages:
+      if (!event.compressed && submit(self, event.messages.front(), calls)) return true;
+      hand_over(event.end);
+      return false;
+    case EventKind::kLarge:
+    case EventKind::kData:
+    case EventKind::kFilled:
+      try {
+        take_part(self, event);
+      } catch (nb::python_error& error) {
+        if (!error.matches(bridge_error())) throw;
+        refuse(error.value());
+      }
+      return true;
+    default:
+      return false;
+  }
+}
+
+void GrpcInferCall::take_part(const nb::object& self, const Event& event) {
+  if (event.kind == EventKind::kLarge) {
+    receiver_ =
+        names().receive.of(endpoint_)(event.value, connection_->account(), names().refuse.of(self));
+    return;
+  }
+  if (receiver_.is_none()) return;
+  const nb::object kept = receiver_;
+  auto& receiver = *nb::inst_ptr<MessageReceiver>(kept);
+  if (event.kind == EventKind::kFilled) {
+    receiver.filled();
+  } else {
+    receiver.feed(text_of(event.data));
+  }
+  if (const std::span<std::uint8_t> target = receiver.target(); !target.empty()) {
+    connection_->core().receive_into(stream_, {target.data(), target.size(), receiver.owner()});
+  }
+  if (receiver.complete()) {
+    complete(self);
+  } else if (event.end) {
+    hand_over(true);
+  }
+}
+
+void GrpcInferCall::complete(const nb::object& self) {
+  auto& receiver = *nb::inst_ptr<MessageReceiver>(receiver_);
+  const MadeRequest made = receiver.take(nb::cast<GrpcInferEndpoint&>(endpoint_).templates(), self,
+                                         connection_->core().copied(stream_));
+  if (made.known == nullptr) {
+    hand_over(true);
+    return;
+  }
+  close_receiver();
+  if (names().submit.of(made.known->given).is_none()) {
+    names().free.of(names().arena.of(made.known->given))(made.request.attr("slot"));
+    fail(names().decoupled.of(endpoint_)());
+  } else {
+    give(made);
+  }
+}
+
+nb::object GrpcInferCall::hand_over(bool end) {
+  GrpcConnection& connection = *std::exchange(connection_, nullptr);
+  return connection.hand_over(stream_, headers_, std::exchange(receiver_, nb::none()), end);
+}
+
+void GrpcInferCall::check(nb::handle now, nb::handle window) {
+  if (receiver_.is_none()) return;
+  if (const nb::object call = hand_over(false); !call.is_none())
+    names().check.of(call)(now, window);
+}
+
+void GrpcInferCall::close_receiver() {
+  if (const nb::object receiver = std::exchange(receiver_, nb::none()); !receiver.is_none()) {
+    nb::inst_ptr<MessageReceiver>(receiver)->close();
+  }
 }
 
 void GrpcInferCall::answer(nb::handle outcome) {
@@ -217,6 +334,7 @@ void GrpcInferCall::refuse(nb::handle error) {
 
 void GrpcInferCall::fail(nb::handle error) {
   if (connection_ == nullptr) return;
+  close_receiver();
   const nb::object fields = names().failure.of(endpoint_)(error);
   connection_->core().send_headers(stream_, nb::cast<std::shared_ptr<HeaderFields>>(fields), true);
   finish();
@@ -231,6 +349,7 @@ void GrpcInferCall::finish() {
 
 void GrpcInferCall::abort() {
   if (std::exchange(connection_, nullptr) == nullptr) return;
+  close_receiver();
   if (const nb::object request = std::exchange(request_, {}); request.is_valid()) {
     infer_request(request).cancel();
   }
@@ -265,6 +384,7 @@ void bind_grpc_inference(nb::module_& module) {
       .def("start", &GrpcConnection::start)
       .def("get_buffer", &GrpcConnection::get_buffer)
       .def("buffer_updated", &GrpcConnection::buffer_updated)
+      .def("end_input", &GrpcConnection::end_input)
       .def("flush", &GrpcConnection::flush)
       .def("flush_soon", &GrpcConnection::flush_soon)
       .def("lose", &GrpcConnection::lose)
@@ -278,7 +398,7 @@ void bind_grpc_inference(nb::module_& module) {
       .def("abort", &GrpcInferCall::abort)
       .def("drain", nothing)
       .def("cut_short", nothing)
-      .def("check", nothing)
+      .def("check", &GrpcInferCall::check)
       .def("writable", nothing);
 }
 

@@ -25,9 +25,9 @@ class PythonConnection : public Connection {
   nb::list events();
   // An event as Python gets it.
   nb::object convert(const Event& event);
+  nb::object headers_of(const std::shared_ptr<const RequestHeaders>& headers);
 
  private:
-  nb::object headers_of(const std::shared_ptr<const RequestHeaders>& headers);
   // Writes what waits for the socket; false if it does not take all.
   bool write(int descriptor);
 

@@ -113,12 +113,12 @@ bool same_places(const std::vector<InputPlace>& some, const std::vector<InputPla
                     });
 }
 
-nb::object told(const MadeRequest& made) {
-  if (made.known == nullptr) return nb::none();
-  return nb::make_tuple(made.known->given, made.request, made.regions);
-}
-
 }  // namespace
+
+nb::object MadeRequest::told() const {
+  if (known == nullptr) return nb::none();
+  return nb::make_tuple(known->given, request, regions);
+}
 
 KnownTemplate::KnownTemplate(nb::object template_)
     : given(std::move(template_)),
@@ -202,11 +202,11 @@ MadeRequest PythonTemplates::take_message(std::string_view message, nb::handle o
   return make({slot, on_done, matched_.nbytes}, 0, scan_.id);
 }
 
-MadeRequest PythonTemplates::take_fields(const RequestTarget& target, const nb::bytes& fields,
+MadeRequest PythonTemplates::take_fields(const RequestTarget& target, std::string_view fields,
                                          std::string_view identifier,
                                          const std::vector<std::uint64_t>& sizes,
                                          const std::vector<std::uint64_t>& offsets) {
-  if (!scan_fields(view_of(fields), sizes, scan_) || !templates_.match(scan_, matched_)) return {};
+  if (!scan_fields(fields, sizes, scan_) || !templates_.match(scan_, matched_)) return {};
   for (std::size_t i = 0; i < matched_.places.size(); ++i) {
     // Where they are not received in their places, they have to be copied there first.
     if (i >= offsets.size() || offsets[i] != matched_.places[i].at) return {};
@@ -290,18 +290,11 @@ void bind_templates(nb::module_& module) {
       .def("take_json",
            [](Self& self, nb::handle slot, std::uint64_t begin, std::uint64_t header,
               std::uint64_t following, nb::handle on_done, std::uint64_t copied) {
-             return told(self.take_json({slot, on_done, copied}, begin, header, following));
+             return self.take_json({slot, on_done, copied}, begin, header, following).told();
            })
       .def("take_message",
            [](Self& self, const nb::bytes& message, nb::handle on_done) {
-             return told(self.take_message(view_of(message), on_done));
-           })
-      .def("take_fields",
-           [](Self& self, nb::handle slot, const nb::bytes& fields, std::string_view identifier,
-              const std::vector<std::uint64_t>& sizes, const std::vector<std::uint64_t>& offsets,
-              nb::handle on_done, std::uint64_t copied) {
-             return told(
-                 self.take_fields({slot, on_done, copied}, fields, identifier, sizes, offsets));
+             return self.take_message(view_of(message), on_done).told();
            })
       .def("__len__", &Self::count)
       .def_prop_ro("nbytes", &Self::bytes);

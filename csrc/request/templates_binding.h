@@ -43,6 +43,9 @@ struct MadeRequest {
   std::shared_ptr<KnownTemplate> known;
   nb::object request;
   nb::object regions;  // RequestRegions, or None
+
+  // As Python gets it: a tuple, or None.
+  [[nodiscard]] nb::object told() const;
 };
 
 // Where a request's inputs are to lie, and who gets its outcome.
@@ -77,7 +80,7 @@ class PythonTemplates {
   // A whole message, whose inputs are copied into a slot of its model's arena.
   MadeRequest take_message(std::string_view message, nb::handle on_done);
   // The fields of a message whose raw contents have been received into the slot.
-  MadeRequest take_fields(const RequestTarget& target, const nb::bytes& fields,
+  MadeRequest take_fields(const RequestTarget& target, std::string_view fields,
                           std::string_view identifier, const std::vector<std::uint64_t>& sizes,
                           const std::vector<std::uint64_t>& offsets);
 

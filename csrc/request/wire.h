@@ -9,6 +9,8 @@ namespace gpubridge {
 inline constexpr unsigned kWireVarint = 0;
 inline constexpr unsigned kWire64 = 1;
 inline constexpr unsigned kWireBytes = 2;
+inline constexpr unsigned kWireGroup = 3;
+inline constexpr unsigned kWireEndGroup = 4;
 inline constexpr unsigned kWire32 = 5;
 
 constexpr std::uint8_t wire_tag(unsigned number, unsigned type) {

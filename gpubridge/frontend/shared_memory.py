@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpubridge.engine.client_regions import ClientPlace, ClientRegions, RegionUse
 from gpubridge.engine.regions import Regions
 from gpubridge.errors import BridgeError
+from gpubridge.host_shm import Account, Body
+from gpubridge.protocol.grpc.receiver import RequestReceiver
 from gpubridge.protocol.request_form import RequestRegions, SharedRegion
 from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
 
@@ -15,6 +19,13 @@ class RequestMemory:
     def __init__(self, arenas: Regions, regions: ClientRegions) -> None:
         self.arenas = arenas
         self.regions = regions
+
+    def receiver(
+        self, nbytes: int, account: Account, refuse: Callable[[BridgeError], None]
+    ) -> RequestReceiver:
+        """Return what receives a large gRPC message; as `Body` says of the others."""
+        body = Body(self.arenas.budget, account, refuse)
+        return RequestReceiver(nbytes, self.arenas.known_arena, body)
 
     def check(self, region: SharedRegion) -> None:
         """Raise BridgeError where a piece of shared memory does not exist."""

@@ -97,6 +97,10 @@ class Body:
         self.complete()
         self.charge(0)
 
+    def lead_to(self, refuse: Callable[[BridgeError], None]) -> None:
+        """Have another get the error from here on."""
+        self._refuse = refuse
+
     def refuse(self, error: BridgeError) -> None:
         """Have the request answered by an error."""
         self.complete()

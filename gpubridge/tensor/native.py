@@ -147,11 +147,6 @@ class NativeModule(CapsuleEngine, Protocol):
     ) -> list[int]:
         """Copy buffers to `memory` one after another; see `gpubridge.stub.outputs`."""
 
-    def read_opening(
-        self, data: memoryview, nbytes: int, /
-    ) -> tuple[bytes, bytes, int, int, int] | None:
-        """Read a usual message up to its first raw content; see `gpubridge.protocol.grpc.fields`."""
-
     def receive_message(
         self, descriptor: int, scratch: bytearray, /
     ) -> tuple[bytes, list[int], bool]:

@@ -6,22 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpubridge.protocol.grpc import fields
 from gpubridge.tensor import dlpack, native
 from tests.simcuda.machine import Machine, lawful_machine
 from tests.simcuda.processes import Worker
 from tests.unit.cuda_workers import device_worker, stub_device_worker
-
-
-@pytest.fixture(params=["native", "python"], scope="module")
-def compiled_or_not(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run a module's tests of gRPC twice: with the compiled module, and as if there were none."""
-    if request.param == "native" and native.native() is None:
-        pytest.skip(f"no compiled module: {native.absence()}")
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "python":
-            patch.setattr(fields, "native", lambda: None)
-        yield request.param
 
 
 @pytest.fixture(params=["native", "python"])

@@ -7,10 +7,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings, strategies as st
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.protocol.grpc.fields import FieldScanner, read_request
+from gpubridge.host_shm import Account, Body, Budget
+from gpubridge.protocol.grpc.fields import read_request
 from gpubridge.protocol.grpc.messages import message_class, parse_message
-
-pytestmark = pytest.mark.usefixtures("compiled_or_not")
+from gpubridge.protocol.grpc.receiver import RequestReceiver
 
 Request = message_class("ModelInferRequest")
 
@@ -141,15 +141,20 @@ def test_a_length_that_never_ends_takes_no_time():
         read_request(b"\x3a" + b"\xff" * 1_000_000)
 
 
+def receiver(nbytes):
+    return RequestReceiver(
+        nbytes, lambda _: None, Body(Budget(1 << 24), Account(lambda: 0), lambda _: None)
+    )
+
+
 def test_a_raw_content_beyond_the_message_is_refused_before_it_comes():
-    scanner = FieldScanner(10)
     with pytest.raises(BridgeError, match="Unable to parse request"):
-        scanner.feed(memoryview(b"\x3a\x0a"))
+        receiver(10).feed(memoryview(b"\x3a\x0a"))
 
 
 def test_more_bytes_than_announced_are_refused():
     with pytest.raises(BridgeError, match="Unable to parse request"):
-        FieldScanner(1).feed(memoryview(b"\x3a\x00"))
+        receiver(1).feed(memoryview(b"\x3a\x00"))
 
 
 def test_too_many_fields_are_refused():

@@ -10,7 +10,7 @@ import pytest
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.infer import InferCall
 from tests.fuzz.grpc_door import PREFACE, GrpcDoor, frame, head, message
-from tests.unit.grpc_requests import raw
+from tests.unit.grpc_requests import inputs_of, raw
 
 PACKAGES = ("gpubridge.frontend", "gpubridge.protocol", "gpubridge.host_shm")
 RESET = 3
@@ -153,3 +153,164 @@ def test_what_is_out_of_the_ordinary_is_taken_by_python(monkeypatch, fields, mod
 
     monkeypatch.setattr(InferCall, "__init__", note)
     connected(ask)
+
+
+# -- large messages ----------------------------------------------------------------------------------
+
+LARGE = bytes(range(256)) * 3000
+KIB = 1 << 10
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The calls that Python has opened."""
+    opened = []
+    begin = InferCall.__init__
+
+    def note(self, *arguments):
+        opened.append(self)
+        begin(self, *arguments)
+
+    monkeypatch.setattr(InferCall, "__init__", note)
+    return opened
+
+
+def large(stream_id, *, model="m", size=16 * KIB, **fields):
+    """A large request and its answer's status, in frames of so many bytes."""
+    request = raw(("A", "FP32", [len(LARGE) // 4], LARGE), id="large", **fields)
+    request.model_name = model
+    sent = message(request.SerializeToString())
+    parts = [sent[at : at + size] for at in range(0, len(sent), size)]
+    frames = [frame(0, part is parts[-1], stream_id, part) for part in parts]
+    return head(stream_id, "ModelInfer") + b"".join(frames)
+
+
+def large_known(test, **options):
+    """Run a test with a connection that knows its form of large request, too."""
+
+    async def run(door):
+        door.receive(large(3))
+        await door.settle()
+        await test(door)
+
+    connected(run, **options)
+
+
+def held(door):
+    return door.connection.account.held
+
+
+@pytest.mark.parametrize("size", [1000, 16 * KIB, 512 * KIB])
+@pytest.mark.parametrize("cut", [1, 60, 16 * KIB, 512 * KIB, 512 * KIB + 300, 750 * KIB])
+def test_a_large_message_is_received_and_charged_without_python(opened, cut, size):
+    async def ask(door):
+        opened.clear()
+        sent = large(5, size=size)
+        door.receive(sent[:cut])
+        if cut > 20 * KIB:
+            assert min(cut, 512 * KIB) <= held(door) <= 512 * KIB + cut
+            assert list(door.regions.budget.arriving)
+        door.receive(sent[cut:] + call(7, b"abcdabcd"))
+        assert not door.regions.budget.arriving
+        assert held(door) >= len(LARGE)
+        (_, request), _ = door.waiting
+        assert inputs_of(request) == [LARGE]
+        # Frames of a small size are only received in their place by vectored reads.
+        assert request.copied < 100 * KIB or size < 512 * KIB
+        await door.settle()
+        assert (door.statuses()[5], door.statuses()[7], held(door)) == ([0], [0], 0)
+        assert not opened
+
+    large_known(ask, deferred=True)
+
+
+def test_a_message_in_pieces_is_taken_without_python(opened):
+    async def ask(door):
+        opened.clear()
+        sent = call(5, b"abcd" * 100)
+        for at in range(len(sent)):
+            door.receive(sent[at : at + 1])
+        await door.settle()
+        assert door.statuses()[5] == [0]
+        assert not opened
+
+    connected(ask)
+
+
+def refuse(door):
+    (body,) = door.regions.budget.arriving
+    body.refuse(BridgeError("full", ErrorCode.UNAVAILABLE))
+
+
+def half_close(door):
+    door.end()
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [(end_connection, None), (refuse, [14]), (half_close, [13])]
+)
+@pytest.mark.parametrize("checked", [False, True], ids=["plane", "python"])
+def test_a_large_message_that_does_not_end_gives_its_memory_back(opened, end, status, checked):
+    async def ask(door):
+        sent = large(5)
+        door.receive(sent[: 300 * KIB])
+        if checked:
+            # How fast it comes is Python's to look at, which has it from then on.
+            opened.clear()
+            door.connection.check(door.connection._loop.time())
+            assert len(opened) == 1
+            door.receive(sent[300 * KIB : 600 * KIB])
+        assert door.regions.lent()[0] == 1
+        end(door)
+        assert (door.regions.lent()[0], held(door)) == (0, 0)
+        await door.settle()
+        assert door.statuses().get(5) == status
+        assert not door.connection._calls
+
+    large_known(ask)
+
+
+def test_a_slow_large_message_goes_on_in_python():
+    async def ask(door):
+        sent = large(5)
+        door.receive(sent[: 300 * KIB])
+        door.connection.check(door.connection._loop.time())
+        door.receive(sent[300 * KIB :])
+        ((_, request),) = door.waiting
+        assert inputs_of(request) == [LARGE]
+        await door.settle()
+        assert (door.statuses()[5], held(door)) == ([0], 0)
+
+    large_known(ask, deferred=True)
+
+
+def test_a_large_message_that_is_too_slow_fails():
+    async def ask(door):
+        door.receive(large(5)[: 300 * KIB])
+        now = door.connection._loop.time()
+        for seconds in (0, 31, 62):
+            door.connection.check(now + seconds)
+        await door.settle()
+        assert (door.statuses()[5], held(door)) == ([4], 0)
+
+    large_known(ask)
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ({"model_version": "1"}, 0),
+        ({"model": "d"}, 12),
+        ({"model": "missing"}, 5),
+        ({"raw_input_contents": [b"\0" * 7]}, 3),
+    ],
+)
+def test_python_has_a_large_message_with_its_charge(opened, options, status):
+    async def ask(door):
+        opened.clear()
+        door.receive(large(5, **options))
+        await door.settle()
+        assert (door.statuses()[5], held(door)) == ([status], 0)
+        assert len(opened) == 1
+
+    large_known(ask)

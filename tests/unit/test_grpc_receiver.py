@@ -12,8 +12,6 @@ from gpubridge.protocol.grpc.receiver import RequestReceiver
 from tests.unit.grpc_requests import Model, Request, cache, inputs_of, raw, two_inputs
 from tests.unit.model_configs import model_config
 
-pytestmark = pytest.mark.usefixtures("compiled_or_not")
-
 MODEL = Model(model_config("A UINT8 [-1];B FP32 [-1];S STRING [1] optional: true"))
 REQUEST = raw(
     ("A", "UINT8", [7], b"0123456"),

@@ -25,11 +25,13 @@ from gpubridge.frontend.grpc.events import (
     WRITABLE,
     framing_failure,
 )
+from gpubridge.frontend.grpc.infer import InferCall
 from gpubridge.frontend.grpc.packing import accepted_packing
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.grpc.status import CallFailed, Status, failure
 from gpubridge.frontend.grpc.watch import Finding, Watch
 from gpubridge.host_shm import Account
+from gpubridge.protocol.grpc.receiver import RequestReceiver
 
 _CODINGS = (b"", b"identity", b"gzip", b"deflate")
 _KEEPALIVE_PING = b"keepaliv"
@@ -105,7 +107,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             return False
         self._state.hung_up = True
         self.http2.goaway()
-        self.take(self.http2.end_input())
+        self._state.end_input()
         for call in list(self._calls.values()):
             call.cut_short()
         self.flush_soon()
@@ -236,6 +238,24 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 self._ping_came()
             else:
                 self._tell_call(kind, event)
+
+    def hand_over(
+        self,
+        stream_id: int,
+        method: int,
+        headers: RequestHeaders,
+        receiver: RequestReceiver | None,
+        end: bool,
+    ) -> Call | None:
+        """Take a plain inference call over, with what has come of a large message.
+
+        ``end``: no more comes.
+        """
+        call = self._open(stream_id, method, headers)
+        if receiver is not None:
+            assert isinstance(call, InferCall)
+            call.go_on(receiver, end)
+        return call
 
     def _tell_call(self, kind: int, event: tuple[Any, ...]) -> None:
         """Tell a call what has happened on its stream."""

@@ -23,7 +23,7 @@ from gpubridge.frontend.grpc.status import (
     failure,
 )
 from gpubridge.frontend.shared_memory import RequestMemory
-from gpubridge.host_shm import LARGE_BYTES, Body
+from gpubridge.host_shm import LARGE_BYTES, Account
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest, MadeRequest
 from gpubridge.protocol.grpc.infer_response import (
     FrameSegments,
@@ -54,6 +54,23 @@ class InferEndpoint(GrpcInferEndpoint):
     def share(self, request: InferRequest, regions: RequestRegions, known: KnownRequest) -> None:
         """Give a request its places in the client's memory; see `RequestMemory.share`."""
         self._memory.share(request, regions, known.model.config.name)
+
+    def receive(
+        self, nbytes: int, account: Account, refuse: Callable[[BridgeError], None]
+    ) -> RequestReceiver:
+        """Begin to receive a large message, charged to a connection's account.
+
+        ``refuse``: gets the error that answers it when its memory is needed elsewhere.
+        """
+        return self._memory.receiver(nbytes, account, refuse)
+
+    @staticmethod
+    def decoupled() -> BridgeError:
+        """Return the error of a request for a model that any number of responses may come from."""
+        return BridgeError(
+            "ModelInfer RPC doesn't support models with decoupled transaction policy",
+            ErrorCode.UNSUPPORTED,
+        )
 
     @staticmethod
     def plain_template(known: KnownRequest, signature: Signature) -> MessageResponseTemplate | None:
@@ -103,8 +120,13 @@ class InferCall(Call):
 
     def large(self, nbytes: int) -> None:
         """Begin to receive a large message."""
-        body = Body(self._memory.arenas.budget, self._connection.account, self.refuse)
-        self._receiver = RequestReceiver(nbytes, self._memory.arenas.known_arena, body)
+        self._receiver = self._memory.receiver(nbytes, self._connection.account, self.refuse)
+
+    def go_on(self, receiver: RequestReceiver, end: bool) -> None:
+        """Take over what has come of a large message; with ``end`` no more comes."""
+        self._receiver = receiver
+        receiver.body.lead_to(self.refuse)
+        self._receive(None, end)
 
     def data(self, view: memoryview, end: bool) -> None:
         """Take part of the large message, and say where the next part belongs."""
@@ -114,14 +136,15 @@ class InferCall(Call):
         """A tensor has been received."""
         self._receive(RequestReceiver.filled, end)
 
-    def _receive(self, take: Callable[[RequestReceiver], None], end: bool) -> None:
+    def _receive(self, take: Callable[[RequestReceiver], None] | None, end: bool) -> None:
         receiver = self._receiver
         if receiver is None:
             return
         try:
-            take(receiver)
-            if receiver.target is not None:
-                self._connection.http2.receive_into(self._stream_id, receiver.target)
+            if take is not None:
+                take(receiver)
+                if receiver.target is not None:
+                    self._connection.http2.receive_into(self._stream_id, receiver.target)
             self._end(receiver, end)
         except (BridgeError, CallFailed) as error:
             self.refuse(error)
@@ -178,10 +201,7 @@ class InferCall(Call):
         if submit is None:
             if request.slot is not None:
                 known.arena.free(request.slot)
-            raise BridgeError(
-                "ModelInfer RPC doesn't support models with decoupled transaction policy",
-                ErrorCode.UNSUPPORTED,
-            )
+            raise InferEndpoint.decoupled()
         if regions is not None:
             self._memory.share(request, regions, known.model.config.name)
         self._known = known

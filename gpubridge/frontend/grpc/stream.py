@@ -200,9 +200,8 @@ class StreamCall(Call):
         self._turns.append(turn)
         answer = partial(self._answer, turn)
         if len(message) > HEAVY_BYTES:
-            arenas = self._memory.arenas
-            body = Body(arenas.budget, self._connection.account, self.refuse)
-            self._receiver = RequestReceiver(len(message), arenas.known_arena, body)
+            account = self._connection.account
+            self._receiver = self._memory.receiver(len(message), account, self.refuse)
             self._feed(turn, message, 0)
         else:
             self._submit(turn, message, partial(whole_request, message, self._forms, answer))

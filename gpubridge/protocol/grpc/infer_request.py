@@ -142,18 +142,13 @@ def build_form(
     return placed_form(inputs, outputs, places, context, options, config), empty_final
 
 
-def aligned_end(end: int) -> int:
-    """Return where the next input begins when one ends at ``end``."""
-    return -(-end // ALIGNMENT) * ALIGNMENT
-
-
 def _places(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
     places = []
     end = 0
     for nbytes in sizes:
-        end = aligned_end(end)
-        places.append((end, nbytes))
-        end += nbytes
+        begin = -(-end // ALIGNMENT) * ALIGNMENT
+        places.append((begin, nbytes))
+        end = begin + nbytes
     return tuple(places)
 
 

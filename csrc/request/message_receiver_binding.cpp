@@ -1,0 +1,235 @@
+#include <nanobind/stl/vector.h>
+
+#include "dataplane.h"
+#include "request/message_receiver.h"
+
+namespace gpubridge {
+namespace {
+
+// Inputs begin at multiples of this.
+constexpr std::uint64_t kAlignment = 64;
+
+struct Names {
+  Attribute arena{"arena"};
+  Attribute close{"close"};
+  Attribute complete{"complete"};
+  Attribute free{"free"};
+  Attribute grow{"grow"};
+  Attribute memory{"memory"};
+  Attribute release{"release"};
+  Attribute reserve{"reserve"};
+};
+
+const Names& names() {
+  static const Names made;
+  return made;
+}
+
+std::string_view bytes_of(const BufferView& view) {
+  return {static_cast<const char*>(view.data()), view.size()};
+}
+
+// Calls what may find that bytes are no message, which Python words.
+template <typename Call>
+auto checked_message(Call&& call) {
+  try {
+    return call();
+  } catch (const MessageFault& fault) {
+    const nb::object fields = nb::module_::import_("gpubridge.protocol.grpc.fields");
+    const nb::object error = fault.reason.empty()
+                                 ? fields.attr("too_many_fields")(FieldScanner::kMostFields)
+                                 : fields.attr("malformed")(text_object(fault.reason));
+    PyErr_SetObject(bridge_error().ptr(), error.ptr());
+    throw nb::python_error();
+  }
+}
+
+}  // namespace
+
+void MessageReceiver::feed(std::string_view data) {
+  do {
+    std::size_t taken = 0;
+    if (const std::span<std::uint8_t> target = this->target(); !target.empty()) {
+      taken = std::min(data.size(), target.size());
+      std::memcpy(target.data(), data.data(), taken);
+      copied += taken;
+      at_ += taken;
+      if (at_ == piece_end_) filled();
+    } else {
+      taken = checked_message([&] { return scanner_.feed(data); });
+      if (scanner_.raw()) begin_raw();
+    }
+    data.remove_prefix(taken);
+  } while (!data.empty());
+}
+
+void MessageReceiver::filled() {
+  if (piece_end_ < end_) {
+    aim(piece_end_);
+  } else {
+    at_ = piece_end_;
+    scanner_.pass_raw();
+  }
+}
+
+std::span<std::uint8_t> MessageReceiver::target() const {
+  if (!scanner_.raw() || view_ == nullptr) return {};
+  return {static_cast<std::uint8_t*>(view_->data()) + at_,
+          static_cast<std::size_t>(piece_end_ - at_)};
+}
+
+std::uint64_t MessageReceiver::arrived(std::uint64_t missing) const {
+  std::uint64_t left = scanner_.left();
+  if (scanner_.raw()) left += end_ - piece_end_ + missing - *scanner_.raw();
+  return nbytes_ - left;
+}
+
+// Finds a place for a raw content: aligned, as inputs are in the form.
+void MessageReceiver::begin_raw() {
+  const std::uint64_t nbytes = *scanner_.raw();
+  const std::uint64_t left = scanner_.left();
+  if (!std::exchange(started_, true)) {
+    reserve(std::max<std::uint64_t>(left, 1) + kAlignment * scanner_.inputs());
+  }
+  std::uint64_t at = (end_ + kAlignment - 1) / kAlignment * kAlignment;
+  if (at + left > room()) at = end_;
+  sizes_.push_back(nbytes);
+  offsets_.push_back(at);
+  end_ = at + nbytes;
+  if (nbytes != 0) {
+    aim(at);
+  } else {
+    at_ = piece_end_ = end_;
+    scanner_.pass_raw();
+  }
+}
+
+// Has the raw content go on at an offset: to memory that is there by now.
+void MessageReceiver::aim(std::uint64_t at) {
+  at_ = piece_end_ = at;
+  const nb::object upto =
+      slot.is_none() ? names().grow.of(private_)(at, end_) : names().grow.of(arena)(slot, at, end_);
+  piece_end_ = nb::cast<std::uint64_t>(upto);
+  if (piece_end_ <= at || piece_end_ > std::min(end_, room())) {
+    throw nb::value_error("expected memory for more of the message");
+  }
+}
+
+// Finds memory for all raw contents: of the model that the message names, if it can be.
+void MessageReceiver::reserve(std::uint64_t nbytes) {
+  if (const auto name = scanner_.model_name()) {
+    arena = arena_of_(checked(
+        PyUnicode_DecodeUTF8(name->data(), static_cast<Py_ssize_t>(name->size()), "replace")));
+  }
+  if (arena.is_none()) {
+    const nb::object module = nb::module_::import_("gpubridge.host_shm");
+    private_ = module.attr("PrivateMemory")(nbytes, body);
+    memory_ = names().memory.of(private_);
+  } else {
+    slot = names().reserve.of(arena)(nbytes, body);
+    memory_ = names().memory.of(slot);
+  }
+  view_ = std::make_shared<const BufferView>(memory_, PyBUF_WRITABLE);
+}
+
+std::string_view MessageReceiver::form() const {
+  return checked_message([&] { return scanner_.form(); });
+}
+
+std::string_view MessageReceiver::identifier() const {
+  return checked_message([&] { return scanner_.identifier(); });
+}
+
+MadeRequest MessageReceiver::take(PythonTemplates& templates, nb::handle on_done,
+                                  std::uint64_t elsewhere) {
+  if (slot.is_none()) return {};
+  MadeRequest made = templates.take_fields({slot, on_done, copied + elsewhere}, form(),
+                                           identifier(), sizes_, offsets_);
+  // It was resolved for the model as it is now; the memory is that of the name that came first.
+  if (made.known == nullptr || !names().arena.of(made.known->given).is(arena)) return {};
+  give_away();
+  return made;
+}
+
+void MessageReceiver::give_away() {
+  if (const nb::object given = std::exchange(slot, nb::none()); !given.is_none()) {
+    names().complete.of(arena)(given);
+  }
+  body = nb::none();
+}
+
+void MessageReceiver::close() {
+  view_.reset();
+  memory_ = nb::none();
+  if (const nb::object lent = std::exchange(slot, nb::none()); !lent.is_none()) {
+    names().free.of(arena)(lent);
+  }
+  if (const nb::object kept = std::exchange(private_, nb::none()); !kept.is_none()) {
+    names().close.of(kept)();
+  }
+  if (!body.is_none()) names().release.of(body)();
+}
+
+namespace {
+
+// Form, id, and sizes and offsets of the raw contents of a whole message.
+nb::object read_fields(const nb::bytes& given) {
+  const std::string_view message = view_of(given);
+  FieldScanner scanner(message.size());
+  std::vector<std::uint64_t> sizes;
+  std::vector<std::uint64_t> offsets;
+  return checked_message([&]() -> nb::object {
+    for (std::size_t at = 0; at < message.size();) {
+      at += scanner.feed(message.substr(at));
+      if (!scanner.raw()) continue;
+      sizes.push_back(*scanner.raw());
+      offsets.push_back(at);
+      at += static_cast<std::size_t>(*scanner.raw());
+      scanner.pass_raw();
+    }
+    return nb::make_tuple(bytes_object(scanner.form()), text_object(scanner.identifier()), sizes,
+                          offsets);
+  });
+}
+
+}  // namespace
+
+void bind_message_receiver(nb::module_& module) {
+  using Self = MessageReceiver;
+  module.def("read_fields", &read_fields);
+  nb::class_<Self>(module, "MessageReceiver")
+      .def(nb::init<std::uint64_t, nb::object, nb::object>())
+      .def("feed",
+           [](Self& self, nb::handle data) { self.feed(bytes_of(BufferView(data, PyBUF_SIMPLE))); })
+      .def("filled", &Self::filled)
+      .def_prop_ro("target",
+                   [](const Self& self) -> nb::object {
+                     const std::span<std::uint8_t> target = self.target();
+                     if (target.empty()) return nb::none();
+                     const auto* const begin = static_cast<const std::uint8_t*>(
+                         BufferView(self.memory(), PyBUF_SIMPLE).data());
+                     const std::ptrdiff_t at = target.data() - begin;
+                     return self.memory()[nb::slice(
+                         nb::int_(at), nb::int_(at + static_cast<std::ptrdiff_t>(target.size())),
+                         nb::none())];
+                   })
+      .def_prop_ro("complete", &Self::complete)
+      .def("arrived", &Self::arrived)
+      .def("take",
+           [](Self& self, nb::handle templates, nb::handle on_done) {
+             return self.take(nb::cast<PythonTemplates&>(templates), on_done, 0).told();
+           })
+      .def("give_away", &Self::give_away)
+      .def("close", &Self::close)
+      .def_prop_ro("form", [](const Self& self) { return bytes_object(self.form()); })
+      .def_prop_ro("identifier", [](const Self& self) { return text_object(self.identifier()); })
+      .def_prop_ro("sizes", &Self::sizes)
+      .def_prop_ro("offsets", &Self::offsets)
+      .def_prop_ro("memory", &Self::memory)
+      .def_rw("copied", &Self::copied)
+      .def_rw("body", &Self::body, nb::for_setter(nb::arg().none()))
+      .def_rw("arena", &Self::arena, nb::for_setter(nb::arg().none()))
+      .def_rw("slot", &Self::slot, nb::for_setter(nb::arg().none()));
+}
+
+}  // namespace gpubridge
