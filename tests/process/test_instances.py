@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.process.server import running_server, wait_until, write_code_model
+from tests.process.server import running_server, wait_until, write_code_model, write_model
 
 IDENTITY = """
 arguments = self.args
 self.said = ' '.join(arguments[key] for key in (
     'model_instance_name', 'model_instance_kind', 'model_instance_device_id', 'model_version'))
+"""
+# Answers which process it is; first it does what the request's id says.
+TURNING = """
+import os, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        if request.request_id():
+            task, path = request.request_id().split()
+            with open(path + "/ran", "a") as file:
+                file.write("x")
+            while task == "hold" and not os.path.exists(path + "/end"):
+                time.sleep(0.002)
+        pid = np.array([os.getpid()], np.int32)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", pid)])
 """
 VERSIONS = {
     "latest": ("", [3]),
@@ -32,6 +53,13 @@ def server(tmp_path_factory):
         models, "groups", config='instance_group [{ count: 2 }, { name: "other", kind: KIND_CPU }]'
     )
     write_code_model(models, "default")
+    write_model(
+        models,
+        "turning",
+        TURNING,
+        outputs='name: "OUT" data_type: TYPE_INT32 dims: [1]',
+        config="instance_group [{ count: 2 }]",
+    )
     write_code_model(models, "auto", config="instance_group [{ kind: KIND_AUTO }]")
     write_code_model(models, "gpu", config="instance_group [{ kind: KIND_GPU }]")
     for name, (policy, _) in VERSIONS.items():
@@ -107,6 +135,46 @@ def test_what_waits_behind_slow_requests_is_executed_once_by_an_instance_that_ge
     # Each instance has come to what it was sent before these.
     names(server, threads, "m", 3)
     assert len(list(tmp_path.glob("ran*"))) == 8
+
+
+def turn(server, task="", folder=""):
+    """Have the model that turns slow do something; returns the process that did."""
+    if folder:
+        folder.mkdir()
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
+    body = json.dumps({"id": f"{task} {folder}".strip(), "inputs": [tensor]})
+    status, _, answer = server.request("POST", "/v2/models/turning/infer", body)
+    assert status == 200, answer
+    return json.loads(answer)["outputs"][0]["data"][0]
+
+
+def test_what_waits_behind_a_model_that_turns_slow_is_executed_once_by_the_idle_instance(
+    server, threads, tmp_path
+):
+    # It takes microseconds: more requests wait at the instance that is at work, not at the other.
+    for _ in range(200):
+        turn(server)
+    first, *others = [tmp_path / name for name in ("first", "second", "third")]
+    noted = [tmp_path / f"noted{number}" for number in range(6)]
+    slow = threads.submit(turn, server, "hold", first)
+    try:
+        wait_until((first / "ran").exists, "the slow request to begin", server)
+        waiting = [threads.submit(turn, server, "note", folder) for folder in noted]
+        served = {each.result(timeout=100) for each in waiting}
+        assert not slow.done()
+    finally:
+        (first / "end").touch()
+    assert len({slow.result(timeout=100)} | served) == 2
+    # The slow one has come to all that it was sent when both work at the same time.
+    held = [threads.submit(turn, server, "hold", folder) for folder in others]
+    try:
+        for folder in others:
+            wait_until((folder / "ran").exists, "both to be at work", server)
+    finally:
+        for folder in others:
+            (folder / "end").touch()
+    assert len({each.result(timeout=100) for each in held}) == 2
+    assert [(folder / "ran").read_text() for folder in noted] == ["x"] * 6
 
 
 def test_each_group_has_its_instances_and_names(server, threads):

@@ -113,6 +113,7 @@ def test_valid(fields):
         (*REQUEST, (b"upgrade", b"h2c")),
         (*REQUEST, (b"te", b"gzip")),
         (*REQUEST, (b"content-length", b"-1")),
+        (*REQUEST, (b"content-length", b"+1")),
         (*REQUEST, (b"content-length", b"")),
         (*REQUEST, (b"content-length", b"9" * 1000)),
         (*REQUEST, (b"content-length", b"1"), (b"content-length", b"2")),

@@ -65,10 +65,11 @@ class Model:
         self.arena.free(slot)
         return data
 
-    def answer(self, index=0, **fields):
+    def answer(self, index=0, signature=OUT, **fields):
         request = self.waiting.pop(index)
         data = self.take(request)
-        request.finish(InferResponse(OUT, ((len(data) // 4,),), [memoryview(data)], **fields))
+        shape = (len(data) // 4,)
+        request.finish(InferResponse(signature, (shape,), [memoryview(data)], **fields))
 
 
 class Server:
@@ -176,6 +177,15 @@ def test_a_known_form_of_request_calls_nothing_of_the_frontend(server):
         (200, header_of(f"id {i}", 4 * i), bytes([i]) * 4 * i) for i in range(1, 9)
     ]
     assert not called
+
+
+def test_answers_of_another_datatype_say_so(server):
+    integers = Signature((TensorSpec("OUT", "INT32", 1, 4),), ())
+    for signature in (OUT, integers, OUT):
+        server.receive(infer(b"abcd", "x"))
+        server.model.answer(signature=signature)
+    told = [header["outputs"][0]["datatype"] for _, header, _ in server.answers()]
+    assert told == ["FP32", "INT32", "FP32"]
 
 
 def test_a_body_in_pieces_is_received_in_its_place(server):

@@ -26,6 +26,7 @@ from tests.unit.http_door import BODY_LIMIT, GET, Door, chunked, post
         (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: identity\r\n\r\n", 400),
         (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
         (b"POST /echo HTTP/1.1\r\nContent-Length: -5\r\n\r\n", 400),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: +3\r\n\r\nabc", 400),
         (b"POST /echo HTTP/1.1\r\nContent-Length: abc\r\n\r\n", 400),
         (b"POST /echo HTTP/1.1\r\nContent-Length: 99999999999999\r\n\r\n", 413),
         (b"POST /echo HTTP/1.1\r\nContent-Length: 9999999999999999999\r\n\r\n", 413),

@@ -135,6 +135,22 @@ def test_what_waits_behind_a_request_that_takes_long_is_given_to_others():
     model.close()
 
 
+def test_nothing_is_withdrawn_of_what_a_stub_has_begun():
+    model = quick_model()
+    clients = [model.submit() for _ in range(3)]
+    first, _ = model.instances
+    # It has executed some of it, and has not sent the results yet.
+    first.control.claimed[0] += len(first.batches)
+    for execution in first.batches:
+        execution.started = True
+    model.advance(10**8)
+    assert counts(model) == [3, 0]
+    while first.batches:
+        first.land()
+    assert [len(client.outcomes) for client in clients] == [1, 1, 1]
+    model.close()
+
+
 def test_what_waits_stays_where_no_instance_gets_on():
     model = quick_model()
     for _ in range(8):

@@ -35,6 +35,8 @@ from tests.unit.server_messages import decode_responses, decode_results, encode_
 NO_CONTEXT = RequestContext()
 BOOTSTRAP = Path(gpubridge.__file__).parent / "stub" / "bootstrap.py"
 REGION = 77
+CLAIMS = 1 << 63
+"""In the cell of claims: the stub claims batches."""
 REGION_BYTES = 8 << 20
 
 MODEL = """
@@ -280,6 +282,16 @@ def test_the_same_model_gets_other_shapes_datatypes_and_ids(start):
     ]
 
 
+def test_answers_of_another_datatype_say_so(start):
+    stub = start("data = data.astype(np.int32 if data[0, 0] else np.float32)")
+    told = []
+    for value in (0, 1, 0):
+        (answer,) = stub.execute(stub.record(0, row(value)))
+        told.append(answer.signature.tensors[0].datatype)
+        stub.release(answer)
+    assert told == ["FP32", "INT32", "FP32"]
+
+
 def test_outputs_that_nobody_asked_for_are_not_sent(start):
     stub = start(
         "more = [pb_utils.Tensor(name, data) for name in ('OUT', 'OTHER', 'UNKNOWN')]",
@@ -326,6 +338,26 @@ def test_cancelled_requests_are_not_executed(start):
     stub.page.cancelled[3] = stub.page.cancelled[5] = NOBODY_WAITS
     answers = stub.execute(stub.record(3, row(1)), stub.record(4, row(1)), stub.record(5, row(1)))
     assert [record.word for record in answers] == [ResponseFlag.CANCELLED] * 3
+
+
+def test_batches_that_the_server_has_withdrawn_are_not_executed(start):
+    stub = start("kept.append(1)", "data = np.array([[len(kept)]], np.float32)")
+    if not stub.page.claimed[0]:
+        # Only the compiled runtime claims its batches, so the server withdraws nothing.
+        assert stub.array(stub.execute(stub.record(0, row(1)))[0]).tolist() == [[1]]
+        assert not stub.page.claimed[0]
+        return
+    stub.execute(stub.record(0, row(1)))
+    assert stub.page.claimed[0] == CLAIMS | 1
+    stub.page.claimed[0] = CLAIMS | 3
+    stub.send(*([stub.record(ticket, row(1))] for ticket in (1, 2, 3)))
+    skipped, too, executed = stub.results(3)
+    assert [skipped.records[0].word, too.records[0].word] == [ResponseFlag.CANCELLED] * 2
+    assert stub.array(executed.records[0]).tolist() == [[2]]
+    assert stub.page.claimed[0] == CLAIMS | 4
+    assert stub.page.progress[0] == 4
+    # It is done with what it was lent for them.
+    assert bytes(stub.page.lent[1:3]) == b"\0\0"
 
 
 def test_a_kept_request_says_what_became_of_it(start):

@@ -104,6 +104,7 @@ class Play {
     }
     for (const Ticket ticket : requests_.withdraw()) {
       leave(ticket);
+      expect(!honest_ || batch_of_[ticket] >= next_, "what is begun is not withdrawn");
       withdrawn_.insert(batch_of_[ticket]);
       expect(!requests_.holds(batch_of_[ticket]), "a withdrawn batch is no longer at the stub");
     }

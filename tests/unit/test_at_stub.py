@@ -1,0 +1,75 @@
+"""The memory that a stub names: of its outputs, and what it was lent itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpubridge.host_shm import Segment
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.records import record_encoder
+from gpubridge.transport.signatures import encode_tensors
+from tests.fuzz.stub_desk import Desk
+
+REGION = 1 << 32
+SIZE = 4096
+FLOATS = encode_tensors([("OUT", "FP32", [4])])
+
+
+@pytest.fixture
+def desk():
+    """Two requests at a stub, which has a region for its outputs."""
+    desk = Desk()
+    segment = Segment.create(REGION, SIZE)
+    segment.view[-16:] = b"0123456789abcdef"
+    desk.memory.know(segment)
+    desk.enter(1)
+    desk.enter(1)
+    yield desk
+    desk.close()
+
+
+def answer(desk, offset, nbytes):
+    """Take an answer of four floats that lies somewhere; returns the outcome."""
+    asked = desk.asked[0]
+    place = (REGION, offset, nbytes, 0)
+    desk.complete((1, [record_encoder()(asked.request.ticket, *FLOATS, place, 0)]))
+    return asked.outcomes[0]
+
+
+def test_an_output_at_the_end_of_its_memory_is_taken(desk):
+    (output,) = answer(desk, SIZE - 16, 16).buffers
+    assert bytes(output) == b"0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes", "said"),
+    [
+        (0, 17, "output 'OUT' of 17 bytes, its shape needs 16"),
+        (0, 15, "output 'OUT' of 15 bytes, its shape needs 16"),
+        (SIZE - 15, 16, "16 bytes at 4081 of region 0x100000000 under lease 0 do not exist"),
+    ],
+)
+def test_an_output_that_is_a_byte_too_long_is_no_answer(desk, offset, nbytes, said):
+    with pytest.raises(MalformedMessage, match=said):
+        answer(desk, offset, nbytes)
+    assert not desk.asked[0].outcomes
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "other"), [(0, 0, 0), (1, 0, 0), (0, 1, 0), (-1, 1, 0), (0, 0, 1)]
+)
+def test_a_stub_may_name_what_it_was_lent_and_nothing_beside_it(desk, before, behind, other):
+    # That of the other request lies before it.
+    asked = desk.asked[1]
+    slot = asked.request.slot
+    place = (
+        slot.segment.region,
+        slot.offset - before,
+        slot.size + before + behind,
+        asked.request.ticket + other,
+    )
+    if before or behind or other:
+        with pytest.raises(ValueError, match="are not lent under ticket"):
+            desk.in_flight.find(place)
+    else:
+        assert desk.in_flight.find(place)[:3] == (slot.segment, slot.offset, slot.size)
