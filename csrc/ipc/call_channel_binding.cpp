@@ -17,6 +17,7 @@ constexpr char kCallResponses = 16;
 constexpr std::size_t kFrame = 8;
 constexpr std::size_t kFormsKept = 512;
 constexpr std::size_t kSignaturesKept = 256;
+constexpr std::size_t kShortContext = 256;
 
 // The fields of a Record (gpubridge/transport/records.py).
 enum RecordField : Py_ssize_t { kTicket, kSignature, kShapes, kContext, kWord, kIdentifier, kRefs };
@@ -34,6 +35,7 @@ struct Names {
   Attribute heard{"heard"};
   Attribute lend{"lend"};
   Attribute message{"message"};
+  Attribute parameters{"parameters"};
   Attribute respond{"respond"};
   Attribute told{"told"};
 };
@@ -272,6 +274,8 @@ std::shared_ptr<KnownCall> CallChannel::form(const Hooks& hooks, nb::handle reco
   const Key key{signature.ptr(), context.ptr()};
   if (const auto found = known_.find(key); found != known_.end()) return found->second.form;
   auto made = std::make_shared<KnownCall>(hooks.form(record), hooks.caller);
+  // Records with longer contexts have objects of their own.
+  if (nb::len(names().parameters.of(context)) > kShortContext) return made;
   if (known_.size() >= kFormsKept) known_.clear();
   known_.insert_or_assign(key, Kept{signature, context, made});
   return made;

@@ -44,6 +44,8 @@ nb::object ContextCodec::encode(nb::handle context) const {
   std::vector<nb::object> held;
   for (const Member& member : members_) {
     const nb::object value = checked(PyObject_GetAttr(context.ptr(), member.name.ptr()));
+    // A long text is put in by who sends it.
+    if (PyMemoryView_Check(value.ptr())) continue;
     if (!equal(value, member.initial)) take(parts, member, value, held);
   }
   nb::object raw =

@@ -21,6 +21,7 @@ constexpr long long kAnswered = -1;
 struct Names {
   Attribute encoded{"encoded"};
   Attribute offset{"offset"};
+  Attribute parameters{"parameters"};
   Attribute parts{"parts"};
   Attribute region{"region"};
   Attribute segment{"segment"};
@@ -99,6 +100,7 @@ struct Hooks {
         decode(hooks.attr("decode")),
         abandoned(hooks.attr("abandoned")),
         send(hooks.attr("send")),
+        send_long(hooks.attr("send_long")),
         receive(hooks.attr("receive")),
         failed(hooks.attr("failed")),
         closed(hooks.attr("closed")),
@@ -121,6 +123,7 @@ struct Hooks {
   nb::object decode;
   nb::object abandoned;
   nb::object send;
+  nb::object send_long;
   nb::object receive;
   nb::object failed;
   nb::object closed;
@@ -257,6 +260,7 @@ class RequestsAtStub {
   }
 
   bool enter(nb::handle requests);
+  [[nodiscard]] nb::object long_parameters(const InferRequest& request) const;
   void write(InferRequest& request, std::string& records);
   void write_slot(const InferRequest& source, RecordParts& parts, std::string& records);
 

@@ -92,9 +92,37 @@ bool RequestsAtStub::enter(nb::handle requests) {
     request.set(InferRequest::kInstance, self);
   }
   std::string records;
-  for (nb::handle request : requests) write(infer_request(request), records);
+  nb::list pieces;
+  for (nb::handle object : requests) {
+    InferRequest& request = infer_request(object);
+    const nb::object text = long_parameters(request);
+    if (text.is_none()) {
+      write(request, records);
+      continue;
+    }
+    pieces.append(bytes_object(std::exchange(records, {})));
+    write(request, records);
+    pieces.append(nb::make_tuple(bytes_object(std::exchange(records, {})), text));
+  }
+  if (nb::len(pieces) != 0) {
+    flush();
+    ExecuteFrame alone;
+    alone.add(sequence, lent.size(), {});
+    pieces.insert(0, bytes_object(alone.take(alone_)));
+    pieces.append(bytes_object(records));
+    hooks_->send_long(pieces);
+    return false;
+  }
   frame_.add(sequence, lent.size(), records);
   return frame_.batches() >= kFrameBatches || frame_.size() > kFrameBytes;
+}
+
+// The parameters of a request that are not in its encoded context; None for others.
+nb::object RequestsAtStub::long_parameters(const InferRequest& request) const {
+  const nb::handle context = request.get(InferRequest::kContext);
+  if (context.is(hooks_->no_context)) return nb::none();
+  nb::object parameters = names().parameters.of(context);
+  return PyMemoryView_Check(parameters.ptr()) ? parameters : nb::none();
 }
 
 // Makes room for a record at the end of `records`, and writes all but its references.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gpubridge.dataplane import InFlightRequests, InstanceFeed, ModelCounters
@@ -36,6 +36,8 @@ class InFlightHooks(NamedTuple):
     - ``abandoned``: told when nobody waits any more for what the model does, and since when (ns) it
       does that.
     - ``send``: sends a message that cannot be sent at once.
+    - ``send_long``: sends a message of which it gets pieces: bytes, or a record with the parameters that
+      its context lacks.
     - ``receive``: takes a message of another kind, or with descriptors, which it then owns; gets
       its bytes, those, and whether something of it was cut off. Returns whether the channel is
       open.
@@ -55,6 +57,7 @@ class InFlightHooks(NamedTuple):
     decode: Callable[[Record, InferRequest], tuple[Outcome, str | None]]
     abandoned: Callable[[int], None]
     send: Callable[[bytes], None]
+    send_long: Callable[[Sequence[Any]], None]
     receive: Callable[[bytes, list[int], bool], bool]
     failed: Callable[[Exception | str], None]
     closed: Callable[[], None]

@@ -11,10 +11,10 @@ from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError
 from gpubridge.request import EncodedParameters, LongParameters, Parameters
 from gpubridge.transport.channel import MalformedMessage, close_all, read_spilled
+from gpubridge.transport.context import LONG_TEXT
 from gpubridge.transport.messages import LONGEST_CONTROL, Kind, set_long_texts_aside
 from gpubridge.transport.records import json_object
 
-_LONG_TEXT = 64 * 1024
 _Message = TypeVar("_Message")
 
 
@@ -49,7 +49,7 @@ def read_message(message: bytes) -> ReadMessage:
             text = f"message of kind {message[0]} of {len(message)} bytes (limit {LONGEST_CONTROL})"
             raise MalformedMessage(text)
         return ReadMessage(message, ())
-    message, taken = set_long_texts_aside(message, _LONG_TEXT)
+    message, taken = set_long_texts_aside(message, LONG_TEXT)
     return ReadMessage(message, [_long_texts(fields) for fields in taken])
 
 

@@ -40,7 +40,7 @@ from gpubridge.transport.channel import (
 from gpubridge.transport.control import TICKETS, ControlPage
 from gpubridge.transport.device_events import arena_region
 from gpubridge.transport.messages import FALLBACKS, Kind, control_message, decode_control
-from gpubridge.transport.records import Record
+from gpubridge.transport.records import Record, with_long_text
 from gpubridge.transport.short_waits import busy_poll_ns
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class StubConnection:
             decode=self._decode,
             abandoned=self._abandon,
             send=self._send,
+            send_long=self._send_long,
             receive=self._receive,
             failed=self._fail,
             closed=self._close_early,
@@ -283,6 +284,15 @@ class StubConnection:
     # -- sending -------------------------------------------------------------------------------
 
     def _send(self, message: bytes) -> None:
+        self._send_queue.send(message)
+
+    def _send_long(self, pieces: Sequence[bytes | tuple[bytes, memoryview]]) -> None:
+        message: list[bytes | memoryview] = []
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                message.append(piece)
+            else:
+                message += with_long_text(piece[0], "parameters", piece[1:])
         self._send_queue.send(message)
 
     def _tell(self, message: bytes, fds: tuple[int, ...] = ()) -> None:

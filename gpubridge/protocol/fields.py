@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from gpubridge.errors import BridgeError, ErrorCode, unsupported
+from gpubridge.transport.context import LONG_TEXT
 
 _SEQUENCE_TEXT_BYTES = 128
 """A string correlation id may be as long as this; longer ones have no room at Triton."""
@@ -98,10 +99,11 @@ def boolean(value: Any, name: str) -> bool:
     return value
 
 
-def json_parameters(parameters: JsonObject) -> str:
-    """Return the parameters of a request as the JSON that models are given."""
+def json_parameters(parameters: JsonObject) -> str | memoryview:
+    """Return the parameters of a request as the JSON that models are given; long ones as UTF-8."""
     if all(math.isfinite(value) for value in parameters.values() if isinstance(value, float)):
-        return orjson.dumps(parameters).decode()
+        raw = orjson.dumps(parameters)
+        return raw.decode() if len(raw) <= LONG_TEXT else memoryview(raw)
     # orjson makes null of infinities, which JSON does not know but models are given.
     return json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))
 

@@ -11,7 +11,7 @@ import orjson
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import invalid
 from gpubridge.model_io import InputForm
-from gpubridge.protocol.fields import JsonObject, internal, parse_json
+from gpubridge.protocol.fields import JsonObject, internal, json_parameters, parse_json
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.infer_response import json_members
 from gpubridge.protocol.json_tensor import data_from_json, data_to_json
@@ -58,7 +58,7 @@ def parse_generate(body: bytes, config: ModelConfig) -> RequestForm:
             )
     context = NO_CONTEXT
     if parameters:
-        context = RequestContext(parameters=orjson.dumps(parameters).decode())
+        context = RequestContext(parameters=json_parameters(parameters))
     return make_form(identifier, inputs, None, False, context, NO_OPTIONS, config)
 
 

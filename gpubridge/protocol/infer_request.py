@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from gpubridge.config import ModelConfig
 from gpubridge.dataplane import RequestTemplates
 from gpubridge.errors import BridgeError, invalid
@@ -20,6 +18,7 @@ from gpubridge.protocol.fields import (
     array,
     boolean,
     internal,
+    json_parameters,
     parse_json,
     string,
     text_of_sequence,
@@ -82,10 +81,7 @@ class FormCache:
 
         Raises BridgeError when it is no valid request for the model.
         """
-        form = parse_request(header, self._config, following, self._check_region)
-        # A context keeps its encoding: parameters may be most of such a header.
-        form.context.encoded()
-        return form
+        return parse_request(header, self._config, following, self._check_region)
 
 
 def parse_request(
@@ -345,7 +341,7 @@ def _parameters(document: JsonObject) -> tuple[RequestContext, bool, RequestOpti
         **correlated(correlation),
         flags=flags,
         timeout=timeout,
-        parameters=orjson.dumps(parameters).decode() if parameters else "",
+        parameters=json_parameters(parameters) if parameters else "",
     )
     return context, binary_default, options
 

@@ -17,11 +17,13 @@ memory, under its leases, or memory that was lent to it, under the ticket that i
 
 from __future__ import annotations
 
+import codecs
 import struct
 from collections.abc import Sequence
 
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.records import Record, RecordReader
+from gpubridge.transport.context import LONG_TEXT, without_long_texts
+from gpubridge.transport.records import Record, RecordReader, with_contexts
 
 
 class CallKind:
@@ -40,11 +42,50 @@ class CallKind:
 
 
 _FRAME = struct.Struct("<BxxxI")
+_PIECE = 1 << 20
 
 
 def encode_records(kind: int, records: Sequence[bytes]) -> bytes:
     """Join encoded records to a message."""
     return b"".join((_FRAME.pack(kind, len(records)), *records))
+
+
+def decode_calls(message: bytes, reader: RecordReader) -> list[Record]:
+    """Take a message of calls apart; or raise MalformedMessage.
+
+    The context of a call with long parameters has a memoryview of these: UTF-8, as was checked.
+    """
+    texts: list[memoryview | None] = []
+
+    def replace(context: memoryview) -> bytes:
+        made, taken = without_long_texts(context, LONG_TEXT, ("parameters",))
+        texts.append(taken.get("parameters"))
+        return made
+
+    view = memoryview(message)
+    try:
+        _, count = _FRAME.unpack_from(view)
+        # A stub sends them one by one.
+        if count == 1:
+            parts, at = with_contexts(view, _FRAME.size, count, LONG_TEXT, replace, named=True)
+            message = b"".join((view[: _FRAME.size], *parts, view[at:]))
+        for text in filter(None, texts):
+            check_utf8(text)
+    except (struct.error, ValueError) as error:
+        raise MalformedMessage(f"message of calls: {error}") from error
+    records = decode_records(message, reader, named=True)
+    if texts and texts[0] is not None:
+        context = records[0].context.changed(parameters=texts[0])
+        return [records[0]._replace(context=context)]
+    return records
+
+
+def check_utf8(text: memoryview) -> None:
+    """Raise ValueError unless the bytes are UTF-8; others get to run meanwhile."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for at in range(0, len(text), _PIECE):
+        decoder.decode(text[at : at + _PIECE])
+    decoder.decode(b"", True)
 
 
 def decode_records(message: bytes, reader: RecordReader, *, named: bool) -> list[Record]:

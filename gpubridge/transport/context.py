@@ -33,6 +33,10 @@ else:
         return lambda decorator: decorator
 
 
+LONG_TEXT = 64 * 1024
+"""The server does not decode texts of more bytes."""
+
+
 class FieldKind:
     """How the value of a field is encoded."""
 
@@ -136,7 +140,8 @@ class RequestContext(Context):
     - ``correlation_id``, ``correlation_text``: its sequence, by number or by name; 0 and None for
       none.
     - ``timeout``: microseconds, as its client has said; 0 for none.
-    - ``parameters``: the client's, the text of a JSON object; empty for none.
+    - ``parameters``: the client's, the text of a JSON object; empty for none. In the server long ones are
+      a memoryview of UTF-8, which `encoded` leaves out.
     - ``trace``: the number of its trace; 0 for none.
     - ``shared``: whether others look at its inputs, too.
     - ``state_slot``: in which of the instance's slots its sequence keeps states; None for none.
@@ -156,7 +161,7 @@ class RequestContext(Context):
     correlation_id: int = 0
     correlation_text: str | None = None
     timeout: int = 0
-    parameters: str = ""
+    parameters: Any = ""
     trace: int = 0
     shared: bool = False
     state_slot: int | None = None
@@ -198,7 +203,7 @@ class CallContext(Context):
     correlation_id: int = 0
     correlation_text: str | None = None
     timeout: int = 0
-    parameters: str = ""
+    parameters: Any = ""
     trace: int = 0
     event: int | None = None
     event_lease: int | None = None
@@ -267,18 +272,16 @@ def _json_value(text: str) -> Any:
         raise ValueError(f"a context with JSON that is too deep: {error}") from error
 
 
-_RESPONSE_TEXTS = ("parameters", "error")
 (_SET_ASIDE,) = (field for field in FIELDS if field.name == "set_aside")
 
 
 def without_long_texts(
-    raw: memoryview, longest: int, number: int
+    raw: memoryview, longest: int, names: Sequence[str]
 ) -> tuple[bytes, dict[str, memoryview]]:
-    """Take the texts of more than ``longest`` bytes out of an encoded `ResponseContext`.
+    """Take the texts of more than ``longest`` bytes in fields ``names`` out of an encoded context.
 
-    Returns the context with ``number`` as its field ``set_aside``, and those texts, UTF-8 that
-    nobody has checked, by their fields. Raises ValueError when the context is cut short, or has that
-    field already.
+    Returns the rest, and those texts, UTF-8 that nobody has checked, by their fields. Raises
+    ValueError when the context is cut short.
     """
     kept: list[bytes | memoryview] = []
     texts: dict[str, memoryview] = {}
@@ -286,18 +289,24 @@ def without_long_texts(
         (mask,) = _MASK.unpack_from(raw)
         at = _MASK.size
         for field, begin, at in _fields_of(raw):
-            if at - begin > longest and field.name in _RESPONSE_TEXTS:
+            if at - begin > longest and field.name in names:
                 texts[field.name] = raw[begin + _LENGTH.size : at]
                 mask &= ~(1 << field.tag)
             else:
                 kept.append(raw[begin:at])
     except struct.error as error:
         raise ValueError(_CUT) from error
+    return b"".join((_MASK.pack(mask), *kept, raw[at:])), texts
+
+
+def with_number_aside(raw: bytes, number: int) -> bytes:
+    """Give an encoded `ResponseContext` a field ``set_aside``; raises ValueError where it has one."""
+    (mask,) = _MASK.unpack_from(raw)
     if mask >> _SET_ASIDE.tag:
         # That field, or one behind it, which no response has.
         raise ValueError(f"a context with bits {mask:#x}")
     aside = _NUMBERS[_SET_ASIDE.kind].pack(number)
-    return b"".join((_MASK.pack(mask | 1 << _SET_ASIDE.tag), *kept, raw[at:], aside)), texts
+    return b"".join((_MASK.pack(mask | 1 << _SET_ASIDE.tag), raw[_MASK.size :], aside))
 
 
 def opened_for(raw: bytes, name: str, nbytes: int) -> tuple[bytes, bytes]:
@@ -348,7 +357,7 @@ class PythonContextCodec:
         parts = [b""]
         for field, default in self._layout:
             value = getattr(context, field.name)
-            if value == default:
+            if value == default or isinstance(value, memoryview):
                 continue
             mask |= 1 << field.tag
             try:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Union
 
 from gpubridge.transport.channel import MalformedMessage
-from gpubridge.transport.context import without_long_texts
+from gpubridge.transport.context import with_number_aside, without_long_texts
 from gpubridge.transport.records import Record, RecordReader, json_object, with_contexts
 
 Buffer = Union[memoryview, bytes]
@@ -175,6 +175,9 @@ def decode_execute(message: Buffer, reader: RecordReader) -> list[Batch]:
     return batches
 
 
+_RESPONSE_TEXTS = ("parameters", "error")
+
+
 def set_long_texts_aside(message: bytes, longest: int) -> tuple[bytes, list[dict[str, memoryview]]]:
     """Take the texts of more than ``longest`` bytes out of a RESULTS or RESPONSES message.
 
@@ -184,9 +187,9 @@ def set_long_texts_aside(message: bytes, longest: int) -> tuple[bytes, list[dict
     texts: list[dict[str, memoryview]] = []
 
     def replace(context: memoryview) -> bytes:
-        made, taken = without_long_texts(context, longest, len(texts))
+        made, taken = without_long_texts(context, longest, _RESPONSE_TEXTS)
         texts.append(taken)
-        return made
+        return with_number_aside(made, len(texts) - 1)
 
     view = memoryview(message)
     try:

@@ -109,9 +109,15 @@ def record_reader(kind: type[Context]) -> RecordReader:
 
 
 def with_contexts(
-    message: memoryview, at: int, count: int, longest: int, replace: Callable[[memoryview], bytes]
+    message: memoryview,
+    at: int,
+    count: int,
+    longest: int,
+    replace: Callable[[memoryview], bytes],
+    *,
+    named: bool = False,
 ) -> tuple[list[bytes | memoryview], int]:
-    """Replace the contexts of more than ``longest`` bytes in response records.
+    """Replace the contexts of more than ``longest`` bytes in records of responses, or ``named`` ones.
 
     Returns parts that, joined, are the records, and where in the message those end that were
     replaced. Raises ValueError or struct.error when they are cut short.
@@ -121,6 +127,7 @@ def with_contexts(
         ticket, signed, said, word, tensors, dims = _RECORD.unpack_from(message, at)
         context = at + _RECORD.size + signed
         end = context + said + _DIM_BYTES * dims + _TENSOR_REF.size * tensors
+        end += word if named else 0
         if end > len(message):
             raise ValueError(_CUT)
         if said > longest:

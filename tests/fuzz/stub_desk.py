@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -108,6 +109,7 @@ class Desk:
         self.memory = BorrowedMemory(self.control.outputs)
         self.counters = counters or ModelCounters()
         self.feed = InstanceFeed(self)
+        self.messages: deque[object] = deque(maxlen=4)
         hooks = InFlightHooks(
             free=self.arena.free,
             share=partial(SharedSlot, self.arena),
@@ -120,7 +122,8 @@ class Desk:
             context=lambda request: b"",
             decode=self.decode,
             abandoned=lambda since: None,
-            send=lambda message: None,
+            send=self.messages.append,
+            send_long=self.messages.append,
             receive=lambda *_: False,
             failed=self.fail,
             closed=lambda: None,

@@ -254,6 +254,28 @@ said = [(show(each)["SUM"][0], each.parameters().count("y")) for each in answers
     assert run(server, code) == "[(1.0, 3000000), (2.0, 1), (3.0, 2000000), (4.0, 2)]"
 
 
+@pytest.mark.parametrize("pure", ["", "1"])
+def test_long_parameters_of_calls_reach_their_models(tmp_path, pure):
+    """Directly, and through an ensemble, in both runtimes of stubs."""
+    write_models(tmp_path)
+    write_callers(tmp_path)
+    kind = {"inputs": "CODE", "outputs": "OUT", "kind": STRING}
+    write_ensemble(tmp_path, "chain", "one CODE=CODE > OUT=OUT", **kind)
+    told = f"""
+parameters = __import__('json').loads(request.parameters())
+result = answer((parameters['long'] == {LONG}, parameters['b']))"""
+    code = f"""
+got = []
+for model, number in (("one", 1), ("chain", 2), ("chain", 3)):
+    inputs = [tensor("CODE", [{told!r}], object)]
+    parameters = {{"long": {LONG}, "b": number}}
+    got.append(show(call(model=model, inputs=inputs, outputs=["OUT"], parameters=parameters).exec()))
+said = got
+"""
+    with running_server(tmp_path, environment={"GPUBRIDGE_NO_NATIVE": pure}) as server:
+        assert run(server, code) == str([{"OUT": [f"(True, {n})".encode()]} for n in (1, 2, 3)])
+
+
 def test_a_long_error_of_a_called_model_reaches_its_caller(server):
     code = """
 inputs = [tensor("CODE", ["result = failure('x' * 3_000_000)"], object)]

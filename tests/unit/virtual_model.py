@@ -159,6 +159,7 @@ class VirtualInstance:
             decode=self.decode,
             abandoned=lambda since: None,
             send=self.sent_to_stub,
+            send_long=None,
             receive=None,
             failed=self.fail,
             closed=None,

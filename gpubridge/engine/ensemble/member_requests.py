@@ -168,6 +168,9 @@ class MemberRequests:
         """
         if client is NO_CONTEXT and not (read_only or inside or on_device or consumer):
             return NO_CONTEXT
+        if isinstance(client.parameters, memoryview):
+            # Its encoding is without them.
+            return _passed_on(client, read_only, inside, _NO_OUTPUTS, on_device, consumer)
         key = client.encoded(), read_only, inside, tuple(on_device.items()), consumer
         kept = self._contexts.get(key)
         if kept is None:

@@ -30,7 +30,7 @@ from gpubridge.frontend.bls.requests import CalledModels, CallForm
 from gpubridge.frontend.control import ControlTasks
 from gpubridge.protocol.infer_response import json_members
 from gpubridge.request import InferResponse, LongParameters, MemoryRange, Outcome
-from gpubridge.transport.calls import CallKind, decode_records, encode_records
+from gpubridge.transport.calls import CallKind, decode_calls, encode_records
 from gpubridge.transport.channel import (
     Channel,
     ChannelClosed,
@@ -267,7 +267,7 @@ class BlsConnection:
         """Return the kind of a message, and its records or its fields."""
         kind = message[0]
         if kind == CallKind.CALL:
-            return kind, decode_records(message, self._reader, named=True)
+            return kind, decode_calls(message, self._reader)
         if kind not in (CallKind.CANCEL, CallKind.TAKEN, CallKind.ASK, CallKind.CLOSE_FAMILY):
             raise MalformedMessage(f"unknown kind {kind}")
         return kind, decode_control(message)

@@ -1,0 +1,129 @@
+"""Long parameters of calls and requests cross the server as they are: nobody decodes or copies them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from gpubridge.engine.stub_connection import StubConnection
+from gpubridge.protocol.fields import json_parameters
+from gpubridge.request import InferRequest, RequestContext
+from gpubridge.transport.calls import (
+    CallKind,
+    check_utf8,
+    decode_calls,
+    decode_records,
+    encode_records,
+)
+from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.context import CallContext
+from gpubridge.transport.records import record_encoder, record_reader
+from gpubridge.transport.signatures import encode_tensors
+from tests.fuzz.stub_desk import Desk
+
+LONG = '{"text":"' + "é😀" * 50_000 + '"}'
+
+
+@pytest.fixture
+def desk():
+    made = Desk()
+    yield made
+    made.close()
+
+
+def sent(desk, parameters):
+    """Return the message with a batch of requests that have such parameters, in pieces."""
+    requests = []
+    for number, each in enumerate(parameters):
+        context = RequestContext(parameters=each, trace=number, timeout=5)
+        requests.append(InferRequest(b"", None, 0, (), lambda outcome: None, f"r{number}", context))
+    desk.feed.submit(requests)
+    (message,) = desk.messages
+    if isinstance(message, bytes):
+        return [message]
+    pieces = []
+    queue = SimpleNamespace(send=pieces.extend)
+    StubConnection._send_long(SimpleNamespace(_send_queue=queue), message)
+    return pieces
+
+
+@pytest.mark.parametrize("at", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
+def test_long_parameters_are_sent_where_short_ones_are(desk, at):
+    views = {number: memoryview(LONG.encode()) for number in at}
+    texts = ["{}", '{"a":1}', ""]
+    given = [views.get(number, text) for number, text in enumerate(texts)]
+    pieces = sent(desk, given)
+    assert [piece for piece in pieces if isinstance(piece, memoryview)] == list(views.values())
+    other = Desk()
+    (whole,) = sent(other, [LONG if number in at else text for number, text in enumerate(texts)])
+    assert b"".join(pieces) == whole
+    other.close()
+
+
+def test_batches_keep_their_order_around_long_parameters(desk):
+    for parameters in ("{}", "{}", memoryview(LONG.encode()), "{}"):
+        context = RequestContext(parameters=parameters)
+        desk.feed.submit([InferRequest(b"", None, 0, (), print, "", context)])
+    desk.in_flight.flush()
+    # The first goes at once; the next waits for what else comes, but not behind the long one.
+    assert [type(message) for message in desk.messages] == [bytes, bytes, list, bytes]
+
+
+def message_of_calls(*contexts):
+    signature, dims = encode_tensors([("IN", "FP32", (2,))])
+    encode = record_encoder()
+    records = [
+        encode(number, signature, dims, (1, 2, 8, 3), 0, b"me", context)
+        for number, context in enumerate(contexts)
+    ]
+    return encode_records(CallKind.CALL, records)
+
+
+def test_long_parameters_of_a_call_are_its_message_s_memory():
+    said = CallContext(model="m", version=3, parameters=LONG, timeout=5, trace=7)
+    message = message_of_calls(said.encoded())
+    (got,) = decode_calls(message, record_reader(CallContext))
+    (whole,) = decode_records(message, record_reader(CallContext), named=True)
+    parameters = got.context.parameters
+    assert parameters.obj is message
+    assert bytes(parameters) == LONG.encode()
+    assert got.context.changed(parameters=LONG) == said
+    assert got[:3] == whole[:3]
+    assert got[4:6] == whole[4:6]
+    assert list(got.refs) == list(whole.refs)
+
+
+def test_calls_without_long_parameters_are_read_as_ever():
+    short = CallContext(model="m", parameters="{}").encoded()
+    long = CallContext(model="m", correlation_text="x" * 100_000).encoded()
+    several = CallContext(model="m", parameters=LONG).encoded()
+    for contexts in ([short], [long], [several, short]):
+        message = message_of_calls(*contexts)
+        got = decode_calls(message, record_reader(CallContext))
+        whole = decode_records(message, record_reader(CallContext), named=True)
+        assert [record.context for record in got] == [record.context for record in whole]
+
+
+@pytest.mark.parametrize("broken", [b"\xff", b"\xc3"])
+def test_long_parameters_that_are_no_utf_8_are_refused(broken):
+    said = CallContext(model="m", parameters="y" * 2_000_000).encoded()
+    message = message_of_calls(said.replace(b"y" * len(broken), broken, 1))
+    assert decode_calls(message_of_calls(said), record_reader(CallContext))
+    with pytest.raises(MalformedMessage, match="utf-8"):
+        decode_calls(message, record_reader(CallContext))
+    with pytest.raises(MalformedMessage):
+        decode_calls(message_of_calls(said)[:-1], record_reader(CallContext))
+
+
+def test_characters_may_lie_across_the_pieces_that_are_checked():
+    check_utf8(memoryview(b"y" + "😀".encode() * 300_000))
+    with pytest.raises(ValueError, match="unexpected end"):
+        check_utf8(memoryview("😀".encode()[:-1]))
+
+
+def test_only_long_parameters_of_clients_stay_encoded():
+    assert json_parameters({"a": "é"}) == '{"a":"é"}'
+    long = json_parameters({"a": "é" * 50_000})
+    assert isinstance(long, memoryview)
+    assert bytes(long) == ('{"a":"' + "é" * 50_000 + '"}').encode()
