@@ -474,7 +474,10 @@ nb::list RequestsAtStub::all_kept() const {
 nb::list RequestsAtStub::withdraw() {
   nb::list requests;
   if (!buffers_ || !claims()) return requests;
-  for (const Ticket ticket : core_.withdraw()) {
+  // Where a call has handed on the memory of a request, that owns it: only a stub that lies has
+  // made one for what it has not begun.
+  const auto may = [this](Ticket ticket) { return !held_[ticket].shared; };
+  for (const Ticket ticket : core_.withdraw(may)) {
     requests.append(std::exchange(held_[ticket], {}).request);
   }
   return requests;

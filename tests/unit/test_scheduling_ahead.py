@@ -8,7 +8,7 @@ from gpubridge.engine.scheduling.settings import QueuePolicy
 from tests.unit.model_configs import model_config
 from tests.unit.scheduled import default
 from tests.unit.test_scheduling_batches import add, dynamic, names, take
-from tests.unit.virtual_model import VirtualModel
+from tests.unit.virtual_model import REGION, VirtualModel
 
 
 def take_ahead(scheduler, now=0):
@@ -148,6 +148,22 @@ def test_nothing_is_withdrawn_of_what_a_stub_has_begun():
     while first.batches:
         first.land()
     assert [len(client.outcomes) for client in clients] == [1, 1, 1]
+    model.close()
+
+
+def test_a_request_stays_with_a_stub_that_has_handed_on_its_memory():
+    model = quick_model()
+    slow, lied, other = [model.submit() for _ in range(3)]
+    first, second = model.instances
+    first.start()
+    # By a call, before it has begun the request: whoever holds that memory gives it back.
+    first.requests.find((REGION.region, 0, 64, first.tickets[lied.request]))
+    assert lied.slot_freed
+    model.advance(10**8)
+    assert len(second.batches) == 1
+    second.land()
+    first.die(hopeless=False)
+    assert [len(client.outcomes) for client in (slow, lied, other)] == [1, 1, 1]
     model.close()
 
 

@@ -29,12 +29,12 @@ from gpubridge.transport.messages import (
 from gpubridge.transport.records import record_encoder
 from gpubridge.transport.signatures import encode_tensors
 
-__all__ = ["Client", "Execution", "VirtualInstance", "VirtualModel"]
+__all__ = ["REGION", "Client", "Execution", "VirtualInstance", "VirtualModel"]
 
 
 _OF_INSTANCES = ("it failed", "it died")
 _FAILED = ResponseContext(error="it failed", code=int(ErrorCode.INTERNAL)).encoded()
-_REGION = SimpleNamespace(region=7)
+REGION = SimpleNamespace(region=7)
 _NOTHING = encode_tensors(())
 _AHEAD_NS = 1_000_000
 """About how much work a stub is sent ahead."""
@@ -148,12 +148,12 @@ class VirtualInstance:
         self.started = self.sent = 0
         hooks = InFlightHooks(
             free=self.model.free,
-            share=None,
+            share=self.model.free,
             memory=self.memory,
             owner=1,
             counters=self.model.statistics,
             announcements=SimpleNamespace(
-                known={_REGION.region}, name=lambda segment, read_only: segment.region
+                known={REGION.region}, name=lambda segment, read_only: segment.region
             ),
             context=None,
             decode=self.decode,
@@ -299,7 +299,7 @@ class VirtualModel:
         options = RequestOptions(
             correlation_id=number, start=start, end=end, shapes=(("IN", (size, *shape)),), **options
         )
-        slot = SimpleNamespace(segment=_REGION, offset=0)
+        slot = SimpleNamespace(segment=REGION, offset=0, size=64)
         request = InferRequest(
             b"", slot, 0, (), self._done, f"r{len(self.clients)}", batch_size=size, options=options
         )
