@@ -28,6 +28,7 @@ NB_MODULE(_native, module) {
                         bind_request_dispatch,
                         bind_responses,
                         bind_result_arena,
+                        bind_send_turn,
                         bind_slot_lists,
                         bind_stub,
                         bind_stub_loop,

@@ -404,7 +404,7 @@ class InFlightRequests:
     def submit(self, requests: list[InferRequest], /) -> None:
         """Give the requests of a batch tickets, lend their memory, and send them.
 
-        Batches of one turn of the event loop are sent together, unless the stub has nothing to do.
+        They are sent when its `SendTurn` ends, or at once if they come alone.
 
         Raises ValueError when there are not enough tickets left.
         """
@@ -606,6 +606,23 @@ class InferResponseFields:
         refs: Sequence[tuple[int, int, int, int]] = (),
         event: Any = None,
     ) -> None: ...
+
+class SendTurn:
+    """Says when messages leave for the stubs of an event loop.
+
+    To wake a stub costs more than a small request: while the loop has other events, requests are added
+    to the messages, for 0.1 ms at most.
+
+    - ``call_soon``: has something called at the end of the turn of the event loop.
+    - ``events``: a descriptor that is readable while the loop has events; -1 where it does not say.
+    - ``processors``: how many there are.
+    """
+
+    def __init__(
+        self, call_soon: Callable[[Callable[[], None]], object], events: int, processors: int, /
+    ) -> None: ...
+    def end(self) -> None:
+        """Send what is due, unless the event loop has events; then it is called again."""
 
 class InstanceFeed:
     """Leads batches to one model instance, to whichever stub it has; knows how many are there.

@@ -124,6 +124,7 @@ void RequestsAtStub::tell(const Taken& taken, Duration now, const nb::object& er
       if (!raised) raised.emplace(thrown);
     }
   };
+  note_work();
   const nb::object feed = hooks_->feed;
   const nb::object failed = hooks_->failed;
   for (const auto& [object, outcome, last] : taken.outcomes) {
@@ -480,6 +481,7 @@ nb::list RequestsAtStub::withdraw() {
   for (const Ticket ticket : core_.withdraw(may)) {
     requests.append(std::exchange(held_[ticket], {}).request);
   }
+  note_work();
   return requests;
 }
 
@@ -510,6 +512,7 @@ nb::tuple RequestsAtStub::close(std::uint64_t started_last) {
       started.append(request);
     }
   }
+  note_work();
   hooks_.reset();
   waits_ = nb::none();
   on_kept_ = on_ended_ = nb::none();

@@ -9,6 +9,7 @@
 #include "ipc/messages.h"
 #include "ipc/model_counters.h"
 #include "ipc/records_binding.h"
+#include "ipc/send_turn_binding.h"
 #include "memory/lease_book.h"
 #include "python_object.h"
 #include "schedule/request_dispatch_binding.h"
@@ -104,8 +105,7 @@ struct Hooks {
         receive(hooks.attr("receive")),
         failed(hooks.attr("failed")),
         closed(hooks.attr("closed")),
-        call_soon(hooks.attr("call_soon")),
-        flush(nb::none()),
+        turn(hooks.attr("turn")),
         feed(hooks.attr("feed")),
         memory(hooks.attr("memory")),
         owner(nb::cast<std::uint64_t>(hooks.attr("owner"))),
@@ -127,8 +127,7 @@ struct Hooks {
   nb::object receive;
   nb::object failed;
   nb::object closed;
-  nb::object call_soon;
-  nb::object flush;  // of the requests themselves, once it was asked for
+  nb::object turn;  // a SendTurn
   nb::object feed;
   nb::object memory;
   std::uint64_t owner;  // of its regions
@@ -192,6 +191,8 @@ class RequestsAtStub {
 
   void submit(nb::handle requests);
   void flush();
+  // Whether another stub would have to share a processor if it were woken.
+  [[nodiscard]] bool crowded() const { return hooks_ && turn().crowded(); }
 
   // Withdraws the requests whose batches the stub has not begun; returns them in order.
   nb::list withdraw();
@@ -259,6 +260,9 @@ class RequestsAtStub {
     return kept.is_valid() ? kept : nb::none();
   }
 
+  [[nodiscard]] SendTurn& turn() const { return nb::cast<SendTurn&>(hooks_->turn); }
+  // Tells the turn whether there is a batch at the stub.
+  void note_work();
   bool enter(nb::handle requests);
   [[nodiscard]] nb::object long_parameters(const InferRequest& request) const;
   void write(InferRequest& request, std::string& records);
@@ -305,6 +309,7 @@ class RequestsAtStub {
   bool crowded_ = false;  // whether `waits_` knows that batches do not come alone
   bool blocked_ = false;
   bool flush_due_ = false;
+  bool working_ = false;  // as the turn was told
 };
 
 }  // namespace gpubridge::at_stub

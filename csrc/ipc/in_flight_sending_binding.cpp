@@ -7,7 +7,7 @@ namespace gpubridge::at_stub {
 namespace {
 
 constexpr std::size_t kFrameBytes = 64UL * 1024;
-constexpr std::size_t kFrameBatches = 6;
+constexpr std::size_t kFrameBatches = 16;
 
 }  // namespace
 
@@ -34,20 +34,26 @@ Held held_for(InferRequest& request) {
 }
 
 void RequestsAtStub::submit(nb::handle requests) {
-  const bool idle = core_.idle();
+  const bool alone = core_.idle() && hooks_ && turn().is_quiet();
   // A crowd that goes on is nothing new.
-  if (!waits_.is_none() && (idle || !crowded_)) {
-    alone_ = nb::cast<bool>(waits_.attr("sent")(idle));
-    crowded_ = !idle;
+  if (!waits_.is_none() && (alone || !crowded_)) {
+    alone_ = nb::cast<bool>(waits_.attr("sent")(alone));
+    crowded_ = !alone;
   }
   const bool full = enter(requests);
-  if (idle || full) {
-    // A stub that has nothing to do need not wait for what else may come in this turn.
+  note_work();
+  if (alone || full) {
     flush();
   } else if (!flush_due_) {
     flush_due_ = true;
-    if (hooks_->flush.is_none()) hooks_->flush = nb::find(this).attr("flush");
-    hooks_->call_soon(hooks_->flush);
+    turn().add(nb::find(this));
+  }
+}
+
+void RequestsAtStub::note_work() {
+  if (working_ == core_.idle()) {
+    working_ = !working_;
+    turn().working(working_);
   }
 }
 

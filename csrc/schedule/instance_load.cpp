@@ -8,6 +8,8 @@ constexpr double kAheadNs = 1e6;
 constexpr double kLimit = 64;
 // What it takes to wake a process that sleeps, and whose memory is in no cache.
 constexpr double kWakeNs = 50e3;
+// The same where it has to share a processor.
+constexpr double kCrowdedWakeNs = 200e3;
 // How much the latest batch counts.
 constexpr double kWeight = 0.125;
 
@@ -25,9 +27,9 @@ void InstanceLoad::close() {
   open_ = stuck_ = false;
 }
 
-bool InstanceLoad::soon_done() const {
+bool InstanceLoad::soon_done(bool crowded) const {
   return in_flight_ != 0 && in_flight_ < window_ && execute_ns_ != 0 &&
-         static_cast<double>(in_flight_) * execute_ns_ < kWakeNs;
+         static_cast<double>(in_flight_) * execute_ns_ < (crowded ? kCrowdedWakeNs : kWakeNs);
 }
 
 void InstanceLoad::withdrawn(std::size_t batches) {

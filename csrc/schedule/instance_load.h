@@ -16,8 +16,8 @@ class InstanceLoad {
   // Requests, or batches of them, that it may have however long they take.
   [[nodiscard]] std::size_t least_window() const { return least_; }
   // Whether it has something to do, and is likely to be done with all of it before another process
-  // would be awake.
-  [[nodiscard]] bool soon_done() const;
+  // would be awake; where processors are `crowded`, before that would have had its turn.
+  [[nodiscard]] bool soon_done(bool crowded) const;
   // Whether requests were withdrawn from it, and it has answered none of the others since: it gets
   // no more than it may have however long that takes.
   [[nodiscard]] bool stuck() const { return stuck_; }

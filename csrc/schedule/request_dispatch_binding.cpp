@@ -40,7 +40,7 @@ std::size_t InstanceFeed::free_tickets() const {
 }
 
 bool InstanceFeed::soon_done() const {
-  return load_.least_window() == 1 && load_.soon_done() && at_stub_ != nullptr &&
+  return load_.least_window() == 1 && at_stub_ != nullptr && load_.soon_done(at_stub_->crowded()) &&
          at_stub_->claims() && at_stub_->open_requests() == 0;
 }
 

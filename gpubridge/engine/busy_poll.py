@@ -23,7 +23,7 @@ class BusyPoll:
 
     def __init__(self, loop: AbstractEventLoop, awake_ns: int) -> None:
         self._loop = loop
-        self._events = _descriptor_of_events(loop)
+        self._events = descriptor_of_events(loop)
         self._glance_ns = 0 if self._events < 0 else _GLANCE_NS
         self._awake_ns = awake_ns
         self._answers = ShortWaits(awake_ns)
@@ -83,7 +83,7 @@ class BusyPoll:
             self._loop.call_soon(self._turn)
 
 
-def _descriptor_of_events(loop: AbstractEventLoop) -> int:
+def descriptor_of_events(loop: AbstractEventLoop) -> int:
     """Return what is readable when the loop has events; -1 where it does not say."""
     # uvloop's; to look at it costs a third of a turn of the loop.
     backend = getattr(loop, "_get_backend_id", None)

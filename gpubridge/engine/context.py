@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from gpubridge.config import PythonBackendSettings, ServerSettings
+from gpubridge.dataplane import SendTurn
 from gpubridge.engine.custom_metrics import CustomMetrics
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.devices.region import Closable
 from gpubridge.engine.environments.provider import ModelEnvironments
+from gpubridge.engine.in_flight import send_turn
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_process import StartStub, StubProcess
 from gpubridge.engine.workers import Workers
@@ -45,4 +47,5 @@ class EngineContext:
     devices: DeviceMemory
     workers: Workers
     metrics: CustomMetrics = field(default_factory=CustomMetrics)
+    turn: SendTurn = field(default_factory=send_turn)
     start_stub: StartStub = StubProcess

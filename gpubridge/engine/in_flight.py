@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gpubridge.dataplane import InFlightRequests, InstanceFeed, ModelCounters
+from gpubridge.dataplane import InFlightRequests, InstanceFeed, ModelCounters, SendTurn
+from gpubridge.engine.busy_poll import descriptor_of_events
 from gpubridge.engine.placed_response import PlacedResponse
 from gpubridge.request import (
     NO_CONTEXT,
@@ -43,7 +46,7 @@ class InFlightHooks(NamedTuple):
       open.
     - ``failed``: gets the error or the text for which a message could not be taken further.
     - ``closed``: told when the other side of the channel is gone.
-    - ``call_soon``: has something called in this turn of the event loop.
+    - ``turn``: says when messages leave.
     - ``feed``: the instance's: hears of answered batches.
     """
 
@@ -61,12 +64,18 @@ class InFlightHooks(NamedTuple):
     receive: Callable[[bytes, list[int], bool], bool]
     failed: Callable[[Exception | str], None]
     closed: Callable[[], None]
-    call_soon: Callable[[Callable[[], None]], object]
+    turn: SendTurn
     feed: InstanceFeed
     response: type[InferResponse] = InferResponse
     placed: type[PlacedResponse] = PlacedResponse
     batch: type[CompletedBatch] = CompletedBatch
     no_context: object = NO_CONTEXT
+
+
+def send_turn() -> SendTurn:
+    """Return what says when requests leave for the stubs of the event loop that runs."""
+    loop = asyncio.get_running_loop()
+    return SendTurn(loop.call_soon, descriptor_of_events(loop), len(os.sched_getaffinity(0)))
 
 
 def requests_at_stub(

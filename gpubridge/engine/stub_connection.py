@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpubridge.dataplane import InFlightRequests, ModelCounters
+from gpubridge.dataplane import InFlightRequests, ModelCounters, SendTurn
 from gpubridge.engine.announcements import Announcements, OpenDeviceRegions
 from gpubridge.engine.busy_poll import BusyPoll
 from gpubridge.engine.decode_response import decode_response, failure_reason
@@ -55,6 +55,7 @@ class StubConnection:
     - ``arena``: the model's: slots of requests go back there.
     - ``counters``: the model's: batches are counted there.
     - ``workers``: read messages of more than `HEAVY_BYTES`.
+    - ``turn``: says when requests leave, those to other stubs, too.
 
     Its attributes:
 
@@ -73,6 +74,7 @@ class StubConnection:
         output_limit: int,
         owner: StubRun,
         workers: Workers,
+        turn: SendTurn,
     ) -> None:
         sock.setblocking(False)
         self._channel = Channel(sock)
@@ -100,7 +102,7 @@ class StubConnection:
             receive=self._receive,
             failed=self._fail,
             closed=self._close_early,
-            call_soon=self._loop.call_soon,
+            turn=turn,
             feed=owner.feed,
         )
         self.requests = requests_at_stub(self._control, hooks, self._channel.fileno())

@@ -64,7 +64,14 @@ class StubRun:
             arena = context.regions.arena(instance.settings.stub["name"])
             limit = instance.settings.output_limit
             self.link = StubConnection(
-                ours, context.regions, arena, instance.counters, limit, self, context.workers
+                ours,
+                context.regions,
+                arena,
+                instance.counters,
+                limit,
+                self,
+                context.workers,
+                context.turn,
             )
         except BridgeError:
             ours.close()

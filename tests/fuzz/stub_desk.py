@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 
-from gpubridge.dataplane import InstanceFeed, ModelCounters
+from gpubridge.dataplane import InstanceFeed, ModelCounters, SendTurn
 from gpubridge.engine.decode_response import decode_response, failure_reason
 from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
 from gpubridge.engine.lent_memory import SharedSlot
@@ -103,7 +103,7 @@ class Heard:
 class Desk:
     """Batches of requests at a stub, and their memory."""
 
-    def __init__(self, counters: ModelCounters | None = None) -> None:
+    def __init__(self, counters: ModelCounters | None = None, turn: SendTurn | None = None) -> None:
         self.arena = HostArena(0, 32 << 20)
         self.control = ControlPage(Segment.create(0, ControlPage.SIZE))
         self.memory = BorrowedMemory(self.control.outputs)
@@ -127,7 +127,7 @@ class Desk:
             receive=lambda *_: False,
             failed=self.fail,
             closed=lambda: None,
-            call_soon=lambda function: None,
+            turn=turn or SendTurn(lambda end: end(), -1, 64),
             feed=self.feed,
         )
         self.heard = Heard()

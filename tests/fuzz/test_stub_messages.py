@@ -13,6 +13,7 @@ import hypothesis.strategies as st
 from hypothesis import example, given
 
 from gpubridge.dataplane import InstanceFeed, ModelCounters
+from gpubridge.engine.in_flight import send_turn
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_connection import StubConnection
 from gpubridge.engine.workers import Workers
@@ -148,6 +149,7 @@ async def _hear(messages: list[bytes]) -> None:
             on_arena_refused=lambda reason: None,
         ),
         WORKERS,
+        send_turn(),
     )
     asked = [Asked(regions.arena("m")) for _ in range(3)]
     link.requests.submit([asked[0].request, asked[1].request])

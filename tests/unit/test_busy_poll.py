@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from gpubridge.config.python_backend import PythonBackendSettings
-from gpubridge.engine.busy_poll import BusyPoll, _descriptor_of_events
+from gpubridge.engine.busy_poll import BusyPoll, descriptor_of_events
 from gpubridge.errors import BridgeError
 from gpubridge.tensor.native import absence, native
 from gpubridge.transport import short_waits
@@ -252,7 +252,7 @@ def test_the_loop_says_when_it_has_events() -> None:
         loop.call_soon(loop.stop)
         loop.run_forever()
         events = select.poll()
-        events.register(_descriptor_of_events(loop), select.POLLIN)
+        events.register(descriptor_of_events(loop), select.POLLIN)
         assert not events.poll(0)
         there.send(b"x")
         assert events.poll(10_000)
@@ -266,7 +266,7 @@ def test_the_loop_says_when_it_has_events() -> None:
 def test_a_loop_that_does_not_say_has_a_turn_each_time() -> None:
     loop = asyncio.SelectorEventLoop()
     try:
-        assert _descriptor_of_events(loop) == -1
+        assert descriptor_of_events(loop) == -1
     finally:
         loop.close()
 

@@ -65,9 +65,9 @@ def test_nothing_of_a_sequence_is_given_ahead(strategy):
 # -- requests that wait at instances ---------------------------------------------------------------
 
 
-def quick_model(instances=2, window=64, claims=True):
+def quick_model(instances=2, window=64, claims=True, processors=64):
     """A model whose instances are up, and known to execute a request in 1 ms / ``window``."""
-    model = VirtualModel(model_config("IN FP32 [-1]"), instances, window)
+    model = VirtualModel(model_config("IN FP32 [-1]"), instances, window, processors)
     for instance in model.instances:
         instance.claims = claims
         instance.come_up()
@@ -92,6 +92,34 @@ def test_quick_requests_go_to_an_instance_that_is_awake_until_another_would_be()
         seen.append(counts(model))
     assert seen == [[2, 0, 0], [3, 0, 0], [4, 0, 0], [4, 1, 0], [4, 2, 0], [4, 3, 0]]
     model.close()
+
+
+def test_quick_requests_stay_together_for_longer_where_there_is_no_processor_for_another():
+    model = quick_model(processors=2)
+    for _ in range(13):
+        model.submit()
+    assert counts(model) == [13, 0]
+    model.submit()
+    assert counts(model) == [13, 1]
+    model.close()
+
+
+def test_processors_are_those_of_all_models():
+    model, other = quick_model(processors=3), quick_model(instances=1)
+    other.turn = model.turn
+    other.instances[0].die(hopeless=False)
+    other.instances[0].come_up()
+    # The other model's instance is at work, too.
+    other.submit()
+    for _ in range(6):
+        model.submit()
+    assert counts(model) == [6, 0]
+    # Its work is lost with it.
+    other.instances[0].die(hopeless=True)
+    model.submit()
+    assert counts(model) == [6, 1]
+    model.close()
+    other.close()
 
 
 @pytest.mark.parametrize(("window", "claims"), [(10, True), (64, False)])

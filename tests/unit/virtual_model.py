@@ -6,7 +6,7 @@ import dataclasses
 from types import SimpleNamespace
 from unittest import mock
 
-from gpubridge.dataplane import InstanceFeed
+from gpubridge.dataplane import InstanceFeed, SendTurn
 from gpubridge.engine import dispatcher as dispatcher_module
 from gpubridge.engine.decode_response import decode_response, failure_reason
 from gpubridge.engine.dispatcher import Dispatcher
@@ -163,7 +163,7 @@ class VirtualInstance:
             receive=None,
             failed=self.fail,
             closed=None,
-            call_soon=lambda flush: flush(),
+            turn=self.model.turn,
             feed=self.feed,
         )
         self.requests = requests_at_stub(self.control, hooks, -1)
@@ -257,8 +257,9 @@ class VirtualModel:
     a cancel, no slot given back twice, no sequence that goes on with a gap.
     """
 
-    def __init__(self, config, instances=2, window=1):
+    def __init__(self, config, instances=2, window=1, processors=64):
         self.now = 1_000_000
+        self.turn = SendTurn(lambda end: end(), -1, processors)
         self.clients: dict[InferRequest, Client] = {}
         self.known: dict[int, Client] = {}
         self.order_out: list[Client] = []
