@@ -139,6 +139,10 @@ def complete_model_config(
 
 def parse_config_override(text: str) -> ProtoMessage:
     """Return the ``inference.ModelConfig`` that `text` spells in the JSON of ``/config``."""
+    if len(text) > _LONGEST:
+        raise invalid(
+            f"Invalid config override: expected at most {_LONGEST} characters, got {len(text)}"
+        )
     message = model_config_schema().ModelConfig()
     if text.lstrip()[:1] != "{":
         # An empty array, or a null, would pass for an empty configuration.

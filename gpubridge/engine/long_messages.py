@@ -10,9 +10,10 @@ from gpubridge import dataplane
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError
 from gpubridge.request import EncodedParameters, LongParameters, Parameters
+from gpubridge.transport.calls import check_length
 from gpubridge.transport.channel import MalformedMessage, close_all, read_spilled
 from gpubridge.transport.context import LONG_TEXT
-from gpubridge.transport.messages import LONGEST_CONTROL, Kind, set_long_texts_aside
+from gpubridge.transport.messages import Kind, set_long_texts_aside
 from gpubridge.transport.records import json_object
 
 _Message = TypeVar("_Message")
@@ -45,9 +46,7 @@ class ReadMessage(NamedTuple):
 def read_message(message: bytes) -> ReadMessage:
     """See to the long texts of a stub's message; raises MalformedMessage."""
     if message[0] not in (Kind.RESULTS, Kind.RESPONSES):
-        if len(message) > LONGEST_CONTROL:
-            text = f"message of kind {message[0]} of {len(message)} bytes (limit {LONGEST_CONTROL})"
-            raise MalformedMessage(text)
+        check_length(message)
         return ReadMessage(message, ())
     message, taken = set_long_texts_aside(message, LONG_TEXT)
     return ReadMessage(message, [_long_texts(fields) for fields in taken])

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, TritonError
 from gpubridge.stub.bls_records import BlsRecords, CallResponse
 from gpubridge.stub.device.memory import StubDevice
@@ -26,8 +26,14 @@ from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.questions import Question, Waiting
 from gpubridge.transport.calls import CallKind, encode_records
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, close_all
+from gpubridge.transport.context import LONG_TEXT
 from gpubridge.transport.leases import BorrowedMemory
-from gpubridge.transport.messages import ResponseFlag, control_message, decode_control
+from gpubridge.transport.messages import (
+    LONGEST_CONTROL,
+    ResponseFlag,
+    control_message,
+    decode_control,
+)
 from gpubridge.transport.short_waits import ShortWaits
 
 _SENT_TOGETHER = 64
@@ -177,11 +183,17 @@ class BlsClient:
         number = next(self._numbers) & 0xFFFF_FFFF
         call = Call(self, number, list(request._inputs), decoupled)
         try:
+            # Before there is memory for it, which the server is told of.
+            _check_length(len(request._model_name))
             record = self._records.encode(number, request, decoupled)
+            if len(record) > LONGEST_CONTROL:
+                # The server does not look at long parameters.
+                _check_length(len(record) - len(request._parameters.encode(errors="replace")))
         except ValueError as error:
             return self._refused(call, request, error)
         self._calls[number] = weakref.ref(call)
-        if loop is None and not self._unsent:
+        if len(record) > LONG_TEXT or (loop is None and not self._unsent):
+            self._send_calls()
             self._pass(encode_records(CallKind.CALL, (record,)))
             return call
         self._unsent.append(record)
@@ -207,7 +219,8 @@ class BlsClient:
     def ask(self, about: str, fds: Sequence[int] = (), **fields: Any) -> Question:
         """Ask the server something, and wait for the answer; any thread may, at any time.
 
-        Raises BridgeError: what the server answers instead, or that it is gone.
+        Raises BridgeError: what the server answers instead, or that it is gone; INVALID_ARG for names
+        and texts that are too long.
         """
         if os.getpid() != self._process:
             raise BridgeError(
@@ -217,7 +230,12 @@ class BlsClient:
         number = next(self._numbers)
         question = self._questions[number] = Question()
         try:
-            self._send(control_message(CallKind.ASK, question=number, about=about, **fields), fds)
+            message = control_message(CallKind.ASK, question=number, about=about, **fields)
+            try:
+                _check_length(len(message))
+            except ValueError as error:
+                raise BridgeError(str(error), ErrorCode.INVALID_ARG) from error
+            self._send(message, fds)
             self.wait(question)
         finally:
             self._questions.pop(number, None)
@@ -372,6 +390,14 @@ class BlsClient:
                 # The last response may be empty: so it is at Triton.
                 response = InferenceResponse([])
             call.deliver(response, over)
+
+
+def _check_length(nbytes: int) -> None:
+    """Raise ValueError where the server would not read names, ids and texts of so many bytes."""
+    if nbytes > LONGEST_CONTROL:
+        raise ValueError(
+            f"expected at most {LONGEST_CONTROL} bytes of names and texts, got {nbytes}"
+        )
 
 
 def _done(future: asyncio.Future[None]) -> None:

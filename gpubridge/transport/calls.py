@@ -23,6 +23,7 @@ from collections.abc import Sequence
 
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import LONG_TEXT, without_long_texts
+from gpubridge.transport.messages import LONGEST_CONTROL
 from gpubridge.transport.records import Record, RecordReader, with_contexts
 
 
@@ -65,7 +66,7 @@ def decode_calls(message: bytes, reader: RecordReader) -> list[Record]:
     view = memoryview(message)
     try:
         _, count = _FRAME.unpack_from(view)
-        # A stub sends them one by one.
+        # A stub sends long ones one by one.
         if count == 1:
             parts, at = with_contexts(view, _FRAME.size, count, LONG_TEXT, replace, named=True)
             message = b"".join((view[: _FRAME.size], *parts, view[at:]))
@@ -73,11 +74,19 @@ def decode_calls(message: bytes, reader: RecordReader) -> list[Record]:
             check_utf8(text)
     except (struct.error, ValueError) as error:
         raise MalformedMessage(f"message of calls: {error}") from error
+    check_length(message)
     records = decode_records(message, reader, named=True)
     if texts and texts[0] is not None:
         context = records[0].context.changed(parameters=texts[0])
         return [records[0]._replace(context=context)]
     return records
+
+
+def check_length(message: bytes) -> None:
+    """Raise MalformedMessage for a message that no stub sends, since it would refuse it itself."""
+    if len(message) > LONGEST_CONTROL:
+        text = f"message of kind {message[0]} of {len(message)} bytes (limit {LONGEST_CONTROL})"
+        raise MalformedMessage(text)
 
 
 def check_utf8(text: memoryview) -> None:

@@ -276,6 +276,33 @@ said = got
         assert run(server, code) == str([{"OUT": [f"(True, {n})".encode()]} for n in (1, 2, 3)])
 
 
+@pytest.mark.parametrize("pure", ["", "1"])
+def test_names_of_many_megabytes_are_refused_in_the_model(tmp_path, pure):
+    write_callers(tmp_path)
+    write_models(tmp_path)
+    code = """
+got = []
+long = "m" * (17 << 20)
+for named in (dict(model=long), dict(request_id=long), dict(outputs=[long])):
+    got.append(show(call(1, **named).exec())[-72:])
+for ask in (pb_utils.is_model_ready, pb_utils.load_model):
+    try:
+        ask(long)
+    except pb_utils.TritonModelException as error:
+        got.append(str(error)[-72:])
+got.append(show(call(1, parameters={"long": long}).exec()))
+said = "; ".join(map(str, got))
+"""
+    refused = "expected at most 16777216 bytes of names and texts, got 178"
+    with running_server(tmp_path, environment={"GPUBRIDGE_NO_NATIVE": pure}) as server:
+        *told, answer = run(server, code).split("; ")
+        assert len(told) == 5
+        assert all(refused in each for each in told), told
+        assert answer == "{'SUM': [2.0]}"
+        # It is the same process that has said so.
+        assert "was killed" not in server.log()
+
+
 def test_a_long_error_of_a_called_model_reaches_its_caller(server):
     code = """
 inputs = [tensor("CODE", ["result = failure('x' * 3_000_000)"], object)]

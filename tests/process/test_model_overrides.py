@@ -94,6 +94,11 @@ def test_a_config_override_lasts_until_the_next_load(tmp_path):
     ("parameters", "status", "text"),
     [
         ({"config": "junk"}, 500, "Invalid config override: "),
+        (
+            {"config": json.dumps({"backend": "y" * (4 << 20)})},
+            500,
+            "Invalid config override: expected at most 4194304 characters, got 4194319",
+        ),
         ({"config": '{"nonsense": 1}'}, 500, "Invalid config override: "),
         ({"config": CONFIG[:-1] + ', "name": "other"}'}, 500, "unexpected directory name 'm' for"),
         ({"config": 3}, 500, "attempt to access JSON non-string as string"),

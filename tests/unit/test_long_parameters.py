@@ -116,6 +116,12 @@ def test_long_parameters_that_are_no_utf_8_are_refused(broken):
         decode_calls(message_of_calls(said)[:-1], record_reader(CallContext))
 
 
+def test_messages_that_no_stub_sends_are_refused():
+    said = CallContext(model="m" * (17 << 20), parameters=LONG).encoded()
+    with pytest.raises(MalformedMessage, match=r"of kind 1 of 178\d+ bytes \(limit 16777216\)"):
+        decode_calls(message_of_calls(said), record_reader(CallContext))
+
+
 def test_characters_may_lie_across_the_pieces_that_are_checked():
     check_utf8(memoryview(b"y" + "😀".encode() * 300_000))
     with pytest.raises(ValueError, match="unexpected end"):

@@ -30,7 +30,7 @@ from gpubridge.frontend.bls.requests import CalledModels, CallForm
 from gpubridge.frontend.control import ControlTasks
 from gpubridge.protocol.infer_response import json_members
 from gpubridge.request import InferResponse, LongParameters, MemoryRange, Outcome
-from gpubridge.transport.calls import CallKind, decode_calls, encode_records
+from gpubridge.transport.calls import CallKind, check_length, decode_calls, encode_records
 from gpubridge.transport.channel import (
     Channel,
     ChannelClosed,
@@ -270,6 +270,7 @@ class BlsConnection:
             return kind, decode_calls(message, self._reader)
         if kind not in (CallKind.CANCEL, CallKind.TAKEN, CallKind.ASK, CallKind.CLOSE_FAMILY):
             raise MalformedMessage(f"unknown kind {kind}")
+        check_length(message)
         return kind, decode_control(message)
 
     def _take(self, kind: int, fields: Any, fds: Sequence[int]) -> None:
