@@ -123,16 +123,16 @@ void InFlightRequests::check_response(Ticket ticket) const {
   }
 }
 
-std::vector<Ticket> InFlightRequests::withdraw(const std::function<bool(Ticket)>& may) {
+std::vector<Ticket> InFlightRequests::withdraw() {
   std::vector<Ticket> tickets;
   if (!claims() || batches_.empty()) return tickets;
   const auto begun = claim(cells_.claimed[0], batches_.rbegin()->first);
   if (!begun) return tickets;
   for (auto batch = batches_.upper_bound(*begun); batch != batches_.end();) {
     // A stub that has answered what it has not begun lies, and gets no favours.
-    const bool running = std::all_of(
-        batch->second.begin(), batch->second.end(),
-        [&](Ticket ticket) { return entries_[ticket].state == State::kRunning && may(ticket); });
+    const bool running =
+        std::all_of(batch->second.begin(), batch->second.end(),
+                    [this](Ticket ticket) { return entries_[ticket].state == State::kRunning; });
     const auto next = std::next(batch);
     if (running) {
       for (const Ticket ticket : batch->second) entries_[ticket].state = State::kWithdrawn;

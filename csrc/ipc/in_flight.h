@@ -75,10 +75,9 @@ class InFlightRequests {
   std::vector<Ticket> end_batch(std::uint64_t sequence);
   // Throws MalformedRecord unless a request is at the stub, and not over.
   void check_response(Ticket ticket) const;
-  // Withdraws all batches that the stub has not begun, if it lets that be done, and all of whose
-  // requests `may` be withdrawn; returns their tickets in order. They stay taken until the stub has
-  // come to these batches.
-  std::vector<Ticket> withdraw(const std::function<bool(Ticket)>& may);
+  // Withdraws all batches that the stub has not begun, if it lets that be done; returns their
+  // tickets in order. They stay taken until the stub has come to these batches.
+  std::vector<Ticket> withdraw();
   // Hears that the stub has come to a batch; returns whether that was withdrawn.
   bool end_withdrawn(std::uint64_t sequence);
   // Notes that a response was the last; returns whether the request has left, else its batch has

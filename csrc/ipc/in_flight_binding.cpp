@@ -210,7 +210,7 @@ nb::object RequestsAtStub::end(const Ending& ending, Taken& taken) {
     case Step::kComesBack:
       // Nobody asked for what fills up a batch, whatever the model wants.
       if (held.size != 0) taken.answered.returning.push_back(request);
-      held = {};
+      release(ending.ticket);
       infer_request(request).ticket = kAnswered;
       infer_request(request).take(InferRequest::kInstance);
       return nb::str(kComesBack);
@@ -387,6 +387,26 @@ void RequestsAtStub::take_back(Ticket ticket) {
   if (held.slot.is_valid()) hooks_->free(held.slot);
 }
 
+// Returns a request that is executed again, with its memory. What was handed on meanwhile stays
+// that of all who hold it.
+nb::object RequestsAtStub::release(Ticket ticket) {
+  const Held held = std::exchange(held_[ticket], {});
+  if (!held.shared) return held.request;
+  InferRequest& request = infer_request(held.request);
+  const nb::object slot = held.kept[0];
+  const RangeView view(slot);
+  nb::list ranges;
+  for (nb::handle place : request.get(InferRequest::kPlaces)) {
+    const auto at = static_cast<std::uint64_t>(request.start + nb::cast<std::int64_t>(place[0]));
+    const auto nbytes = nb::cast<std::uint64_t>(place[1]);
+    ranges.append(nbytes == 0 ? empty_range()
+                              : make_range(view.segment, view.offset + at, nbytes, slot[3]));
+  }
+  request.take(InferRequest::kSlot);
+  request.set(InferRequest::kRanges, ranges);
+  return held.request;
+}
+
 bool RequestsAtStub::settle_kept() {
   std::vector<Ticket> settled = core_.settle_kept();
   for (const Ticket ticket : core_.settle_answers(core_.answers())) settled.push_back(ticket);
@@ -475,12 +495,7 @@ nb::list RequestsAtStub::all_kept() const {
 nb::list RequestsAtStub::withdraw() {
   nb::list requests;
   if (!buffers_ || !claims()) return requests;
-  // Where a call has handed on the memory of a request, that owns it: only a stub that lies has
-  // made one for what it has not begun.
-  const auto may = [this](Ticket ticket) { return !held_[ticket].shared; };
-  for (const Ticket ticket : core_.withdraw(may)) {
-    requests.append(std::exchange(held_[ticket], {}).request);
-  }
+  for (const Ticket ticket : core_.withdraw()) requests.append(release(ticket));
   note_work();
   return requests;
 }
@@ -498,14 +513,11 @@ nb::tuple RequestsAtStub::close(std::uint64_t started_last) {
   nb::list started;
   nb::list unstarted;
   for (const auto& [ticket, left] : core_.close(started_last)) {
-    const nb::object request = held_[ticket].request;
-    // Of memory that was handed on already nobody can be the owner again: only a stub that lies has
-    // answered a request that it has not started.
-    if (left == Left::kUnstarted && !held_[ticket].shared) {
-      held_[ticket] = {};
-      unstarted.append(request);
+    if (left == Left::kUnstarted) {
+      unstarted.append(release(ticket));
       continue;
     }
+    const nb::object request = held_[ticket].request;
     take_back(ticket);
     if (left != Left::kOver) {
       infer_request(request).take(InferRequest::kClient);

@@ -287,6 +287,7 @@ class RequestsAtStub {
   static void forget_memory(InferRequest& request);
   void settle(Ticket ticket);
   void take_back(Ticket ticket);
+  nb::object release(Ticket ticket);
   nb::object named(nb::handle type, const nb::tuple& fields) const {
     return checked(new_tuple_(reinterpret_cast<PyTypeObject*>(type.ptr()),
                               nb::make_tuple(fields).ptr(), nullptr));

@@ -112,7 +112,7 @@ class Desk:
         self.messages: deque[object] = deque(maxlen=4)
         hooks = InFlightHooks(
             free=self.arena.free,
-            share=partial(SharedSlot, self.arena),
+            share=partial(SharedSlot, self.arena.free),
             memory=self.memory,
             owner=1,
             counters=self.counters,

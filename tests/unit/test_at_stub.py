@@ -6,9 +6,10 @@ import pytest
 
 from gpubridge.host_shm import Segment
 from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import record_encoder
 from gpubridge.transport.signatures import encode_tensors
-from tests.fuzz.stub_desk import Desk
+from tests.fuzz.stub_desk import Desk, record
 
 REGION = 1 << 32
 SIZE = 4096
@@ -73,3 +74,23 @@ def test_a_stub_may_name_what_it_was_lent_and_nothing_beside_it(desk, before, be
             desk.in_flight.find(place)
     else:
         assert desk.in_flight.find(place)[:3] == (slot.segment, slot.offset, slot.size)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_request_that_comes_back_has_its_memory_whomever_that_was_handed_on_to(desk, dies):
+    asked = desk.asked[1]
+    request, slot = asked.request, asked.request.slot
+    handed_on = desk.in_flight.find((slot.segment.region, slot.offset, 64, request.ticket))
+    if dies:
+        (_, returned) = desk.in_flight.close(0)[1]
+    else:
+        again = record(request.ticket, ResponseFlag.RESCHEDULED)
+        (returned,) = desk.complete((2, [again])).returning
+    assert returned is request
+    assert request.slot is None
+    assert [place[:3] for place in request.ranges] == [(slot.segment, slot.offset, 64)]
+    del handed_on
+    # Also that of the other request.
+    assert desk.arena.lent()[0] == 2
+    request.ranges = None
+    assert desk.arena.lent()[0] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -12,6 +13,7 @@ from gpubridge.engine.decode_response import decode_response, failure_reason
 from gpubridge.engine.dispatcher import Dispatcher
 from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
 from gpubridge.engine.instance import InstanceState
+from gpubridge.engine.lent_memory import SharedSlot
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, RequestOptions
@@ -148,7 +150,7 @@ class VirtualInstance:
         self.started = self.sent = 0
         hooks = InFlightHooks(
             free=self.model.free,
-            share=self.model.free,
+            share=partial(SharedSlot, self.model.free),
             memory=self.memory,
             owner=1,
             counters=self.model.statistics,
@@ -302,7 +304,14 @@ class VirtualModel:
         )
         slot = SimpleNamespace(segment=REGION, offset=0, size=64)
         request = InferRequest(
-            b"", slot, 0, (), self._done, f"r{len(self.clients)}", batch_size=size, options=options
+            b"",
+            slot,
+            0,
+            [(0, 64)],
+            self._done,
+            f"r{len(self.clients)}",
+            batch_size=size,
+            options=options,
         )
         client = self.clients[request] = Client(request, len(self.clients))
         slot.client = client

@@ -41,7 +41,7 @@ class Play {
 
  private:
   void step() {
-    switch (input_.byte() % 12) {
+    switch (input_.byte() % 11) {
       case 0:
         enter(input_.byte() % 3 + 1U);
         break;
@@ -74,11 +74,6 @@ class Play {
       case 9:
         if (requests_.free_tickets() != 0) requests_.lend_answer();
         break;
-      case 10:
-        // A call names the memory of a request.
-        handed_on_[input_.byte() % kTickets] = true;
-        honest_ = false;
-        break;
       default:
         requests_.settle_answers(input_.byte() % 4U);
     }
@@ -103,13 +98,11 @@ class Play {
   }
 
   void withdraw() {
-    const auto may = [this](Ticket ticket) { return !handed_on_[ticket]; };
     if (!requests_.claims()) {
-      expect(requests_.withdraw(may).empty(), "only a stub that claims batches gives some back");
+      expect(requests_.withdraw().empty(), "only a stub that claims batches gives some back");
       return;
     }
-    for (const Ticket ticket : requests_.withdraw(may)) {
-      expect(!handed_on_[ticket], "what was handed on stays");
+    for (const Ticket ticket : requests_.withdraw()) {
       leave(ticket);
       expect(!honest_ || batch_of_[ticket] >= next_, "what is begun is not withdrawn");
       withdrawn_.insert(batch_of_[ticket]);
@@ -122,7 +115,6 @@ class Play {
     const std::vector<InFlightRequests::Entering> entering(count, {true, 0});
     for (const Ticket ticket : requests_.enter(++sequence_, entering)) {
       at_stub_[ticket] = true;
-      handed_on_[ticket] = false;
       batch_of_[ticket] = sequence_;
     }
     entered_ += count;
@@ -215,7 +207,6 @@ class Play {
   std::array<std::uint64_t, 1> claimed_{gpubridge::kClaims};
   InFlightRequests requests_{{lent_, cancelled_, passed_on_, progress_, claimed_}};
   std::array<bool, kTickets> at_stub_{};
-  std::array<bool, kTickets> handed_on_{};
   std::array<std::uint64_t, kTickets> batch_of_{};
   std::set<std::uint64_t> withdrawn_;
   std::uint64_t next_ = 1;
