@@ -25,14 +25,17 @@ frontend clients
   bind 127.0.0.1:{port} proto h2
   default_backend server
 backend server
+  {backend}
   server one 127.0.0.1:{grpc_port} proto h2
 """
 _START_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def proxied(grpc_port: int, folder: Path) -> Iterator[int]:
+def proxied(grpc_port: int, folder: Path, backend: str) -> Iterator[int]:
     """Pass calls on to a port over HTTP/2; gives the port of the proxy.
+
+    ``backend``: a line more for the section of that name.
 
     Raises
     ------
@@ -47,7 +50,7 @@ def proxied(grpc_port: int, folder: Path) -> Iterator[int]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     configuration = folder / "haproxy.cfg"
-    configuration.write_text(_CONFIGURATION.format(port=port, grpc_port=grpc_port))
+    configuration.write_text(_CONFIGURATION.format(port=port, grpc_port=grpc_port, backend=backend))
     command = [program, "-db", "-f", str(configuration)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as proxy:
         try:

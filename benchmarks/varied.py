@@ -152,8 +152,9 @@ def _measure_own(row: OwnRow, bench: Bench) -> OwnResult:
             server = stack.enter_context(bench.server(0, repository))
             server.wait_ready()
             ports = [_port(server, traffic) for _, traffic in works]
-            if row.proxied:
-                ports[0] = stack.enter_context(proxied(server.ports.grpc, bench.folder))
+            if row.proxied is not None:
+                proxy = proxied(server.ports.grpc, bench.folder, row.proxied)
+                ports[0] = stack.enter_context(proxy)
             for warm in (True, *[False] * bench.rounds):
                 for (work, traffic), port, taken in zip(works, ports, samples, strict=True):
                     seconds = _WARM_UP_SECONDS if warm else bench.seconds

@@ -51,7 +51,7 @@ class LoadRow:
 class OwnRow:
     """Two works that gpubridge alone is given: CPU time per request of ``one`` over ``other``.
 
-    ``proxied`` sends the first of them through HAProxy.
+    ``proxied`` sends the first of them through HAProxy, with that line more for its backend.
     """
 
     name: str
@@ -60,7 +60,7 @@ class OwnRow:
     other: LoadRow
     at_most: float
     aim: float | None = None
-    proxied: bool = False
+    proxied: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,16 @@ OWN_ROWS: tuple[OwnRow, ...] = (
         _CALLS,
         at_most=1.2,
         aim=1.05,
-        proxied=True,
+        proxied="",
+    ),
+    OwnRow(
+        "haproxy_shared",
+        "the same where its clients share connections (http-reuse always) over direct",
+        _CALLS,
+        _CALLS,
+        at_most=1.2,
+        aim=1.05,
+        proxied="http-reuse always",
     ),
     OwnRow("tensors_linear", "500 tensors over 48", _MANY_500, _MANY_48, at_most=12),
 )
