@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from gpubridge.dataplane import HttpExchange
 from gpubridge.engine.model import Model
@@ -97,14 +98,16 @@ class _Generation(PrivateBody):
 class GenerateHandler(_Generation):
     """Answers with the one response that there is."""
 
-    _only: Pieces | None = None
+    _only: InferResponse | None = None
 
     def _respond(self, outcome: Outcome) -> None:
         assert self._request is not None
         try:
             if self._only is not None:
                 raise _not_one()
-            self._only = self._encoded(outcome)
+            if not isinstance(outcome, InferResponse):
+                raise outcome.copy()
+            self._only = outcome
         except BridgeError as error:
             # What else the model sends changes nothing.
             self._request.cancel()
@@ -116,12 +119,20 @@ class GenerateHandler(_Generation):
         try:
             if (outcome is None) == (self._only is None):
                 raise _not_one()
-            body = self._only if outcome is None else self._encoded(outcome)
+            only = self._only if outcome is None else outcome
+            if isinstance(only, InferResponse) and sum(map(len, only.buffers)) > HEAVY_BYTES:
+                self._workers.run(partial(self._encoded, only), self._answer)
+                return
+            assert only is not None
+            self._answer(self._encoded(only))
         except BridgeError as error:
             self._fail(error)
-            return
-        assert body is not None
-        self._exchange.respond(200, JSON, b"", body, plain=True)
+
+    def _answer(self, body: Pieces | BridgeError) -> None:
+        if isinstance(body, BridgeError):
+            self._fail(body)
+        else:
+            self._exchange.respond(200, JSON, b"", body, plain=True)
 
     def _fail(self, error: BridgeError) -> None:
         self._exchange.respond(_status(error), JSON, b"", error_body(error), plain=True)

@@ -6,6 +6,7 @@ Each is ``value:index`` or, where the index has a label, ``value:index:label``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from math import prod
 
 import numpy as np
@@ -20,6 +21,8 @@ from gpubridge.transport.signatures import Signature, TensorSpec
 
 _UNSUPPORTED = ("BOOL", "BYTES", "FP16", "BF16")
 """Datatypes whose values Triton ranks neither (asked for a BYTES output, it dies)."""
+
+_PIECE = 4096
 
 
 def classified(
@@ -73,8 +76,18 @@ def _values(spec: TensorSpec, buffer: memoryview) -> npt.NDArray[np.generic]:
 
 def _classes(rows: npt.NDArray[np.generic], count: int, labels: Sequence[bytes]) -> bytes:
     """Return the classes of all rows, encoded."""
-    texts = [_text(row[i], i, labels) for row in rows for i in _highest(row, count).tolist()]
-    return bytes_codec.encode(np.array(texts, dtype=object))
+    texts = (
+        _text(row[i], i, labels)
+        for row in rows
+        for highest in (_highest(row, count),)
+        for at in range(0, count, _PIECE)
+        for i in highest[at : at + _PIECE].tolist()
+    )
+    # In pieces, between which others get to run.
+    pieces = []
+    while piece := list(islice(texts, _PIECE)):
+        pieces.append(bytes_codec.encode(np.array(piece, dtype=object)))
+    return b"".join(pieces)
 
 
 def _highest(row: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.intp]:

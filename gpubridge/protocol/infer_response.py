@@ -134,10 +134,11 @@ def formats_more_than(nbytes: int, form: RequestForm, response: InferResponse) -
     buffers = response.buffers
     if sum(map(len, buffers)) <= nbytes:
         return False
+    classes = classes_of(form.outputs)
     return nbytes < sum(
         len(buffer)
         for tensor, buffer in zip(response.signature.tensors, buffers, strict=True)
-        if _told(form, tensor.name) == _JSON
+        if tensor.name in classes or _told(form, tensor.name) == _JSON
     )
 
 

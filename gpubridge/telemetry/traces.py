@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -26,6 +26,8 @@ _MOST_BYTES = 256 << 20
 """Bytes of tensors that may wait to be written; beyond that traces are dropped."""
 
 _MOST_JOBS = 10_000
+_WRITTEN_BYTES = 1 << 20
+"""Written at once; others get to run between."""
 _CLOSE_SECONDS = 10.0
 _SERVER = ""
 """The name that the server's own settings have among those of models."""
@@ -36,7 +38,8 @@ _clock = time.monotonic_ns
 class TensorRecord(NamedTuple):
     """A tensor of a trace, which holds ``nbytes`` of memory.
 
-    ``spell`` gives its values in the writer's thread; None where its bytes are not to be looked at.
+    ``spell`` gives its values in the writer's thread, in pieces; None where its bytes are not to be
+    looked at.
     """
 
     identifier: int
@@ -44,17 +47,20 @@ class TensorRecord(NamedTuple):
     name: str
     datatype: str
     shape: tuple[int, ...]
-    spell: Callable[[], str] | None
+    spell: Callable[[], Iterable[str]] | None
     nbytes: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that stands in the file."""
-        tensor = {"name": self.name}
+    def to_json(self) -> Iterator[bytes]:
+        """Yield the object that stands in the file, in pieces."""
+        about = {"shape": ",".join(map(str, self.shape)), "dtype": self.datatype}
+        whole = {"id": self.identifier, "activity": self.activity}
+        yield orjson.dumps(whole)[:-1] + b',"tensor":{"name":' + orjson.dumps(self.name) + b","
         if self.spell is not None:
-            tensor["data"] = self.spell()
-        tensor["shape"] = ",".join(map(str, self.shape))
-        tensor["dtype"] = self.datatype
-        return {"id": self.identifier, "activity": self.activity, "tensor": tensor}
+            yield b'"data":"'
+            for number, piece in enumerate(self.spell()):
+                yield (b"," if number else b"") + orjson.dumps(piece)[1:-1]
+            yield b'",'
+        yield orjson.dumps(about)[1:] + b"}"
 
 
 Records = Sequence[dict[str, Any] | TensorRecord]
@@ -123,19 +129,19 @@ class TraceWriter:
             file.close()
 
     def _write(self, path: str, records: Records, *, numbered: bool) -> None:
-        objects = [orjson.dumps(r.to_json() if isinstance(r, TensorRecord) else r) for r in records]
+        pieces = _pieces_of(records)
         if numbered:
             number = self._numbers.get(path, 0)
             self._numbers[path] = number + 1
             file = _ArrayFile(f"{path}.{number}")
             try:
-                file.append(objects)
+                file.append(pieces)
             finally:
                 file.close()
             return
         if path not in self._files:
             self._files[path] = _ArrayFile(path)
-        self._files[path].append(objects)
+        self._files[path].append(pieces)
 
 
 class _ArrayFile:
@@ -147,21 +153,37 @@ class _ArrayFile:
         self._empty = True
         os.pwrite(self._fd, b"[]", 0)
 
-    def append(self, objects: Sequence[bytes]) -> None:
+    def append(self, pieces: Iterable[bytes]) -> None:
         """Add objects before the bracket that ends the array."""
-        text = b",".join(objects)
-        data = text if self._empty else b"," + text
-        view = memoryview(data + b"]")
         at = self._end
-        while view:
-            done = os.pwrite(self._fd, view, at)
-            view = view[done:]
-            at += done
-        self._end += len(data)
+        held = bytearray(b"" if self._empty else b",")
+        for piece in pieces:
+            held += piece
+            if len(held) > _WRITTEN_BYTES:
+                at = self._write(held, at)
+                held.clear()
+        self._end = self._write(held + b"]", at) - 1
         self._empty = False
+
+    def _write(self, data: bytes | bytearray, at: int) -> int:
+        with memoryview(data) as view:
+            done = 0
+            while done < len(view):
+                done += os.pwrite(self._fd, view[done:], at + done)
+        return at + done
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _pieces_of(records: Records) -> Iterator[bytes]:
+    for number, record in enumerate(records):
+        if number:
+            yield b","
+        if isinstance(record, TensorRecord):
+            yield from record.to_json()
+        else:
+            yield orjson.dumps(record)
 
 
 def _bytes_of(records: Records) -> int:
@@ -192,7 +214,7 @@ class Trace:
         self,
         activity: str,
         spec: tuple[str, str, tuple[int, ...]],
-        spell: Callable[[], str] | None,
+        spell: Callable[[], Iterable[str]] | None,
         nbytes: int,
     ) -> None:
         """Note a tensor by name, datatype and shape; for the others see `TensorRecord`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 _COUNTED = 100_000
+_PIECE = 4096
 INCOMPLETE_LENGTH = "Invalid bytes tensor data: incomplete length field"
 STRING_BEYOND_BUFFER = "Invalid bytes tensor data: string extends beyond buffer"
 _LENGTH = struct.Struct("<I")
@@ -174,15 +176,19 @@ def _check_count(found: int, expected: int | None) -> None:
         )
 
 
-def spell_values(datatype: str, shape: tuple[int, ...], data: bytes) -> str:
-    """Spell values as Triton's traces do: commas between, six digits, strings in quotes.
+def spell_values(datatype: str, shape: tuple[int, ...], data: bytes) -> Iterator[str]:
+    """Spell values as Triton's traces do: six digits, strings in quotes.
 
-    What cannot be read is said instead; nothing is raised.
+    Yields pieces, between which commas belong: others get to run. What cannot be read is said instead;
+    nothing is raised.
     """
+    values: NDArray[Any]
     try:
         if datatype == "BYTES":
-            strings = decode(data, element_count(shape)).tolist()
-            return ",".join(f'"{string.decode(errors="replace")}"' for string in strings)
+            values = decode(data, element_count(shape))
+            for strings in _pieces(values):
+                yield ",".join(f'"{string.decode(errors="replace")}"' for string in strings)
+            return
         dtype = numpy_dtype(datatype)
         if dtype is None:
             # BF16 without a library that knows it: the upper half of a float.
@@ -191,9 +197,18 @@ def spell_values(datatype: str, shape: tuple[int, ...], data: bytes) -> str:
         else:
             values = np.frombuffer(data, dtype)
     except (BridgeError, ValueError) as error:
-        return f"cannot be read: {error}"
+        yield f"cannot be read: {error}"
+        return
     if values.dtype.kind == "b":
         values = values.astype(np.uint8)
     if values.dtype.kind in "iu":
-        return ",".join(map(str, values.tolist()))
-    return ",".join(f"{value:g}" for value in values.astype(np.float64).tolist())
+        for numbers in _pieces(values):
+            yield ",".join(map(str, numbers))
+        return
+    for numbers in _pieces(values.astype(np.float64)):
+        yield ",".join(f"{value:g}" for value in numbers)
+
+
+def _pieces(values: NDArray[Any]) -> Iterator[list[Any]]:
+    for at in range(0, len(values), _PIECE):
+        yield values[at : at + _PIECE].tolist()

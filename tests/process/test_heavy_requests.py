@@ -162,9 +162,17 @@ class Head:
         self.readline = received.readline
 
 
-def test_a_large_generate_request_is_answered(server):
+def test_a_large_generate_request_is_answered_beside_others(server):
     values = np.arange(400_000, dtype=float).tolist()
     body = json.dumps({"IN": values}).encode()
-    status, _, answer = server.request("POST", "/v2/models/numbers/generate", body)
+    with Neighbour(server) as neighbour:
+        status, _, answer = server.request("POST", "/v2/models/numbers/generate", body)
     assert status == 200
     assert json.loads(answer)["OUT"] == values
+    assert neighbour.answers
+    text = "é\n" * 1_000_000
+    status, _, answer = server.request(
+        "POST", "/v2/models/strings/generate", json.dumps({"IN": text})
+    )
+    assert status == 200
+    assert json.loads(answer)["OUT"] == text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from gpubridge.config import load_model_config
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol.classification import classified
 from gpubridge.protocol.infer_request import parse_request
-from gpubridge.protocol.infer_response import encode_response
+from gpubridge.protocol.infer_response import encode_response, formats_more_than
 from gpubridge.protocol.json_tensor import data_to_json
 from gpubridge.request import InferResponse
 from gpubridge.tensor import bytes_codec
@@ -187,3 +189,22 @@ def test_a_label_file_that_is_not_there_fails_the_load(tmp_path):
 def test_labels_that_are_no_text_can_still_be_told():
     data = bytes_codec.encode(np.array([b"1:0:\xff"], object))
     assert data_to_json("OUT", "BYTES", 1, memoryview(data)).startswith(b'["1:0:')
+
+
+def test_many_classes_are_in_order_across_rows_and_pieces(tmp_path):
+    values = np.random.default_rng(2).permutation(3 * 5000).reshape(3, 5000).astype(np.float32)
+    shape, found = classes(config_of(tmp_path, rest=""), values, 5000)
+    assert shape == (3, 5000)
+    wanted = [f"{row[i]:f}:{i}" for row in values for i in np.argsort(-row).tolist()]
+    assert found == wanted
+
+
+@pytest.mark.parametrize(("parameters", "heavy"), [({"classification": 2}, True), ({}, False)])
+def test_classes_are_made_beside_others_however_they_are_told(tmp_path, parameters, heavy):
+    config = config_of(tmp_path)
+    output = {"name": "OUT", "parameters": {"binary_data": True, **parameters}}
+    tensor = {"name": "IN", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+    header = json.dumps({"inputs": [tensor], "outputs": [output]}).encode()
+    spec = TensorSpec("OUT", "FP32", 2, 4)
+    response = InferResponse(Signature((spec,), ()), ((1, 500),), [memoryview(bytes(2000))])
+    assert formats_more_than(1000, parse_request(header, config, 0), response) is heavy

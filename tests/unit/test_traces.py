@@ -179,5 +179,31 @@ def test_flags_that_are_refused(entries, code):
     ],
 )
 def test_values_as_text(datatype, data, count, text):
-    found = spell_values(datatype, (count,), data)
+    found = ",".join(spell_values(datatype, (count,), data))
     assert found == text if text is not None else found.startswith("cannot be read")
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "INT64", "BOOL", "BYTES"])
+def test_many_values_are_spelt_in_pieces(tmp_path, datatype):
+    if datatype == "BYTES":
+        values = [f'{number}"\\' for number in range(10_001)]
+        data = bytes_codec.encode(np.array([value.encode() for value in values], object))
+        wanted = [f'"{value}"' for value in values]
+    else:
+        dtype = {"FP32": np.float32, "INT64": np.int64, "BOOL": bool}[datatype]
+        array = np.arange(10_001).astype(dtype)
+        data, wanted = array.tobytes(), [f"{value:g}" for value in array.astype(float)]
+    pieces = list(spell_values(datatype, (10_001,), data))
+    assert len(pieces) == 3
+    assert ",".join(pieces) == ",".join(wanted)
+    record = TensorRecord(7, "OUT", 'a"b', datatype, (10_001,), lambda: pieces, len(data))
+    assert json.loads(b"".join(record.to_json())) == {
+        "id": 7,
+        "activity": "OUT",
+        "tensor": {
+            "name": 'a"b',
+            "data": ",".join(wanted),
+            "shape": "10001",
+            "dtype": datatype,
+        },
+    }
