@@ -19,6 +19,7 @@ class BufferView {
 
   [[nodiscard]] void* data() const { return view_.buf; }
   [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(view_.len); }
+  [[nodiscard]] std::string_view text() const { return {static_cast<const char*>(data()), size()}; }
   [[nodiscard]] const char* format() const { return view_.format; }
   // Where it was asked for.
   [[nodiscard]] std::span<const Py_ssize_t> shape() const {

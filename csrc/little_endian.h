@@ -20,6 +20,13 @@ char* put_number(char* at, Number number) {
   return at + sizeof number;
 }
 
+template <typename Number>
+void append_number(std::string& out, Number number) {
+  std::array<char, sizeof(Number)> bytes{};
+  put_number(bytes.data(), number);
+  out.append(bytes.data(), bytes.size());
+}
+
 inline char* put_bytes(char* at, std::string_view bytes) {
   if (!bytes.empty()) std::memcpy(at, bytes.data(), bytes.size());
   return at + bytes.size();

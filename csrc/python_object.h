@@ -62,20 +62,42 @@ inline nb::handle bridge_error() {
   return type;
 }
 
-// The name of an attribute, made once.
-class Attribute {
- public:
-  explicit Attribute(const char* name) : name_(PyUnicode_InternFromString(name)) {}
+// Borrowed; there must be such an item.
+inline nb::handle tuple_item(nb::handle tuple, Py_ssize_t index) {
+  return PyTuple_GetItem(tuple.ptr(), index);
+}
 
-  [[nodiscard]] nb::object of(nb::handle object) const {
-    return checked(PyObject_GetAttr(object.ptr(), name_));
-  }
-  void set(nb::handle object, nb::handle value) const {
-    if (PyObject_SetAttr(object.ptr(), name_, value.ptr()) != 0) throw nb::python_error();
-  }
+// A NamedTuple of fields.
+inline nb::object named_tuple(nb::handle type, const nb::tuple& fields) {
+  static const auto make = reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new));
+  return checked(
+      make(reinterpret_cast<PyTypeObject*>(type.ptr()), nb::make_tuple(fields).ptr(), nullptr));
+}
 
- private:
-  PyObject* name_;
+// The text of an attribute's name, as an argument of templates.
+template <std::size_t Size>
+struct AttributeName {
+  consteval AttributeName(const char (&given)[Size]) { std::copy_n(given, Size, text); }  // NOLINT
+  char text[Size];
 };
+
+// The name as an object, which is made once.
+template <AttributeName Name>
+PyObject* name_object() {
+  static PyObject* const made = PyUnicode_InternFromString(Name.text);
+  return made;
+}
+
+template <AttributeName Name>
+nb::object attribute(nb::handle object) {
+  return checked(PyObject_GetAttr(object.ptr(), name_object<Name>()));
+}
+
+template <AttributeName Name>
+void set_attribute(nb::handle object, nb::handle value) {
+  if (PyObject_SetAttr(object.ptr(), name_object<Name>(), value.ptr()) != 0) {
+    throw nb::python_error();
+  }
+}
 
 }  // namespace gpubridge

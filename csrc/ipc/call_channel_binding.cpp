@@ -1,9 +1,8 @@
 #include "ipc/call_channel_binding.h"
 
-#include <sys/socket.h>
-
 #include <cerrno>
 
+#include "clock.h"
 #include "dataplane.h"
 #include "ipc/context.h"
 #include "python_object.h"
@@ -22,36 +21,11 @@ constexpr std::size_t kShortContext = 256;
 // The fields of a Record (gpubridge/transport/records.py).
 enum RecordField : Py_ssize_t { kTicket, kSignature, kShapes, kContext, kWord, kIdentifier, kRefs };
 
-nb::handle item(nb::handle tuple, Py_ssize_t index) { return PyTuple_GetItem(tuple.ptr(), index); }
-
-struct Names {
-  Attribute busy_poll{"busy_poll"};
-  Attribute called{"called"};
-  Attribute catch_up{"catch_up"};
-  Attribute cause{"cause"};
-  Attribute code{"code"};
-  Attribute device{"device"};
-  Attribute fit{"fit"};
-  Attribute heard{"heard"};
-  Attribute lend{"lend"};
-  Attribute message{"message"};
-  Attribute parameters{"parameters"};
-  Attribute respond{"respond"};
-  Attribute told{"told"};
-};
-
-const Names& names() {
-  static const Names made;
-  return made;
-}
-
 std::string encoded_dims(nb::handle shapes) {
   std::string dims;
   for (nb::handle shape : shapes) {
     for (nb::handle dim : shape) {
-      std::array<char, sizeof(std::int64_t)> bytes{};
-      put_number(bytes.data(), nb::cast<std::int64_t>(dim));
-      dims.append(bytes.data(), bytes.size());
+      append_number(dims, nb::cast<std::int64_t>(dim));
     }
   }
   return dims;
@@ -72,29 +46,19 @@ void wait_for(nb::handle counted, nb::handle models, long change) {
 
 // What is said of an error (a BridgeError), without its text if that is long.
 std::string encoded_error(nb::handle error, bool is_long) {
-  const nb::object message = is_long ? nb::str("") : names().message.of(error);
+  const nb::object message = is_long ? nb::str("") : attribute<"message">(error);
   // Models make texts with lone surrogates, which are no Unicode.
   const nb::object text = checked(PyUnicode_AsEncodedString(message.ptr(), "utf-8", "replace"));
   Context context;
   if (!view_of_bytes(text).empty()) context.set_text(ContextField::kError, view_of_bytes(text));
   context.set_number(ContextField::kCode,
-                     nb::cast<std::uint64_t>(nb::int_(names().code.of(error))));
-  std::string encoded(context.size(), '\0');
-  context.write(encoded.data());
-  return encoded;
+                     nb::cast<std::uint64_t>(nb::int_(attribute<"code">(error))));
+  return context.encoded();
 }
 
 }  // namespace
 
-KnownCall::KnownCall(nb::object form, nb::handle caller)
-    : given(std::move(form)),
-      submit(given.attr("submit")),
-      home(given.attr("home")),
-      context(given.attr("context")),
-      shared(given.attr("shared")),
-      origin(given.attr("origin")),
-      needed(given.attr("needed")),
-      decoupled(nb::cast<bool>(given.attr("decoupled"))) {
+KnownCall::KnownCall(nb::object form, nb::handle caller) : given(std::move(form)) {
   for (nb::handle name : needed) {
     auto& dicts = waiting.emplace_back();
     for (nb::handle instance : given.attr("instances")(name)) {
@@ -118,24 +82,6 @@ void Call::finish(nb::object outcome) {
   if (channel != nullptr) channel->end(number, std::move(outcome));
 }
 
-CallChannel::Hooks::Hooks(nb::handle hooks)
-    : names(hooks.attr("announcements")),
-      model(hooks.attr("model")),
-      caller(hooks.attr("caller")),
-      waits_for(caller.attr("waits_for")),
-      link(hooks.attr("link")),
-      form(hooks.attr("form")),
-      check(hooks.attr("check")),
-      failed(hooks.attr("failed")),
-      describe(hooks.attr("describe")),
-      long_text(hooks.attr("long_text")),
-      send_long(hooks.attr("send_long")),
-      signature(hooks.attr("signature")),
-      receive(hooks.attr("receive")),
-      refuse(hooks.attr("refuse")),
-      send(hooks.attr("send")),
-      call_soon(hooks.attr("call_soon")) {}
-
 CallChannel::CallChannel(nb::object requests, nb::object reader, nb::handle hooks, int descriptor)
     : requests_object_(std::move(requests)),
       requests_(nb::cast<at_stub::RequestsAtStub&>(requests_object_)),
@@ -151,17 +97,12 @@ bool CallChannel::receive() {
   if (hooks == nullptr) return false;
   // Of all channels: nothing looks at a message any more when Python is called for it.
   static auto* const memory = new std::vector<char>(kDatagramLimit);
-  Datagram datagram;
-  do {
-    datagram = receive_datagram(descriptor_, *memory, MSG_DONTWAIT);
-  } while (datagram.count < 0 && errno == EINTR);
+  const Datagram datagram = receive_now(descriptor_, *memory);
   if (datagram.count < 0 && errno == EAGAIN) return false;
   const auto size = static_cast<std::size_t>(std::max<std::ptrdiff_t>(datagram.count, 0));
   const std::string_view message(memory->data(), size);
   if (datagram.cut || !datagram.descriptors.empty() || size < kFrame || message[0] != kCall) {
-    nb::list descriptors;
-    for (const int each : datagram.descriptors) descriptors.append(each);
-    hooks->receive(nb::bytes(message.data(), size), descriptors, datagram.cut);
+    hooks->receive(nb::bytes(message.data(), size), descriptors_of(datagram), datagram.cut);
     return true;
   }
   nb::list records;
@@ -183,7 +124,7 @@ bool CallChannel::receive() {
 void CallChannel::take(nb::handle records) {
   const auto hooks = hooks_;
   if (hooks == nullptr) return;
-  names().heard.of(names().busy_poll.of(hooks->link))();
+  attribute<"heard">(attribute<"busy_poll">(hooks->link))();
   try {
     for (nb::handle record : records) begin(*hooks, record);
   } catch (const std::invalid_argument& error) {
@@ -194,7 +135,7 @@ void CallChannel::take(nb::handle records) {
 }
 
 void CallChannel::begin(const Hooks& hooks, nb::handle record) {
-  const auto number = nb::cast<std::uint32_t>(item(record, kTicket));
+  const auto number = nb::cast<std::uint32_t>(tuple_item(record, kTicket));
   if (calls_.contains(number)) {
     throw MalformedRecord("call " + std::to_string(number) + ", which there is already");
   }
@@ -217,41 +158,37 @@ void CallChannel::submit(const Hooks& hooks, std::uint32_t number, nb::handle re
   if (!form->can_end()) hooks.check(form->needed);
   std::vector<std::uint64_t> sizes;
   for (nb::handle range : ranges) sizes.push_back(RangeView(range).nbytes);
-  const nb::handle shapes = item(record, kShapes);
+  const nb::handle shapes = tuple_item(record, kShapes);
   if (!form->shapes.is(shapes) || form->sizes != sizes) {
     nb::list told;
     for (const std::uint64_t size : sizes) told.append(size);
-    form->fitted = names().fit.of(form->given)(record, told);
+    form->fitted = attribute<"fit">(form->given)(record, told);
     form->shapes = nb::borrow(shapes);
     form->sizes = std::move(sizes);
   }
-  const auto since = std::chrono::steady_clock::now().time_since_epoch();
-  const std::int64_t now = std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
-  const nb::object call = nb::cast(Call{this, number, now, form, {}});
+  const nb::object call = nb::cast(Call{this, number, monotonic_ns(), form, {}});
   // The signature, the dims, the batch size and the options of requests.
   const nb::object fitted = form->fitted;
-  const nb::object request =
-      make_infer_request({.signature = item(fitted, 0),
-                          .slot = {},
-                          .places = {},
-                          .on_done = call,
-                          .identifier = item(record, kIdentifier),
-                          .context = for_others(ranges, form->home) ? form->shared : form->context,
-                          .options = item(fitted, 3),
-                          .dims = item(fitted, 1),
-                          .batch_size = nb::cast<long long>(item(fitted, 2))});
+  const nb::object request = make_infer_request(
+      {.signature = tuple_item(fitted, 0).ptr(),
+       .on_done = call.ptr(),
+       .identifier = tuple_item(record, kIdentifier).ptr(),
+       .context = for_others(ranges, form->home) ? form->shared.ptr() : form->context.ptr(),
+       .options = tuple_item(fitted, 3).ptr(),
+       .dims = tuple_item(fitted, 1).ptr(),
+       .batch_size = nb::cast<long long>(tuple_item(fitted, 2))});
   infer_request(request).set(InferRequest::kRanges, ranges);
   if (form->decoupled) {
-    infer_request(request).set(InferRequest::kOnPartial, names().respond.of(call));
+    infer_request(request).set(InferRequest::kOnPartial, attribute<"respond">(call));
   }
   nb::cast<Call&>(call).request = request;
   calls_.emplace(number, call);
   wait_for(hooks.waits_for, form->needed, 1);
-  form->submit(request, form->origin.is_none() ? names().cause.of(form->given)() : form->origin);
+  form->submit(request, form->origin.is_none() ? attribute<"cause">(form->given)() : form->origin);
 }
 
 nb::object CallChannel::ranges(const Hooks& hooks, nb::handle record) {
-  const auto* refs = TensorRefs::of(item(record, kRefs));
+  const auto* refs = TensorRefs::of(tuple_item(record, kRefs));
   if (refs == nullptr) throw nb::type_error("expected the references of a record");
   const std::vector<TensorRef> places(refs->begin(), refs->end());
   nb::object ranges;
@@ -259,23 +196,23 @@ nb::object CallChannel::ranges(const Hooks& hooks, nb::handle record) {
     ranges = requests_.ranges(places);
   } catch (const MalformedRecord&) {
     // The stub may have announced that memory, through its other channel, a moment ago.
-    names().catch_up.of(hooks.link)();
+    attribute<"catch_up">(hooks.link)();
     ranges = requests_.ranges(places);
   }
-  if (names().device.of(hooks.link).is_none()) return ranges;
-  return names().called.of(hooks.link)(ranges, record);
+  if (attribute<"device">(hooks.link).is_none()) return ranges;
+  return attribute<"called">(hooks.link)(ranges, record);
 }
 
 std::shared_ptr<KnownCall> CallChannel::form(const Hooks& hooks, nb::handle record) {
   // Records with equal signatures or contexts mostly have the same objects, which are held, so that
   // nothing else gets their addresses.
-  const nb::object signature = nb::borrow(item(record, kSignature));
-  const nb::object context = nb::borrow(item(record, kContext));
+  const nb::object signature = nb::borrow(tuple_item(record, kSignature));
+  const nb::object context = nb::borrow(tuple_item(record, kContext));
   const Key key{signature.ptr(), context.ptr()};
   if (const auto found = known_.find(key); found != known_.end()) return found->second.form;
   auto made = std::make_shared<KnownCall>(hooks.form(record), hooks.caller);
   // Records with longer contexts have objects of their own.
-  if (nb::len(names().parameters.of(context)) > kShortContext) return made;
+  if (nb::len(attribute<"parameters">(context)) > kShortContext) return made;
   if (known_.size() >= kFormsKept) known_.clear();
   known_.insert_or_assign(key, Kept{signature, context, made});
   return made;
@@ -333,14 +270,14 @@ void CallChannel::answer(const Hooks& hooks, std::uint32_t number, nb::object ou
   if (!text.is_none()) {
     answered_ = 0;
     const std::string record = std::exchange(answers_, {});
-    hooks.send_long(nb::bytes(record.data(), record.size()), text[0], text[1]);
+    hooks.send_long(bytes_object(record), text[0], text[1]);
   } else if (calls_.empty() && last) {
     // Nothing else that it waits for may come in this turn.
     flush();
   } else if (answered_ == 1) {
     hooks.call_soon(nb::find(this).attr("flush"));
   }
-  if (last) names().told.of(names().busy_poll.of(hooks.link))();
+  if (last) attribute<"told">(attribute<"busy_poll">(hooks.link))();
 }
 
 // Lends the outputs to the caller, and writes their record.
@@ -352,7 +289,7 @@ void CallChannel::write_response(const Hooks& hooks, RecordParts parts, nb::hand
   nb::object context;
   bool read_only = false;
   if (refs != nullptr && !memory.is_none() && !response.has(InferResponse::kEvent) &&
-      !response.has(InferResponse::kParameters) && names().device.of(hooks.link).is_none()) {
+      !response.has(InferResponse::kParameters) && attribute<"device">(hooks.link).is_none()) {
     nb::list places;
     for (const TensorRef& ref : *refs) {
       places.append(stub_range(memory, ref, response.get(InferResponse::kBuffers)));
@@ -370,7 +307,7 @@ void CallChannel::write_response(const Hooks& hooks, RecordParts parts, nb::hand
   parts.dims = dims;
   nb::object ticket = requests_.lend(ranges);
   // It says why there is none.
-  if (ticket.is_none()) ticket = names().lend.of(hooks.link)(ranges);
+  if (ticket.is_none()) ticket = attribute<"lend">(hooks.link)(ranges);
   read_only = read_only || for_others(ranges, hooks.model);
   append(hooks, parts, ranges, nb::cast<std::uint32_t>(ticket), read_only);
 }
@@ -378,8 +315,8 @@ void CallChannel::write_response(const Hooks& hooks, RecordParts parts, nb::hand
 void CallChannel::append(const Hooks& hooks, RecordParts parts, nb::handle ranges,
                          std::uint32_t lease, bool read_only) {
   parts.tensors = static_cast<std::uint32_t>(nb::len(ranges));
-  std::string record(parts.size(), '\0');
-  hooks.names.write(parts.write(record.data()), ranges, lease, read_only);
+  std::string record;
+  hooks.names.write(parts.append_to(record), ranges, lease, read_only);
   answers_ += record;
   ++answered_;
 }
@@ -404,7 +341,7 @@ void CallChannel::flush() {
   message += std::exchange(answers_, {});
   const bool direct = !blocked_ && message.size() <= kDatagramLimit;
   if (direct && send_datagram(descriptor_, message)) return;
-  hooks->send(nb::bytes(message.data(), message.size()));
+  hooks->send(bytes_object(message));
 }
 
 // -- the calls that are under way ----------------------------------------------------------------

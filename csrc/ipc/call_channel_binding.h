@@ -19,13 +19,13 @@ struct KnownCall {
   [[nodiscard]] bool can_end() const;
 
   nb::object given;
-  nb::object submit;
-  nb::object home;
-  nb::object context;
-  nb::object shared;
-  nb::object origin;
-  nb::object needed;
-  bool decoupled;
+  nb::object submit = given.attr("submit");
+  nb::object home = given.attr("home");
+  nb::object context = given.attr("context");
+  nb::object shared = given.attr("shared");
+  nb::object origin = given.attr("origin");
+  nb::object needed = given.attr("needed");
+  bool decoupled = nb::cast<bool>(given.attr("decoupled"));
   // Of each needed model, what its instances wait for; but for the caller.
   std::vector<std::vector<nb::object>> waiting;
   // Of the last call, since the next mostly has the same.
@@ -75,24 +75,25 @@ class CallChannel {
 
  private:
   struct Hooks {
-    explicit Hooks(nb::handle hooks);
+    explicit Hooks(nb::handle hooks) : given(nb::borrow(hooks)) {}
 
-    RegionNames names;
-    nb::object model;
-    nb::object caller;
-    nb::object waits_for;
-    nb::object link;
-    nb::object form;
-    nb::object check;
-    nb::object failed;
-    nb::object describe;
-    nb::object long_text;
-    nb::object send_long;
-    nb::object signature;
-    nb::object receive;
-    nb::object refuse;
-    nb::object send;
-    nb::object call_soon;
+    nb::object given;
+    RegionNames names{given.attr("announcements")};
+    nb::object model = given.attr("model");
+    nb::object caller = given.attr("caller");
+    nb::object waits_for = caller.attr("waits_for");
+    nb::object link = given.attr("link");
+    nb::object form = given.attr("form");
+    nb::object check = given.attr("check");
+    nb::object failed = given.attr("failed");
+    nb::object describe = given.attr("describe");
+    nb::object long_text = given.attr("long_text");
+    nb::object send_long = given.attr("send_long");
+    nb::object signature = given.attr("signature");
+    nb::object receive = given.attr("receive");
+    nb::object refuse = given.attr("refuse");
+    nb::object send = given.attr("send");
+    nb::object call_soon = given.attr("call_soon");
   };
   using Key = std::pair<PyObject*, PyObject*>;
   struct KeyHash {

@@ -59,34 +59,26 @@ Context Context::read(std::string_view raw, std::uint32_t known) {
   return context;
 }
 
-std::size_t Context::size() const {
-  if (mask_ == 0) return 0;
-  std::size_t size = kMask;
+std::string Context::encoded() const {
+  std::string encoded;
+  if (mask_ == 0) return encoded;
+  append_number(encoded, mask_);
   for (std::size_t field = 0; field < kContextFields.size(); ++field) {
     if ((mask_ >> field & 1U) == 0) continue;
-    const ContextKind kind = kContextFields[field].kind;
-    if (kind == ContextKind::kU64 || kind == ContextKind::kI64) size += kNumber;
-    if (kind == ContextKind::kText || kind == ContextKind::kJson) {
-      size += kLength + texts_[field].size();
+    switch (kContextFields[field].kind) {
+      case ContextKind::kFlag:
+        break;
+      case ContextKind::kU64:
+      case ContextKind::kI64:
+        append_number(encoded, numbers_[field]);
+        break;
+      case ContextKind::kText:
+      case ContextKind::kJson:
+        append_number(encoded, static_cast<std::uint32_t>(texts_[field].size()));
+        encoded += texts_[field];
     }
   }
-  return size;
-}
-
-char* Context::write(char* at) const {
-  if (mask_ == 0) return at;
-  at = put_number(at, mask_);
-  for (std::size_t field = 0; field < kContextFields.size(); ++field) {
-    if ((mask_ >> field & 1U) == 0) continue;
-    const ContextKind kind = kContextFields[field].kind;
-    if (kind == ContextKind::kU64 || kind == ContextKind::kI64)
-      at = put_number(at, numbers_[field]);
-    if (kind == ContextKind::kText || kind == ContextKind::kJson) {
-      at = put_number(at, static_cast<std::uint32_t>(texts_[field].size()));
-      at = put_bytes(at, texts_[field]);
-    }
-  }
-  return at;
+  return encoded;
 }
 
 }  // namespace gpubridge

@@ -108,10 +108,8 @@ class Context {
     texts_[index(field)] = text;
   }
 
-  // Bytes of the encoded context: 0 without any field.
-  [[nodiscard]] std::size_t size() const;
-  // Writes it; returns its end.
-  char* write(char* at) const;
+  // Empty without any field.
+  [[nodiscard]] std::string encoded() const;
 
  private:
   static constexpr std::size_t index(ContextField field) { return static_cast<std::size_t>(field); }

@@ -48,10 +48,7 @@ nb::object ContextCodec::encode(nb::handle context) const {
     if (PyMemoryView_Check(value.ptr())) continue;
     if (!equal(value, member.initial)) take(parts, member, value, held);
   }
-  nb::object raw =
-      checked(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(parts.size())));
-  parts.write(PyBytes_AsString(raw.ptr()));
-  return raw;
+  return bytes_object(parts.encoded());
 }
 
 void ContextCodec::take(Context& context, const Member& member, nb::handle value,

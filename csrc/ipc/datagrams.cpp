@@ -7,17 +7,13 @@
 #include <cerrno>
 
 #include "buffer_view.h"
+#include "clock.h"
 #include "dataplane.h"
 
 namespace gpubridge {
 namespace {
 
 constexpr std::size_t kMaxDescriptors = 16;
-
-std::int64_t now() {
-  const auto since = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
-}
 
 std::vector<int> descriptors_of(msghdr& message) {
   std::vector<int> descriptors;
@@ -53,6 +49,20 @@ Datagram receive_datagram(int descriptor, std::span<char> memory, int flags) {
   return received;
 }
 
+Datagram receive_now(int descriptor, std::span<char> memory) {
+  Datagram received;
+  do {
+    received = receive_datagram(descriptor, memory, MSG_DONTWAIT);
+  } while (received.count < 0 && errno == EINTR);
+  return received;
+}
+
+nb::list descriptors_of(const Datagram& datagram) {
+  nb::list descriptors;
+  for (const int each : datagram.descriptors) descriptors.append(each);
+  return descriptors;
+}
+
 bool send_datagram(int descriptor, std::string_view message) {
   ssize_t sent = -1;
   do {
@@ -75,10 +85,8 @@ nb::tuple receive_message(int descriptor, nb::handle scratch) {
       throw nb::python_error();
     }
   } while (received.count < 0);
-  nb::list descriptors;
-  for (const int each : received.descriptors) descriptors.append(each);
   return nb::make_tuple(nb::bytes(memory, static_cast<std::size_t>(received.count)),
-                        std::move(descriptors), received.cut);
+                        descriptors_of(received), received.cut);
 }
 
 // Looks for something to read until there is, or for `nanoseconds`, and offers the processor to
@@ -90,14 +98,14 @@ static nb::tuple stay_awake(int descriptor, std::int64_t nanoseconds, std::int64
   std::int64_t away = 0;
   {
     const nb::gil_scoped_release unlocked;
-    std::int64_t before = now();
+    std::int64_t before = monotonic_ns();
     const std::int64_t end = before + nanoseconds;
     do {
       readable = poll(&looked, 1, 0) > 0;
       if (readable) break;
-      before = now();
+      before = monotonic_ns();
       sched_yield();
-      const std::int64_t after = now();
+      const std::int64_t after = monotonic_ns();
       away = after - before;
       before = after;
     } while (away <= patience && before < end);

@@ -17,6 +17,10 @@ struct Datagram {
 
 // Receives into `memory`; with MSG_DONTWAIT among the flags it does not block.
 Datagram receive_datagram(int descriptor, std::span<char> memory, int flags);
+// Receives without blocking.
+Datagram receive_now(int descriptor, std::span<char> memory);
+// Its descriptors, for Python.
+nb::list descriptors_of(const Datagram& datagram);
 // Sends a message without blocking; false with errno set where it was not sent.
 bool send_datagram(int descriptor, std::string_view message);
 

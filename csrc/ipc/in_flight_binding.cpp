@@ -1,10 +1,9 @@
 #include "ipc/in_flight_binding.h"
 
-#include <sys/socket.h>
-
 #include <cerrno>
 #include <sstream>
 
+#include "clock.h"
 #include "dataplane.h"
 #include "ipc/context.h"
 
@@ -36,9 +35,7 @@ bool says_passed_on(std::string_view context) {
   static const std::string said = [] {
     Context made;
     made.set_flag(ContextField::kPassedOn);
-    std::string encoded(made.size(), '\0');
-    made.write(encoded.data());
-    return encoded;
+    return made.encoded();
   }();
   return context == said;
 }
@@ -76,17 +73,9 @@ auto named_errors(const std::string& message, Decode&& decode) {
   }
 }
 
-Duration monotonic_ns() {
-  const auto since = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<Duration>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
-}
-
 RequestsAtStub::Received RequestsAtStub::receive() {
   if (!hooks_) return Received::kNothing;
-  Datagram datagram;
-  do {
-    datagram = receive_datagram(descriptor_, received_, MSG_DONTWAIT);
-  } while (datagram.count < 0 && errno == EINTR);
+  const Datagram datagram = receive_now(descriptor_, received_);
   if (datagram.count < 0) return errno == EAGAIN ? Received::kNothing : Received::kClosed;
   const std::string_view message(received_.data(), static_cast<std::size_t>(datagram.count));
   const bool plain = !datagram.cut && datagram.descriptors.empty() && !message.empty();
@@ -94,18 +83,16 @@ RequestsAtStub::Received RequestsAtStub::receive() {
     take(message, 0);
     return Received::kMessage;
   }
-  nb::list descriptors;
-  for (const int each : datagram.descriptors) descriptors.append(each);
   const nb::object receive = hooks_->receive;
   const bool more =
-      nb::cast<bool>(receive(nb::bytes(message.data(), message.size()), descriptors, datagram.cut));
+      nb::cast<bool>(receive(bytes_object(message), descriptors_of(datagram), datagram.cut));
   return more ? Received::kMessage : Received::kClosed;
 }
 
 // Nothing looks at the message any more when Python is called for what came of it.
 void RequestsAtStub::take(std::string_view message, Duration now) {
   if (!hooks_) return;
-  if (now == 0) now = monotonic_ns();
+  if (now == 0) now = static_cast<Duration>(monotonic_ns());
   Taken taken;
   const bool results = !message.empty() && message[0] == kResults;
   const nb::object error =
@@ -189,8 +176,8 @@ void RequestsAtStub::complete_batch(const ResultBatch& batch, Duration now, Take
   nb::list members;
   for (nb::object& request : requests) members.append(std::move(request));
   taken.answered.traced.push_back(
-      named(hooks_->batch, nb::make_tuple(batch.sequence, batch.started, batch.called, batch.ended,
-                                          std::move(members))));
+      named_tuple(hooks_->batch, nb::make_tuple(batch.sequence, batch.started, batch.called,
+                                                batch.ended, std::move(members))));
 }
 
 nb::object RequestsAtStub::end(const Ending& ending, Taken& taken) {
@@ -256,10 +243,10 @@ void RequestsAtStub::count(const ResultBatch& batch, Duration now, const std::ve
 // The bytes of a record's tensors; none where one does not exist.
 nb::object RequestsAtStub::buffers(const RecordView& record) const {
   auto& book = nb::cast<LeaseBook&>(hooks_->book);
-  std::vector<stub::Place> places;
+  std::vector<TensorRef> places;
   places.reserve(record.tensors());
   for (std::size_t index = 0; index < record.tensors(); ++index) {
-    places.push_back(stub::place_of(record.ref(index)));
+    places.push_back(record.ref(index));
     if (!book.exists(places.back())) return {};
   }
   return LentBuffers::make(book.spans(places));
@@ -282,35 +269,37 @@ nb::object RequestsAtStub::plain_response(const RecordView& record, const Held& 
       !(stayed || record.context().empty())) {
     return {};
   }
-  const auto tensors = nb::cast<RecordReader&>(reader_).tensors(record);
-  if (!record.sizes_fit(tensors.kinds)) return {};
-  if (stayed) return response_in_slot(record, tensors);
+  const RecordForm& form = nb::cast<RecordReader&>(reader_).form(record);
+  if (!record.sizes_fit(form.kinds)) return {};
+  const nb::object signature = form.signature;
+  const nb::object shapes = form.shapes;
+  if (stayed) return response_in_slot(record, signature, shapes);
   nb::object buffers = this->buffers(record);
   if (!buffers.is_valid()) return {};
   nb::object response =
-      make_infer_response(hooks_->response, tensors.signature, tensors.shapes, std::move(buffers));
+      make_infer_response(hooks_->response, signature, shapes, std::move(buffers));
   infer_response(response).set(InferResponse::kMemory, hooks_->memory);
   infer_response(response).set(InferResponse::kRefs, RecordReader::refs(record));
   return response;
 }
 
-nb::object RequestsAtStub::response_in_slot(const RecordView& record,
-                                            const RecordReader::Tensors& tensors) {
+nb::object RequestsAtStub::response_in_slot(const RecordView& record, nb::handle signature,
+                                            nb::handle shapes) {
   std::vector<LentSpan> spans;
   nb::list parts;
   for (std::size_t index = 0; index < record.tensors(); ++index) {
     const TensorRef ref = record.ref(index);
     if (ref.lease != record.ticket() || ref.region >> 32U != 0 || ref.nbytes == 0) return {};
     const nb::object part = find(ref);
-    const auto kept = std::make_shared<const KeptRange>(part, names().view.of(part[0]));
+    const auto kept = std::make_shared<const KeptRange>(part, attribute<"view">(part[0]));
     spans.push_back({kept, static_cast<char*>(kept->bytes.data()) + ref.offset,
                      static_cast<std::size_t>(ref.nbytes)});
     parts.append(part);
   }
-  nb::object response = make_infer_response(hooks_->placed, tensors.signature, tensors.shapes,
-                                            LentBuffers::make(std::move(spans)));
-  names().parts.set(response, parts);
-  names().shared.set(response, nb::frozenset());
+  nb::object response =
+      make_infer_response(hooks_->placed, signature, shapes, LentBuffers::make(std::move(spans)));
+  set_attribute<"parts">(response, parts);
+  set_attribute<"shared">(response, nb::frozenset());
   return response;
 }
 
@@ -439,12 +428,10 @@ nb::object RequestsAtStub::find(const TensorRef& ref) {
     if (!held.kept.is_valid() && held.slot.is_valid()) {
       // From now on several hold it.
       const nb::object slot = std::exchange(held.slot, {});
-      const auto number = [&](const Attribute& name) {
-        return nb::cast<std::uint64_t>(name.of(slot));
-      };
       nb::list only;
-      only.append(make_range(names().segment.of(slot), number(names().offset), number(names().size),
-                             hooks_->share(slot)));
+      only.append(
+          make_range(attribute<"segment">(slot), nb::cast<std::uint64_t>(attribute<"offset">(slot)),
+                     nb::cast<std::uint64_t>(attribute<"size">(slot)), hooks_->share(slot)));
       held.kept = std::move(only);
       held.shared = true;
     }
@@ -453,7 +440,7 @@ nb::object RequestsAtStub::find(const TensorRef& ref) {
         const RangeView view(range);
         if (view.segment.is_none() || ref.offset < view.offset || ref.nbytes > view.nbytes ||
             ref.offset - view.offset > view.nbytes - ref.nbytes ||
-            nb::cast<std::uint64_t>(names().region.of(view.segment)) != ref.region) {
+            nb::cast<std::uint64_t>(attribute<"region">(view.segment)) != ref.region) {
           continue;
         }
         return make_range(view.segment, ref.offset, ref.nbytes, range[3]);
@@ -476,9 +463,8 @@ nb::list RequestsAtStub::ranges(const std::vector<TensorRef>& refs) {
       ranges.append(find(ref));
       continue;
     }
-    const stub::Place place = stub::place_of(ref);
-    if (!book.exists(place)) throw MalformedRecord("a tensor in memory that does not exist");
-    const nb::object keep = LentBuffers::make(book.spans({&place, 1}));
+    if (!book.exists(ref)) throw MalformedRecord("a tensor in memory that does not exist");
+    const nb::object keep = LentBuffers::make(book.spans({&ref, 1}));
     ranges.append(stub_range(hooks_->memory, ref, keep));
   }
   return ranges;

@@ -19,23 +19,6 @@ namespace gpubridge::at_stub {
 
 constexpr long long kAnswered = -1;
 
-struct Names {
-  Attribute encoded{"encoded"};
-  Attribute offset{"offset"};
-  Attribute parameters{"parameters"};
-  Attribute parts{"parts"};
-  Attribute region{"region"};
-  Attribute segment{"segment"};
-  Attribute shared{"shared"};
-  Attribute size{"size"};
-  Attribute view{"view"};
-};
-
-inline const Names& names() {
-  static const Names made;
-  return made;
-}
-
 // Whether any of some memory ranges has bytes.
 bool has_bytes(nb::handle ranges);
 
@@ -93,50 +76,30 @@ struct Held {
 
 // What Python does for the requests at a stub; nothing after the end.
 struct Hooks {
-  explicit Hooks(nb::handle hooks)
-      : free(hooks.attr("free")),
-        share(hooks.attr("share")),
-        names(hooks.attr("announcements")),
-        context(hooks.attr("context")),
-        decode(hooks.attr("decode")),
-        abandoned(hooks.attr("abandoned")),
-        send(hooks.attr("send")),
-        send_long(hooks.attr("send_long")),
-        receive(hooks.attr("receive")),
-        failed(hooks.attr("failed")),
-        closed(hooks.attr("closed")),
-        turn(hooks.attr("turn")),
-        feed(hooks.attr("feed")),
-        memory(hooks.attr("memory")),
-        owner(nb::cast<std::uint64_t>(hooks.attr("owner"))),
-        book(memory.attr("book")),
-        counters(hooks.attr("counters")),
-        response(hooks.attr("response")),
-        placed(hooks.attr("placed")),
-        batch(hooks.attr("batch")),
-        no_context(hooks.attr("no_context")) {}
+  explicit Hooks(nb::handle hooks) : given(nb::borrow(hooks)) {}
 
-  nb::object free;
-  nb::object share;
-  RegionNames names;
-  nb::object context;
-  nb::object decode;
-  nb::object abandoned;
-  nb::object send;
-  nb::object send_long;
-  nb::object receive;
-  nb::object failed;
-  nb::object closed;
-  nb::object turn;  // a SendTurn
-  nb::object feed;
-  nb::object memory;
-  std::uint64_t owner;  // of its regions
-  nb::object book;      // a LeaseBook, of that memory
-  nb::object counters;
-  nb::object response;
-  nb::object placed;
-  nb::object batch;
-  nb::object no_context;
+  nb::object given;
+  nb::object free = given.attr("free");
+  nb::object share = given.attr("share");
+  RegionNames names{given.attr("announcements")};
+  nb::object context = given.attr("context");
+  nb::object decode = given.attr("decode");
+  nb::object abandoned = given.attr("abandoned");
+  nb::object send = given.attr("send");
+  nb::object send_long = given.attr("send_long");
+  nb::object receive = given.attr("receive");
+  nb::object failed = given.attr("failed");
+  nb::object closed = given.attr("closed");
+  nb::object turn = given.attr("turn");  // a SendTurn
+  nb::object feed = given.attr("feed");
+  nb::object memory = given.attr("memory");
+  std::uint64_t owner = nb::cast<std::uint64_t>(given.attr("owner"));  // of its regions
+  nb::object book = memory.attr("book");  // a LeaseBook, of that memory
+  nb::object counters = given.attr("counters");
+  nb::object response = given.attr("response");
+  nb::object placed = given.attr("placed");
+  nb::object batch = given.attr("batch");
+  nb::object no_context = given.attr("no_context");
 };
 
 struct Decoded {
@@ -160,7 +123,6 @@ class RequestsAtStub {
         held_(buffers_->lent.size()),
         reader_(std::move(reader)),
         hooks_(std::in_place, hooks),
-        new_tuple_(reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new))),
         descriptor_(descriptor) {}
 
   // How many more requests there can be at the stub; when few, those are settled first whose memory
@@ -279,7 +241,7 @@ class RequestsAtStub {
   // The response of a record that says nothing out of the ordinary; none for other records.
   nb::object plain_response(const RecordView& record, const Held& held);
   // The response of outputs that all stayed in the slot of their request.
-  nb::object response_in_slot(const RecordView& record, const RecordReader::Tensors& tensors);
+  nb::object response_in_slot(const RecordView& record, nb::handle signature, nb::handle shapes);
   void end_response(Ticket ticket, const nb::object& reason, Duration now, Taken& taken);
   void count_closed(const Held& held, std::string_view reason, Duration now);
 
@@ -288,17 +250,12 @@ class RequestsAtStub {
   void settle(Ticket ticket);
   void take_back(Ticket ticket);
   nb::object release(Ticket ticket);
-  nb::object named(nb::handle type, const nb::tuple& fields) const {
-    return checked(new_tuple_(reinterpret_cast<PyTypeObject*>(type.ptr()),
-                              nb::make_tuple(fields).ptr(), nullptr));
-  }
 
   std::optional<ControlBuffers> buffers_;
   InFlightRequests core_;
   std::vector<Held> held_;
   nb::object reader_;
   std::optional<Hooks> hooks_;
-  newfunc new_tuple_;
   nb::object on_kept_ = nb::none();
   nb::object on_ended_ = nb::none();
   std::uint64_t sequence_ = 0;

@@ -63,7 +63,7 @@ void RequestsAtStub::flush() {
   const std::string message = frame_.take(alone_);
   const bool direct = !blocked_ && message.size() <= kDatagramLimit;
   if (!hooks_ || (direct && send_datagram(descriptor_, message))) return;
-  hooks_->send(nb::bytes(message.data(), message.size()));
+  hooks_->send(bytes_object(message));
 }
 
 void RequestsAtStub::cancel(nb::handle request, bool running_only, bool still_read) {
@@ -127,15 +127,8 @@ bool RequestsAtStub::enter(nb::handle requests) {
 nb::object RequestsAtStub::long_parameters(const InferRequest& request) const {
   const nb::handle context = request.get(InferRequest::kContext);
   if (context.is(hooks_->no_context)) return nb::none();
-  nb::object parameters = names().parameters.of(context);
+  nb::object parameters = attribute<"parameters">(context);
   return PyMemoryView_Check(parameters.ptr()) ? parameters : nb::none();
-}
-
-// Makes room for a record at the end of `records`, and writes all but its references.
-char* write_head(const RecordParts& parts, std::string& records) {
-  const std::size_t at = records.size();
-  records.resize(at + parts.size());
-  return parts.write(records.data() + at);
 }
 
 void RequestsAtStub::write(InferRequest& request, std::string& records) {
@@ -154,7 +147,7 @@ void RequestsAtStub::write(InferRequest& request, std::string& records) {
   if (in_ranges && (request.has(InferRequest::kClient) || !on_kept_.is_none())) {
     encoded = hooks_->context(request.object());
   } else if (!context.is(hooks_->no_context)) {
-    encoded = names().encoded.of(context)();
+    encoded = attribute<"encoded">(context)();
   }
   if (encoded.is_valid()) parts.context = view_of_bytes(encoded);
   if (!in_ranges) {
@@ -162,26 +155,26 @@ void RequestsAtStub::write(InferRequest& request, std::string& records) {
     return;
   }
   const nb::handle ranges = source.get(InferRequest::kRanges);
-  const bool shared = nb::cast<bool>(names().shared.of(context));
+  const bool shared = nb::cast<bool>(attribute<"shared">(context));
   parts.tensors = static_cast<std::uint32_t>(nb::len(ranges));
-  char* at = write_head(parts, records);
+  char* at = parts.append_to(records);
   hooks_->names.write(at, ranges, static_cast<Ticket>(source.ticket), shared);
 }
 
 void RequestsAtStub::write_slot(const InferRequest& source, RecordParts& parts,
                                 std::string& records) {
   if (!source.has(InferRequest::kSlot)) {
-    write_head(parts, records);
+    parts.append_to(records);
     return;
   }
   const nb::handle slot = source.get(InferRequest::kSlot);
-  const std::uint64_t region = hooks_->names.of(names().segment.of(slot), false);
+  const std::uint64_t region = hooks_->names.of(attribute<"segment">(slot), false);
   const nb::handle places = source.get(InferRequest::kPlaces);
   const auto base =
-      nb::cast<std::uint64_t>(names().offset.of(slot)) + static_cast<std::uint64_t>(source.start);
+      nb::cast<std::uint64_t>(attribute<"offset">(slot)) + static_cast<std::uint64_t>(source.start);
   const auto lease = static_cast<Ticket>(source.ticket);
   parts.tensors = static_cast<std::uint32_t>(nb::len(places));
-  char* at = write_head(parts, records);
+  char* at = parts.append_to(records);
   for (nb::handle place : places) {
     const auto offset = nb::cast<std::int64_t>(place[0]);
     at = write_ref(at, {region, base + static_cast<std::uint64_t>(offset),

@@ -27,8 +27,8 @@ const Defaults& defaults() {
 
 void fill(InferRequest& request, const RequestParts& parts) {
   const Defaults& python = defaults();
-  const auto put = [&](InferRequest::Field field, nb::handle value, PyObject* other) {
-    request.set(field, value.is_valid() ? value : nb::handle(other));
+  const auto put = [&](InferRequest::Field field, PyObject* value, PyObject* other) {
+    request.set(field, value != nullptr ? value : other);
   };
   put(InferRequest::kSignature, parts.signature, Py_None);
   put(InferRequest::kSlot, parts.slot, Py_None);
@@ -50,22 +50,13 @@ int initialize_request(PyObject* self, PyObject* args, PyObject* keywords) {
       "signature", "slot",   "start",      "places",  "on_done", "identifier",
       "context",   "copied", "batch_size", "options", "dims",    nullptr};
   RequestParts parts;
-  std::array<PyObject*, 8> objects{};
-  auto& [signature, slot, places, on_done, identifier, context, options, dims] = objects;
   if (PyArg_ParseTupleAndKeywords(args, keywords, "OOLOO|OOLLOO:InferRequest",
-                                  const_cast<char**>(kNames.data()), &signature, &slot,
-                                  &parts.start, &places, &on_done, &identifier, &context,
-                                  &parts.copied, &parts.batch_size, &options, &dims) == 0) {
+                                  const_cast<char**>(kNames.data()), &parts.signature, &parts.slot,
+                                  &parts.start, &parts.places, &parts.on_done, &parts.identifier,
+                                  &parts.context, &parts.copied, &parts.batch_size, &parts.options,
+                                  &parts.dims) == 0) {
     return -1;
   }
-  parts.signature = signature;
-  parts.slot = slot;
-  parts.places = places;
-  parts.on_done = on_done;
-  parts.identifier = identifier;
-  parts.context = context;
-  parts.options = options;
-  parts.dims = dims;
   return guarded(-1, [&] {
     fill(*as<InferRequest>(self), parts);
     return 0;

@@ -94,14 +94,14 @@ struct InferResponse : FieldAccess<InferResponse> {
 
 // What a request is made of; null for what is to have its default.
 struct RequestParts {
-  nb::handle signature;
-  nb::handle slot;
-  nb::handle places;
-  nb::handle on_done;
-  nb::handle identifier;
-  nb::handle context;
-  nb::handle options;
-  nb::handle dims;
+  PyObject* signature = nullptr;
+  PyObject* slot = nullptr;
+  PyObject* places = nullptr;
+  PyObject* on_done = nullptr;
+  PyObject* identifier = nullptr;
+  PyObject* context = nullptr;
+  PyObject* options = nullptr;
+  PyObject* dims = nullptr;
   long long start = 0;
   long long copied = 0;
   long long batch_size = 1;

@@ -12,12 +12,6 @@ struct PythonParts {
   PyObject* range = stub::kept_attribute(requests, "MemoryRange");
   PyObject* empty = stub::kept_attribute(requests, "NO_BYTES");
   PyObject* segment = stub::kept_attribute(nb::module_::import_("gpubridge.host_shm"), "Segment");
-  newfunc new_tuple = reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new));
-  Attribute home{"home"};
-  Attribute knows{"knows"};
-  Attribute name{"name"};
-  Attribute region{"region"};
-  Attribute region_of{"segment"};
 };
 
 const PythonParts& python() {
@@ -32,35 +26,33 @@ bool is_host_segment(nb::handle segment) {
 }  // namespace
 
 RangeView::RangeView(nb::handle range)
-    : segment(PyTuple_GetItem(range.ptr(), 0)),
-      offset(nb::cast<std::uint64_t>(nb::handle(PyTuple_GetItem(range.ptr(), 1)))),
-      nbytes(nb::cast<std::uint64_t>(nb::handle(PyTuple_GetItem(range.ptr(), 2)))) {}
+    : segment(tuple_item(range, 0)),
+      offset(nb::cast<std::uint64_t>(tuple_item(range, 1))),
+      nbytes(nb::cast<std::uint64_t>(tuple_item(range, 2))) {}
 
 nb::object make_range(nb::handle segment, std::uint64_t offset, std::uint64_t nbytes,
                       nb::handle keep) {
-  const nb::tuple fields = nb::make_tuple(segment, offset, nbytes, keep);
-  return checked(python().new_tuple(reinterpret_cast<PyTypeObject*>(python().range),
-                                    nb::make_tuple(fields).ptr(), nullptr));
+  return named_tuple(python().range, nb::make_tuple(segment, offset, nbytes, keep));
 }
 
 nb::object empty_range() { return nb::borrow(python().empty); }
 
 nb::object stub_range(nb::handle memory, const TensorRef& ref, nb::handle keep) {
   if (ref.nbytes != 0) {
-    return make_range(python().region_of.of(memory)(ref.region), ref.offset, ref.nbytes, keep);
+    return make_range(attribute<"segment">(memory)(ref.region), ref.offset, ref.nbytes, keep);
   }
   // Of a tensor without elements the reference only says on which device it is, if on one.
-  if ((ref.region & kArenaRegion) == 0 || !nb::cast<bool>(python().knows.of(memory)(ref.region))) {
+  if ((ref.region & kArenaRegion) == 0 || !nb::cast<bool>(attribute<"knows">(memory)(ref.region))) {
     return empty_range();
   }
-  return make_range(python().region_of.of(memory)(ref.region), 0, 0, nb::none());
+  return make_range(attribute<"segment">(memory)(ref.region), 0, 0, nb::none());
 }
 
 bool for_others(nb::handle ranges, nb::handle model) {
   for (nb::handle range : ranges) {
     const nb::handle segment = RangeView(range).segment;
     if (!is_host_segment(segment)) continue;
-    const nb::object home = python().home.of(segment);
+    const nb::object home = attribute<"home">(segment);
     if (!home.is(model) && !home.equal(model)) return true;
   }
   return false;
@@ -68,7 +60,7 @@ bool for_others(nb::handle ranges, nb::handle model) {
 
 std::uint64_t RegionNames::of(nb::handle segment, bool read_only) const {
   if (is_host_segment(segment)) {
-    nb::object region = python().region.of(segment);
+    nb::object region = attribute<"region">(segment);
     auto number = nb::cast<std::uint64_t>(region);
     if (read_only) region = nb::int_(number |= kReadOnlyRegion);
     const int known = PySet_Contains(known_.ptr(), region.ptr());
@@ -77,7 +69,7 @@ std::uint64_t RegionNames::of(nb::handle segment, bool read_only) const {
   }
   using namespace nb::literals;
   return nb::cast<std::uint64_t>(
-      python().name.of(announcements_)(segment, "read_only"_a = read_only));
+      attribute<"name">(announcements_)(segment, "read_only"_a = read_only));
 }
 
 char* RegionNames::write(char* at, nb::handle ranges, std::uint32_t lease, bool read_only) const {

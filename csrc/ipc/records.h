@@ -90,8 +90,13 @@ struct RecordParts {
 
   // Bytes of the whole record.
   [[nodiscard]] std::size_t size() const;
-  // Writes all but the references; returns where they go.
+  // Write all but the references, the latter at the end of a text; return where they go.
   char* write(char* at) const;
+  char* append_to(std::string& text) const {
+    const std::size_t at = text.size();
+    text.resize(at + size());
+    return write(text.data() + at);
+  }
 };
 
 // Writes a reference; returns its end.

@@ -9,17 +9,45 @@ namespace gpubridge {
 namespace {
 
 constexpr std::size_t kSignaturesKept = 4096;
-constexpr std::size_t kContextsKept = 512;
-constexpr std::size_t kShortContext = 256;
 constexpr std::size_t kFieldsOfRef = 4;
 
 }  // namespace
 
+RecordForm& RecordForms::of(const RecordView& view) {
+  auto found = known_.find(view.signature());
+  if (found == known_.end()) {
+    RecordForm made;
+    made.signature = parse_signature_(bytes_object(view.signature()));
+    for (nb::handle spec : nb::cast<nb::tuple>(made.signature[0])) {
+      const nb::object itemsize = spec[3];
+      made.kinds.push_back({nb::cast<std::uint32_t>(spec[2]),
+                            itemsize.is_none() ? 0 : nb::cast<std::uint32_t>(itemsize)});
+    }
+    const nb::object requested = made.signature[1];
+    made.wanted = nb::len(requested) == 0 ? outputs_ : checked(PyFrozenSet_New(requested.ptr()));
+    if (known_.size() >= kSignaturesKept) known_.clear();
+    found = known_.emplace(view.signature(), std::move(made)).first;
+  }
+  RecordForm& form = found->second;
+  if (form.shapes.is_valid() && form.dims == view.dims() && form.kinds.size() == view.tensors()) {
+    return form;
+  }
+  view.check(form.kinds);
+  std::size_t dim = 0;
+  const auto shape_of = [&](const TensorKind& kind) {
+    return tuple_of(kind.rank,
+                    [&](std::size_t) { return checked(PyLong_FromLongLong(view.dim(dim++))); });
+  };
+  form.shapes =
+      tuple_of(form.kinds.size(), [&](std::size_t index) { return shape_of(form.kinds[index]); });
+  form.dims = view.dims();
+  return form;
+}
+
 RecordReader::RecordReader(nb::object parse_signature, nb::object codec, nb::type_object record)
-    : parse_signature_(std::move(parse_signature)),
+    : forms_(std::move(parse_signature), nb::none()),
       codec_(std::move(codec)),
-      record_(std::move(record)),
-      new_tuple_(reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new))) {}
+      record_(std::move(record)) {}
 
 nb::tuple RecordReader::read(const nb::bytes& message, std::size_t at, std::size_t count,
                              bool named) {
@@ -31,63 +59,12 @@ nb::tuple RecordReader::read(const nb::bytes& message, std::size_t at, std::size
 }
 
 nb::object RecordReader::record(const RecordView& view) {
-  KnownSignature& known = signature(view.signature());
-  nb::object context = this->context(view.context());
-  nb::object identifier = text_object(view.identifier());
-  nb::object shapes = this->shapes(view, known);
-  const nb::tuple fields =
-      nb::make_tuple(view.ticket(), known.signature, std::move(shapes), std::move(context),
-                     view.word(), std::move(identifier), refs(view));
-  const nb::tuple arguments = nb::make_tuple(fields);
-  return checked(
-      new_tuple_(reinterpret_cast<PyTypeObject*>(record_.ptr()), arguments.ptr(), nullptr));
-}
-
-RecordReader::Tensors RecordReader::tensors(const RecordView& view) {
-  KnownSignature& known = signature(view.signature());
-  nb::object shapes = this->shapes(view, known);
-  return {known.kinds, known.signature, std::move(shapes)};
-}
-
-RecordReader::KnownSignature& RecordReader::signature(std::string_view raw) {
-  const auto found = known_.find(raw);
-  if (found != known_.end()) return found->second;
-  KnownSignature made{parse_signature_(bytes_object(raw)), {}, {}, {}};
-  const auto tensors = nb::cast<nb::tuple>(made.signature[0]);
-  for (nb::handle spec : tensors) {
-    const nb::object itemsize = spec[3];
-    made.kinds.push_back({nb::cast<std::uint32_t>(spec[2]),
-                          itemsize.is_none() ? 0 : nb::cast<std::uint32_t>(itemsize)});
-  }
-  if (known_.size() >= kSignaturesKept) known_.clear();
-  return known_.emplace(std::string(raw), std::move(made)).first->second;
-}
-
-nb::object RecordReader::context(std::string_view raw) {
-  const auto found = contexts_.find(raw);
-  if (found != contexts_.end()) return found->second;
-  nb::object context = nb::cast<ContextCodec&>(codec_).decode(raw);
-  if (raw.size() > kShortContext) return context;
-  if (contexts_.size() >= kContextsKept) contexts_.clear();
-  return contexts_.emplace(raw, std::move(context)).first->second;
-}
-
-nb::object RecordReader::shapes(const RecordView& view, KnownSignature& known) {
-  if (known.shapes.is_valid() && known.dims == view.dims() &&
-      known.kinds.size() == view.tensors()) {
-    return known.shapes;
-  }
-  view.check(known.kinds);
-  std::size_t dim = 0;
-  const auto shape_of = [&](const TensorKind& kind) {
-    return tuple_of(kind.rank,
-                    [&](std::size_t) { return checked(PyLong_FromLongLong(view.dim(dim++))); });
-  };
-  nb::object shapes =
-      tuple_of(known.kinds.size(), [&](std::size_t index) { return shape_of(known.kinds[index]); });
-  known.dims = view.dims();
-  known.shapes = shapes;
-  return shapes;
+  const RecordForm& form = forms_.of(view);
+  const nb::object signature = form.signature;
+  const nb::object shapes = form.shapes;
+  const nb::object context = nb::cast<ContextCodec&>(codec_).decode(view.context());
+  return named_tuple(record_, nb::make_tuple(view.ticket(), signature, shapes, context, view.word(),
+                                             text_object(view.identifier()), refs(view)));
 }
 
 nb::object RecordReader::refs(const RecordView& view) {

@@ -17,17 +17,36 @@ struct TensorRefItem : TensorRef {
 
 using TensorRefs = LazySequence<TensorRefItem>;
 
-// Takes records apart; what signatures and short contexts say is remembered, and the shapes that
-// came with each signature last.
+// What records of one signature have in common, and the shapes that came with it last.
+struct RecordForm {
+  nb::object signature;
+  nb::object wanted;  // names of the outputs that are sent: a set, or what holds names
+  std::vector<TensorKind> kinds;
+  std::string dims;
+  nb::object shapes;
+};
+
+// The forms of records, which are remembered.
+class RecordForms {
+ public:
+  // `parse_signature` gives the Signature that bytes are; `outputs` holds the names of the outputs
+  // that are sent for a record which names none.
+  RecordForms(nb::object parse_signature, nb::object outputs)
+      : parse_signature_(std::move(parse_signature)), outputs_(std::move(outputs)) {}
+
+  // The form of a record, until that of the next is asked for; throws MalformedRecord where the
+  // dims are not those of the signature.
+  RecordForm& of(const RecordView& view);
+
+ private:
+  nb::object parse_signature_;
+  nb::object outputs_;
+  std::unordered_map<std::string, RecordForm, TextHash, std::equal_to<>> known_;
+};
+
+// Takes records apart.
 class RecordReader {
  public:
-  // What a record's signature and dims say.
-  struct Tensors {
-    const std::vector<TensorKind>& kinds;
-    nb::object signature;
-    nb::object shapes;
-  };
-
   // `parse_signature` gives the Signature that bytes are, `codec` is the ContextCodec of the
   // records' contexts; `record` is the tuple type of the results.
   RecordReader(nb::object parse_signature, nb::object codec, nb::type_object record);
@@ -35,30 +54,14 @@ class RecordReader {
   // Returns the records at `at` in a message, and where they end.
   nb::tuple read(const nb::bytes& message, std::size_t at, std::size_t count, bool named);
   nb::object record(const RecordView& view);
-  // The kinds are those of the reader, until it reads the next record. Throws MalformedRecord where
-  // the dims are not those of the signature.
-  Tensors tensors(const RecordView& view);
+  RecordForm& form(const RecordView& view) { return forms_.of(view); }
   // The TensorRefs of a record.
   static nb::object refs(const RecordView& view);
 
  private:
-  struct KnownSignature {
-    nb::object signature;
-    std::vector<TensorKind> kinds;
-    std::string dims;
-    nb::object shapes;
-  };
-
-  KnownSignature& signature(std::string_view raw);
-  nb::object context(std::string_view raw);
-  static nb::object shapes(const RecordView& view, KnownSignature& known);
-
-  nb::object parse_signature_;
+  RecordForms forms_;
   nb::object codec_;
   nb::type_object record_;
-  newfunc new_tuple_;
-  std::unordered_map<std::string, KnownSignature, TextHash, std::equal_to<>> known_;
-  std::unordered_map<std::string, nb::object, TextHash, std::equal_to<>> contexts_;
 };
 
 }  // namespace gpubridge

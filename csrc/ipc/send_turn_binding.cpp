@@ -2,24 +2,15 @@
 
 #include <poll.h>
 
-#include <chrono>
-#include <utility>
-
+#include "clock.h"
 #include "dataplane.h"
 #include "ipc/in_flight_binding.h"
-
-namespace nb = nanobind;
 
 namespace gpubridge {
 namespace {
 
 // No message waits for longer: about what the loop takes for as many requests as one carries.
 constexpr std::int64_t kPatience = 100'000;
-
-std::int64_t now() {
-  const auto since = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
-}
 
 }  // namespace
 
@@ -33,12 +24,12 @@ void SendTurn::call_at_end() { call_soon_(nb::find(this).attr("end")); }
 void SendTurn::add(nb::object stub) {
   due_.push_back(std::move(stub));
   if (due_.size() > 1) return;
-  since_ = now();
+  since_ = monotonic_ns();
   call_at_end();
 }
 
 void SendTurn::end() {
-  if (now() - since_ < kPatience && has_events()) {
+  if (monotonic_ns() - since_ < kPatience && has_events()) {
     call_at_end();
     return;
   }

@@ -1,11 +1,7 @@
 // When messages leave for the stubs of a server.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <vector>
+#include "python_object.h"
 
 namespace gpubridge {
 
@@ -20,13 +16,13 @@ class SendTurn {
  public:
   // `events` is readable while the event loop has events; -1 where it does not tell. `call_soon`
   // has something called at the end of its turn. There are so many processors.
-  SendTurn(nanobind::object call_soon, int events, std::size_t processors)
+  SendTurn(nb::object call_soon, int events, std::size_t processors)
       : call_soon_(std::move(call_soon)), events_(events), processors_(processors) {}
 
   // Whether nothing is going to leave soon, nor likely to be added.
   [[nodiscard]] bool is_quiet() const { return due_.empty() && !has_events(); }
   // Flushes what is at a stub when it is time.
-  void add(nanobind::object stub);
+  void add(nb::object stub);
   // A turn ends.
   void end();
 
@@ -39,11 +35,11 @@ class SendTurn {
   [[nodiscard]] bool has_events() const;
   void call_at_end();
 
-  nanobind::object call_soon_;
+  nb::object call_soon_;
   int events_;
   std::size_t processors_;
   std::size_t working_ = 0;
-  std::vector<nanobind::object> due_;
+  std::vector<nb::object> due_;
   std::int64_t since_ = 0;  // when the first of them came
 };
 

@@ -32,10 +32,8 @@ struct LentRegion {
 // What all views of a record's tensors share: it ends the lease when the last of them is gone.
 class Loan {
  public:
-  Loan(std::shared_ptr<LeaseTable> table, std::shared_ptr<LentRegion> region, std::uint64_t lease)
-      : table_(std::move(table)),
-        region_(std::move(region)),
-        lease_(static_cast<std::size_t>(lease)) {
+  Loan(std::shared_ptr<LeaseTable> table, std::shared_ptr<LentRegion> region, std::uint32_t lease)
+      : table_(std::move(table)), region_(std::move(region)), lease_(lease) {
     if (table_->loans[lease_]++ == 0) ++table_->held;
   }
   ~Loan() {
@@ -53,7 +51,7 @@ class Loan {
   // Whether a write to the memory would end this process.
   [[nodiscard]] bool read_only() const { return region_->bytes.read_only(); }
 
-  char* take(const stub::Place& place) {
+  char* take(const TensorRef& place) {
     nbytes_ += static_cast<std::size_t>(place.nbytes);
     table_->held_bytes += static_cast<std::size_t>(place.nbytes);
     return static_cast<char*>(region_->bytes.data()) + place.offset;
@@ -67,8 +65,6 @@ class Loan {
 };
 
 namespace {
-
-using stub::Place;
 
 // Exports the bytes of one tensor. NumPy, uvloop and memoryviews all refer to this object.
 struct LentBytes {
@@ -91,26 +87,25 @@ nb::object exporter(const LentSpan& span, bool read_only) {
 }
 
 // The place of a tensor without bytes.
-bool is_nowhere(const Place& place) { return place.lease == kNoLease && place.nbytes == 0; }
+bool is_nowhere(const TensorRef& place) { return place.lease == kNoLease && place.nbytes == 0; }
 
-[[noreturn]] void throw_unknown(const Place& place) {
+[[noreturn]] void throw_unknown(const TensorRef& place) {
   std::ostringstream text;
   text << place.nbytes << " bytes at " << place.offset << " of region 0x" << std::hex
        << place.region << std::dec << " under lease " << place.lease << " do not exist";
   throw nb::value_error(text.str().c_str());
 }
 
-std::vector<Place> places_of(nb::handle refs) {
-  std::vector<Place> places;
+std::vector<TensorRef> places_of(nb::handle refs) {
+  std::vector<TensorRef> places;
   places.reserve(nb::len(refs));
   if (const auto* known = TensorRefs::of(refs)) {
-    for (const TensorRefItem& ref : *known) places.push_back(stub::place_of(ref));
-    return places;
+    return {known->begin(), known->end()};
   }
   for (nb::handle ref : refs) {
     const auto fields = nb::cast<nb::tuple>(ref);
     places.push_back({nb::cast<std::uint64_t>(fields[0]), nb::cast<std::uint64_t>(fields[1]),
-                      nb::cast<std::uint64_t>(fields[2]), nb::cast<std::uint64_t>(fields[3])});
+                      nb::cast<std::uint64_t>(fields[2]), nb::cast<std::uint32_t>(fields[3])});
   }
   return places;
 }
@@ -130,7 +125,7 @@ void LeaseBook::forget(nb::handle table) {
 std::size_t LeaseBook::held() const { return table_->held; }
 std::size_t LeaseBook::held_bytes() const { return table_->held_bytes; }
 
-const std::shared_ptr<LentRegion>* LeaseBook::region_of(const Place& place) const {
+const std::shared_ptr<LentRegion>* LeaseBook::region_of(const TensorRef& place) const {
   const auto found = regions_.find(place.region);
   if (found == regions_.end()) return nullptr;
   const std::uint64_t size = found->second->bytes.size();
@@ -138,23 +133,23 @@ const std::shared_ptr<LentRegion>* LeaseBook::region_of(const Place& place) cons
   return inside && place.lease < table_->loans.size() ? &found->second : nullptr;
 }
 
-bool LeaseBook::exists(const Place& place) const {
+bool LeaseBook::exists(const TensorRef& place) const {
   return is_nowhere(place) || region_of(place) != nullptr;
 }
 
-const char* LeaseBook::address(const Place& place) const {
+const char* LeaseBook::address(const TensorRef& place) const {
   const auto* region = region_of(place);
   if (region == nullptr) return nullptr;
   return static_cast<const char*>((*region)->bytes.data()) + place.offset;
 }
 
-std::vector<LentSpan> LeaseBook::spans(std::span<const Place> places) {
+std::vector<LentSpan> LeaseBook::spans(std::span<const TensorRef> places) {
   std::vector<LentSpan> spans;
   spans.reserve(places.size());
   std::shared_ptr<Loan> loan;
   std::uint64_t region = 0;
-  std::uint64_t lease = kNoLease;
-  for (const Place& place : places) {
+  std::uint32_t lease = kNoLease;
+  for (const TensorRef& place : places) {
     if (is_nowhere(place)) {
       spans.emplace_back();
       continue;
@@ -177,7 +172,7 @@ nb::object LentSpan::object() const {
   return stub::checked(PyMemoryView_FromObject(exporter(*this, false).ptr()));
 }
 
-std::vector<nb::object> LeaseBook::lend(std::span<const Place> places, bool read_only) {
+std::vector<nb::object> LeaseBook::lend(std::span<const TensorRef> places, bool read_only) {
   std::vector<nb::object> exporters;
   exporters.reserve(places.size());
   for (const LentSpan& span : spans(places)) exporters.push_back(exporter(span, read_only));
@@ -193,7 +188,7 @@ nb::object LeaseBook::tensors(nb::handle refs, nb::handle specs, nb::handle shap
   if (PyType_IsSubtype(type, stub::tensor_type()) == 0) {
     throw nb::type_error("expected a class derived from the compiled tensors");
   }
-  const std::vector<Place> places = places_of(refs);
+  const std::vector<TensorRef> places = places_of(refs);
   std::vector<nb::object> exporters = lend(places, read_only);
   nb::list tensors;
   for (std::size_t index = 0; index < exporters.size(); ++index) {

@@ -40,20 +40,20 @@ class LeaseBook {
   [[nodiscard]] std::size_t held_bytes() const;
 
   // Says whether a place is in a region that is known, under a lease that there is.
-  [[nodiscard]] bool exists(const stub::Place& place) const;
+  [[nodiscard]] bool exists(const TensorRef& place) const;
 
   // Where the bytes of a place are in this process; null where it does not exist.
-  [[nodiscard]] const char* address(const stub::Place& place) const;
+  [[nodiscard]] const char* address(const TensorRef& place) const;
   // The bytes at places; throws ValueError where one does not exist.
-  std::vector<LentSpan> spans(std::span<const stub::Place> places);
+  std::vector<LentSpan> spans(std::span<const TensorRef> places);
   // What exports each of them.
-  std::vector<nb::object> lend(std::span<const stub::Place> places, bool read_only);
+  std::vector<nb::object> lend(std::span<const TensorRef> places, bool read_only);
   nb::object views(nb::handle refs);
   nb::object tensors(nb::handle refs, nb::handle specs, nb::handle shapes, nb::handle kind,
                      bool placed, bool read_only);
 
  private:
-  [[nodiscard]] const std::shared_ptr<LentRegion>* region_of(const stub::Place& place) const;
+  [[nodiscard]] const std::shared_ptr<LentRegion>* region_of(const TensorRef& place) const;
 
   std::shared_ptr<LeaseTable> table_;
   std::unordered_map<std::uint64_t, std::shared_ptr<LentRegion>> regions_;

@@ -48,7 +48,7 @@ std::vector<nb::object> MessagePieces::finish(std::string_view ending) {
 }
 
 void MessagePieces::flush() {
-  if (!pending_.empty()) pieces_.push_back(nb::bytes(pending_.data(), pending_.size()));
+  if (!pending_.empty()) pieces_.push_back(bytes_object(pending_));
   pending_.clear();
 }
 

@@ -1,5 +1,5 @@
-#include <time.h>
 
+#include "clock.h"
 #include "dataplane.h"
 #include "python_object.h"
 
@@ -10,24 +10,6 @@ namespace {
 constexpr std::uint64_t kSmallest = 4096;
 constexpr std::uint64_t kLargest = std::uint64_t{1} << 16U;
 constexpr std::size_t kSizes = 5;
-
-struct Names {
-  Attribute allocate_new{"allocate_new"};
-  Attribute body{"body"};
-  Attribute bucket{"bucket"};
-  Attribute free{"free"};
-  Attribute idle_since{"idle_since"};
-  Attribute size{"size"};
-  Attribute slots{"slots"};
-  Attribute stack{"stack"};
-  Attribute take_back{"take_back"};
-  Attribute touched{"touched"};
-};
-
-const Names& names() {
-  static const Names made;
-  return made;
-}
 
 bool equal(const nb::object& one, const nb::object& other) {
   return one.is(other) || PyObject_RichCompareBool(one.ptr(), other.ptr(), Py_EQ) == 1;
@@ -47,24 +29,20 @@ class SlotLists {
     if (nbytes <= kLargest) {
       if (nb::object slot = pop(nbytes); slot.is_valid()) return slot;
     }
-    return names().allocate_new.of(nb::find(*this))(nbytes);
+    return attribute<"allocate_new">(nb::find(*this))(nbytes);
   }
 
   void free(nb::handle slot) const {
-    if (!names().body.of(slot).is_none() || nb::len(retired_) != 0) {
-      names().take_back.of(nb::find(*this))(slot);
+    if (!attribute<"body">(slot).is_none() || nb::len(retired_) != 0) {
+      attribute<"take_back">(nb::find(*this))(slot);
       return;
     }
-    const nb::object bucket = names().bucket.of(slot);
+    const nb::object bucket = attribute<"bucket">(slot);
     const nb::object free = count(bucket, 1);
-    if (equal(free, names().slots.of(bucket))) {
-      timespec now{};
-      clock_gettime(CLOCK_MONOTONIC, &now);
-      const double seconds =
-          static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-      names().idle_since.set(bucket, nb::float_(seconds));
+    if (equal(free, attribute<"slots">(bucket))) {
+      set_attribute<"idle_since">(bucket, nb::float_(monotonic_seconds()));
     }
-    if (PyList_Append(names().stack.of(bucket).ptr(), slot.ptr()) != 0) throw nb::python_error();
+    if (PyList_Append(attribute<"stack">(bucket).ptr(), slot.ptr()) != 0) throw nb::python_error();
   }
 
  private:
@@ -76,16 +54,16 @@ class SlotLists {
     const Py_ssize_t free = stack == nullptr ? 0 : PyList_Size(stack);
     if (free <= 0) return {};
     nb::object slot = nb::borrow(PyList_GetItem(stack, free - 1));
-    if (!equal(names().touched.of(slot), names().size.of(slot))) return {};
+    if (!equal(attribute<"touched">(slot), attribute<"size">(slot))) return {};
     if (PyList_SetSlice(stack, free - 1, free, nullptr) != 0) throw nb::python_error();
-    count(names().bucket.of(slot), -1);
+    count(attribute<"bucket">(slot), -1);
     return slot;
   }
 
   // Adds to the number of a bucket's free slots; returns that.
   static nb::object count(const nb::object& bucket, int difference) {
-    nb::object free = nb::int_(nb::cast<std::int64_t>(names().free.of(bucket)) + difference);
-    names().free.set(bucket, free);
+    nb::object free = nb::int_(nb::cast<std::int64_t>(attribute<"free">(bucket)) + difference);
+    set_attribute<"free">(bucket, free);
     return free;
   }
 

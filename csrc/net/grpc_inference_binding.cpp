@@ -1,6 +1,6 @@
 #include <nanobind/stl/shared_ptr.h>
-#include <time.h>
 
+#include "clock.h"
 #include "dataplane.h"
 #include "ipc/infer_request_binding.h"
 #include "net/grpc_inference.h"
@@ -16,37 +16,8 @@ namespace {
 constexpr std::size_t kLargeRead = std::size_t{1} << 12U;
 constexpr int kVectoredReads = 4;
 
-struct Names {
-  Attribute active{"active"};
-  Attribute arena{"arena"};
-  Attribute check{"check"};
-  Attribute decoupled{"decoupled"};
-  Attribute failure{"failure"};
-  Attribute flush{"flush"};
-  Attribute frame{"frame"};
-  Attribute free{"free"};
-  Attribute is_closing{"is_closing"};
-  Attribute plain_template{"plain_template"};
-  Attribute receive{"receive"};
-  Attribute refuse{"refuse"};
-  Attribute share{"share"};
-  Attribute submit{"submit"};
-};
-
-const Names& names() {
-  static const Names made;
-  return made;
-}
-
 std::string_view text_of(std::span<const std::uint8_t> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-// As Python's time.monotonic.
-double monotonic() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
 }  // namespace
@@ -64,7 +35,7 @@ GrpcInferEndpoint::GrpcInferEndpoint(int method, nb::object templates, nb::objec
 bool GrpcInferEndpoint::takes(const Event& event) const {
   return (event.kind == EventKind::kCall || event.kind == EventKind::kBegin) &&
          event.headers->method() == method_ && event.headers->plain() && !event.compressed &&
-         !nb::cast<bool>(names().active.of(traces_));
+         !nb::cast<bool>(attribute<"active">(traces_));
 }
 
 // -- the connection -------------------------------------------------------------------------------
@@ -90,11 +61,11 @@ void GrpcConnection::start(nb::object transport, int descriptor, nb::object soon
 
 // A socket that has failed: the owner hears that it is lost, and drops all.
 bool GrpcConnection::stopped() const {
-  return paused || transport_.is_none() || nb::cast<bool>(names().is_closing.of(transport_)());
+  return paused || transport_.is_none() || nb::cast<bool>(attribute<"is_closing">(transport_)());
 }
 
 void GrpcConnection::buffer_updated(std::size_t nbytes) {
-  const double now = monotonic();
+  const double now = monotonic_seconds();
   core().received(nbytes, now);
   take();
   // What else there is of a body in many frames is received with few reads.
@@ -152,7 +123,7 @@ void GrpcConnection::flush() {
 void GrpcConnection::flush_soon() {
   if (flush_due_ || soon_.is_none()) return;
   flush_due_ = true;
-  soon_(names().flush.of(nb::find(*this)));
+  soon_(attribute<"flush">(nb::find(*this)));
 }
 
 void GrpcConnection::lose() {
@@ -186,9 +157,9 @@ bool GrpcInferCall::submit(const nb::object& self, const Message& message, const
     const MadeRequest made = nb::cast<GrpcInferEndpoint&>(endpoint_).templates().take_message(
         text_of(message.bytes()), self);
     if (made.known == nullptr) return false;
-    if (names().submit.of(made.known->given).is_none()) {
+    if (attribute<"submit">(made.known->given).is_none()) {
       // Not for unary calls, as Python will say.
-      names().free.of(names().arena.of(made.known->given))(made.request.attr("slot"));
+      attribute<"free">(attribute<"arena">(made.known->given))(made.request.attr("slot"));
       return false;
     }
     calls[nb::int_(stream_)] = self;
@@ -204,10 +175,10 @@ void GrpcInferCall::give(const MadeRequest& made) {
   known_ = made.known;
   request_ = made.request;
   if (!made.regions.is_none()) {
-    names().share.of(endpoint_)(made.request, made.regions, known_->given);
+    attribute<"share">(endpoint_)(made.request, made.regions, known_->given);
   }
   // As over HTTP, a cache would look the request up here.
-  names().submit.of(known_->given)(made.request, nb::none());
+  attribute<"submit">(known_->given)(made.request, nb::none());
 }
 
 bool GrpcInferCall::receive(const nb::object& self, const Event& event, const nb::dict& calls) {
@@ -234,8 +205,8 @@ bool GrpcInferCall::receive(const nb::object& self, const Event& event, const nb
 
 void GrpcInferCall::take_part(const nb::object& self, const Event& event) {
   if (event.kind == EventKind::kLarge) {
-    receiver_ =
-        names().receive.of(endpoint_)(event.value, connection_->account(), names().refuse.of(self));
+    receiver_ = attribute<"receive">(endpoint_)(event.value, connection_->account(),
+                                                attribute<"refuse">(self));
     return;
   }
   if (receiver_.is_none()) return;
@@ -265,9 +236,9 @@ void GrpcInferCall::complete(const nb::object& self) {
     return;
   }
   close_receiver();
-  if (names().submit.of(made.known->given).is_none()) {
-    names().free.of(names().arena.of(made.known->given))(made.request.attr("slot"));
-    fail(names().decoupled.of(endpoint_)());
+  if (attribute<"submit">(made.known->given).is_none()) {
+    attribute<"free">(attribute<"arena">(made.known->given))(made.request.attr("slot"));
+    fail(attribute<"decoupled">(endpoint_)());
   } else {
     give(made);
   }
@@ -281,7 +252,7 @@ nb::object GrpcInferCall::hand_over(bool end) {
 void GrpcInferCall::check(nb::handle now, nb::handle window) {
   if (receiver_.is_none()) return;
   if (const nb::object call = hand_over(false); !call.is_none())
-    names().check.of(call)(now, window);
+    attribute<"check">(call)(now, window);
 }
 
 void GrpcInferCall::close_receiver() {
@@ -309,8 +280,9 @@ std::vector<nb::object> GrpcInferCall::frame(nb::handle outcome) const {
   if (is_infer_response(outcome)) {
     const InferResponse& response = infer_response(outcome);
     const nb::handle signature = response.get(InferResponse::kSignature);
-    const nb::object known = known_->answer(
-        signature, [&] { return names().plain_template.of(endpoint_)(known_->given, signature); });
+    const nb::object known = known_->answer(signature, [&] {
+      return attribute<"plain_template">(endpoint_)(known_->given, signature);
+    });
     if (!known.is_none() && !response.has(InferResponse::kParameters)) {
       EncodedFrame made =
           encode_frame(nb::cast<const MessageResponseTemplate&>(known), view_of_text(identifier),
@@ -320,7 +292,7 @@ std::vector<nb::object> GrpcInferCall::frame(nb::handle outcome) const {
     }
   }
   std::vector<nb::object> pieces;
-  for (const nb::handle piece : names().frame.of(endpoint_)(known_->given, identifier, outcome)) {
+  for (const nb::handle piece : attribute<"frame">(endpoint_)(known_->given, identifier, outcome)) {
     pieces.push_back(nb::borrow(piece));
   }
   return pieces;
@@ -335,7 +307,7 @@ void GrpcInferCall::refuse(nb::handle error) {
 void GrpcInferCall::fail(nb::handle error) {
   if (connection_ == nullptr) return;
   close_receiver();
-  const nb::object fields = names().failure.of(endpoint_)(error);
+  const nb::object fields = attribute<"failure">(endpoint_)(error);
   connection_->core().send_headers(stream_, nb::cast<std::shared_ptr<HeaderFields>>(fields), true);
   finish();
 }
@@ -355,18 +327,6 @@ void GrpcInferCall::abort() {
   }
 }
 
-namespace {
-
-PyObject* call_with_outcome(PyObject* self, PyObject* arguments, PyObject* /*keywords*/) {
-  PyObject* const outcome = PyTuple_GetItem(arguments, 0);
-  if (outcome == nullptr) return nullptr;
-  return stub::guarded<PyObject*>(nullptr, [&] {
-    nb::inst_ptr<GrpcInferCall>(self)->answer(outcome);
-    return Py_NewRef(Py_None);
-  });
-}
-
-}  // namespace
 }  // namespace gpubridge::http2
 
 namespace gpubridge {
@@ -390,9 +350,8 @@ void bind_grpc_inference(nb::module_& module) {
       .def("lose", &GrpcConnection::lose)
       .def_rw("paused", &GrpcConnection::paused)
       .def_rw("hung_up", &GrpcConnection::hung_up);
-  static PyType_Slot slots[] = {{Py_tp_call, stub::slot(http2::call_with_outcome)}, {0, nullptr}};
   const auto nothing = [](GrpcInferCall&, const nb::args&) {};
-  nb::class_<GrpcInferCall>(module, "GrpcInferCall", nb::type_slots(slots))
+  nb::class_<GrpcInferCall>(module, "GrpcInferCall", nb::type_slots(stub::called<GrpcInferCall>()))
       .def("refuse", &GrpcInferCall::refuse)
       .def("fail", &GrpcInferCall::fail)
       .def("abort", &GrpcInferCall::abort)

@@ -2,8 +2,6 @@
 
 #include <atomic>
 
-#include "net/huffman.h"
-
 namespace gpubridge {
 namespace {
 

@@ -70,6 +70,10 @@ class HpackTable {
   std::uint64_t generation_ = 0;
 };
 
+// Appends the text that `coded` stands for; false where it is no sequence of codes with a padding
+// of fewer than eight bits, all ones.
+bool huffman_decode(std::span<const std::uint8_t> coded, std::string& text);
+
 class HpackDecoder {
  public:
   // `most` is the size of the largest header list.

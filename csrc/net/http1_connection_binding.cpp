@@ -30,12 +30,6 @@ void call(nb::object callback, Arguments&&... arguments) {
   callback(std::forward<Arguments>(arguments)...);
 }
 
-nb::object new_array() {
-  PyObject* const array = PyByteArray_FromStringAndSize(nullptr, 0);
-  if (array == nullptr) throw nb::python_error();
-  return nb::steal(array);
-}
-
 }  // namespace
 
 nb::list IdleConnections::first(std::size_t count) const {
@@ -52,20 +46,10 @@ Connection::Connection(nb::object owner, nb::object receive, nb::object idle, nb
     : owner_(std::move(owner)),
       receive_(std::move(receive)),
       idle_object_(std::move(idle)),
-      idle_(nb::cast<IdleConnections*>(idle_object_)),
       targets_object_(std::move(targets)),
-      targets_(nb::cast<InferTargets*>(targets_object_)),
       body_limit_(body_limit),
       pipeline_limit_(pipeline_limit),
-      held_limit_(held_limit),
-      take_(owner_.attr("take")),
-      complete_(owner_.attr("complete")),
-      collect_(owner_.attr("collect")),
-      grow_(owner_.attr("grow")),
-      pack_(owner_.attr("pack")),
-      failure_(owner_.attr("failure")),
-      refuse_(owner_.attr("refuse")),
-      changed_(owner_.attr("changed")) {}
+      held_limit_(held_limit) {}
 
 Connection::~Connection() {
   leave_idle();
@@ -153,7 +137,7 @@ void Connection::take_head(const char*& at, const char* end) {
   if (framed) {
     framed_ = 0;
     granted_ = kHeavy;
-    collected_ = new_array();
+    collected_ = checked(PyByteArray_FromStringAndSize(nullptr, 0));
   }
   const bool too_long = head->length > body_limit_;
   delivered_ = !framed && !expects && !too_long && here >= length_;
@@ -169,7 +153,7 @@ void Connection::take_head(const char*& at, const char* end) {
   at += copied_;
   reader_.skip(copied_);
   if (expects && message.exchange->taken()) {
-    call(write_, nb::bytes(kContinue.data(), kContinue.size()));
+    call(write_, bytes_object(kContinue));
   }
 }
 
@@ -412,7 +396,7 @@ void Connection::probe() {
   if (exchange.ready_ || exchange.probed_) return;
   exchange.probed_ = true;
   if (!exchange.answered_) {
-    if (exchange.modern()) call(write_, nb::bytes(kContinue.data(), kContinue.size()));
+    if (exchange.modern()) call(write_, bytes_object(kContinue));
   } else if (!exchange.bodiless() && !exchange.filler_.is_none()) {
     const auto filler = nb::cast<nb::bytes>(exchange.filler_);
     if (filler.size() != 0) call(write_, exchange.chunk({filler.c_str(), filler.size()}));
@@ -454,16 +438,6 @@ nb::tuple Connection::progress() const {
 
 namespace gpubridge {
 
-// Exchanges are called with the outcomes of inference requests.
-PyObject* call_exchange(PyObject* self, PyObject* arguments, PyObject* /*keywords*/) {
-  PyObject* const outcome = PyTuple_GetItem(arguments, 0);
-  if (outcome == nullptr) return nullptr;
-  return stub::guarded<PyObject*>(nullptr, [&] {
-    nb::inst_ptr<http1::Exchange>(self)->answer(outcome);
-    return Py_NewRef(Py_None);
-  });
-}
-
 void bind_http1_connection(nb::module_& module) {
   using http1::Connection;
   using http1::Exchange;
@@ -472,8 +446,7 @@ void bind_http1_connection(nb::module_& module) {
       .def(nb::init<>())
       .def("first", &IdleConnections::first)
       .def("__len__", &IdleConnections::size);
-  static PyType_Slot slots[] = {{Py_tp_call, stub::slot(call_exchange)}, {0, nullptr}};
-  nb::class_<Exchange>(module, "HttpExchange", nb::type_slots(slots))
+  nb::class_<Exchange>(module, "HttpExchange", nb::type_slots(stub::called<Exchange>()))
       .def_prop_ro("method", &Exchange::method)
       .def_prop_ro("target", &Exchange::target)
       .def_prop_ro("length", &Exchange::length)

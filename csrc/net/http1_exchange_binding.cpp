@@ -11,21 +11,19 @@ namespace {
 constexpr std::size_t kCopied = 2048;
 constexpr std::size_t kCopiedBuffer = 1024;
 
-nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
-
 }  // namespace
 
 Exchange::Exchange(Connection& connection, std::unique_ptr<const Head> head, bool close)
     : connection_(&connection), head_(std::move(head)), close_(close) {}
 
-nb::bytes Exchange::method() const { return bytes_of(head_ ? head_->method() : ""); }
+nb::bytes Exchange::method() const { return bytes_object(head_ ? head_->method() : ""); }
 
-nb::bytes Exchange::target() const { return bytes_of(head_ ? head_->target() : ""); }
+nb::bytes Exchange::target() const { return bytes_object(head_ ? head_->target() : ""); }
 
 nb::object Exchange::field(nb::bytes name) const {
   if (head_ == nullptr) return nb::none();
   const auto value = head_->field(view_of(name));
-  return value ? nb::object(bytes_of(*value)) : nb::none();
+  return value ? nb::object(bytes_object(*value)) : nb::none();
 }
 
 std::optional<std::uint64_t> Exchange::length() const {
@@ -104,7 +102,7 @@ void Exchange::send_whole(int status, std::string_view fields, std::string_view 
   const std::size_t length = body.size() + sent.total();
   if (!plain && length != 0 && head_ != nullptr && head_->accepts != Coding::kNone) {
     const nb::object pack = connection_->pack_;
-    pack(nb::find(*this), status, bytes_of(fields), bytes_of(body), buffers);
+    pack(nb::find(*this), status, bytes_object(fields), bytes_object(body), buffers);
     return;
   }
   put(status, {length, false}, fields, body, sent);
@@ -195,8 +193,8 @@ void Exchange::begin(int status, nb::bytes fields, nb::object on_sent, nb::bytes
 }
 
 nb::bytes Exchange::chunk(std::string_view data) const {
-  if (!chunked_) return bytes_of(data);
-  return bytes_of(chunk_line(data.size()).append(data).append("\r\n"));
+  if (!chunked_) return bytes_object(data);
+  return bytes_object(chunk_line(data.size()).append(data).append("\r\n"));
 }
 
 void Exchange::send(nb::object buffers) {
@@ -215,7 +213,7 @@ void Exchange::end() {
   if (connection_ == nullptr) return;
   handler = nb::none();
   unfinished_ = false;
-  if (chunked_ && !bodiless()) parts_.push_back(bytes_of(kLastChunk));
+  if (chunked_ && !bodiless()) parts_.push_back(bytes_object(kLastChunk));
   probed_ = false;
   ready();
 }

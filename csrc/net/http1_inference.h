@@ -15,14 +15,14 @@ class Exchange;
 // One version of a model as its endpoint serves it: `given` is a ServedModel
 // (gpubridge/frontend/infer.py).
 struct ServedModel {
-  explicit ServedModel(nb::object given);
+  explicit ServedModel(nb::object given) : given(std::move(given)) {}
 
   nb::object given;
-  nb::object templates_object;
-  PythonTemplates& templates;
-  nb::object traces;
-  nb::object submit;
-  std::uint64_t inputs;
+  nb::object templates_object = given.attr("templates");
+  PythonTemplates& templates = nb::cast<PythonTemplates&>(templates_object);
+  nb::object traces = given.attr("traces");
+  nb::object submit = given.attr("submit");
+  std::uint64_t inputs = nb::cast<std::uint64_t>(given.attr("inputs"));
 };
 
 // Where requests for a model, or for one version of it, go; the base of the class InferEndpoint.
@@ -41,10 +41,7 @@ class InferEndpoint {
   // A slot for a body of so many bytes, charged to `charged`, if it is large: then `grow` hands its
   // memory out up to where the body ends, and `complete` says that it is there.
   [[nodiscard]] nb::object allocate(std::uint64_t nbytes, nb::handle charged) const;
-  [[nodiscard]] std::uint64_t grow(const nb::object& slot, std::uint64_t at,
-                                   std::uint64_t end) const;
-  void complete(const nb::object& slot) const;
-  void free(const nb::object& slot) const;
+  [[nodiscard]] const nb::object& arena() const { return arena_; }
 
  private:
   nb::object arena_;

@@ -15,51 +15,15 @@ namespace {
 constexpr std::uint64_t kAlignment = 64;
 constexpr std::uint64_t kWidest = 8;
 
-struct Names {
-  Attribute active{"active"};
-  Attribute allocate{"allocate"};
-  Attribute complete{"complete"};
-  Attribute free{"free"};
-  Attribute grow{"grow"};
-  Attribute memory{"memory"};
-  Attribute plain_template{"plain_template"};
-  Attribute reserve{"reserve"};
-  Attribute respond{"respond"};
-  Attribute share{"share"};
-  Attribute take_over{"take_over"};
-};
-
-const Names& names() {
-  static const Names made;
-  return made;
-}
-
 }  // namespace
 
-ServedModel::ServedModel(nb::object served)
-    : given(std::move(served)),
-      templates_object(given.attr("templates")),
-      templates(nb::cast<PythonTemplates&>(templates_object)),
-      traces(given.attr("traces")),
-      submit(given.attr("submit")),
-      inputs(nb::cast<std::uint64_t>(given.attr("inputs"))) {}
-
-bool InferEndpoint::traced() const { return nb::cast<bool>(names().active.of(served_->traces)); }
+bool InferEndpoint::traced() const { return nb::cast<bool>(attribute<"active">(served_->traces)); }
 
 nb::object InferEndpoint::allocate(std::uint64_t nbytes, nb::handle charged) const {
   const std::uint64_t size = kAlignment + nbytes + kWidest * served_->inputs;
-  if (charged.is_none()) return names().allocate.of(arena_)(size);
-  return names().reserve.of(arena_)(size, charged);
+  if (charged.is_none()) return attribute<"allocate">(arena_)(size);
+  return attribute<"reserve">(arena_)(size, charged);
 }
-
-std::uint64_t InferEndpoint::grow(const nb::object& slot, std::uint64_t at,
-                                  std::uint64_t end) const {
-  return nb::cast<std::uint64_t>(names().grow.of(arena_)(slot, at, end));
-}
-
-void InferEndpoint::complete(const nb::object& slot) const { names().complete.of(arena_)(slot); }
-
-void InferEndpoint::free(const nb::object& slot) const { names().free.of(arena_)(slot); }
 
 void InferTargets::add(const nb::bytes& target, nb::object endpoint) {
   endpoints_.insert_or_assign(std::string(view_of(target)), std::move(endpoint));
@@ -99,12 +63,12 @@ Inference::Inference(nb::object endpoint, nb::object slot, const InferenceBody& 
       body_(body) {}
 
 nb::object Inference::memory() const {
-  return names().memory.of(
+  return attribute<"memory">(
       slot_)[nb::slice(nb::int_(body_.start), nb::int_(body_.start + body_.length), nb::none())];
 }
 
 void Inference::put(std::string_view begin) const {
-  const BufferView view(names().memory.of(slot_), PyBUF_WRITABLE);
+  const BufferView view(attribute<"memory">(slot_), PyBUF_WRITABLE);
   if (body_.start > view.size() || begin.size() > view.size() - body_.start) {
     throw nb::value_error("expected memory for the whole body");
   }
@@ -115,11 +79,13 @@ void Inference::put(std::string_view begin) const {
 std::uint64_t Inference::grow(std::uint64_t arrived) const {
   // All of the slot is handed out with the end of the body, for inputs that have to move.
   const std::uint64_t room = kAlignment + body_.length + kWidest * endpoint_.served()->inputs;
-  return endpoint_.grow(slot_, body_.start + arrived, room) - body_.start;
+  const nb::object granted =
+      attribute<"grow">(endpoint_.arena())(slot_, body_.start + arrived, room);
+  return nb::cast<std::uint64_t>(granted) - body_.start;
 }
 
 void Inference::complete() const {
-  if (large_) endpoint_.complete(slot_);
+  if (large_) attribute<"complete">(endpoint_.arena())(slot_);
 }
 
 bool Inference::submit(nb::handle exchange, std::uint64_t copied, nb::handle origin) {
@@ -131,7 +97,7 @@ bool Inference::submit(nb::handle exchange, std::uint64_t copied, nb::handle ori
   known_ = made.known;
   // What cannot be shared is freed.
   slot_.reset();
-  if (!made.regions.is_none()) names().share.of(served->given)(made.request, made.regions);
+  if (!made.regions.is_none()) attribute<"share">(served->given)(made.request, made.regions);
   request_ = made.request;
   // This may be gone when that returns.
   served->submit(made.request, origin);
@@ -140,7 +106,7 @@ bool Inference::submit(nb::handle exchange, std::uint64_t copied, nb::handle ori
 
 void Inference::hand_over(nb::handle exchange, std::uint64_t copied) {
   const nb::object slot = std::move(slot_);
-  names().take_over.of(endpoint_object_)(exchange, slot, body_.start, body_.length, copied);
+  attribute<"take_over">(endpoint_object_)(exchange, slot, body_.start, body_.length, copied);
 }
 
 void Inference::answer(Exchange& exchange, nb::handle outcome) const {
@@ -149,7 +115,7 @@ void Inference::answer(Exchange& exchange, nb::handle outcome) const {
     const InferResponse& response = infer_response(outcome);
     const nb::handle signature = response.get(InferResponse::kSignature);
     const nb::object known = known_->answer(signature, [&] {
-      return names().plain_template.of(served_->given)(known_->form, signature);
+      return attribute<"plain_template">(served_->given)(known_->form, signature);
     });
     if (!known.is_none() && !response.has(InferResponse::kParameters)) {
       const auto& encoder = nb::cast<const JsonResponseTemplate&>(known);
@@ -161,14 +127,14 @@ void Inference::answer(Exchange& exchange, nb::handle outcome) const {
       return;
     }
   }
-  names().respond.of(served_->given)(nb::find(exchange), known_->form, identifier, outcome);
+  attribute<"respond">(served_->given)(nb::find(exchange), known_->form, identifier, outcome);
 }
 
 void Inference::abort() {
   if (request_.is_valid()) {
     infer_request(request_).cancel();
   } else if (slot_.is_valid()) {
-    endpoint_.free(std::exchange(slot_, {}));
+    attribute<"free">(endpoint_.arena())(std::exchange(slot_, {}));
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "buffer_view.h"
 #include "dataplane.h"
+#include "memory/lease_book.h"
 #include "net/http2_connection.h"
 
 namespace gpubridge {
@@ -27,33 +28,15 @@ constexpr int kTurns = 4;
 constexpr std::size_t kLongWrite = std::size_t{1} << 16U;
 constexpr std::size_t kHeadersKept = 256;
 
-nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
-
 nb::bytes bytes_of(std::span<const std::uint8_t> data) {
   return nb::bytes(reinterpret_cast<const char*>(data.data()), data.size());
 }
 
-std::string_view text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
-
-// Memory of the plane, or of a caller, exported for as long as a view of it exists.
-struct Memory {
-  std::uint8_t* data;
-  std::size_t size;
-  std::shared_ptr<const void> owner;
-  bool read_only;
-};
-
-int export_memory(PyObject* exporter, Py_buffer* view, int flags) {
-  const auto* memory = nb::inst_ptr<Memory>(exporter);
-  return PyBuffer_FillInfo(view, exporter, memory->data, static_cast<Py_ssize_t>(memory->size),
-                           memory->read_only ? 1 : 0, flags);
-}
-
-nb::object view_of(Memory memory) {
-  const nb::object exporter = nb::cast(std::move(memory));
-  PyObject* view = PyMemoryView_FromObject(exporter.ptr());
-  if (view == nullptr) throw nb::python_error();
-  return nb::steal(view);
+// A view of memory of the plane, or of a caller, which it keeps.
+nb::object memory_view(std::shared_ptr<const void> owner, const std::uint8_t* data,
+                       std::size_t size, bool read_only) {
+  char* const begin = reinterpret_cast<char*>(const_cast<std::uint8_t*>(data));
+  return LentSpan{std::move(owner), begin, size, read_only}.object();
 }
 
 std::vector<Segment> segments_of(nb::handle buffers) {
@@ -81,12 +64,12 @@ std::vector<Segment> segments_of(const std::vector<nb::object>& buffers) {
 nb::object PythonConnection::memory() {
   Place place = Connection::memory();
   if (place.owner != nullptr) {
-    return view_of({place.data, place.size, std::move(place.owner), false});
+    return memory_view(std::move(place.owner), place.data, place.size, false);
   }
   // Most often it is all of the buffer.
   if (place.data != viewed_.data || place.size != viewed_.size) {
     viewed_ = {place.data, place.size, nullptr};
-    view_ = view_of({place.data, place.size, buffer(), false});
+    view_ = memory_view(buffer(), place.data, place.size, false);
   }
   return view_;
 }
@@ -123,8 +106,7 @@ nb::object PythonConnection::flush(int descriptor) {
     }
     if (!write(descriptor)) {
       for (Segment& segment : output().take_all()) {
-        left.append(view_of({const_cast<std::uint8_t*>(segment.data), segment.size,
-                             std::move(segment.owner), true}));
+        left.append(memory_view(std::move(segment.owner), segment.data, segment.size, true));
       }
       break;
     }
@@ -184,11 +166,10 @@ nb::object PythonConnection::convert(const Event& event) {
         messages.append(bytes_of(message.bytes()));
       return nb::make_tuple(kind, event.stream, event.value, messages, event.compressed, event.end);
     }
-    case EventKind::kData: {
-      const Memory memory{const_cast<std::uint8_t*>(event.data.data()), event.data.size(),
-                          received_memory(), true};
-      return nb::make_tuple(kind, event.stream, view_of(memory), event.end);
-    }
+    case EventKind::kData:
+      return nb::make_tuple(
+          kind, event.stream,
+          memory_view(received_memory(), event.data.data(), event.data.size(), true), event.end);
     case EventKind::kFilled:
       return nb::make_tuple(kind, event.stream, event.end);
     case EventKind::kFailed:
@@ -199,7 +180,7 @@ nb::object PythonConnection::convert(const Event& event) {
     case EventKind::kReset:
       return nb::make_tuple(kind, event.stream, event.code);
     case EventKind::kPong:
-      return nb::make_tuple(kind, event.stream, bytes_of(event.text));
+      return nb::make_tuple(kind, event.stream, bytes_object(event.text));
     case EventKind::kClosed:
       return nb::make_tuple(kind, event.stream, event.code, event.text);
     default:
@@ -253,7 +234,7 @@ std::vector<std::pair<std::string, std::string>> fields_of(nb::handle fields) {
   std::vector<std::pair<std::string, std::string>> made;
   for (const nb::handle field : fields) {
     const auto [name, value] = nb::cast<std::pair<nb::bytes, nb::bytes>>(field);
-    made.emplace_back(text_of(name), text_of(value));
+    made.emplace_back(view_of(name), view_of(value));
   }
   return made;
 }
@@ -266,7 +247,7 @@ std::shared_ptr<GrpcMethods> methods_of(nb::handle methods) {
     if (kind < 0 || kind > static_cast<int>(GrpcKind::kStream)) {
       throw nb::value_error("expected a kind of method");
     }
-    made->add(std::string(text_of(nb::cast<nb::bytes>(parts[0]))),
+    made->add(std::string(view_of(nb::cast<nb::bytes>(parts[0]))),
               {static_cast<GrpcKind>(kind), nb::cast<std::uint64_t>(parts[2])});
   }
   return made;
@@ -279,21 +260,21 @@ void bind_headers(nb::module_& module) {
            }),
            nb::arg("fields"), nb::arg("repeat") = false);
   nb::class_<RequestHeaders>(module, "RequestHeaders")
-      .def_prop_ro("path", [](const RequestHeaders& self) { return bytes_of(self.path()); })
+      .def_prop_ro("path", [](const RequestHeaders& self) { return bytes_object(self.path()); })
       .def_prop_ro("plain", &RequestHeaders::plain)
-      .def_prop_ro("coding", [](const RequestHeaders& self) { return bytes_of(self.coding()); })
+      .def_prop_ro("coding", [](const RequestHeaders& self) { return bytes_object(self.coding()); })
       .def_prop_ro("accepted_codings",
-                   [](const RequestHeaders& self) { return bytes_of(self.accepted_codings()); })
+                   [](const RequestHeaders& self) { return bytes_object(self.accepted_codings()); })
       .def_prop_ro("timeout",
                    [](const RequestHeaders& self) -> nb::object {
                      if (!self.timeout()) return nb::none();
-                     return bytes_of(*self.timeout());
+                     return bytes_object(*self.timeout());
                    })
       .def_prop_ro("fields", [](const RequestHeaders& self) {
         nb::list fields;
         for (std::size_t index = 0; index < self.fields().count(); ++index) {
-          fields.append(nb::make_tuple(bytes_of(self.fields().name(index)),
-                                       bytes_of(self.fields().value(index))));
+          fields.append(nb::make_tuple(bytes_object(self.fields().name(index)),
+                                       bytes_object(self.fields().value(index))));
         }
         return nb::tuple(fields);
       });
@@ -355,7 +336,7 @@ void bind_connection(nb::module_& module) {
   kind.def("reset", &Self::reset);
   kind.def("ping", [](Self& self, const nb::bytes& payload) {
     if (payload.size() != 8) throw nb::value_error("expected 8 bytes");
-    self.ping(text_of(payload));
+    self.ping(view_of(payload));
   });
   kind.def("drain", &Self::drain);
   kind.def("goaway", &Self::goaway);
@@ -367,9 +348,6 @@ void bind_connection(nb::module_& module) {
 }  // namespace
 
 void bind_http2(nb::module_& module) {
-  static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(export_memory)},
-                                {0, nullptr}};
-  nb::class_<Memory>(module, "Memory", nb::type_slots(slots));
   bind_headers(module);
   bind_settings(module);
   bind_connection(module);

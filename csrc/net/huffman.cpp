@@ -1,4 +1,4 @@
-#include "net/huffman.h"
+#include "net/hpack.h"
 
 namespace gpubridge {
 namespace {

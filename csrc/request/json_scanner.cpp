@@ -1,6 +1,5 @@
-#include "request/json_scanner.h"
-
 #include "request/json_cursor.h"
+#include "request/scan.h"
 #include "utf8.h"
 
 namespace gpubridge {

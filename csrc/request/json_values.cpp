@@ -5,7 +5,7 @@
 #include <unordered_set>
 
 #include "request/json_cursor.h"
-#include "request/protobuf_writer.h"
+#include "request/wire.h"
 #include "utf8.h"
 
 namespace gpubridge {

@@ -9,26 +9,6 @@ namespace {
 // Inputs begin at multiples of this.
 constexpr std::uint64_t kAlignment = 64;
 
-struct Names {
-  Attribute arena{"arena"};
-  Attribute close{"close"};
-  Attribute complete{"complete"};
-  Attribute free{"free"};
-  Attribute grow{"grow"};
-  Attribute memory{"memory"};
-  Attribute release{"release"};
-  Attribute reserve{"reserve"};
-};
-
-const Names& names() {
-  static const Names made;
-  return made;
-}
-
-std::string_view bytes_of(const BufferView& view) {
-  return {static_cast<const char*>(view.data()), view.size()};
-}
-
 // Calls what may find that bytes are no message, which Python words.
 template <typename Call>
 auto checked_message(Call&& call) {
@@ -107,8 +87,8 @@ void MessageReceiver::begin_raw() {
 // Has the raw content go on at an offset: to memory that is there by now.
 void MessageReceiver::aim(std::uint64_t at) {
   at_ = piece_end_ = at;
-  const nb::object upto =
-      slot.is_none() ? names().grow.of(private_)(at, end_) : names().grow.of(arena)(slot, at, end_);
+  const nb::object upto = slot.is_none() ? attribute<"grow">(private_)(at, end_)
+                                         : attribute<"grow">(arena)(slot, at, end_);
   piece_end_ = nb::cast<std::uint64_t>(upto);
   if (piece_end_ <= at || piece_end_ > std::min(end_, room())) {
     throw nb::value_error("expected memory for more of the message");
@@ -124,10 +104,10 @@ void MessageReceiver::reserve(std::uint64_t nbytes) {
   if (arena.is_none()) {
     const nb::object module = nb::module_::import_("gpubridge.host_shm");
     private_ = module.attr("PrivateMemory")(nbytes, body);
-    memory_ = names().memory.of(private_);
+    memory_ = attribute<"memory">(private_);
   } else {
-    slot = names().reserve.of(arena)(nbytes, body);
-    memory_ = names().memory.of(slot);
+    slot = attribute<"reserve">(arena)(nbytes, body);
+    memory_ = attribute<"memory">(slot);
   }
   view_ = std::make_shared<const BufferView>(memory_, PyBUF_WRITABLE);
 }
@@ -146,14 +126,14 @@ MadeRequest MessageReceiver::take(PythonTemplates& templates, nb::handle on_done
   MadeRequest made = templates.take_fields({slot, on_done, copied + elsewhere}, form(),
                                            identifier(), sizes_, offsets_);
   // It was resolved for the model as it is now; the memory is that of the name that came first.
-  if (made.known == nullptr || !names().arena.of(made.known->given).is(arena)) return {};
+  if (made.known == nullptr || !attribute<"arena">(made.known->given).is(arena)) return {};
   give_away();
   return made;
 }
 
 void MessageReceiver::give_away() {
   if (const nb::object given = std::exchange(slot, nb::none()); !given.is_none()) {
-    names().complete.of(arena)(given);
+    attribute<"complete">(arena)(given);
   }
   body = nb::none();
 }
@@ -162,12 +142,12 @@ void MessageReceiver::close() {
   view_.reset();
   memory_ = nb::none();
   if (const nb::object lent = std::exchange(slot, nb::none()); !lent.is_none()) {
-    names().free.of(arena)(lent);
+    attribute<"free">(arena)(lent);
   }
   if (const nb::object kept = std::exchange(private_, nb::none()); !kept.is_none()) {
-    names().close.of(kept)();
+    attribute<"close">(kept)();
   }
-  if (!body.is_none()) names().release.of(body)();
+  if (!body.is_none()) attribute<"release">(body)();
 }
 
 namespace {
@@ -200,7 +180,7 @@ void bind_message_receiver(nb::module_& module) {
   nb::class_<Self>(module, "MessageReceiver")
       .def(nb::init<std::uint64_t, nb::object, nb::object>())
       .def("feed",
-           [](Self& self, nb::handle data) { self.feed(bytes_of(BufferView(data, PyBUF_SIMPLE))); })
+           [](Self& self, nb::handle data) { self.feed(BufferView(data, PyBUF_SIMPLE).text()); })
       .def("filled", &Self::filled)
       .def_prop_ro("target",
                    [](const Self& self) -> nb::object {

@@ -1,5 +1,4 @@
-#include "request/protobuf_scanner.h"
-
+#include "request/scan.h"
 #include "request/wire.h"
 #include "utf8.h"
 

@@ -1,7 +1,7 @@
 #include "request/response_templates.h"
 
 #include "request/json_values.h"
-#include "request/protobuf_writer.h"
+#include "request/wire.h"
 
 namespace gpubridge {
 namespace {

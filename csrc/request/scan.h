@@ -91,4 +91,32 @@ struct RequestScan {
 // 100 KB.
 constexpr std::size_t kLongestScanned = std::size_t{256} << 10U;
 
+// Scans the JSON header of a v2 inference request in one pass.
+//
+// The key is the text with each value that may vary replaced by the marker of its role. Such values
+// are non-negative integers below 2^64 and strings without escapes, at the paths that have a role;
+// everything else is part of the key as it stands: floats, signs, booleans, names, datatypes, white
+// space.
+//
+// False for a text that cannot become a template: one that is no JSON object, is too long or too
+// deep, has an input with `data`, a member twice, very many members in one object, an escape in a
+// name or in the id, a control character, or a varying text that is not UTF-8.
+bool scan_json(std::string_view text, RequestScan& scan);
+
+// Scans the fields of a ModelInferRequest in one pass.
+//
+// The key has all fields but the id and the raw contents, in wire order and without the lengths of
+// messages; each value that may vary is replaced by the marker of its role. Such values are dims,
+// integers that are not negative, and strings, at the paths that have a role.
+//
+// Scans a whole message; `offsets` gets where each raw content begins in it. False for one that
+// cannot become a template: one with unknown fields, singular fields twice, typed contents,
+// negative dims, a parameter twice, or raw contents that are not one for each input that is not in
+// a region.
+bool scan_message(std::string_view message, RequestScan& scan, std::vector<std::uint64_t>& offsets);
+
+// Scans the fields of a message that came without its id and raw contents, which have `sizes`.
+bool scan_fields(std::string_view fields, const std::vector<std::uint64_t>& sizes,
+                 RequestScan& scan);
+
 }  // namespace gpubridge

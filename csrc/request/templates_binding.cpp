@@ -9,36 +9,10 @@
 #include "dataplane.h"
 #include "ipc/infer_request_binding.h"
 #include "python_object.h"
-#include "request/json_scanner.h"
-#include "request/protobuf_scanner.h"
+#include "request/scan.h"
 
 namespace gpubridge {
 namespace {
-
-struct Names {
-  Attribute allocate{"allocate"};
-  Attribute arena{"arena"};
-  Attribute context{"context"};
-  Attribute dims{"dims"};
-  Attribute form{"form"};
-  Attribute memory{"memory"};
-  Attribute options{"options"};
-  Attribute regions{"regions"};
-  std::array<Attribute, 5> same_options{Attribute("priority"), Attribute("timeout_us"),
-                                        Attribute("correlation_id"), Attribute("start"),
-                                        Attribute("end")};
-  Attribute shape_id{"shape_id"};
-  Attribute shapes{"shapes"};
-  Attribute shared{"shared"};
-  Attribute signature{"signature"};
-  Attribute varied{"varied"};
-  Attribute vary{"vary"};
-};
-
-const Names& names() {
-  static const Names made;
-  return made;
-}
 
 std::span<unsigned char> memory_of(const BufferView& view) {
   return {static_cast<unsigned char*>(view.data()), view.size()};
@@ -93,16 +67,21 @@ class RequestShapes {
   nb::bytes dims_;
 };
 
+template <AttributeName... Names>
+void copy_attributes(nb::handle from, nb::handle to) {
+  (set_attribute<Names>(to, attribute<Names>(from)), ...);
+}
+
 // The options of a template's first request, with the shapes of another.
 nb::object with_shapes(const nb::object& form, const nb::object& dims) {
-  const nb::object first = names().options.of(form);
+  const nb::object first = attribute<"options">(form);
   auto* const type = reinterpret_cast<PyTypeObject*>(first.type().ptr());
   const auto create = reinterpret_cast<newfunc>(PyType_GetSlot(type, Py_tp_new));
   nb::object options = checked(create(type, nb::tuple().ptr(), nullptr));
-  for (const Attribute& same : names().same_options) same.set(options, same.of(first));
-  names().shape_id.set(options, nb::none());
-  names().shapes.set(
-      options, nb::cast(RequestShapes(names().shapes.of(first), nb::borrow<nb::bytes>(dims))));
+  copy_attributes<"priority", "timeout_us", "correlation_id", "start", "end">(first, options);
+  set_attribute<"shape_id">(options, nb::none());
+  set_attribute<"shapes">(
+      options, nb::cast(RequestShapes(attribute<"shapes">(first), nb::borrow<nb::bytes>(dims))));
   return options;
 }
 
@@ -119,15 +98,6 @@ nb::object MadeRequest::told() const {
   if (known == nullptr) return nb::none();
   return nb::make_tuple(known->given, request, regions);
 }
-
-KnownTemplate::KnownTemplate(nb::object template_)
-    : given(std::move(template_)),
-      form(names().form.of(given)),
-      signature(names().signature.of(form)),
-      context(names().context.of(form)),
-      shared(nb::cast<bool>(names().shared.of(form))),
-      options(names().options.of(form)),
-      dims(names().dims.of(form)) {}
 
 // -- adding ---------------------------------------------------------------------------------------
 
@@ -149,7 +119,7 @@ void PythonTemplates::add(std::uint64_t max_batch_size, std::vector<InputFields>
     return nb::object(
         nb::make_tuple(static_cast<int>(value.role), value.owner, text_object(value.name)));
   });
-  if (!nb::cast<bool>(names().vary.of(given)(varying, scan_.outputs))) return;
+  if (!nb::cast<bool>(attribute<"vary">(given)(varying, scan_.outputs))) return;
   templates_.add(scan_, rules_of(max_batch_size, alignment_, std::move(inputs)),
                  std::make_shared<KnownTemplate>(nb::borrow(given)));
 }
@@ -165,7 +135,7 @@ void PythonTemplates::remove_if(nb::handle is_gone) {
 // The header is copied: a process that has the memory mapped may write to it meanwhile.
 MadeRequest PythonTemplates::take_json(const RequestTarget& target, std::uint64_t begin,
                                        std::uint64_t size, std::uint64_t following) {
-  const BufferView view(names().memory.of(target.slot), PyBUF_WRITABLE);
+  const BufferView view(attribute<"memory">(target.slot), PyBUF_WRITABLE);
   const std::span<unsigned char> bytes = memory_of(view);
   if (begin > bytes.size() || size > bytes.size() - begin || size > kLongestScanned) return {};
   const std::uint64_t start = begin + size;
@@ -190,9 +160,9 @@ MadeRequest PythonTemplates::take_message(std::string_view message, nb::handle o
     if (!gpubridge::strings_fit(matched_.places[i], content(i))) return {};
   }
   const auto& known = *static_cast<const KnownTemplate*>(matched_.owner.get());
-  const nb::object allocate = names().allocate.of(names().arena.of(known.given));
+  const nb::object allocate = attribute<"allocate">(attribute<"arena">(known.given));
   const nb::object slot = allocate(std::max<std::uint64_t>(matched_.end, 1));
-  const BufferView view(names().memory.of(slot), PyBUF_WRITABLE);
+  const BufferView view(attribute<"memory">(slot), PyBUF_WRITABLE);
   for (std::size_t i = 0; i < matched_.places.size(); ++i) {
     const std::span<const unsigned char> from = content(i);
     const std::span<unsigned char> to =
@@ -211,7 +181,7 @@ MadeRequest PythonTemplates::take_fields(const RequestTarget& target, std::strin
     // Where they are not received in their places, they have to be copied there first.
     if (i >= offsets.size() || offsets[i] != matched_.places[i].at) return {};
   }
-  const BufferView view(names().memory.of(target.slot), PyBUF_SIMPLE);
+  const BufferView view(attribute<"memory">(target.slot), PyBUF_SIMPLE);
   if (!strings_fit(memory_of(view))) return {};
   return make(target, 0, identifier);
 }
@@ -235,7 +205,7 @@ MadeRequest PythonTemplates::make(const RequestTarget& target, std::uint64_t sta
   const std::string_view dims(reinterpret_cast<const char*>(matched_.dims.data()),
                               matched_.dims.size() * sizeof(std::int64_t));
   const bool same_dims = view_of(nb::borrow<nb::bytes>(known.dims)) == dims;
-  if (!same_dims) known.dims = nb::bytes(dims.data(), dims.size());
+  if (!same_dims) known.dims = bytes_object(dims);
   if (known.place_objects.is_none() || !same_places(known.places, matched_.places)) {
     known.places = matched_.places;
     known.place_objects = tuple_of(known.places.size(), [&](std::size_t i) {
@@ -246,22 +216,22 @@ MadeRequest PythonTemplates::make(const RequestTarget& target, std::uint64_t sta
   nb::object options = known.options;
   const nb::object values = others();
   if (!values.is_none()) {
-    const nb::object varied = names().varied.of(known.given)(known.dims, values);
+    const nb::object varied = attribute<"varied">(known.given)(known.dims, values);
     context = varied[0];
     options = varied[1];
   } else if (!same_dims) {
     options = known.options = with_shapes(known.form, known.dims);
   }
-  if (known.shared) made.regions = names().regions.of(known.given)(values);
+  if (known.shared) made.regions = attribute<"regions">(known.given)(values);
   const nb::object id = text_object(identifier);
-  made.request = make_infer_request({.signature = known.signature,
-                                     .slot = target.slot,
-                                     .places = known.place_objects,
-                                     .on_done = target.on_done,
-                                     .identifier = id,
-                                     .context = context,
-                                     .options = options,
-                                     .dims = known.dims,
+  made.request = make_infer_request({.signature = known.signature.ptr(),
+                                     .slot = target.slot.ptr(),
+                                     .places = known.place_objects.ptr(),
+                                     .on_done = target.on_done.ptr(),
+                                     .identifier = id.ptr(),
+                                     .context = context.ptr(),
+                                     .options = options.ptr(),
+                                     .dims = known.dims.ptr(),
                                      .start = static_cast<long long>(start),
                                      .copied = static_cast<long long>(target.copied),
                                      .batch_size = static_cast<long long>(matched_.batch_size)});

@@ -11,7 +11,7 @@ namespace gpubridge {
 // What requests with one template have in common for the engine; `given` is the RequestTemplate
 // (gpubridge/protocol/request_templates.py) that says so.
 struct KnownTemplate {
-  explicit KnownTemplate(nb::object given);
+  explicit KnownTemplate(nb::object given) : given(std::move(given)) {}
 
   // The template of answers with a signature; None for those that Python has to encode. `make` is
   // asked for that of a signature other than the last one's.
@@ -25,13 +25,13 @@ struct KnownTemplate {
   }
 
   nb::object given;
-  nb::object form;
-  nb::object signature;
-  nb::object context;
-  bool shared;
+  nb::object form = attribute<"form">(given);
+  nb::object signature = attribute<"signature">(form);
+  nb::object context = attribute<"context">(form);
+  bool shared = nb::cast<bool>(attribute<"shared">(form));
   // Of the last request, since the next mostly has the same.
-  nb::object options;
-  nb::object dims;
+  nb::object options = attribute<"options">(form);
+  nb::object dims = attribute<"dims">(form);
   std::vector<InputPlace> places;
   nb::object place_objects = nb::none();
   nb::object answer_signature = nb::none();

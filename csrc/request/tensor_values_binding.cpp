@@ -32,10 +32,6 @@ ElementType type_of(std::string_view datatype) {
   throw nb::value_error("expected a datatype that JSON can carry");
 }
 
-std::string_view text_of(const BufferView& buffer) {
-  return {static_cast<const char*>(buffer.data()), buffer.size()};
-}
-
 // What `make` appends to a text without the interpreter's lock, as bytes; None where it says no.
 // What may be long is copied without it, too.
 template <typename Make>
@@ -60,12 +56,12 @@ nb::object split_json_data(nb::handle document) {
   std::optional<SplitDocument> split;
   {
     const nb::gil_scoped_release unlocked;
-    split = split_data(text_of(buffer));
+    split = split_data(buffer.text());
   }
   if (!split) return nb::none();
   nb::list ranges;
   for (const std::string_view value : split->values) {
-    ranges.append(nb::make_tuple(value.data() - text_of(buffer).data(), value.size()));
+    ranges.append(nb::make_tuple(value.data() - buffer.text().data(), value.size()));
   }
   return nb::make_tuple(bytes_object(split->skeleton), ranges);
 }
@@ -78,7 +74,7 @@ nb::object pack_json_values(nb::handle document, std::size_t start, std::size_t 
     throw nb::value_error("expected a range inside the document");
   }
   return made_unlocked([&](std::string& bytes) {
-    return pack_values(text_of(buffer).substr(start, size), type, count, bytes);
+    return pack_values(buffer.text().substr(start, size), type, count, bytes);
   });
 }
 
@@ -86,7 +82,7 @@ nb::object format_json_values(nb::handle data, std::string_view datatype, std::s
   const BufferView buffer(data, PyBUF_SIMPLE);
   const ElementType type = type_of(datatype);
   return made_unlocked(
-      [&](std::string& json) { return format_values(text_of(buffer), type, count, json); });
+      [&](std::string& json) { return format_values(buffer.text(), type, count, json); });
 }
 
 nb::object format_json_string(std::string_view before, nb::handle text, std::string_view after) {
@@ -94,7 +90,7 @@ nb::object format_json_string(std::string_view before, nb::handle text, std::str
   return made_unlocked([&](std::string& json) {
     json.reserve(before.size() + buffer.size() + after.size() + 2);
     json.append(before);
-    if (!format_string(text_of(buffer), json)) return false;
+    if (!format_string(buffer.text(), json)) return false;
     json.append(after);
     return true;
   });
@@ -102,8 +98,7 @@ nb::object format_json_string(std::string_view before, nb::handle text, std::str
 
 nb::object pack_json_parameters(nb::handle object) {
   const BufferView buffer(object, PyBUF_SIMPLE);
-  return made_unlocked(
-      [&](std::string& fields) { return pack_parameters(text_of(buffer), fields); });
+  return made_unlocked([&](std::string& fields) { return pack_parameters(buffer.text(), fields); });
 }
 
 nb::object pack_contents(nb::handle message, unsigned field, std::string_view form,
@@ -116,7 +111,7 @@ nb::object pack_contents(nb::handle message, unsigned field, std::string_view fo
     throw nb::value_error("expected elements of 1 to 8 bytes");
   }
   return made_unlocked([&](std::string& bytes) {
-    return pack_typed_contents(text_of(buffer), field, wire, size, bytes);
+    return pack_typed_contents(buffer.text(), field, wire, size, bytes);
   });
 }
 

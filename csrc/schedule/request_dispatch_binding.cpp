@@ -1,5 +1,6 @@
 #include "schedule/request_dispatch_binding.h"
 
+#include "clock.h"
 #include "dataplane.h"
 #include "ipc/in_flight_binding.h"
 #include "ipc/infer_request_binding.h"
@@ -90,11 +91,8 @@ void InstanceFeed::clear() {
 RequestDispatch::RequestDispatch(nb::object owner, nb::object batcher, bool ahead, bool ordered,
                                  nb::object counters, nb::object shapes, nb::object clock)
     : owner_(std::move(owner)),
-      cancel_(owner_.attr("cancel")),
       batcher_object_(std::move(batcher)),
-      batcher_(nb::cast<ItemBatcher*>(batcher_object_)),
       counters_object_(std::move(counters)),
-      counters_(nb::cast<ModelCounters*>(counters_object_)),
       shapes_(std::move(shapes)),
       clock_(std::move(clock)),
       ahead_(ahead),
@@ -118,8 +116,7 @@ void RequestDispatch::serve(nb::handle feeds) {
 
 Nanoseconds RequestDispatch::now() const {
   if (!clock_.is_none()) return nb::cast<Nanoseconds>(clock_());
-  const auto since = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+  return monotonic_ns();
 }
 
 std::size_t RequestDispatch::pending() const {
@@ -130,9 +127,8 @@ std::size_t RequestDispatch::pending() const {
 
 void RequestDispatch::submit(nb::handle object, nb::handle origin) {
   if (!prepare_.is_none()) {
-    static const auto* const active = new Attribute("active");
     const bool out_of_the_ordinary = always_ || infer_request(object).has(InferRequest::kRanges) ||
-                                     !active->of(traces_).is(Py_False);
+                                     !attribute<"active">(traces_).is(Py_False);
     if (out_of_the_ordinary && !nb::cast<bool>(prepare_(object, origin))) return;
   }
   enqueue(object);

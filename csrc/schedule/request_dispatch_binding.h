@@ -123,11 +123,11 @@ class RequestDispatch {
   void report_full_stubs();
 
   nb::object owner_;
-  nb::object cancel_;
+  nb::object cancel_ = owner_.attr("cancel");
   nb::object batcher_object_;
-  ItemBatcher* batcher_;
+  ItemBatcher* batcher_ = nb::cast<ItemBatcher*>(batcher_object_);
   nb::object counters_object_;
-  ModelCounters* counters_;
+  ModelCounters* counters_ = nb::cast<ModelCounters*>(counters_object_);
   nb::object shapes_;
   nb::object clock_;
   nb::object prepare_ = nb::none();

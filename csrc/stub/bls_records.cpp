@@ -30,14 +30,9 @@ bool is_special(const Request* request) {
          !is_no_trace(request->fields[kTrace]);
 }
 
-std::string_view bytes_of(nb::handle bytes) {
-  return {PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
-}
-
 }  // namespace
 
-// -- calls
-// -----------------------------------------------------------------------------------------
+// -- calls ----------------------------------------------------------------------------------------
 
 CallWriter::CallWriter(nb::object describe, nb::object references, nb::type_object tensor)
     : describe_(std::move(describe)),
@@ -65,14 +60,14 @@ const CallWriter::Known& CallWriter::known(nb::handle request, bool decoupled, C
   const auto& fields = as<Request>(request.ptr())->fields;
   call.key.add_text(fields[kModelName]);
   for (nb::handle name : nb::handle(fields[kRequested])) call.key.add_text(name.ptr());
-  SignatureKey::append(key, nb::cast<std::int64_t>(nb::handle(fields[kModelVersion])));
-  SignatureKey::append(key, static_cast<std::uint32_t>(PyList_Size(fields[kInputs])));
+  append_number(key, nb::cast<std::int64_t>(nb::handle(fields[kModelVersion])));
+  append_number(key, static_cast<std::uint32_t>(PyList_Size(fields[kInputs])));
   key += {decoupled ? '\1' : '\0', call.handed_on ? '\1' : '\0'};
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
   const auto encoded = nb::cast<nb::tuple>(describe_(request, decoupled));
-  Known made{std::string(bytes_of(encoded[0])),
-             std::string(bytes_of(nb::object(encoded[1].attr("encoded")())))};
+  Known made{std::string(view_of_bytes(encoded[0])),
+             std::string(view_of_bytes(nb::object(encoded[1].attr("encoded")())))};
   if (known_.size() >= kKept) known_.clear();
   return known_.emplace(key, std::move(made)).first->second;
 }
@@ -103,13 +98,11 @@ nb::object CallWriter::write(std::uint32_t number, nb::handle request, bool deco
   }
   const auto inputs = nb::borrow<nb::list>(as<Request>(request.ptr())->fields[kInputs]);
   parts.ticket = number;
-  std::string record(parts.size(), '\0');
-  char* at = parts.write(record.data());
+  std::string record;
+  char* at = parts.append_to(record);
   if (call.placed) {
     for (nb::handle input : inputs) {
-      const Place& place = as<Tensor>(input.ptr())->place;
-      at = write_ref(
-          at, {place.region, place.offset, place.nbytes, static_cast<std::uint32_t>(place.lease)});
+      at = write_ref(at, as<Tensor>(input.ptr())->place);
     }
   } else {
     const auto refs = nb::cast<nb::list>(
@@ -121,16 +114,15 @@ nb::object CallWriter::write(std::uint32_t number, nb::handle request, bool deco
                nb::cast<std::uint64_t>(refs[first + 2]), nb::cast<std::uint32_t>(refs[first + 3])});
     }
   }
-  return nb::bytes(record.data(), record.size());
+  return bytes_object(record);
 }
 
-// -- responses
-// -------------------------------------------------------------------------------------
+// -- responses ------------------------------------------------------------------------------------
 
 nb::list CallResponseReader::read(const nb::bytes& message) {
   nb::list responses;
   std::size_t at = kFrameHead;
-  for (const RecordView& record : decode_calls(bytes_of(message), false)) {
+  for (const RecordView& record : decode_calls(view_of_bytes(message), false)) {
     nb::object made = nb::none();
     if ((record.word() & kResponseEmpty) == 0) made = response(message, record, at);
     responses.append(nb::make_tuple(record.ticket(), record.word(), std::move(made)));

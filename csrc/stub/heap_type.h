@@ -218,6 +218,23 @@ PyType_Slot* collected() {
   return slots;
 }
 
+// The slots of what is called with an outcome, which is given to its `answer`.
+template <typename Held>
+PyObject* call_held(PyObject* self, PyObject* arguments, PyObject* /*keywords*/) {
+  PyObject* const outcome = PyTuple_GetItem(arguments, 0);
+  if (outcome == nullptr) return nullptr;
+  return guarded<PyObject*>(nullptr, [&] {
+    nb::inst_ptr<Held>(self)->answer(outcome);
+    return Py_NewRef(Py_None);
+  });
+}
+
+template <typename Held>
+PyType_Slot* called() {
+  static PyType_Slot slots[] = {{Py_tp_call, slot(call_held<Held>)}, {0, nullptr}};  // NOLINT
+  return slots;
+}
+
 // Says whether all characters of a str are ASCII.
 inline bool is_ascii(PyObject* text) {
   Py_ssize_t size = 0;

@@ -11,7 +11,7 @@ OwnInputs::OwnInputs(const RecordView& record, const Context& context, const Lea
     const TensorRef ref = record.ref(index);
     const bool of_server = ref.region >> 32U == 0;
     if (ref.nbytes < least || !of_server || ref.lease != record.ticket()) continue;
-    const char* const begin = book.address(place_of(ref));
+    const char* const begin = book.address(ref);
     inputs_.push_back({begin, begin + ref.nbytes, ref});
   }
   std::ranges::sort(inputs_, {}, &Input::begin);

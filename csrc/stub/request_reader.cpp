@@ -8,7 +8,6 @@
 namespace gpubridge::stub {
 namespace {
 
-constexpr std::size_t kFormsKept = 4096;
 constexpr std::size_t kControlsKept = 1024;
 
 PyTypeObject* type_of(const nb::type_object& type) {
@@ -35,47 +34,12 @@ constexpr std::uint32_t kKnownFields =
 TensorReader::TensorReader(nb::object parse_signature, nb::object outputs, nb::type_object tensor,
                            LeaseBook& book)
     : tensor_(std::move(tensor)),
-      parse_signature_(std::move(parse_signature)),
-      outputs_(std::move(outputs)),
+      forms_(std::move(parse_signature), std::move(outputs)),
       book_(book) {}
-
-RecordForm& TensorReader::form(const RecordView& record) {
-  auto found = known_.find(record.signature());
-  if (found == known_.end()) {
-    const std::string_view raw = record.signature();
-    const nb::object signature = parse_signature_(nb::bytes(raw.data(), raw.size()));
-    RecordForm made;
-    for (nb::handle spec : nb::cast<nb::tuple>(signature[0])) {
-      const nb::object itemsize = spec[3];
-      made.names.push_back(spec[0]);
-      made.datatypes.push_back(spec[1]);
-      made.kinds.push_back({nb::cast<std::uint32_t>(spec[2]),
-                            itemsize.is_none() ? 0 : nb::cast<std::uint32_t>(itemsize)});
-    }
-    const nb::object requested = signature[1];
-    made.wanted = nb::len(requested) == 0 ? outputs_ : checked(PyFrozenSet_New(requested.ptr()));
-    if (known_.size() >= kFormsKept) known_.clear();
-    found = known_.emplace(std::string(raw), std::move(made)).first;
-  }
-  take_shapes(record, found->second);
-  return found->second;
-}
-
-void TensorReader::take_shapes(const RecordView& record, RecordForm& form) const {
-  if (form.dims == record.dims() && form.shapes.size() == record.tensors()) return;
-  record.check(form.kinds);
-  form.shapes.clear();
-  std::size_t dim = 0;
-  for (const TensorKind& kind : form.kinds) {
-    form.shapes.push_back(tuple_of(
-        kind.rank, [&](std::size_t) { return checked(PyLong_FromLongLong(record.dim(dim++))); }));
-  }
-  form.dims = record.dims();
-}
 
 bool TensorReader::exists(const RecordView& record) const {
   for (std::size_t index = 0; index < record.tensors(); ++index) {
-    if (!book_.exists(place_of(record.ref(index)))) return false;
+    if (!book_.exists(record.ref(index))) return false;
   }
   return true;
 }
@@ -83,18 +47,18 @@ bool TensorReader::exists(const RecordView& record) const {
 nb::object TensorReader::tensors(const RecordView& record, const RecordForm& form, bool read_only) {
   places_.clear();
   for (std::size_t index = 0; index < record.tensors(); ++index) {
-    places_.push_back(place_of(record.ref(index)));
+    places_.push_back(record.ref(index));
   }
   std::vector<nb::object> lent = book_.lend(places_, read_only);
+  const nb::handle specs = tuple_item(form.signature, 0);
   nb::object tensors = checked(PyList_New(static_cast<Py_ssize_t>(lent.size())));
   for (std::size_t index = 0; index < lent.size(); ++index) {
+    const auto at = static_cast<Py_ssize_t>(index);
+    const nb::handle spec = tuple_item(specs, at);
     nb::object tensor =
-        received_tensor(type_of(tensor_), form.names[index], form.datatypes[index],
-                        form.shapes[index], std::move(lent[index]), &places_[index]);
-    if (PyList_SetItem(tensors.ptr(), static_cast<Py_ssize_t>(index), tensor.release().ptr()) !=
-        0) {
-      throw nb::python_error();
-    }
+        received_tensor(type_of(tensor_), tuple_item(spec, 0), tuple_item(spec, 1),
+                        tuple_item(form.shapes, at), std::move(lent[index]), &places_[index]);
+    if (PyList_SetItem(tensors.ptr(), at, tensor.release().ptr()) != 0) throw nb::python_error();
   }
   return tensors;
 }

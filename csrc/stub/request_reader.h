@@ -3,22 +3,13 @@
 
 #include "ipc/context.h"
 #include "ipc/records.h"
+#include "ipc/records_binding.h"
 #include "memory/lease_book.h"
 #include "python_object.h"
 #include "stub/request.h"
 #include "text.h"
 
 namespace gpubridge::stub {
-
-// What records of one signature have in common, and the shapes that came with it last.
-struct RecordForm {
-  std::vector<TensorKind> kinds;
-  std::vector<nb::object> names;
-  std::vector<nb::object> datatypes;
-  nb::object wanted;  // names of the outputs that are sent: a set, or what holds names
-  std::string dims;
-  std::vector<nb::object> shapes;
-};
 
 // What the requests of one model have in common.
 struct ModelWords {
@@ -35,7 +26,7 @@ class TensorReader {
                LeaseBook& book);
 
   // The form of a record; throws MalformedRecord or a Python error where it has none.
-  RecordForm& form(const RecordView& record);
+  RecordForm& form(const RecordView& record) { return forms_.of(record); }
 
   // Says whether the memory of all tensors is there.
   [[nodiscard]] bool exists(const RecordView& record) const;
@@ -47,13 +38,9 @@ class TensorReader {
   nb::type_object tensor_;
 
  private:
-  void take_shapes(const RecordView& record, RecordForm& form) const;
-
-  nb::object parse_signature_;
-  nb::object outputs_;
+  RecordForms forms_;
   LeaseBook& book_;
-  std::vector<Place> places_;
-  std::unordered_map<std::string, RecordForm, TextHash, std::equal_to<>> known_;
+  std::vector<TensorRef> places_;
 };
 
 // What a reader of requests needs of Python.

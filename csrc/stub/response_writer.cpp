@@ -22,16 +22,7 @@ std::string encoded_context(std::string_view parameters, bool passed_on) {
   Context context;
   if (parameters != "{}") context.set_text(ContextField::kParameters, parameters);
   if (passed_on) context.set_flag(ContextField::kPassedOn);
-  std::string encoded(context.size(), '\0');
-  context.write(encoded.data());
-  return encoded;
-}
-
-// Appends a record but for its references; returns where these go.
-char* append_record(const RecordParts& parts, std::string& out) {
-  const std::size_t begin = out.size();
-  out.resize(begin + parts.size());
-  return parts.write(out.data() + begin);
+  return context.encoded();
 }
 
 bool is_bytes(const Tensor* tensor) {
@@ -82,14 +73,14 @@ bool ResponseWriter::write(const ResponseTarget& target, nb::object& response, s
     passed_on = pass_on(target, stay, refs, copied);
   }
   const std::string context = encoded_context(json, passed_on);
-  char* to = append_record({.ticket = target.ticket,
-                            .word = target.flags,
-                            .tensors = static_cast<std::uint32_t>(refs.size()),
-                            .signature = signature,
-                            .context = context,
-                            .identifier = {},
-                            .dims = key.dims},
-                           out);
+  const RecordParts parts{.ticket = target.ticket,
+                          .word = target.flags,
+                          .tensors = static_cast<std::uint32_t>(refs.size()),
+                          .signature = signature,
+                          .context = context,
+                          .identifier = {},
+                          .dims = key.dims};
+  char* to = parts.append_to(out);
   for (const TensorRef& ref : refs) to = write_ref(to, ref);
   return true;
 }
@@ -206,7 +197,7 @@ void ResponseWriter::write_nothing(std::uint32_t ticket, std::uint32_t flags, st
   parts.ticket = ticket;
   parts.word = flags;
   parts.signature = signature;
-  append_record(parts, out);
+  parts.append_to(out);
 }
 
 }  // namespace gpubridge::stub

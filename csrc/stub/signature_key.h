@@ -17,26 +17,19 @@ struct SignatureKey {
     const Py_ssize_t rank = PyTuple_Size(shape);
     add_text(tensor->fields[kName]);
     add_text(tensor->fields[kDatatype]);
-    append(kinds, static_cast<std::uint32_t>(rank));
+    append_number(kinds, static_cast<std::uint32_t>(rank));
     for (Py_ssize_t axis = 0; axis < rank; ++axis) {
       const long long dim = PyLong_AsLongLong(PyTuple_GetItem(shape, axis));
       if (dim == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
-      append(dims, static_cast<std::int64_t>(dim));
+      append_number(dims, static_cast<std::int64_t>(dim));
     }
   }
 
   // Throws a Python error for what is no str, or has lone surrogates.
   void add_text(PyObject* text) {
     const std::string_view utf8 = view_of_text(text);
-    append(kinds, static_cast<std::uint32_t>(utf8.size()));
+    append_number(kinds, static_cast<std::uint32_t>(utf8.size()));
     kinds.append(utf8);
-  }
-
-  template <typename Number>
-  static void append(std::string& out, Number number) {
-    std::array<char, sizeof(Number)> bytes{};
-    put_number(bytes.data(), number);
-    out.append(bytes.data(), bytes.size());
   }
 };
 

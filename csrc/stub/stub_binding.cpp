@@ -75,22 +75,25 @@ nb::object by_name(nb::handle tensors, nb::handle name, PyObject*& index) {
   return found == nullptr ? nb::none() : nb::borrow(found);
 }
 
+// Finds a tensor of what has a list of them in a field, by its name; of an object of a Python class
+// the list is an attribute.
+template <typename Owner>
+nb::object tensor_of(nb::handle owner, PyTypeObject* type, std::size_t list, std::size_t index,
+                     const char* attribute, nb::handle name) {
+  if (PyObject_TypeCheck(owner.ptr(), type) == 0) return searched(owner.attr(attribute), name);
+  PyObject* tensors = stub::field<Owner>(owner.ptr(), list);
+  if (tensors == nullptr) throw nb::python_error();
+  return by_name(tensors, name, as<Owner>(owner.ptr())->fields[index]);
+}
+
 nb::object input_by_name(nb::handle request, nb::handle name) {
-  if (PyObject_TypeCheck(request.ptr(), stub::request_type()) == 0) {
-    return searched(request.attr("_inputs"), name);
-  }
-  PyObject* inputs = stub::field<stub::Request>(request.ptr(), stub::kInputs);
-  if (inputs == nullptr) throw nb::python_error();
-  return by_name(inputs, name, as<stub::Request>(request.ptr())->fields[stub::kInputIndex]);
+  return tensor_of<stub::Request>(request, stub::request_type(), stub::kInputs, stub::kInputIndex,
+                                  "_inputs", name);
 }
 
 nb::object output_by_name(nb::handle response, nb::handle name) {
-  if (PyObject_TypeCheck(response.ptr(), stub::response_type()) == 0) {
-    return searched(response.attr("_tensors"), name);
-  }
-  PyObject* tensors = stub::field<stub::Response>(response.ptr(), stub::kTensors);
-  if (tensors == nullptr) throw nb::python_error();
-  return by_name(tensors, name, as<stub::Response>(response.ptr())->fields[stub::kTensorIndex]);
+  return tensor_of<stub::Response>(response, stub::response_type(), stub::kTensors,
+                                   stub::kTensorIndex, "_tensors", name);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cerrno>
 
 #include "buffer_view.h"
+#include "clock.h"
 #include "ipc/control_cells.h"
 #include "ipc/datagrams.h"
 #include "ipc/messages.h"
@@ -25,11 +26,6 @@ constexpr std::size_t kResultHead = 48;
 constexpr char kResponses = 21;
 constexpr std::size_t kResponsesHead = 16;
 constexpr std::size_t kFrameLimit = 128 * 1024;
-
-std::int64_t now() {
-  const auto since = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
-}
 
 // What the loop needs of Python.
 struct LoopParts {
@@ -192,11 +188,10 @@ nb::object StubLoop::next_message() {
   }
 }
 
-// -- messages
-// --------------------------------------------------------------------------------------
+// -- messages -------------------------------------------------------------------------------------
 
 void StubLoop::run(nb::handle message) {
-  parts_.waits.attr("end")(now());
+  parts_.waits.attr("end")(monotonic_ns());
   parts_.waits.attr("alone") = view_of_bytes(message)[1] != 0;
   const std::vector<BatchView> batches = this->batches(message);
   bool called = false;
@@ -214,7 +209,7 @@ void StubLoop::run(nb::handle message) {
   }
   // Not before: somebody waits for what was sent.
   if (reclaims_) reclaims_ = nb::cast<bool>(parts_.outputs.attr("reclaim")());
-  soon_ = nb::cast<bool>(parts_.waits.attr("begin")(now()));
+  soon_ = nb::cast<bool>(parts_.waits.attr("begin")(monotonic_ns()));
   wait_ns_ = called ? 2 * awake_ns_ : awake_ns_;
 }
 
@@ -253,21 +248,20 @@ bool StubLoop::is_cancelled(std::uint32_t ticket) const {
 
 std::int64_t StubLoop::start(std::uint64_t sequence) {
   auto* words = static_cast<std::uint64_t*>(words_->data());
-  const std::int64_t time = now();
+  const std::int64_t time = monotonic_ns();
   // The time first: who sees the new number must not see the old time.
   __atomic_store_n(words + 1, static_cast<std::uint64_t>(time), __ATOMIC_RELAXED);
   __atomic_store_n(words, sequence, __ATOMIC_RELEASE);
   return time;
 }
 
-// -- batches
-// ---------------------------------------------------------------------------------------
+// -- batches --------------------------------------------------------------------------------------
 
 // The server has withdrawn the batch: others execute it.
 void StubLoop::skip(const BatchView& batch, bool last) {
   result_.assign(kResultHead, '\0');
   copied_ = 0;
-  started_ = called_ = ended_ = now();
+  started_ = called_ = ended_ = monotonic_ns();
   for (const RecordView& record : batch.records) answer_nothing(record.ticket(), result_);
   finish(batch);
   send_result(result_, started_, ended_, last);
@@ -294,14 +288,14 @@ void StubLoop::run_plain(nb::handle message, const BatchView& batch, bool last) 
   nb::object responses;
   try {
     nb::object requests = take_requests(message, batch, live, skipped);
-    called_ = now();
+    called_ = monotonic_ns();
     if (!live.empty()) responses = execute(std::move(requests), live);
   } catch (nb::python_error& error) {
     nb::list origins;
     for (const Live& each : live) origins.append(arrival_of(each.arrival).ask());
     responses = parts_.executor.attr("refusals")(error.value(), origins);
   }
-  ended_ = now();
+  ended_ = monotonic_ns();
   for (std::size_t index = 0; index < live.size(); ++index) answer(live[index], responses, index);
   result_ += skipped;
   finish(batch);
@@ -427,7 +421,7 @@ void StubLoop::send_result(std::string_view result, std::int64_t started, std::i
 
 void StubLoop::send(const std::string& message) {
   if (message.size() > kFrameLimit) {
-    parts_.channel.attr("send")(nb::bytes(message.data(), message.size()));
+    parts_.channel.attr("send")(bytes_object(message));
     return;
   }
   int failed = 0;
@@ -466,8 +460,7 @@ void StubLoop::watch() {
   sender_.watch();
 }
 
-// -- binding
-// ---------------------------------------------------------------------------------------
+// -- binding --------------------------------------------------------------------------------------
 
 namespace {
 

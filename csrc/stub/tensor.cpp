@@ -131,7 +131,7 @@ PyObject* get_place(PyObject* self, void* /*unused*/) {
   const auto* tensor = as<Tensor>(self);
   if (!tensor->placed) return Py_NewRef(Py_None);
   return guarded(static_cast<PyObject*>(nullptr), [&] {
-    const Place& place = tensor->place;
+    const TensorRef& place = tensor->place;
     return nb::make_tuple(place.region, place.offset, place.nbytes, place.lease).release().ptr();
   });
 }
@@ -146,7 +146,7 @@ int set_place(PyObject* self, PyObject* value, void* /*unused*/) {
     const auto fields = nb::cast<nb::tuple>(nb::handle(value));
     if (fields.size() != 4) throw nb::value_error("expected region, offset, size and lease");
     tensor->place = {nb::cast<std::uint64_t>(fields[0]), nb::cast<std::uint64_t>(fields[1]),
-                     nb::cast<std::uint64_t>(fields[2]), nb::cast<std::uint64_t>(fields[3])};
+                     nb::cast<std::uint64_t>(fields[2]), nb::cast<std::uint32_t>(fields[3])};
     tensor->placed = true;
     return 0;
   });
@@ -218,7 +218,7 @@ void use_tensor_reference(nb::handle reference) {
 void use_tensor_class(nb::handle kind) { known().kind = kind.inc_ref().ptr(); }
 
 nb::object received_tensor(PyTypeObject* kind, nb::handle name, nb::handle datatype,
-                           nb::handle shape, nb::object lent, const Place* place) {
+                           nb::handle shape, nb::object lent, const TensorRef* place) {
   nb::object made = allocate<Tensor>(kind);
   auto* tensor = as<Tensor>(made.ptr());
   assign(tensor->fields[kName], name.ptr());

@@ -6,18 +6,6 @@
 
 namespace gpubridge::stub {
 
-// Where a tensor's bytes are in memory that can be handed on.
-struct Place {
-  std::uint64_t region;
-  std::uint64_t offset;
-  std::uint64_t nbytes;
-  std::uint64_t lease;
-};
-
-inline Place place_of(const TensorRef& ref) {
-  return {ref.region, ref.offset, ref.nbytes, ref.lease};
-}
-
 enum TensorField : std::size_t { kName, kDatatype, kShape, kSource, kArray, kLent, kTensorFields };
 
 // `kLent` exports the bytes of a tensor that arrived; `kSource` is a memoryview of them once
@@ -26,7 +14,7 @@ struct Tensor {
   PyObject_HEAD  // NOLINT
       std::array<PyObject*, kTensorFields>
           fields;
-  Place place;
+  TensorRef place;  // where its bytes are in memory that can be handed on
   bool placed;
 };
 
@@ -42,6 +30,6 @@ inline bool is_tensor(PyObject* object) { return PyObject_TypeCheck(object, tens
 
 // A tensor that arrived, of a class derived from the type; its bytes are what `lent` exports.
 nb::object received_tensor(PyTypeObject* kind, nb::handle name, nb::handle datatype,
-                           nb::handle shape, nb::object lent, const Place* place);
+                           nb::handle shape, nb::object lent, const TensorRef* place);
 
 }  // namespace gpubridge::stub

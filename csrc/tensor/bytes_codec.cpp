@@ -15,8 +15,7 @@ constexpr std::size_t kLongest = UINT32_MAX;
 // that reading is used.
 class StringReader {
  public:
-  explicit StringReader(const BufferView& view)
-      : left_(static_cast<const char*>(view.data()), view.size()) {}
+  explicit StringReader(const BufferView& view) : left_(view.text()) {}
 
   [[nodiscard]] bool done() const { return left_.empty(); }
 

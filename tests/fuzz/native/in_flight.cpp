@@ -125,9 +125,7 @@ class Play {
     gpubridge::RecordParts parts;
     parts.ticket = input_.byte() % (kTickets + 1);
     parts.word = input_.byte() % 32;
-    const std::size_t at = message.size();
-    message.resize(at + parts.size());
-    parts.write(message.data() + at);
+    parts.append_to(message);
   }
 
   void complete() {

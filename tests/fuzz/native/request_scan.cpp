@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "fuzz.h"
-#include "request/json_scanner.h"
-#include "request/protobuf_scanner.h"
+#include "request/scan.h"
 #include "request/templates.h"
 
 namespace {
