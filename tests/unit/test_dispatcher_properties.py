@@ -15,7 +15,7 @@ from gpubridge.engine.instance import InstanceState
 from gpubridge.engine.scheduling.settings import parse_dynamic_batching
 from gpubridge.errors import BridgeError, ErrorCode
 from tests.unit.model_configs import model_config
-from tests.unit.virtual_model import VirtualModel
+from tests.unit.virtual_model import REGION, VirtualModel
 
 US = 1000
 IDLE_US = 400
@@ -184,6 +184,17 @@ class ModelMachine(RuleBasedStateMachine):
     def land_in_part(self, data):
         """The first request of a batch lasts longer than the others."""
         self.some(data, works).land(going_on={0})
+
+    @on_any(works)
+    @rule(data=st.data())
+    def hand_on(self, data):
+        """A call names the memory of requests, whether their batch was begun or not."""
+        instance = self.some(data, works)
+        execution = data.draw(st.sampled_from(instance.batches))
+        for request, ticket in zip(execution.requests, execution.tickets, strict=True):
+            # Not what was withdrawn, nor what fills up a batch.
+            if request.instance is instance.requests and request.batch_size:
+                instance.requests.find((REGION.region, 0, 64, ticket))
 
     @on_any(has_open)
     @rule(data=st.data())
