@@ -3,7 +3,6 @@
 #include <cerrno>
 
 #include "clock.h"
-#include "dataplane.h"
 #include "ipc/context.h"
 #include "python_object.h"
 

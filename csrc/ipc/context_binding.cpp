@@ -1,6 +1,5 @@
 #include "ipc/context_binding.h"
 
-#include "dataplane.h"
 #include "python_object.h"
 
 namespace gpubridge {

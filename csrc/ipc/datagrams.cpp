@@ -8,7 +8,6 @@
 
 #include "buffer_view.h"
 #include "clock.h"
-#include "dataplane.h"
 
 namespace gpubridge {
 namespace {

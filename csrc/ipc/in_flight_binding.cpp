@@ -4,7 +4,6 @@
 #include <sstream>
 
 #include "clock.h"
-#include "dataplane.h"
 #include "ipc/context.h"
 
 namespace gpubridge {

@@ -1,6 +1,5 @@
 #include "ipc/infer_request_binding.h"
 
-#include "dataplane.h"
 #include "stub/heap_type.h"
 
 namespace gpubridge {

@@ -1,9 +1,6 @@
-#include <nanobind/stl/string_view.h>
-#include <nanobind/stl/tuple.h>
 
 #include <tuple>
 
-#include "dataplane.h"
 #include "ipc/model_counters.h"
 #include "python_object.h"
 

@@ -1,7 +1,6 @@
 // Records as Python sees them: gpubridge/transport/records.py says what the parts mean.
 #include "ipc/records_binding.h"
 
-#include "dataplane.h"
 #include "ipc/context_binding.h"
 #include "python_object.h"
 

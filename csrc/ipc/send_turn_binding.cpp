@@ -3,7 +3,6 @@
 #include <poll.h>
 
 #include "clock.h"
-#include "dataplane.h"
 #include "ipc/in_flight_binding.h"
 
 namespace gpubridge {

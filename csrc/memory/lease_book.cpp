@@ -3,7 +3,6 @@
 #include <sstream>
 
 #include "buffer_view.h"
-#include "dataplane.h"
 #include "ipc/records_binding.h"
 #include "stub/heap_type.h"
 

@@ -5,7 +5,6 @@
 #endif
 
 #include "buffer_view.h"
-#include "dataplane.h"
 #include "python_object.h"
 
 namespace gpubridge {

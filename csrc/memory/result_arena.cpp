@@ -1,13 +1,11 @@
 // Device memory that a framework cuts its tensors from, so that they can be handed to other models
 // as they are. The framework calls `gpubridge_arena_malloc` and `gpubridge_arena_free`, which it
 // finds by name in this library.
-#include <nanobind/stl/pair.h>
 #include <sys/types.h>
 
 #include <iterator>
 #include <mutex>
 
-#include "dataplane.h"
 #include "python_object.h"
 
 namespace gpubridge {

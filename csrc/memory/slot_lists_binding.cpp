@@ -1,6 +1,5 @@
 
 #include "clock.h"
-#include "dataplane.h"
 #include "python_object.h"
 
 namespace gpubridge {

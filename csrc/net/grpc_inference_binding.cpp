@@ -1,7 +1,5 @@
-#include <nanobind/stl/shared_ptr.h>
 
 #include "clock.h"
-#include "dataplane.h"
 #include "ipc/infer_request_binding.h"
 #include "net/grpc_inference.h"
 #include "python_object.h"

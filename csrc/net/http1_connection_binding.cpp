@@ -1,8 +1,5 @@
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
 
 #include "buffer_view.h"
-#include "dataplane.h"
 #include "net/http1_connection.h"
 #include "std.h"
 #include "stub/heap_type.h"

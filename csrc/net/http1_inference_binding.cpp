@@ -1,6 +1,5 @@
 
 #include "buffer_view.h"
-#include "dataplane.h"
 #include "ipc/infer_request_binding.h"
 #include "net/http1_connection.h"
 #include "net/http1_inference.h"

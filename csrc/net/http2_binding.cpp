@@ -1,14 +1,9 @@
 #include "net/http2_binding.h"
 
 #include <limits.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 #include <sys/uio.h>
 
 #include "buffer_view.h"
-#include "dataplane.h"
 #include "memory/lease_book.h"
 #include "net/http2_connection.h"
 

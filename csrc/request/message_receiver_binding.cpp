@@ -1,6 +1,4 @@
-#include <nanobind/stl/vector.h>
 
-#include "dataplane.h"
 #include "request/message_receiver.h"
 
 namespace gpubridge {

@@ -1,10 +1,5 @@
 #include "request/responses_binding.h"
 
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
-#include <nanobind/stl/vector.h>
-
-#include "dataplane.h"
 #include "python_object.h"
 
 namespace gpubridge {

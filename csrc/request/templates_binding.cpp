@@ -1,12 +1,6 @@
 #include "request/templates_binding.h"
 
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string_view.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
 #include "buffer_view.h"
-#include "dataplane.h"
 #include "ipc/infer_request_binding.h"
 #include "python_object.h"
 #include "request/scan.h"

@@ -1,8 +1,6 @@
 // Tensor data as JSON and as typed fields, for Python: gpubridge/_native.pyi has the functions.
-#include <nanobind/stl/string_view.h>
 
 #include "buffer_view.h"
-#include "dataplane.h"
 #include "python_object.h"
 #include "request/json_values.h"
 #include "request/typed_contents.h"

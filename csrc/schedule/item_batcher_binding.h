@@ -1,10 +1,6 @@
 // The batcher of Python objects: a handle is an object's address.
 #pragma once
 
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
 #include <tuple>
 
 #include "python_object.h"

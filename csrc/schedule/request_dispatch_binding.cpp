@@ -1,7 +1,6 @@
 #include "schedule/request_dispatch_binding.h"
 
 #include "clock.h"
-#include "dataplane.h"
 #include "ipc/in_flight_binding.h"
 #include "ipc/infer_request_binding.h"
 

@@ -1,11 +1,6 @@
-#include <nanobind/stl/map.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include <tuple>
 
-#include "dataplane.h"
 #include "python_object.h"
 #include "schedule/item_batcher_binding.h"
 #include "stub/heap_type.h"

@@ -1,8 +1,5 @@
 // The stub's runtime for Python: the base classes of what models see, and finding tensors by name.
 
-#include <nanobind/stl/string.h>
-
-#include "dataplane.h"
 #include "std.h"
 #include "stub/bls_records.h"
 #include "stub/heap_type.h"

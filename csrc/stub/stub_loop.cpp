@@ -1,5 +1,4 @@
 // The stub's loop: receives messages, executes their batches, sends the results.
-#include <nanobind/stl/string.h>
 
 #include <cerrno>
 

@@ -1,7 +1,6 @@
 // BYTES tensors: each element is a little-endian uint32 length followed by its bytes.
 
 #include "buffer_view.h"
-#include "dataplane.h"
 #include "little_endian.h"
 #include "python_object.h"
 

@@ -1,7 +1,6 @@
 // DLPack capsules: making, reading and consuming them. The rules of what may be imported are in
 // gpubridge/tensor/dlpack.py.
 
-#include "dataplane.h"
 #include "python_object.h"
 
 namespace gpubridge {
