@@ -9,6 +9,7 @@ the median of each.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import http.client
 import json
@@ -24,7 +25,9 @@ from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
 import tritonclient.grpc as triton_grpc
 
@@ -40,6 +43,7 @@ _STRINGS = 4_000_000
 _BOMB_BYTES = 1 << 30
 _SPILLED_BYTES = 250_000_000
 _PARAMETER_BYTES = 240_000_000
+_PARAMETERS = 16_000
 _MESSAGE_BYTES = 120_000_000
 _LOGGED_BYTES = 50_000_000
 _GRPC_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -220,6 +224,46 @@ def _stream(port: int, model: str, elements: int) -> None:
     client.close()
 
 
+def _send(port: int, message: bytes, *, streamed: bool = False) -> None:
+    """Send a ModelInferRequest, whatever the answer."""
+    service = "/inference.GRPCInferenceService/"
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}", _GRPC_LIMIT)
+    with channel, contextlib.suppress(grpc.RpcError):
+        if streamed:
+            list(channel.stream_stream(f"{service}ModelStreamInfer")(iter([message])))
+        else:
+            channel.unary_unary(f"{service}ModelInfer")(message)
+
+
+def _message(model: str) -> Any:
+    return triton_grpc.service_pb2.ModelInferRequest(model_name=model)
+
+
+def _long_parameters() -> bytes:
+    """Return a request with as many parameters as may be, whose names are long."""
+    request = _message("other")
+    for number in range(_PARAMETERS):
+        name = f"{number:05}" + "n" * (_PARAMETER_BYTES // _PARAMETERS)
+        request.parameters[name].int64_param = number
+    return bytes(request.SerializeToString())
+
+
+def _typed(model: str, datatype: str, field: str, values: list[Any]) -> bytes:
+    """Return a request with typed contents."""
+    request = _message(model)
+    tensor = request.inputs.add(name="IN", datatype=datatype, shape=[len(values)])
+    getattr(tensor.contents, field).extend(values)
+    return bytes(request.SerializeToString())
+
+
+def _raw(model: str) -> bytes:
+    """Return a request with raw contents."""
+    request = _message(model)
+    request.inputs.add(name="IN", datatype="FP32", shape=[_PARAMETER_BYTES // 4])
+    request.raw_input_contents.append(bytes(_PARAMETER_BYTES))
+    return bytes(request.SerializeToString())
+
+
 def _tensor(elements: int) -> triton_grpc.InferInput:
     tensor = triton_grpc.InferInput("IN", [elements], "FP32")
     tensor.set_data_from_numpy(np.ones(elements, np.float32))
@@ -255,6 +299,16 @@ def _heavy_requests(
     large = json.dumps({**json.loads(body), "parameters": {"text": "x" * 50_000_000}}).encode()
     yield "request parameters of 50 MB, HTTP", 1, partial(post, "other", large, {})
     yield "request parameters of 240 MB, gRPC", 1, partial(call, "other", _PARAMETER_BYTES)
+    send = partial(_send, server.ports.grpc)
+    long = _message("other")
+    long.parameters["text"].string_param = "x" * _PARAMETER_BYTES
+    yield "the same on a stream", 1, partial(send, long.SerializeToString(), streamed=True)
+    yield "parameters with long names, gRPC", 1, partial(send, _long_parameters())
+    floats = _typed("other", "FP32", "fp32_contents", [1.5] * (_MESSAGE_BYTES // 4))
+    yield "typed floats of 120 MB, gRPC", 1, partial(send, floats)
+    strings = _typed("strings", "BYTES", "bytes_contents", [b"abcdef"] * _STRINGS * 4)
+    yield "typed strings of 128 MB, gRPC", 1, partial(send, strings)
+    yield "240 MB for a model that there is not, gRPC", 1, partial(send, _raw("missing"))
     stream = partial(_stream, server.ports.grpc, "other", _MESSAGE_BYTES // 4)
     yield "a stream's message of 120 MB", 1, stream
     yield "a gzip message of 250 MB, gRPC", 1, partial(call, "other", 0, "gzip")

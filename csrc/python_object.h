@@ -31,6 +31,16 @@ inline nb::bytes bytes_object(std::string_view bytes) {
   return nb::bytes(bytes.data(), bytes.size());
 }
 
+// The same for many bytes, which are copied without the interpreter's lock.
+inline nb::object long_bytes_object(std::string_view bytes) {
+  nb::object made =
+      checked(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes.size())));
+  char* data = PyBytes_AsString(made.ptr());
+  const nb::gil_scoped_release unlocked;
+  std::memcpy(data, bytes.data(), bytes.size());
+  return made;
+}
+
 // A tuple of what `make` returns for each index.
 template <typename Make>
 nb::object tuple_of(std::size_t count, Make&& make) {

@@ -26,6 +26,16 @@ def split_json_data(document: bytes | memoryview, /) -> tuple[bytes, list[tuple[
     names: what is taken out, and what is left, has still to be parsed.
     """
 
+def split_form(form: bytes, /) -> tuple[bytes, bytes, Sequence[tuple[int, int] | None]] | None:
+    """Take what may be long out of a ModelInferRequest without id and raw contents.
+
+    Returns: the message without the request's own parameters, as far as these are valid, and with one
+    element in each field of long typed contents that has any; those parameters as a JSON object, empty
+    for none; and where in ``form`` each input has its typed contents (start, bytes), None where the
+    message has them still. None for a message that is malformed, or in any way unusual. Holds no lock of
+    the interpreter while it works.
+    """
+
 def pack_json_values(
     document: bytes | memoryview, start: int, nbytes: int, datatype: str, count: int, /
 ) -> bytes | None:
@@ -56,7 +66,9 @@ def format_json_values(data: bytes | memoryview, datatype: str, count: int, /) -
     while it works.
     """
 
-def pack_typed_contents(message: bytes, field: int, form: str, size: int, /) -> bytes | None:
+def pack_typed_contents(
+    message: bytes | memoryview, field: int, form: str, size: int, /
+) -> bytes | None:
     """Return the values of a repeated field of a serialised message as elements of ``size`` bytes.
 
     ``form`` is how they lie there: "varint", "fixed", or "bytes" for the strings of a BYTES tensor. None
@@ -812,6 +824,9 @@ class MessageReceiver:
     @property
     def complete(self) -> bool:
         """Whether the whole message has come."""
+    @property
+    def form_bytes(self) -> int:
+        """Bytes of the form that are there."""
     def arrived(self, missing: int, /) -> int:
         """Return how many bytes of the message are there.
 

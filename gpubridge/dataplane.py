@@ -43,6 +43,7 @@ from gpubridge._native import (
     pack_json_values,
     pack_typed_contents,
     read_fields,
+    split_form,
     split_json_data,
 )
 
@@ -81,5 +82,6 @@ __all__ = [
     "pack_json_values",
     "pack_typed_contents",
     "read_fields",
+    "split_form",
     "split_json_data",
 ]

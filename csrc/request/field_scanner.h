@@ -34,6 +34,7 @@ class FieldScanner {
   [[nodiscard]] std::uint64_t left() const { return left_; }
   // Inputs seen so far.
   [[nodiscard]] std::size_t inputs() const { return inputs_; }
+  [[nodiscard]] std::size_t form_bytes() const { return form_.size(); }
   // The name of the model, if it is the first field of what has come.
   [[nodiscard]] std::optional<std::string_view> model_name() const;
 

@@ -271,19 +271,6 @@ bool append_value(JsonCursor& cursor, ElementType type, std::string& out) {
                                            : append_if(number->as<std::uint64_t>());
 }
 
-void append_text(double value, std::string& out) {
-  if (!std::isfinite(value)) {
-    out += std::isnan(value) ? "NaN" : value < 0 ? "-Infinity" : "Infinity";
-    return;
-  }
-  std::array<char, 32> text{};
-  const auto written = std::to_chars(text.data(), text.data() + text.size(), value);
-  const std::string_view digits(text.data(), static_cast<std::size_t>(written.ptr - text.data()));
-  out += digits;
-  // What reads it has to see a float.
-  if (digits.find_first_of(".e") == std::string_view::npos) out += ".0";
-}
-
 template <typename Value, typename Append>
 void append_all(std::string_view bytes, std::string& out, Append append) {
   for (std::size_t at = 0; at < bytes.size(); at += sizeof(Value)) {
@@ -309,9 +296,9 @@ bool format_numbers(std::string_view bytes, ElementType type, std::string& out) 
     append_all<char>(bytes, out, [&](char value) { out += value != 0 ? "true" : "false"; });
   } else if (type.kind == ElementKind::kFloat && type.size == sizeof(float)) {
     append_all<float>(bytes, out,
-                      [&](float value) { append_text(static_cast<double>(value), out); });
+                      [&](float value) { append_json_number(static_cast<double>(value), out); });
   } else if (type.kind == ElementKind::kFloat) {
-    append_all<double>(bytes, out, [&](double value) { append_text(value, out); });
+    append_all<double>(bytes, out, [&](double value) { append_json_number(value, out); });
   } else if (type.size == 1) {
     is_signed ? append_integers<std::int8_t>(bytes, out)
               : append_integers<std::uint8_t>(bytes, out);
@@ -460,6 +447,19 @@ bool pack_parameters(std::string_view object, std::string& out) {
     return true;
   });
   return whole && cursor.at_end();
+}
+
+void append_json_number(double value, std::string& out) {
+  if (!std::isfinite(value)) {
+    out += std::isnan(value) ? "NaN" : value < 0 ? "-Infinity" : "Infinity";
+    return;
+  }
+  std::array<char, 32> text{};
+  const auto written = std::to_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view digits(text.data(), static_cast<std::size_t>(written.ptr - text.data()));
+  out += digits;
+  // What reads it has to see a float.
+  if (digits.find_first_of(".e") == std::string_view::npos) out += ".0";
 }
 
 void append_json_text(std::string_view raw, std::string& out) {

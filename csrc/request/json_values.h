@@ -48,7 +48,11 @@ bool pack_parameters(std::string_view object, std::string& out);
 // Appends a text, which is UTF-8, as a JSON string with its quotation marks.
 void append_json_text(std::string_view text, std::string& out);
 
-// The same for any bytes; false where they are no UTF-8.
+// Appends a number with the shortest digits that give the same double; those that are not finite
+// are NaN, Infinity and -Infinity.
+void append_json_number(double value, std::string& out);
+
+// The same as `append_json_text` for any bytes; false where they are no UTF-8.
 bool format_string(std::string_view text, std::string& out);
 
 }  // namespace gpubridge

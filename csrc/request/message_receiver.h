@@ -36,6 +36,8 @@ class MessageReceiver {
   // Gives the memory back that was not given away.
   void close();
 
+  // Bytes of the form that are there.
+  [[nodiscard]] std::size_t form_bytes() const { return scanner_.form_bytes(); }
   // Of the complete message.
   [[nodiscard]] std::string_view form() const;
   [[nodiscard]] std::string_view identifier() const;

@@ -120,7 +120,7 @@ std::string_view MessageReceiver::identifier() const {
 
 MadeRequest MessageReceiver::take(PythonTemplates& templates, nb::handle on_done,
                                   std::uint64_t elsewhere) {
-  if (slot.is_none()) return {};
+  if (slot.is_none() || form_bytes() > kLongestScanned) return {};
   MadeRequest made = templates.take_fields({slot, on_done, copied + elsewhere}, form(),
                                            identifier(), sizes_, offsets_);
   // It was resolved for the model as it is now; the memory is that of the name that came first.
@@ -192,6 +192,7 @@ void bind_message_receiver(nb::module_& module) {
                          nb::none())];
                    })
       .def_prop_ro("complete", &Self::complete)
+      .def_prop_ro("form_bytes", &Self::form_bytes)
       .def("arrived", &Self::arrived)
       .def("take",
            [](Self& self, nb::handle templates, nb::handle on_done) {
@@ -199,7 +200,7 @@ void bind_message_receiver(nb::module_& module) {
            })
       .def("give_away", &Self::give_away)
       .def("close", &Self::close)
-      .def_prop_ro("form", [](const Self& self) { return bytes_object(self.form()); })
+      .def_prop_ro("form", [](const Self& self) { return long_bytes_object(self.form()); })
       .def_prop_ro("identifier", [](const Self& self) { return text_object(self.identifier()); })
       .def_prop_ro("sizes", &Self::sizes)
       .def_prop_ro("offsets", &Self::offsets)

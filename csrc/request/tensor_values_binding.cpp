@@ -3,6 +3,7 @@
 #include "buffer_view.h"
 #include "python_object.h"
 #include "request/json_values.h"
+#include "request/split_form.h"
 #include "request/typed_contents.h"
 
 namespace gpubridge {
@@ -31,7 +32,6 @@ ElementType type_of(std::string_view datatype) {
 }
 
 // What `make` appends to a text without the interpreter's lock, as bytes; None where it says no.
-// What may be long is copied without it, too.
 template <typename Make>
 nb::object made_unlocked(Make&& make) {
   std::string bytes;
@@ -40,13 +40,7 @@ nb::object made_unlocked(Make&& make) {
     const nb::gil_scoped_release unlocked;
     good = make(bytes);
   }
-  if (!good) return nb::none();
-  nb::object made =
-      checked(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes.size())));
-  char* data = PyBytes_AsString(made.ptr());
-  const nb::gil_scoped_release unlocked;
-  std::memcpy(data, bytes.data(), bytes.size());
-  return made;
+  return good ? long_bytes_object(bytes) : nb::none();
 }
 
 nb::object split_json_data(nb::handle document) {
@@ -94,6 +88,23 @@ nb::object format_json_string(std::string_view before, nb::handle text, std::str
   });
 }
 
+nb::object split_long_form(nb::handle form) {
+  const BufferView buffer(form, PyBUF_SIMPLE);
+  std::optional<SplitForm> split;
+  {
+    const nb::gil_scoped_release unlocked;
+    split = split_form(buffer.text());
+  }
+  if (!split) return nb::none();
+  const nb::object contents = tuple_of(split->contents.size(), [&](std::size_t i) -> nb::object {
+    const std::string_view view = split->contents[i];
+    if (view.empty()) return nb::none();
+    return nb::make_tuple(view.data() - buffer.text().data(), view.size());
+  });
+  return nb::make_tuple(long_bytes_object(split->skeleton), long_bytes_object(split->parameters),
+                        contents);
+}
+
 nb::object pack_json_parameters(nb::handle object) {
   const BufferView buffer(object, PyBUF_SIMPLE);
   return made_unlocked([&](std::string& fields) { return pack_parameters(buffer.text(), fields); });
@@ -117,6 +128,7 @@ nb::object pack_contents(nb::handle message, unsigned field, std::string_view fo
 
 void bind_tensor_values(nb::module_& module) {
   module.def("pack_typed_contents", &pack_contents);
+  module.def("split_form", &split_long_form);
   module.def("split_json_data", &split_json_data);
   module.def("pack_json_parameters", &pack_json_parameters);
   module.def("pack_json_values", &pack_json_values);

@@ -11,6 +11,10 @@ import pytest
 
 from tests.process.server import running_server, write_model
 
+grpc = pytest.importorskip("grpc")
+service_pb2 = pytest.importorskip("tritonclient.grpc.service_pb2")
+service_pb2_grpc = pytest.importorskip("tritonclient.grpc.service_pb2_grpc")
+
 ECHO = """
 import triton_python_backend_utils as pb_utils
 
@@ -21,6 +25,18 @@ class TritonPythonModel:
             for r in requests
         ]
 """
+TOLD = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [json.loads(r.parameters())["text"] for r in requests]
+        told = [np.array([f"{len(text)} {text[:3]}{text[-3:]}".encode()], object) for text in texts]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each)]) for each in told]
+"""
+LIMITS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 LEAST_ANSWERS = 20
 """A neighbour gets more than that while a request of seconds is worked on; it got one to three."""
 
@@ -33,6 +49,13 @@ def server(tmp_path_factory):
         write_model(
             repository, model, ECHO, inputs=tensor.format("IN"), outputs=tensor.format("OUT")
         )
+    write_model(
+        repository,
+        "told",
+        TOLD,
+        inputs='name: "IN" data_type: TYPE_FP32 dims: [-1]',
+        outputs='name: "OUT" data_type: TYPE_STRING dims: [-1]',
+    )
     with running_server(repository) as server:
         yield server
 
@@ -176,3 +199,46 @@ def test_a_large_generate_request_is_answered_beside_others(server):
     )
     assert status == 200
     assert json.loads(answer)["OUT"] == text
+
+
+def messages(server, *requests, streamed=False):
+    """Send ModelInferRequests over gRPC while a neighbour is served; returns the answers."""
+    with grpc.insecure_channel(server.grpc_url, LIMITS) as channel, Neighbour(server) as neighbour:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        before = neighbour.answers
+        if streamed:
+            answers = [each.infer_response for each in stub.ModelStreamInfer(iter(requests))]
+        else:
+            answers = [stub.ModelInfer(request) for request in requests]
+        assert neighbour.answers - before > LEAST_ANSWERS
+    return answers
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["unary", "stream"])
+def test_long_parameters_over_grpc_reach_the_model(server, streamed):
+    text = 'é"\\\n' * 5_000_000
+    request = service_pb2.ModelInferRequest(model_name="told", id="one")
+    request.inputs.add(name="IN", datatype="FP32", shape=[1])
+    request.raw_input_contents.append(bytes(4))
+    request.parameters["text"].string_param = text
+    request.parameters["number"].int64_param = 1
+    answers = messages(server, request, request, streamed=streamed)
+    assert [answer.id for answer in answers] == ["one", "one"]
+    told = f"{len(text)} {text[:3]}{text[-3:]}".encode()
+    for answer in answers:
+        assert answer.raw_output_contents[0][4:] == told
+
+
+def test_millions_of_typed_values_over_grpc(server):
+    values = np.random.default_rng(1).normal(size=3_000_000)
+    numbers = service_pb2.ModelInferRequest(model_name="numbers")
+    tensor = numbers.inputs.add(name="IN", datatype="FP64", shape=[values.size])
+    tensor.contents.fp64_contents.extend(values)
+    words = [f"é{i}".encode() for i in range(500_000)]
+    strings = service_pb2.ModelInferRequest(model_name="strings")
+    tensor = strings.inputs.add(name="IN", datatype="BYTES", shape=[len(words)])
+    tensor.contents.bytes_contents.extend(words)
+    first, second = messages(server, numbers, strings)
+    assert first.raw_output_contents[0] == values.tobytes()
+    expected = b"".join(len(word).to_bytes(4, "little") + word for word in words)
+    assert second.raw_output_contents[0] == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 from gpubridge.dataplane import (
     GrpcInferEndpoint,
@@ -24,7 +25,12 @@ from gpubridge.frontend.grpc.status import (
 )
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import LARGE_BYTES, Account
-from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest, MadeRequest
+from gpubridge.protocol.grpc.infer_request import (
+    LONG_FORM_BYTES,
+    FormCache,
+    KnownRequest,
+    MadeRequest,
+)
 from gpubridge.protocol.grpc.infer_response import (
     FrameSegments,
     encode_response,
@@ -101,6 +107,8 @@ class InferCall(Call):
         self._began = time.monotonic_ns()
         # Takes a large message, which comes in pieces.
         self._receiver: RequestReceiver | None = None
+        # All of it has come, and a worker reads it.
+        self._reading = False
         self._request: InferRequest | None = None
         self._known: KnownRequest | None = None
 
@@ -166,7 +174,7 @@ class InferCall(Call):
     def check(self, now: float, window: float) -> None:
         """Fail if a message comes too slowly that holds memory already."""
         receiver = self._receiver
-        if receiver is not None:
+        if receiver is not None and not self._reading:
             arrived = receiver.arrived(self._connection.http2.missing(self._stream_id))
             self._check_rate(now, window, receiver, arrived, arrived)
 
@@ -187,10 +195,31 @@ class InferCall(Call):
             if end:
                 raise CallFailed(Status.INTERNAL, "the request ends in the middle of its message")
             return
-        self._receiver = None
+        if self._reading:
+            return
         receiver.copied += self._connection.http2.copied(self._stream_id)
+        if receiver.form_bytes > LONG_FORM_BYTES:
+            self._reading = True
+            self._connection.coder.read(receiver, self._forms, self._read)
+        else:
+            self._make(receiver, partial(receiver.request, self._forms, self._answer))
+
+    def _read(self, known: KnownRequest | BridgeError) -> None:
+        """Make the request whose message a worker has read."""
+        receiver = self._receiver
+        if receiver is None:
+            return
         try:
-            made = receiver.request(self._forms, self._answer)
+            if isinstance(known, BridgeError):
+                raise known
+            self._make(receiver, partial(receiver.make, known, self._answer))
+        except (BridgeError, CallFailed) as error:
+            self.refuse(error)
+
+    def _make(self, receiver: RequestReceiver, make: Callable[[], MadeRequest]) -> None:
+        self._receiver = None
+        try:
+            made = make()
         finally:
             receiver.close()
         self._hand_over(made)

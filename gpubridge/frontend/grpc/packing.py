@@ -17,7 +17,9 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.coding import Inflater, compress
 from gpubridge.frontend.grpc.status import RESPONSE_FIELDS, CallFailed, Status
 from gpubridge.host_shm import Account, Body, Budget, PrivateBytes
+from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest, ReadRequest
 from gpubridge.protocol.grpc.infer_response import FrameSegments
+from gpubridge.protocol.grpc.receiver import RequestReceiver
 
 PREFIX = 5
 """Bytes before each message: a flag and its length."""
@@ -55,7 +57,7 @@ class Packing:
 
 
 class MessageCoder:
-    """Unpacks the messages of requests, and packs those of answers, for any number of calls.
+    """Unpacks and reads the messages of requests, and packs those of answers, for any number of calls.
 
     ``budget``: what becomes of messages is charged there.
     """
@@ -119,6 +121,28 @@ class MessageCoder:
             finally:
                 counted.close()
         done(outcome)
+
+    def read(
+        self,
+        receiver: RequestReceiver,
+        forms: FormCache,
+        done: Callable[[KnownRequest | BridgeError], None],
+    ) -> None:
+        """Read a complete request, whose form is long; ``done`` gets what it says, or what is wrong."""
+
+        def known(read: ReadRequest | BridgeError) -> None:
+            outcome: KnownRequest | BridgeError | None
+            try:
+                outcome = read if isinstance(read, BridgeError) else forms.known(read)
+            except BridgeError as error:
+                outcome = error
+            if outcome is None:
+                # The model was loaded anew meanwhile.
+                self.read(receiver, forms, done)
+            else:
+                done(outcome)
+
+        self._workers.run(partial(receiver.read, forms), known)
 
     def pack(
         self,

@@ -20,7 +20,12 @@ from gpubridge.frontend.grpc.status import CallFailed
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import LARGE_BYTES, Body, PrivateBytes
 from gpubridge.protocol.grpc.fields import read_request
-from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest, MadeRequest
+from gpubridge.protocol.grpc.infer_request import (
+    LONG_FORM_BYTES,
+    FormCache,
+    KnownRequest,
+    MadeRequest,
+)
 from gpubridge.protocol.grpc.infer_response import (
     FrameSegments,
     encode_response,
@@ -204,7 +209,8 @@ class StreamCall(Call):
             self._receiver = self._memory.receiver(len(message), account, self.refuse)
             self._feed(turn, message, 0)
         else:
-            self._submit(turn, message, partial(whole_request, message, self._forms, answer))
+            make = partial(whole_request, message, self._forms, answer)
+            self._submit(turn, make, lambda: read_request(message).identifier)
 
     def _feed(self, turn: _Turn, message: bytes, at: int) -> None:
         """Copy a long message into shared memory, a piece in each turn of the event loop."""
@@ -212,28 +218,51 @@ class StreamCall(Call):
         if receiver is None:
             return
         end = at + PIECE
-        make: Callable[[], MadeRequest]
-        make = partial(receiver.request, self._forms, partial(self._answer, turn))
         try:
             receiver.feed(memoryview(message)[at:end])
         except BridgeError as error:
-            end, make = len(message), partial(_fail, error)
+            self._make(turn, partial(_fail, error), lambda: read_request(message).identifier)
+            return
         if end < len(message):
             asyncio.get_running_loop().call_soon(self._feed, turn, message, end)
+        elif receiver.complete and receiver.form_bytes > LONG_FORM_BYTES:
+            self._connection.coder.read(receiver, self._forms, partial(self._read, turn))
+        else:
+            make = partial(receiver.request, self._forms, partial(self._answer, turn))
+            self._make(turn, make, lambda: read_request(message).identifier)
+
+    def _read(self, turn: _Turn, known: KnownRequest | BridgeError) -> None:
+        """Make the request whose message a worker has read."""
+        receiver = self._receiver
+        if receiver is None:
             return
-        self._receiver = None
+        make: Callable[[], MadeRequest]
+        if isinstance(known, BridgeError):
+            make = partial(_fail, known)
+        else:
+            make = partial(receiver.make, known, partial(self._answer, turn))
+        self._make(turn, make, lambda: receiver.identifier)
+
+    def _make(
+        self, turn: _Turn, make: Callable[[], MadeRequest], identifier: Callable[[], str]
+    ) -> None:
+        """Make the request of a long message, then take the next one."""
+        receiver, self._receiver = self._receiver, None
         if not self._done:
-            self._submit(turn, message, make)
-        receiver.close()
+            self._submit(turn, make, identifier)
+        if receiver is not None:
+            receiver.close()
         self._advance()
 
-    def _submit(self, turn: _Turn, message: bytes, make: Callable[[], MadeRequest]) -> None:
+    def _submit(
+        self, turn: _Turn, make: Callable[[], MadeRequest], identifier: Callable[[], str]
+    ) -> None:
         try:
             known, request, regions = make()
             if regions is not None:
                 self._memory.share(request, regions, known.model.config.name)
         except BridgeError as error:
-            self._fail_turn(turn, error, error_frame(error.message, _identifier(message)))
+            self._fail_turn(turn, error, error_frame(error.message, _readable(identifier)))
             return
         turn.known = known
         turn.request = request
@@ -390,9 +419,9 @@ def _fail(error: BridgeError) -> NoReturn:
     raise error
 
 
-def _identifier(message: bytes) -> str:
+def _readable(identifier: Callable[[], str]) -> str:
     """Return the id of a request that is wrong, as far as it can be read."""
     try:
-        return read_request(message).identifier
+        return identifier()
     except BridgeError:
         return ""

@@ -21,10 +21,13 @@ _FIELDS = (
 )
 
 
-def data_from_contents(entry: ProtoMessage, datatype: str, model: str) -> bytes:
+def data_from_contents(
+    entry: ProtoMessage, datatype: str, model: str, long: memoryview | None = None
+) -> bytes:
     """Return the bytes of an input whose values came in typed fields; raises BridgeError.
 
-    ``datatype``: what the input is said to be; FP16 and BF16 have no typed field.
+    ``datatype``: what the input is said to be; FP16 and BF16 have no typed field. ``long``: all of its
+    contents, serialised, where the entry only has one element of each field.
     """
     data: bytes | None = None
     for field, number, form, name, datatypes in _FIELDS:
@@ -38,8 +41,7 @@ def data_from_contents(entry: ProtoMessage, datatype: str, model: str) -> bytes:
         if datatype not in datatypes:
             raise invalid(f"{prefix} of type '{name}', expected datatype '{datatype}'")
         # Values beyond the type wrap, as Triton's do.
-        data = dataplane.pack_typed_contents(
-            entry.contents.SerializeToString(), number, form, item_size(datatype) or 0
-        )
-        assert data is not None  # protobuf has just made that message
+        contents = entry.contents.SerializeToString() if long is None else long
+        data = dataplane.pack_typed_contents(contents, number, form, item_size(datatype) or 0)
+        assert data is not None  # it was parsed before
     return data or b""

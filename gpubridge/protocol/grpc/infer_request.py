@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from itertools import zip_longest
+from typing import Any, NamedTuple, Protocol
 
+from gpubridge import dataplane
 from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.dataplane import RequestTemplates
@@ -43,6 +45,8 @@ from gpubridge.protocol.request_templates import (
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.tensor.dtypes import DATATYPES
 
+LONG_FORM_BYTES = 1 << 20
+"""Longer forms are a worker's to read."""
 _INVALID = "<invalid>"
 
 
@@ -109,15 +113,67 @@ class FormCache:
 
     def read(self, head: RequestHead) -> KnownRequest:
         """Return what a request says; it becomes a template; raises BridgeError."""
-        message = parse_message("ModelInferRequest", head.form)
-        model = self._find(message.model_name, message.model_version)
-        form, empty_final = build_form(message, head, model.config, self._check_region)
-        known = KnownRequest(form, model, self._arena_of(model.config.name), empty_final)
+        read = self.read_once(head)
+        form, model = read.form, read.model
+        known = self._known(read)
         rules = input_rules(form, model.config)
         if rules is not None:
             batch = model.config.max_batch_size
             self.templates.add_fields(head.form, head.sizes, batch, rules, known)
         return known
+
+    def read_once(self, head: RequestHead) -> ReadRequest:
+        """Do the same for a form that may be too long to be remembered; any thread may."""
+        message, long = parse_form(head.form)
+        name, version = message.model_name, message.model_version
+        model = self._find(name, version)
+        form, empty_final = build_form(message, head, model.config, self._check_region, long)
+        return ReadRequest(name, version, model, form, empty_final)
+
+    def known(self, read: ReadRequest) -> KnownRequest | None:
+        """Return what a request says that was read earlier; None if its model was loaded anew since.
+
+        Raises BridgeError if it is gone.
+        """
+        current = self._find(read.name, read.version) is read.model
+        return self._known(read) if current else None
+
+    def _known(self, read: ReadRequest) -> KnownRequest:
+        arena = self._arena_of(read.model.config.name)
+        return KnownRequest(read.form, read.model, arena, read.empty_final_response)
+
+
+class ReadRequest(NamedTuple):
+    """What a request says: the model's name and version as it spells them, and as `KnownRequest`."""
+
+    name: str
+    version: str
+    model: ServedModel
+    form: RequestForm
+    empty_final_response: bool
+
+
+class LongParts(NamedTuple):
+    """What was taken out of a long form.
+
+    - ``parameters``: those of the request, JSON in UTF-8; None where the message has them.
+    - ``contents``: likewise the typed contents of each input, serialised.
+    """
+
+    parameters: memoryview | None = None
+    contents: Sequence[memoryview | None] = ()
+
+
+def parse_form(form: bytes) -> tuple[ProtoMessage, LongParts]:
+    """Parse all but the long parts of a form; raises BridgeError."""
+    split = dataplane.split_form(form) if len(form) > LONG_FORM_BYTES else None
+    if split is None:
+        return parse_message("ModelInferRequest", form), LongParts()
+    skeleton, parameters, places = split
+    view = memoryview(form)
+    contents = [None if place is None else view[place[0] : sum(place)] for place in places]
+    message = parse_message("ModelInferRequest", skeleton)
+    return message, LongParts(memoryview(parameters) if parameters else None, contents)
 
 
 def build_form(
@@ -125,6 +181,7 @@ def build_form(
     head: RequestHead,
     config: ModelConfig,
     check_region: CheckRegion = nothing_registered,
+    long: LongParts = LongParts(),  # noqa: B008  (it never changes)
 ) -> tuple[RequestForm, bool]:
     """Check a request, all but its strings, in Triton's order; raises BridgeError.
 
@@ -133,8 +190,8 @@ def build_form(
     - ``form``: with ``places`` from the beginning of a slot, each aligned, and without an
       identifier.
     """
-    context, options, empty_final = read_parameters(message.parameters)
-    inputs = _inputs(message, head, config, check_region)
+    context, options, empty_final = read_parameters(message.parameters, long.parameters)
+    inputs = _inputs(message, head, config, check_region, long.contents)
     outputs = _outputs(message, config, check_region)
     _check_dims(head.identifier, inputs, config)
     check_inputs(head.identifier, inputs, config)
@@ -153,7 +210,11 @@ def _places(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _inputs(
-    message: ProtoMessage, head: RequestHead, config: ModelConfig, check_region: CheckRegion
+    message: ProtoMessage,
+    head: RequestHead,
+    config: ModelConfig,
+    check_region: CheckRegion,
+    contents: Sequence[memoryview | None],
 ) -> list[InputForm]:
     names = set()
     for entry in message.inputs:
@@ -165,15 +226,21 @@ def _inputs(
         names.add(entry.name)
     inputs = []
     raws = iter(head.sizes)
-    for entry in message.inputs:
-        form = _input(entry, head, config.name, raws)
+    for entry, long in zip_longest(message.inputs, contents):
+        form = _input(entry, head, config.name, raws, long)
         if form.region is not None:
             check_region(form.region)
         inputs.append(form)
     return inputs
 
 
-def _input(entry: ProtoMessage, head: RequestHead, model: str, raws: Iterator[int]) -> InputForm:
+def _input(
+    entry: ProtoMessage,
+    head: RequestHead,
+    model: str,
+    raws: Iterator[int],
+    contents: memoryview | None,
+) -> InputForm:
     """Say what one input is and where its data are."""
     typed = entry.HasField("contents")
     datatype = entry.datatype if entry.datatype in DATATYPES else _INVALID
@@ -192,7 +259,7 @@ def _input(entry: ProtoMessage, head: RequestHead, model: str, raws: Iterator[in
             )
         return InputForm(entry.name, datatype, shape, region.nbytes, region=region)
     if typed:
-        data = data_from_contents(entry, datatype, model)
+        data = data_from_contents(entry, datatype, model, contents)
         return InputForm(entry.name, datatype, shape, len(data), data)
     nbytes = next(raws, None)
     if nbytes is None:

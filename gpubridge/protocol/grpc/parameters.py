@@ -18,8 +18,12 @@ _SIZE = "shared_memory_byte_size"
 _OFFSET = "shared_memory_offset"
 
 
-def read_parameters(given: ProtoMessage) -> tuple[RequestContext, RequestOptions, bool]:
+def read_parameters(
+    given: ProtoMessage, long: memoryview | None = None
+) -> tuple[RequestContext, RequestOptions, bool]:
     """Read the parameters of a request; raises BridgeError.
+
+    ``long``: those that models are given, as JSON, where they are not among the others.
 
     It returns:
 
@@ -28,7 +32,7 @@ def read_parameters(given: ProtoMessage) -> tuple[RequestContext, RequestOptions
     - ``empty_final_response``: whether a stream's client wants a response that only says that it
       was the last.
     """
-    if not given:
+    if not given and long is None:
         return NO_CONTEXT, NO_OPTIONS, False
     correlation: int | str = 0
     flags = timeout = 0
@@ -55,7 +59,7 @@ def read_parameters(given: ProtoMessage) -> tuple[RequestContext, RequestOptions
         **correlated(correlation),
         flags=flags,
         timeout=timeout,
-        parameters=json_parameters(custom) if custom else "",
+        parameters=json_parameters(custom) if custom else long or "",
     )
     return context, options, empty_final
 

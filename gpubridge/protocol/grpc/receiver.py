@@ -9,7 +9,9 @@ from gpubridge.errors import BridgeError
 from gpubridge.protocol.grpc.fields import RequestHead, read_request
 from gpubridge.protocol.grpc.infer_request import (
     FormCache,
+    KnownRequest,
     MadeRequest,
+    ReadRequest,
     infer_request,
     pack_inputs,
 )
@@ -59,8 +61,18 @@ class RequestReceiver(MessageReceiver):
         made = self.take(forms.templates, on_done)
         if made is not None:
             return made
-        head = RequestHead(self.form, self.identifier, self.sizes, self.offsets)
-        known = forms.read(head)
+        return self.make(forms.read(self._head()), on_done)
+
+    def read(self, forms: FormCache) -> ReadRequest:
+        """Return what a complete message says whose form is long; any thread may; raises BridgeError."""
+        return forms.read_once(self._head())
+
+    def _head(self) -> RequestHead:
+        return RequestHead(self.form, self.identifier, self.sizes, self.offsets)
+
+    def make(self, known: KnownRequest, on_done: Callable[[Outcome], None]) -> MadeRequest:
+        """Make the request of a complete message that says so; as `request`."""
+        head = RequestHead(b"", self.identifier, self.sizes, self.offsets)
         form, arena = known.form, known.arena
         in_place = self.arena is arena and all(
             there == at for there, (at, _) in zip(head.offsets, form.places, strict=False)

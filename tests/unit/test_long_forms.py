@@ -1,0 +1,280 @@
+"""Long forms of gRPC requests: what may be long is taken out without Python, and read by a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from gpubridge import dataplane
+from gpubridge.errors import BridgeError
+from gpubridge.frontend.grpc import infer, stream
+from gpubridge.protocol.fields import parse_json
+from gpubridge.protocol.grpc import infer_request
+from gpubridge.protocol.grpc.fields import read_request
+from gpubridge.protocol.grpc.infer_request import FormCache, build_form, parse_form
+from tests.fuzz.grpc_door import PREFACE, GrpcDoor, frame, head, message
+from tests.unit.grpc_requests import Request, raw
+from tests.unit.model_configs import model_config
+
+CONFIG = model_config(
+    ";".join(
+        f"{name} {kind} [-1] optional: true"
+        for name, kind in zip(
+            "BILUVFDS",
+            ["BOOL", "INT8", "INT64", "UINT16", "UINT64", "FP32", "FP64", "STRING"],
+            strict=False,
+        )
+    )
+)
+TYPED = {
+    "B": ("BOOL", "bool_contents", [True, False]),
+    "I": ("INT8", "int_contents", [-3, 7]),
+    "L": ("INT64", "int64_contents", [-1, 1 << 40]),
+    "U": ("UINT16", "uint_contents", [70_000, 1]),
+    "V": ("UINT64", "uint64_contents", [1 << 63, 0]),
+    "F": ("FP32", "fp32_contents", [1.5, -2.0]),
+    "D": ("FP64", "fp64_contents", [0.1, 7.0]),
+    "S": ("BYTES", "bytes_contents", [b"\xff\0", b""]),
+}
+COUNT = 70_000
+
+
+def request(*names, count=COUNT, **fields):
+    made = Request(model_name="m", **fields)
+    for name in names or TYPED:
+        datatype, field, values = TYPED[name]
+        entry = made.inputs.add(name=name, datatype=datatype, shape=[count])
+        getattr(entry.contents, field).extend((values * count)[:count])
+    return made
+
+
+def said(form, monkeypatch, *, split):
+    """What a form says, or what is wrong with it; read whole, or split."""
+    with monkeypatch.context() as patch:
+        patch.setattr(infer_request, "LONG_FORM_BYTES", 0 if split else 1 << 40)
+        try:
+            parsed, long = parse_form(form)
+            made, empty_final = build_form(
+                parsed, read_request(form), CONFIG, lambda region: None, long
+            )
+        except BridgeError as error:
+            return error.code, error.message
+    context = made.context
+    parameters = (
+        parse_json(bytes(context.parameters or "{}", "utf-8"))
+        if isinstance(context.parameters, str)
+        else parse_json(bytes(context.parameters))
+    )
+    options = made.options
+    return (
+        [
+            (entry.name, entry.datatype, entry.shape, bytes(entry.data or b""))
+            for entry in made.inputs
+        ],
+        made.places,
+        parameters,
+        (context.flags, context.correlation, context.timeout),
+        (options.priority, options.timeout_us, options.start, options.end),
+        empty_final,
+    )
+
+
+def agree(form, monkeypatch, *, split=True):
+    """Check that a form says the same whole and split; returns that."""
+    assert (dataplane.split_form(form) is not None) == split
+    whole = said(form, monkeypatch, split=False)
+    assert said(form, monkeypatch, split=True) == whole
+    return whole
+
+
+def test_typed_contents_of_every_kind(monkeypatch):
+    form = request().SerializeToString()
+    skeleton, parameters, places = dataplane.split_form(form)
+    assert len(skeleton) < 1000
+    assert parameters == b""
+    assert all(places)
+    assert len(agree(form, monkeypatch)[0]) == len(TYPED)
+
+
+def test_short_contents_stay(monkeypatch):
+    form = request("F", "S", count=5).SerializeToString()
+    assert dataplane.split_form(form) == (form, b"", (None, None))
+
+
+def set_all(made):
+    parameters = made.parameters
+    parameters["text"].string_param = 'é"\\\n\x01😀' * 30_000
+    parameters["n" * 100_000].int64_param = -7
+    parameters["yes"].bool_param = True
+    parameters["half"].double_param = 0.5
+    parameters["whole"].double_param = 1e300
+    parameters["sequence_id"].string_param = "one"
+    parameters["sequence_start"].bool_param = True
+    parameters["priority"].uint64_param = 2
+    parameters["timeout"].int64_param = -1
+    parameters["triton_enable_empty_final_response"].bool_param = True
+
+
+def test_parameters_of_every_kind(monkeypatch):
+    made = request("F")
+    set_all(made)
+    _, _, parameters, *_ = agree(made.SerializeToString(), monkeypatch)
+    assert len(parameters) == 5
+    assert list(parameters) == sorted(parameters)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("priority", "int64_param", -1),
+        ("priority", "string_param", "x" * 100_000),
+        ("sequence_id", "string_param", "x" * 100_000),
+        ("sequence_start", "int64_param", 1),
+        ("triton_x", "bool_param", True),
+        ("custom", "uint64_param", 1),
+        ("n" * 100_000, "uint64_param", 1),
+    ],
+)
+def test_wrong_parameters_are_told_alike(monkeypatch, name, field, value):
+    made = request("F")
+    set_all(made)
+    setattr(made.parameters[name], field, value)
+    code, _ = agree(made.SerializeToString(), monkeypatch)
+    assert code
+
+
+def test_wrong_contents_are_told_alike(monkeypatch):
+    two = request("F")
+    two.inputs[0].contents.int_contents.extend([1] * COUNT)
+    other = request("F")
+    other.inputs[0].datatype = "INT32"
+    shape = request("S")
+    shape.inputs[0].shape[0] = 3
+    both = request("F", raw_input_contents=[b"1234"])
+    for wrong in (two, other, shape, both):
+        agree(read_request(wrong.SerializeToString()).form, monkeypatch)
+
+
+def test_the_last_of_a_name_counts(monkeypatch):
+    form = request("F").SerializeToString()
+    for text in ("first", "last" * 20_000):
+        part = Request()
+        part.parameters["x"].string_param = text
+        form += part.SerializeToString()
+    assert agree(form, monkeypatch)[2] == {"x": "last" * 20_000}
+
+
+def test_parameters_of_tensors_that_mean_nothing_are_left_out(monkeypatch):
+    made = request("F")
+    made.inputs[0].parameters["x" * 100_000].bool_param = True
+    made.inputs[0].parameters["shared_memory_byte_size"].int64_param = 4
+    form = made.SerializeToString()
+    assert len(dataplane.split_form(form)[0]) < 1000
+    agree(form, monkeypatch)
+
+
+UNUSUAL = [
+    b"\xa0\x06\x96\x01",
+    b"\x22\x04\x12\x00\x0a\x00",
+    b"\x22\x03\x0a\x01\xff",
+    b"\x22\x08\x0a\x01x\x12\x03\x1a\x01\xff",
+    b"\x22\x02\x0a\x05",
+    b"\x2a\x04\x2a\x00\x2a\x00",
+]
+
+
+@pytest.mark.parametrize("part", UNUSUAL)
+def test_what_is_unusual_is_left_whole(monkeypatch, part):
+    agree(request("F", count=3).SerializeToString() + part, monkeypatch, split=False)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_mutated_forms_say_the_same(data):
+    made = request("F", "S", count=3)
+    made.parameters["x"].string_param = "é"
+    made.parameters["priority"].int64_param = 1
+    form = bytearray(made.SerializeToString())
+    for _ in range(data.draw(st.integers(1, 3))):
+        form[data.draw(st.integers(0, len(form) - 1))] = data.draw(st.integers(0, 255))
+    with pytest.MonkeyPatch.context() as patch:
+        assert said(bytes(form), patch, split=True) == said(bytes(form), patch, split=False)
+
+
+# -- calls -------------------------------------------------------------------------------------------
+
+TEXT = "x" * 300_000
+
+
+def long_call(stream_id, method, *, model="m", end=True):
+    made = raw(("A", "FP32", [2], b"goodbad!"), id="long")
+    made.model_name = model
+    made.parameters["text"].string_param = TEXT
+    sent = message(made.SerializeToString())
+    return head(stream_id, method) + frame(0, int(end), stream_id, sent)
+
+
+@pytest.fixture
+def readers(monkeypatch):
+    """The threads that have read forms, of which shorter ones are long here."""
+    for module in (infer, infer_request, stream):
+        monkeypatch.setattr(module, "LONG_FORM_BYTES", 100_000)
+    monkeypatch.setattr(stream, "HEAVY_BYTES", 100_000)
+    readers = []
+    read = FormCache.read_once
+
+    def note(self, head):
+        readers.append(threading.current_thread())
+        return read(self, head)
+
+    monkeypatch.setattr(FormCache, "read_once", note)
+    return readers
+
+
+async def wait(condition):
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("nothing came of it")
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+@pytest.mark.parametrize("model", ["m", "missing"])
+def test_a_worker_reads_long_parameters(readers, method, model):
+    async def run():
+        door = GrpcDoor(deferred=True)
+        door.receive(PREFACE, long_call(1, method, model=model))
+        # Others are not held up by it.
+        door.receive(long_call(3, "ModelInfer")[:100])
+        if model == "m":
+            await wait(lambda: door.waiting)
+            ((_, request),) = door.waiting
+            assert bytes(request.context.parameters) == b'{"text":"%b"}' % TEXT.encode()
+            await door.settle()
+        await wait(lambda: 1 in door.statuses())
+        assert door.statuses()[1] == [0 if model == "m" or "Stream" in method else 5]
+        assert threading.main_thread() not in readers
+        assert len(readers) == 1
+        door.lose()
+        assert door.regions.lent() == (0, 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_a_call_that_is_gone_before_it_is_read_leaves_nothing(readers, method):
+    async def run():
+        door = GrpcDoor(deferred=True)
+        door.receive(PREFACE, long_call(1, method))
+        door.lose()
+        await wait(lambda: readers)
+        await asyncio.sleep(0.05)
+        assert not door.waiting
+        assert door.regions.lent() == (0, 0)
+        assert door.connection.account.held == 0
+
+    asyncio.run(run())
