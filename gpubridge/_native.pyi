@@ -218,6 +218,7 @@ class GrpcConnectionState:
       ``account``.
     - ``calls``: those that are open, by stream; the plane puts its own there, too.
     - ``infer``: None where all calls are Python's.
+    - ``idle``: the owner stands there while it has no call open.
     """
 
     paused: bool
@@ -230,6 +231,7 @@ class GrpcConnectionState:
         owner: object,
         calls: dict[int, Any],
         infer: GrpcInferEndpoint | None,
+        idle: IdleConnections,
         /,
     ) -> None: ...
     def start(self, transport: object, descriptor: int, soon: Callable[..., object], /) -> None:

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "net/http2_binding.h"
+#include "net/idle_connections.h"
 #include "python_object.h"
 #include "request/templates_binding.h"
 
@@ -38,7 +39,8 @@ class GrpcConnection {
   // The owner has `take(events)`, `flushed(outcome)`, `hand_over(...)` and an `account`; `calls`
   // are those by stream, to which the plane adds its own. Without an endpoint all calls are
   // Python's.
-  GrpcConnection(nb::object http2, nb::object owner, nb::object calls, nb::object endpoint);
+  GrpcConnection(nb::object http2, nb::object owner, nb::object calls, nb::object endpoint,
+                 nb::object idle);
 
   // `soon` has a callable called in the next turn of the event loop.
   void start(nb::object transport, int descriptor, nb::object soon);
@@ -68,6 +70,8 @@ class GrpcConnection {
 
  private:
   [[nodiscard]] bool stopped() const;
+  void look_idle();
+  void send();
   // Takes what has happened; returns whether anything had.
   bool take();
   bool infer(const Event& event);
@@ -81,6 +85,8 @@ class GrpcConnection {
   nb::object calls_;
   nb::object endpoint_object_;
   GrpcInferEndpoint* endpoint_ = nullptr;
+  nb::handle owner_;  // alive until it is lost: the callbacks hold it
+  IdlePlace idle_;
   nb::object transport_ = nb::none();
   nb::object soon_ = nb::none();
   int descriptor_ = -1;

@@ -39,7 +39,7 @@ bool GrpcInferEndpoint::takes(const Event& event) const {
 // -- the connection -------------------------------------------------------------------------------
 
 GrpcConnection::GrpcConnection(nb::object http2, nb::object owner, nb::object calls,
-                               nb::object endpoint)
+                               nb::object endpoint, nb::object idle)
     : http2_object_(std::move(http2)),
       http2_(nb::cast<PythonConnection&>(http2_object_)),
       take_(owner.attr("take")),
@@ -47,7 +47,9 @@ GrpcConnection::GrpcConnection(nb::object http2, nb::object owner, nb::object ca
       hand_over_(owner.attr("hand_over")),
       account_(owner.attr("account")),
       calls_(std::move(calls)),
-      endpoint_object_(std::move(endpoint)) {
+      endpoint_object_(std::move(endpoint)),
+      owner_(owner),
+      idle_(std::move(idle)) {
   if (!endpoint_object_.is_none()) endpoint_ = nb::cast<GrpcInferEndpoint*>(endpoint_object_);
 }
 
@@ -62,8 +64,19 @@ bool GrpcConnection::stopped() const {
   return paused || transport_.is_none() || nb::cast<bool>(attribute<"is_closing">(transport_)());
 }
 
+// Who has no call open, and is not to go, waits since it was heard or answered last.
+void GrpcConnection::look_idle() {
+  if (core().open_streams() == 0 && PyDict_Size(calls_.ptr()) == 0 && !core().closed() &&
+      !transport_.is_none()) {
+    idle_.enter(owner_);
+  } else {
+    idle_.leave();
+  }
+}
+
 void GrpcConnection::buffer_updated(std::size_t nbytes) {
   const double now = monotonic_seconds();
+  idle_.leave();
   core().received(nbytes, now);
   take();
   // What else there is of a body in many frames is received with few reads.
@@ -113,7 +126,11 @@ void GrpcConnection::flush() {
   flush_due_ = false;
   // Most often what came was a request, whose answer follows later.
   const bool quiet = !core().output().waits() && !core().has_events() && !core().closed();
-  if ((quiet && !hung_up) || stopped()) return;
+  if (!(quiet && !hung_up) && !stopped()) send();
+  look_idle();
+}
+
+void GrpcConnection::send() {
   const nb::object outcome = http2_.flush(descriptor_);
   if (const nb::object flushed = flushed_; !outcome.is_none() || hung_up) flushed(outcome);
 }
@@ -126,6 +143,7 @@ void GrpcConnection::flush_soon() {
 
 void GrpcConnection::lose() {
   core().lost();
+  idle_.leave();
   for (nb::object* each : {&take_, &flushed_, &hand_over_, &transport_, &soon_}) *each = nb::none();
 }
 
@@ -337,8 +355,8 @@ void bind_grpc_inference(nb::module_& module) {
       .def(nb::init<int, nb::object, nb::object, std::shared_ptr<HeaderFields>,
                     std::shared_ptr<HeaderFields>>());
   nb::class_<GrpcConnection>(module, "GrpcConnectionState")
-      .def(nb::init<nb::object, nb::object, nb::object, nb::object>(), nb::arg(), nb::arg(),
-           nb::arg(), nb::arg().none())
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object>(), nb::arg(),
+           nb::arg(), nb::arg(), nb::arg().none(), nb::arg())
       .def("start", &GrpcConnection::start)
       .def("get_buffer", &GrpcConnection::get_buffer)
       .def("buffer_updated", &GrpcConnection::buffer_updated)

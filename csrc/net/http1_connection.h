@@ -6,33 +6,16 @@
 // connection is lost; from then on it points to no connection, and answering it does nothing.
 #pragma once
 
-#include <list>
-
 #include "memory/sent_buffers.h"
 #include "net/http1_inference.h"
 #include "net/http1_reader.h"
 #include "net/http1_response.h"
+#include "net/idle_connections.h"
 #include "python_object.h"
 
 namespace gpubridge::http1 {
 
 class Connection;
-
-// Connections without a request, those that have been so for longest first.
-class IdleConnections {
- public:
-  using Place = std::list<Connection*>::iterator;
-
-  Place add(Connection& connection) { return connections_.insert(connections_.end(), &connection); }
-  void remove(Place place) { connections_.erase(place); }
-
-  // The owners of the first connections, at most `count`.
-  [[nodiscard]] nb::list first(std::size_t count) const;
-  [[nodiscard]] std::size_t size() const { return connections_.size(); }
-
- private:
-  std::list<Connection*> connections_;
-};
 
 // A request, and the place of its answer.
 class Exchange {
@@ -138,7 +121,6 @@ class Connection {
   [[nodiscard]] std::size_t open() const { return answers_.size(); }
   [[nodiscard]] std::uint64_t placed() const { return placed_; }
   [[nodiscard]] nb::tuple progress() const;
-  [[nodiscard]] nb::object owner() const { return owner_; }
 
  private:
   friend class Exchange;
@@ -170,12 +152,10 @@ class Connection {
   void write(std::vector<nb::object> parts);
   // Tells the owner what changed: whether to read, and whether all is done.
   void settle();
-  void leave_idle();
 
   nb::object owner_;
   nb::object receive_;
-  nb::object idle_object_;
-  IdleConnections* idle_ = nb::cast<IdleConnections*>(idle_object_);
+  IdlePlace idle_;
   nb::object targets_object_;
   InferTargets* targets_ = nb::cast<InferTargets*>(targets_object_);
   std::uint64_t body_limit_;
@@ -194,7 +174,6 @@ class Connection {
 
   Reader reader_;
   std::string rest_;
-  std::optional<IdleConnections::Place> idle_place_;
 
   // The message on its way: its body so far, and what of it came with the head.
   Place current_;

@@ -29,27 +29,18 @@ void call(nb::object callback, Arguments&&... arguments) {
 
 }  // namespace
 
-nb::list IdleConnections::first(std::size_t count) const {
-  nb::list owners;
-  for (const Connection* connection : connections_) {
-    if (count-- == 0) break;
-    owners.append(connection->owner());
-  }
-  return owners;
-}
-
 Connection::Connection(nb::object owner, nb::object receive, nb::object idle, nb::object targets,
                        std::uint64_t body_limit, std::size_t pipeline_limit, std::size_t held_limit)
     : owner_(std::move(owner)),
       receive_(std::move(receive)),
-      idle_object_(std::move(idle)),
+      idle_(std::move(idle)),
       targets_object_(std::move(targets)),
       body_limit_(body_limit),
       pipeline_limit_(pipeline_limit),
       held_limit_(held_limit) {}
 
 Connection::~Connection() {
-  leave_idle();
+  idle_.leave();
   for (const Place& place : answers_) place.exchange->connection_ = nullptr;
 }
 
@@ -68,7 +59,7 @@ nb::object Connection::get_buffer(nb::handle) {
 }
 
 void Connection::buffer_updated(std::size_t nbytes) {
-  leave_idle();
+  idle_.leave();
   if (!direct_) {
     const BufferView received(receive_, PyBUF_SIMPLE);
     if (nbytes > received.size()) throw nb::value_error("expected bytes within the buffer");
@@ -90,7 +81,7 @@ void Connection::buffer_updated(std::size_t nbytes) {
 void Connection::go_on() {
   const std::string rest = std::move(rest_);
   rest_.clear();
-  leave_idle();
+  idle_.leave();
   feed(rest.data(), rest.data() + rest.size());
   settle();
 }
@@ -295,7 +286,7 @@ void Connection::end() {
 
 void Connection::lose() {
   lost_ = deaf_ = closing_ = true;
-  leave_idle();
+  idle_.leave();
   drop_message();
   rest_.clear();
   const std::deque<Place> answers = std::move(answers_);
@@ -324,7 +315,7 @@ void Connection::drain() {
 
 bool Connection::close() {
   deaf_ = closing_ = true;
-  leave_idle();
+  idle_.leave();
   return unread_ || headed();
 }
 
@@ -407,18 +398,14 @@ void Connection::settle() {
   const bool close = done_ || (last_ && answers_.empty() && !headed());
   const bool reading = !stalled_ && !full();
   if (!answers_.empty() || !reader_.at_start() || !rest_.empty() || deaf_) {
-    leave_idle();
-  } else if (!idle_place_) {
-    idle_place_ = idle_->add(*this);
+    idle_.leave();
+  } else {
+    idle_.enter(owner_);
   }
   if (close || reading != reading_) {
     reading_ = reading;
     call(changed_, close);
   }
-}
-
-void Connection::leave_idle() {
-  if (idle_place_) idle_->remove(*std::exchange(idle_place_, std::nullopt));
 }
 
 nb::tuple Connection::progress() const {
@@ -438,7 +425,6 @@ namespace gpubridge {
 void bind_http1_connection(nb::module_& module) {
   using http1::Connection;
   using http1::Exchange;
-  using http1::IdleConnections;
   nb::class_<IdleConnections>(module, "IdleConnections")
       .def(nb::init<>())
       .def("first", &IdleConnections::first)

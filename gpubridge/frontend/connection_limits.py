@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from collections.abc import Collection, Iterable, Iterator
-from typing import Protocol, TypeVar
+from collections.abc import Collection, Iterator
+from typing import Any, Protocol
+
+from gpubridge.dataplane import IdleConnections
 
 _LONGEST_PERIOD = 1.0
 _SHORTEST_PERIOD = 0.02
 _AT_ONCE = 64
 """Connections looked at in one turn of the loop: requests do not wait for the rest."""
+
+_CLOSABLE = 16
+"""Idle connections that are looked at for one that can be closed."""
 
 _logger = logging.getLogger(__name__)
 
@@ -19,21 +24,9 @@ _FOR_ALL_ELSE = 1024
 """Descriptors for models' processes, segments and files."""
 
 
-class Idling(Protocol):
-    """A connection, as far as the choice has to know it."""
-
-    @property
-    def idle_since(self) -> float | None:
-        """When its client was heard last, if nothing is asked, answered or unsent; else None."""
-
-
-T = TypeVar("T", bound=Idling)
-
-
-def longest_idle(connections: Iterable[T]) -> T | None:
-    """Return the connection that has been idle for the longest time; None if none is idle."""
-    idle = [(since, each) for each in connections if (since := each.idle_since) is not None]
-    return min(idle, key=lambda found: found[0])[1] if idle else None
+def longest_idle(connections: IdleConnections) -> Any:
+    """Return the connection that is idle for the longest time and has nothing unsent; None for none."""
+    return next((each for each in connections.first(_CLOSABLE) if not each.unsent), None)
 
 
 class Swept(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hpack import Decoder, Encoder
 
 from gpubridge.config import GrpcConnections
-from gpubridge.dataplane import GrpcMethods
+from gpubridge.dataplane import GrpcMethods, IdleConnections
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.regions import Regions
@@ -122,10 +122,11 @@ class GrpcDoor:
             self._forms = self._new_forms()
             self.infer = InferEndpoint(0, self._forms, self._memory, _UNTRACED)
             self.connections: set = set()
+            self.idle = IdleConnections()
         else:
             self.regions, self._memory = beside.regions, beside._memory
             self._forms, self.connections = beside._forms, beside.connections
-            self.infer = beside.infer
+            self.infer, self.idle = beside.infer, beside.idle
         self.coder = MessageCoder(_WORKERS, self.regions.budget)
         self.sent = bytearray()
         self.closed = False

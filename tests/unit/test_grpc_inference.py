@@ -314,3 +314,41 @@ def test_python_has_a_large_message_with_its_charge(opened, options, status):
         assert len(opened) == 1
 
     large_known(ask)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_connections_without_a_call_stand_in_the_order_in_which_they_became_so(streamed):
+    """Plain calls are those of the compiled half, streams those of Python."""
+    ping = frame(6, 0, 0, b"12345678")
+
+    async def ask(first):
+        second, third = GrpcDoor(beside=first), GrpcDoor(beside=first)
+        doors = {door.connection: number for number, door in enumerate((first, second, third))}
+
+        def idle():
+            return [doors[connection] for connection in first.idle.first(9)]
+
+        second.receive(PREFACE)
+        third.receive(PREFACE)
+        assert idle() == [0, 1, 2]
+        assert [doors[each] for each in first.idle.first(2)] == [0, 1]
+        second.receive(ping)
+        assert idle() == [0, 2, 1]
+        first.deferred = True
+        sent = head(3, "ModelStreamInfer") if streamed else call(3)
+        first.receive(sent)
+        await first.settle()
+        first.deferred = False
+        if streamed:
+            assert idle() == [2, 1]
+            first.receive(frame(RESET, 0, 3, CANCEL))
+        assert idle() == [2, 1, 0]
+        third.receive(head(1, "ModelInfer"))
+        assert idle() == [1, 0]
+        second.connection.leave()
+        assert idle() == [0]
+        third.lose()
+        second.lose()
+        assert idle() == [0]
+
+    connected(ask)

@@ -62,7 +62,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._leaving = False
         # Whose answers may be compressed, those calls are Python's.
         infer = service.infer if self._compression == "none" else None
-        state = self._state = GrpcConnectionState(self.http2, self, self._calls, infer)
+        state = self._state = GrpcConnectionState(
+            self.http2, self, self._calls, infer, service.idle
+        )
         # asyncio calls these for every read, and calls the last for every answer: no detour.
         self.get_buffer = state.get_buffer  # type: ignore[method-assign, assignment]
         self.buffer_updated = state.buffer_updated  # type: ignore[method-assign, assignment]
@@ -80,7 +82,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.http2.received(0, monotonic())
         self._heard = self.http2.heard
         if 0 < self._max_connections <= len(self._connections):
-            idle = longest_idle(self._connections)
+            idle = longest_idle(self._service.idle)
             if idle is not None:
                 idle.leave()
             else:
@@ -156,13 +158,6 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _unread(self) -> int:
         """Return the bytes of answers that the client has not read."""
         return self.unsent + sum(map(self.http2.queued, self._calls))
-
-    @property
-    def idle_since(self) -> float | None:
-        """When something came last, if no call is open and nothing is unsent; else None."""
-        if self._calls or self.http2.open_streams or self.unsent:
-            return None
-        return self.http2.heard
 
     def check(self, now: float) -> None:
         """Ping a silent client; ask one to leave, or end the connection, if it is time."""

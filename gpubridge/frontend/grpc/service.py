@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubridge.config.schema import ProtoMessage
-from gpubridge.dataplane import GrpcMethods, RequestHeaders
+from gpubridge.dataplane import GrpcMethods, IdleConnections, RequestHeaders
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
@@ -65,6 +65,7 @@ class GrpcService:
         self._regions = regions
         self._tasks = ControlTasks()
         self.health = Health(ready)
+        self.idle = IdleConnections()
         memory = RequestMemory(repository.regions, regions)
         self.coder = MessageCoder(workers, memory.arenas.budget)
         forms = FormCache(self._find, memory.arenas.arena, memory.check)

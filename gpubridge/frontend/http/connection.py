@@ -19,6 +19,7 @@ from gpubridge.dataplane import (
 )
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, Pieces, invalid
+from gpubridge.frontend.connection_limits import longest_idle
 from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody
 from gpubridge.frontend.http.faults import FAULTS, Fault
 from gpubridge.frontend.http.message import HttpSettings, RequestHandler, Router
@@ -32,8 +33,6 @@ _HELD_LIMIT = 64 << 20
 """Bytes of bodies that a connection's requests may hold before no further one is read."""
 _TOLD_OF_TOO_MANY = 64
 """Connections over the limit that are told so before they are closed; more are just closed."""
-_CLOSABLE = 16
-"""Idle connections that are looked at for one that can be closed."""
 _TCP_CLOSED = 7
 _TCP_CLOSE_WAIT = 8
 """The kernel's numbers of states of a connection: reset or closed; the client sends no more."""
@@ -304,12 +303,12 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _close_idle(self) -> bool:
         """Close the connection that has been idle for longest; returns whether there was one."""
-        for connection in self._listener.idle.first(_CLOSABLE):
-            if not connection.unsent:
-                self._connections.discard(connection)
-                connection._close()
-                return True
-        return False
+        connection = longest_idle(self._listener.idle)
+        if connection is None:
+            return False
+        self._connections.discard(connection)
+        connection._close()
+        return True
 
     def _close(self) -> None:
         may_send = self._state.close()
