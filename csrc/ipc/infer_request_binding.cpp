@@ -183,7 +183,9 @@ void InferRequest::passed_on(long long responses) {
 void InferRequest::finish(nb::object outcome) {
   const nb::object on_done = take(kOnDone);
   if (on_done.is_none()) return;
-  if (outcome.is_none() && !has(kOnPartial)) {
+  // It may hold the request.
+  const nb::object on_partial = take(kOnPartial);
+  if (outcome.is_none() && on_partial.is_none()) {
     outcome = has(kFirst) ? nb::borrow(get(kFirst)) : nb::borrow(defaults().no_response);
   }
   on_done(outcome);
@@ -191,6 +193,7 @@ void InferRequest::finish(nb::object outcome) {
 
 void InferRequest::cancel() {
   take(kOnDone);
+  take(kOnPartial);
   if (has(kCancelled)) nb::borrow(get(kCancelled))(object());
 }
 

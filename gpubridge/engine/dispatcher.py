@@ -212,6 +212,7 @@ class Dispatcher:
             # It never ran, so it has no place in the order of outcomes.
             request.on_done = request.on_done.args[1]
         request.finish(error)
+        self._part(self._item(request))
 
     def hold_back(self, request: InferRequest) -> None:
         """Keep the outcome of a request until it is its turn."""
@@ -233,15 +234,15 @@ class Dispatcher:
         if self._scheduler.cancel(item):
             self._free(request)
             self._statistics.failed("CANCELED", self._clock() - request.arrived)
+            self._part(item)
             self._release(self._scheduler.releasable())
             self.dispatch()
             return
-        if self._scheduler.wants_answers:
+        if item in self._held:
+            self._held[item] = None, self._held[item][1]
+        elif self._scheduler.wants_answers:
             # The scheduler still wants to know when it is over.
             request.on_done = partial(self._hold, item, None)
-            request.on_partial = None
-            if item in self._held:
-                self._held[item] = None, self._held[item][1]
         for instance in self._instances:
             # A sequence must not go on with a gap: what has not started is executed all the same.
             instance.cancel(request, running_only=self._of_sequences)
@@ -256,6 +257,12 @@ class Dispatcher:
             on_done, outcome = self._held.pop(item)
             if on_done is not None:
                 on_done(outcome)
+            self._part(item)
+
+    def _part(self, item: Any) -> None:
+        """Part an item that has ended from its request: a cycle would wait for the collector."""
+        if self._of_sequences:
+            item.request.item = None
 
     def _free(self, request: InferRequest) -> None:
         slot, request.slot = request.slot, None

@@ -348,6 +348,9 @@ class ModelMachine(RuleBasedStateMachine):
         assert [c.serial for c in model.clients.values() if not c.slot_freed] == []
         assert model.dispatcher.pending == 0
         assert model.dispatcher._held == {}
+        # What holds a request that has ended would keep its memory until the next collection.
+        ended = [client.request for client in model.clients.values()]
+        assert [r for r in ended if (r.item, r.on_done, r.on_partial) != (None, None, None)] == []
         if not self.stopped:
             model.stop()
         assert model.idle
