@@ -194,6 +194,7 @@ class Grpc : public Protocol {
     prefix_.clear();
     stream_window_ = initial_window_;
     frame(out, kHeaders, kEndHeaders, stream_, header_block());
+    sent_ = 0;
     unsent_.assign(1, '\0');
     append_number(unsent_, static_cast<std::uint32_t>(request.size()));
     unsent_.append(request);
@@ -260,14 +261,14 @@ class Grpc : public Protocol {
   }
 
   void send_data(std::string& out) {
-    while (!unsent_.empty()) {
+    while (sent_ < unsent_.size()) {
       const std::int64_t window = std::min(window_, stream_window_);
       if (window <= 0) return;
-      const std::size_t size =
-          std::min({unsent_.size(), kFrameLimit, static_cast<std::size_t>(window)});
-      frame(out, kData, size == unsent_.size() ? kEndStream : 0, stream_,
-            std::string_view(unsent_).substr(0, size));
-      unsent_.erase(0, size);
+      const std::string_view part = std::string_view(unsent_).substr(
+          sent_, std::min(kFrameLimit, static_cast<std::size_t>(window)));
+      sent_ += part.size();
+      frame(out, kData, sent_ == unsent_.size() ? kEndStream : 0, stream_, part);
+      const std::size_t size = part.size();
       window_ -= static_cast<std::int64_t>(size);
       stream_window_ -= static_cast<std::int64_t>(size);
     }
@@ -336,6 +337,7 @@ class Grpc : public Protocol {
 
   std::string path_;
   std::string unsent_;
+  std::size_t sent_ = 0;
   std::string prefix_;
   std::size_t missing_ = 0;
   std::uint64_t responses_ = 0;
