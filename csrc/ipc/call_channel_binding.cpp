@@ -43,7 +43,7 @@ void wait_for(nb::handle counted, nb::handle models, long change) {
   }
 }
 
-// What is said of an error (a BridgeError), without its text if that is long.
+// Context of an error (a BridgeError), without its text if that is long.
 std::string encoded_error(nb::handle error, bool is_long) {
   const nb::object message = is_long ? nb::str("") : attribute<"message">(error);
   // Models make texts with lone surrogates, which are no Unicode.

@@ -10,12 +10,12 @@ namespace gpubridge {
 
 class CallChannel;
 
-// What calls of one signature and context have in common; `given` is a CallForm
+// Values that calls of one signature and context share; `given` is a CallForm
 // (gpubridge/frontend/bls/requests.py).
 struct KnownCall {
   KnownCall(nb::object given, nb::handle caller);
 
-  // Whether some instance of each model that is needed waits for no call itself.
+  // True if some instance of each model that is needed waits for no call itself.
   [[nodiscard]] bool can_end() const;
 
   nb::object given;
@@ -123,7 +123,7 @@ class CallChannel {
   at_stub::RequestsAtStub& requests_;
   nb::object reader_object_;
   RecordReader& reader_;
-  // What calls Python holds them: it may close this.
+  // Code that calls Python holds a reference: Python may close this.
   std::shared_ptr<const Hooks> hooks_;
   int descriptor_;
   bool mute_ = false;

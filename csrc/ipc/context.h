@@ -1,6 +1,6 @@
-// What a record says of a request, call or response besides its tensors: one table of fields, and
-// how they lie in records. gpubridge/transport/context.py has the same in Python, and says what
-// each field means.
+// The context of a request, call or response, which is a record without its tensors: one table of
+// fields, and their encoding. gpubridge/transport/context.py has the same in Python, and documents
+// each field.
 #pragma once
 
 #include "std.h"

@@ -25,9 +25,9 @@ class InFlightRequests {
     kAnswer,     // no request: the memory of an answer to a call of the stub's model
     kWithdrawn,  // its batch is at the stub, which will not begin it
   };
-  // How far a record of a batch that has ended brings its request.
+  // Effect on a request of a record of its batch, which has ended.
   enum class Step { kOver, kOpen, kWasEarly, kComesBack };
-  // How a dead stub leaves a ticket.
+  // State in which a dead stub leaves a ticket.
   enum class Left { kOver, kStarted, kUnstarted };
 
   struct Entering {
@@ -48,12 +48,12 @@ class InFlightRequests {
 
   [[nodiscard]] std::size_t free_tickets() const { return free_.size(); }
   [[nodiscard]] std::size_t open_requests() const { return open_.size(); }
-  // Whether no batch is at the stub.
+  // True if no batch is at the stub.
   [[nodiscard]] bool idle() const { return batches_.empty(); }
   [[nodiscard]] bool holds(std::uint64_t sequence) const { return batches_.contains(sequence); }
   [[nodiscard]] std::uint64_t started() const { return load_cell(cells_.progress[0]); }
   [[nodiscard]] std::uint64_t started_at() const { return load_cell(cells_.progress[1]); }
-  // Whether the stub lets batches be withdrawn.
+  // True if the stub lets batches be withdrawn.
   [[nodiscard]] bool claims() const { return load_cell(cells_.claimed[0]) >= kClaims; }
 
   // Gives the requests of a batch tickets; there must be enough of them.

@@ -16,7 +16,7 @@ constexpr char kResponses = 21;
 // Answers that are looked at for each new one: they end nearly in order.
 constexpr std::size_t kLooks = 4;
 
-// What keeps a MemoryRange where it is. The memoryview of its own keeps the segment's free to be
+// Keeps a MemoryRange where it is. The memoryview of its own keeps the segment's free to be
 // released.
 struct KeptRange {
   KeptRange(nb::object range, nb::handle memory)
@@ -29,7 +29,7 @@ struct KeptRange {
   BufferView bytes;
 };
 
-// Whether a context says just that outputs stayed in the memory of their request.
+// True if a context says only that outputs stayed in the memory of their request.
 bool says_passed_on(std::string_view context) {
   static const std::string said = [] {
     Context made;

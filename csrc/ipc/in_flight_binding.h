@@ -19,7 +19,7 @@ namespace gpubridge::at_stub {
 
 constexpr long long kAnswered = -1;
 
-// Whether any of some memory ranges has bytes.
+// True if any of some memory ranges has bytes.
 bool has_bytes(nb::handle ranges);
 
 template <typename Cell>
@@ -74,7 +74,7 @@ struct Held {
   std::string early_reason;
 };
 
-// What Python does for the requests at a stub; nothing after the end.
+// Python's callbacks for the requests at a stub; null after the end.
 struct Hooks {
   explicit Hooks(nb::handle hooks) : given(nb::borrow(hooks)) {}
 
@@ -112,7 +112,7 @@ inline constexpr std::size_t kFewTickets = 256;
 
 class RequestsAtStub {
  public:
-  // How `receive` ended.
+  // Result of `receive`.
   enum class Received { kNothing, kMessage, kClosed };
 
   // `descriptor` is the channel's, which stays the caller's and open until `close`.
@@ -125,8 +125,8 @@ class RequestsAtStub {
         hooks_(std::in_place, hooks),
         descriptor_(descriptor) {}
 
-  // How many more requests there can be at the stub; when few, those are settled first whose memory
-  // it no longer looks at.
+  // Number of further requests that the stub can take; if few are left, it first releases those
+  // whose memory the stub no longer uses.
   [[nodiscard]] std::size_t free_tickets() {
     if (core_.free_tickets() < kFewTickets) settle_kept();
     return core_.free_tickets();
@@ -135,7 +135,7 @@ class RequestsAtStub {
   [[nodiscard]] bool idle() const { return core_.idle(); }
   [[nodiscard]] bool holds(std::uint64_t sequence) const { return core_.holds(sequence); }
   [[nodiscard]] std::uint64_t started() const { return core_.started(); }
-  // Whether batches can be withdrawn: not where events on a device follow what is lent.
+  // True if batches can be withdrawn: not where events on a device follow what is lent.
   [[nodiscard]] bool claims() const { return on_kept_.is_none() && core_.claims(); }
 
   void watch(nb::object on_kept, nb::object on_ended) {
@@ -148,12 +148,12 @@ class RequestsAtStub {
     waits_ = std::move(waits);
     alone_ = crowded_ = false;
   }
-  // Whether messages wait for the channel, so that others have to wait behind them.
+  // True if messages wait for the channel, so that others have to wait behind them.
   void block(bool blocked) { blocked_ = blocked; }
 
   void submit(nb::handle requests);
   void flush();
-  // Whether another stub would have to share a processor if it were woken.
+  // True if another stub would have to share a processor if it were woken.
   [[nodiscard]] bool crowded() const { return hooks_ && turn().crowded(); }
 
   // Withdraws the requests whose batches the stub has not begun; returns them in order.
@@ -198,7 +198,7 @@ class RequestsAtStub {
     nb::object outcome;
     bool last = true;
   };
-  // What came of a message.
+  // Results of a message.
   struct Taken {
     std::vector<Outcome> outcomes;
     AnsweredBatches answered;

@@ -1,4 +1,4 @@
-// How requests enter a stub, and what is written of them.
+// Sends requests to a stub: checks, lends memory, and writes records.
 
 #include "ipc/in_flight_binding.h"
 #include "std.h"
@@ -18,7 +18,7 @@ bool has_bytes(nb::handle ranges) {
   return false;
 }
 
-// What is lent for a request.
+// Memory lent for a request.
 Held held_for(InferRequest& request) {
   Held held;
   held.request = nb::borrow(request.object());

@@ -9,7 +9,7 @@ using stub::as;
 using stub::guarded;
 using stub::slot;
 
-// What requests have unless they are told; lives as long as the process.
+// Default field values of requests; live as long as the process.
 struct Defaults {
   nb::module_ module = nb::module_::import_("gpubridge.request");
   PyObject* context = stub::kept_attribute(module, "NO_CONTEXT");

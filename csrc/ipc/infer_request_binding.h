@@ -6,7 +6,7 @@
 
 namespace gpubridge {
 
-// What types have in common whose objects are in their array `fields`, in which null is None.
+// Base of types whose objects are in their array `fields`, in which null is None.
 template <typename Object>
 struct FieldAccess {
   [[nodiscard]] nb::handle object() {
@@ -92,7 +92,7 @@ struct InferResponse : FieldAccess<InferResponse> {
           fields;
 };
 
-// What a request is made of; null for what is to have its default.
+// Field values of a new request; null for a default.
 struct RequestParts {
   PyObject* signature = nullptr;
   PyObject* slot = nullptr;
@@ -112,7 +112,7 @@ nb::object make_infer_request(const RequestParts& parts);
 nb::object make_infer_response(nb::handle kind, nb::handle signature, nb::handle shapes,
                                nb::handle buffers);
 
-// What an object is; throws TypeError for another.
+// Returns the object as this type; throws TypeError for another.
 InferRequest& infer_request(nb::handle object);
 InferResponse& infer_response(nb::handle object);
 [[nodiscard]] bool is_infer_response(nb::handle object);

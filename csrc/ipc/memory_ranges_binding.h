@@ -28,7 +28,7 @@ nb::object empty_range();
 // Where a stub's tensor lies in `memory` (BorrowedMemory), which `keep` holds.
 nb::object stub_range(nb::handle memory, const TensorRef& ref, nb::handle keep);
 
-// Whether some of the ranges lie in host memory that is meant for another model.
+// True if some of the ranges lie in host memory that is meant for another model.
 bool for_others(nb::handle ranges, nb::handle model);
 
 // The ids by which references to a stub name regions; it is told of each before.

@@ -1,4 +1,4 @@
-// What one model version has done: the figures of the statistics extension.
+// Counters of one model version: the figures of the statistics extension.
 #pragma once
 
 #include "std.h"

@@ -21,8 +21,8 @@ std::string_view take(std::string_view message, std::size_t& at, std::size_t cou
   return piece;
 }
 
-// Whether a shape is one that a tensor can have: without elements it has no bytes, whatever its
-// other dims are.
+// Checks that a tensor can have a shape: without elements it has no bytes, whatever its other dims
+// are.
 bool fits(const RecordView& record, std::size_t first, const TensorKind& kind) {
   bool empty = false;
   for (std::size_t index = first; index < first + kind.rank; ++index) {

@@ -26,7 +26,7 @@ struct TensorRef {
   std::uint32_t lease = 0;
 };
 
-// What a signature says of the shape and size of a tensor; itemsize is 0 for BYTES.
+// Rank and element size of a tensor in a signature; itemsize is 0 for BYTES.
 struct TensorKind {
   std::uint32_t rank = 0;
   std::uint32_t itemsize = 0;
@@ -63,7 +63,7 @@ class RecordView {
   // Throws MalformedRecord unless the dims are those of such tensors: as many as the ranks say,
   // none of them negative, and no tensor of more bytes than 63 bits count.
   void check(std::span<const TensorKind> kinds) const;
-  // Whether the references have as many bytes as checked tensors of such kinds need.
+  // True if the references have as many bytes as checked tensors of such kinds need.
   [[nodiscard]] bool sizes_fit(std::span<const TensorKind> kinds) const;
 
  private:

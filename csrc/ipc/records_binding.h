@@ -17,7 +17,7 @@ struct TensorRefItem : TensorRef {
 
 using TensorRefs = LazySequence<TensorRefItem>;
 
-// What records of one signature have in common, and the shapes that came with it last.
+// Values that records of one signature share, and the shapes that came with it last.
 struct RecordForm {
   nb::object signature;
   nb::object wanted;  // names of the outputs that are sent: a set, or what holds names

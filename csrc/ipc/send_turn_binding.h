@@ -19,7 +19,7 @@ class SendTurn {
   SendTurn(nb::object call_soon, int events, std::size_t processors)
       : call_soon_(std::move(call_soon)), events_(events), processors_(processors) {}
 
-  // Whether nothing is going to leave soon, nor likely to be added.
+  // True if nothing is going to leave soon, nor likely to be added.
   [[nodiscard]] bool is_quiet() const { return due_.empty() && !has_events(); }
   // Flushes what is at a stub when it is time.
   void add(nb::object stub);
@@ -28,7 +28,7 @@ class SendTurn {
 
   // A stub has got work, or has no more.
   void working(bool begins) { working_ += begins ? 1 : -1; }
-  // Whether a stub that is woken has to share a processor with this process, or a stub at work.
+  // True if a stub that is woken has to share a processor with this process, or a stub at work.
   [[nodiscard]] bool crowded() const { return working_ + 1 >= processors_; }
 
  private:

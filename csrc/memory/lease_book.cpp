@@ -28,7 +28,7 @@ struct LentRegion {
   BufferView bytes;
 };
 
-// What all views of a record's tensors share: it ends the lease when the last of them is gone.
+// Shared by all views of a record's tensors: ends the lease when the last of them is gone.
 class Loan {
  public:
   Loan(std::shared_ptr<LeaseTable> table, std::shared_ptr<LentRegion> region, std::uint32_t lease)
@@ -47,7 +47,7 @@ class Loan {
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
 
-  // Whether a write to the memory would end this process.
+  // True if a write to the memory would end this process.
   [[nodiscard]] bool read_only() const { return region_->bytes.read_only(); }
 
   char* take(const TensorRef& place) {
@@ -77,7 +77,7 @@ int export_bytes(PyObject* self, Py_buffer* view, int flags) {
                            read_only ? 1 : 0, flags);
 }
 
-// What exports the bytes of a span.
+// The exporter of the bytes of a span.
 nb::object exporter(const LentSpan& span, bool read_only) {
   if (span.keep == nullptr) return nb::bytes("");
   static PyTypeObject* const type = stub::boxed_type<LentBytes>(

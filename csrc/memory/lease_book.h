@@ -46,7 +46,7 @@ class LeaseBook {
   [[nodiscard]] const char* address(const TensorRef& place) const;
   // The bytes at places; throws ValueError where one does not exist.
   std::vector<LentSpan> spans(std::span<const TensorRef> places);
-  // What exports each of them.
+  // The exporter of each of them.
   std::vector<nb::object> lend(std::span<const TensorRef> places, bool read_only);
   nb::object views(nb::handle refs);
   nb::object tensors(nb::handle refs, nb::handle specs, nb::handle shapes, nb::handle kind,

@@ -11,7 +11,7 @@
 namespace gpubridge {
 namespace {
 
-// What the driver's own allocations have.
+// Alignment of the driver's own allocations.
 constexpr std::size_t kAlignment = 512;
 
 // Pieces of one block of addresses, by their own; nothing behind them is looked at.

@@ -23,7 +23,7 @@ enum class EventKind : std::uint8_t {
   kLarge = 11,    // a message of `value` bytes begins, which comes as kData
 };
 
-// What is wrong with the messages of a call.
+// Errors in the messages of a call.
 enum class FramingFault : std::uint8_t {
   kFlag = 0,           // the flag before a message is neither 0 nor 1; `value` is it
   kTooLong = 1,        // a message of `value` bytes, where `limit` are allowed
@@ -77,7 +77,7 @@ class GrpcReader {
              std::shared_ptr<const RequestHeaders> headers, Events& events);
 
   [[nodiscard]] const std::shared_ptr<const RequestHeaders>& headers() const { return headers_; }
-  // Whether the stream's DATA is handed on as it comes.
+  // True if the stream's DATA is handed on as it comes.
   [[nodiscard]] bool direct() const { return mode_ == Mode::kDirect; }
 
   // Takes part of the DATA, with `end` the last.

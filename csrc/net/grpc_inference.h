@@ -11,14 +11,14 @@
 
 namespace gpubridge::http2 {
 
-// What all calls of ModelInfer have in common; the base of the class InferEndpoint of
+// State that all calls of ModelInfer share; the base of the class InferEndpoint of
 // gpubridge/frontend/grpc/infer.py.
 class GrpcInferEndpoint {
  public:
   GrpcInferEndpoint(int method, nb::object templates, nb::object traces,
                     std::shared_ptr<HeaderFields> headers, std::shared_ptr<HeaderFields> trailers);
 
-  // Whether what begins, or is there as a whole, is a plain call that is not traced.
+  // True if what begins, or is there as a whole, is a plain call that is not traced.
   [[nodiscard]] bool takes(const Event& event) const;
   [[nodiscard]] PythonTemplates& templates() const { return *templates_; }
   [[nodiscard]] const std::shared_ptr<HeaderFields>& headers() const { return headers_; }

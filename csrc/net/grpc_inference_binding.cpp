@@ -64,7 +64,7 @@ bool GrpcConnection::stopped() const {
   return paused || transport_.is_none() || nb::cast<bool>(attribute<"is_closing">(transport_)());
 }
 
-// Who has no call open, and is not to go, waits since it was heard or answered last.
+// A connection without open calls that may stay is idle since it last sent or received.
 void GrpcConnection::look_idle() {
   if (core().open_streams() == 0 && PyDict_Size(calls_.ptr()) == 0 && !core().closed() &&
       !transport_.is_none()) {
@@ -79,7 +79,7 @@ void GrpcConnection::buffer_updated(std::size_t nbytes) {
   idle_.leave();
   core().received(nbytes, now);
   take();
-  // What else there is of a body in many frames is received with few reads.
+  // The remaining frames of a large body are received with few reads.
   for (int read = 0; nbytes >= kLargeRead && read < kVectoredReads && !stopped(); ++read) {
     http2_.receive_more(descriptor_, now);
     if (!take()) break;
@@ -99,7 +99,7 @@ bool GrpcConnection::take() {
   for (const Event& event : events) {
     if (!infer(event)) told.append(http2_.convert(event));
   }
-  // What is called may lose the connection.
+  // The called function may lose the connection.
   if (const nb::object take = take_; told.size() != 0 && !take.is_none()) take(told);
   return true;
 }

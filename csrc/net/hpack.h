@@ -45,7 +45,7 @@ class HeaderListTooLarge : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What both ends remember of earlier blocks (RFC 7541, section 2.3.2).
+// The dynamic table: fields of earlier blocks that both ends remember (RFC 7541, section 2.3.2).
 class HpackTable {
  public:
   using Entry = std::shared_ptr<const HeaderField>;
@@ -84,7 +84,7 @@ class HpackDecoder {
 
   // Of the table.
   [[nodiscard]] std::uint64_t generation() const { return table_.generation(); }
-  // Whether the last block means the same whatever is in the table, and what it added to that.
+  // True if the last block means the same whatever the table holds, and the entries it added.
   [[nodiscard]] bool independent() const { return independent_; }
   [[nodiscard]] const std::vector<HpackTable::Entry>& added() const { return added_; }
   // Adds entries as a block does that adds them.
@@ -139,7 +139,7 @@ class HpackEncoder {
   void encode_field(const HeaderField& field, bool repeat, std::string& block);
 
   HpackTable table_;
-  // What has to be told before the next block; equal to the limit where nothing has to be.
+  // Size to announce before the next block; equal to the limit if none has to be announced.
   std::size_t told_smallest_ = 4096;
   std::size_t told_last_ = 4096;
   std::vector<Known> known_;

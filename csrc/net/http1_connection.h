@@ -178,7 +178,7 @@ class Connection {
   // The message on its way: its body so far, and what of it came with the head.
   Place current_;
   std::uint64_t length_ = 0;
-  // How much of it may be received now.
+  // Bytes of it that may be received now.
   std::uint64_t granted_ = 0;
   std::uint64_t copied_ = 0;
   // Bytes of a body in chunks or with a coding.

@@ -39,7 +39,7 @@ const char* pass(const char* at, const char* end, const CharacterSet& set) {
 
 constexpr char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c; }
 
-// Whether a text is another that is in lower case, whatever its own case is.
+// Compares a text with one in lower case, without regard to case.
 bool same(std::string_view text, std::string_view lower_case) {
   return text.size() == lower_case.size() &&
          std::equal(text.begin(), text.end(), lower_case.begin(),
@@ -78,7 +78,7 @@ int weight(std::string_view parameter) {
   return thousandths <= 1000 ? thousandths : 0;
 }
 
-// Whether a target is one of a request: a path, `*`, or a scheme with what follows it.
+// Checks that a target is a path, `*`, or a scheme with what follows it.
 bool is_target(std::string_view method, std::string_view target) {
   if (target.empty()) return false;
   if (target[0] == '/' || target == "*" || method == "CONNECT") return true;

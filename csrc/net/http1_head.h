@@ -56,7 +56,7 @@ class Head {
   bool modern = true;
   // The client waits for an interim answer before it sends the body.
   bool expects = false;
-  // What the client would like the answer to be compressed with.
+  // Compression that the client prefers for the answer.
   Coding accepts = Coding::kNone;
 
  private:

@@ -36,7 +36,7 @@ class InferEndpoint {
   }
 
   [[nodiscard]] const std::shared_ptr<const ServedModel>& served() const { return served_; }
-  // Whether requests may be traced: then Python takes them.
+  // True if requests may be traced: then Python takes them.
   [[nodiscard]] bool traced() const;
   // A slot for a body of so many bytes, charged to `charged`, if it is large: then `grow` hands its
   // memory out up to where the body ends, and `complete` says that it is there.

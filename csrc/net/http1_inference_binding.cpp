@@ -94,7 +94,7 @@ bool Inference::submit(nb::handle exchange, std::uint64_t copied, nb::handle ori
                                                        body_.header, body_.length - body_.header);
   if (made.known == nullptr) return false;
   known_ = made.known;
-  // What cannot be shared is freed.
+  // Parts that cannot be shared are freed.
   slot_.reset();
   if (!made.regions.is_none()) attribute<"share">(served->given)(made.request, made.regions);
   request_ = made.request;

@@ -82,7 +82,7 @@ Reader::Step Reader::read_framing(char c) {
       state_ = c == ';' ? State::kChunkExtension : State::kChunkLineEnd;
       return Step::kMore;
     case State::kChunkExtension:
-      // What it says concerns nobody.
+      // Its contents are ignored.
       if (c == '\r') {
         state_ = State::kChunkLineEnd;
       } else if ((static_cast<unsigned char>(c) < 0x20 && c != '\t') || c == 0x7f) {

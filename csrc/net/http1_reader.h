@@ -14,7 +14,7 @@ namespace gpubridge::http1 {
 
 class Reader {
  public:
-  // What `step` stopped at.
+  // The event at which `step` stopped.
   enum class Step : std::uint8_t {
     kMore,   // all bytes are taken
     kHead,   // `take_head` has one

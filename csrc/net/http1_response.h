@@ -5,10 +5,10 @@
 
 namespace gpubridge::http1 {
 
-// What a head says of its connection, beside the version.
+// The `Connection` field of a head.
 enum class Persistence : std::uint8_t { kDefault, kKeepAlive, kClose };
 
-// How the end of a body is found.
+// Framing of a body: how the client finds its end.
 struct Framing {
   // Its length, if that is known.
   std::optional<std::uint64_t> length;
@@ -19,7 +19,7 @@ struct Framing {
 inline constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 inline constexpr std::string_view kLastChunk = "0\r\n\r\n";
 
-// What comes before and after the fields of a response: head = begin + fields + end.
+// The constant parts of a response's head: head = begin + fields + end.
 class ResponseHead {
  public:
   ResponseHead(int status, Framing framing, Persistence persistence);

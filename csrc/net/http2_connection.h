@@ -43,12 +43,13 @@ class Connection {
   std::span<const iovec> places();
   [[nodiscard]] std::size_t places_size() const { return layout_.size(); }
   void placed(std::size_t nbytes, double now);
-  // What has happened since this was asked last. Views in it last until more is received.
+  // Events since the last call. Views in them last until more is received.
   Events take_events() { return std::exchange(state_.events, {}); }
 
-  // What the connection receives into, for views of it.
+  // The connection's receive buffer, for views of it.
   [[nodiscard]] const std::shared_ptr<std::uint8_t[]>& buffer() const { return buffer_; }
-  // What views of the last events refer to: the buffer, or what came beside its predicted place.
+  // Memory that views of the last events refer to: the buffer, or bytes that came beside their
+  // predicted place.
   [[nodiscard]] const std::shared_ptr<const void>& received_memory() const { return viewed_; }
 
   // Bytes for the socket: see Sender.
@@ -62,7 +63,7 @@ class Connection {
 
   [[nodiscard]] bool closed() const { return state_.closed; }
   [[nodiscard]] bool has_events() const { return !state_.events.empty(); }
-  // Whether the client's preface is there, and the beginning of its settings.
+  // True if the client's preface is there, and the beginning of its settings.
   [[nodiscard]] bool started() const { return !starting_; }
   [[nodiscard]] std::uint32_t highest_stream() const { return state_.highest_id; }
   // Grows with the DATA frames sent, and with the streams ended.

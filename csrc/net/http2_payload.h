@@ -18,7 +18,7 @@ class PayloadReceiver {
   PayloadReceiver(State& state, Sender& sender)
       : state_(state), sender_(sender), window_(state.limits().connection_window) {}
 
-  // Whether we are within a frame whose payload or padding has not all come.
+  // True if we are within a frame whose payload or padding has not all come.
   [[nodiscard]] bool within_frame() const { return left_ != 0 || padding_ != 0; }
   // Bytes of this frame's payload to come.
   [[nodiscard]] std::size_t left() const { return left_; }
@@ -38,7 +38,7 @@ class PayloadReceiver {
   [[nodiscard]] Place target();
   // Takes bytes that were received where `target` said.
   void received(std::size_t nbytes);
-  // Whether another large frame for the same place can be expected.
+  // True if another large frame for the same place can be expected.
   [[nodiscard]] bool awaits_large();
 
   // The stream whose place takes this frame, or took the end of the last; null for none.

@@ -1,5 +1,5 @@
-// What comes in on a connection: bytes from the socket to frames, DATA to its consumer or straight
-// to its place.
+// The receiving side of a connection: parses bytes from the socket into frames, and passes DATA to
+// its consumer or straight to its place.
 
 #include "net/http2_connection.h"
 #include "std.h"

@@ -1,4 +1,5 @@
-// What goes out: frames in their order, DATA as the peer's windows allow, streams in turn.
+// The sending side of a connection: frames in order, DATA as the peer's windows allow, streams in
+// turn.
 //
 // A response that is small and that the windows let through is framed at once, its bytes copied
 // behind those of others. Other DATA waits with its stream, as the caller's own memory, and is
@@ -52,7 +53,7 @@ class Sender {
     encoder_.limit_table(smallest, last);
   }
 
-  // Whether there may be anything for the socket.
+  // True if there may be anything for the socket.
   [[nodiscard]] bool waits() const { return !pieces_.empty() || !round_.empty(); }
   // Frames queued DATA if nothing else waits for the socket; returns whether anything does.
   bool fill();

@@ -17,7 +17,7 @@
 
 namespace gpubridge::http2 {
 
-// How much one connection may ask of the server. The first five are told to the peer.
+// Limits on what one connection may ask of the server. The first five are told to the peer.
 struct Limits {
   // Streams open at once; further ones get REFUSED_STREAM.
   std::int64_t max_concurrent_streams = 256;
@@ -141,7 +141,7 @@ class ResetMemory {
   ResetMemory(std::size_t size, double grace) : size_(size), grace_(grace) {}
 
   void add(std::uint32_t stream, double now);
-  // Whether frames of this stream are still forgiven.
+  // True if frames of this stream are still forgiven.
   [[nodiscard]] bool holds(std::uint32_t stream, double now) const;
 
  private:
@@ -151,7 +151,7 @@ class ResetMemory {
   std::deque<std::uint32_t> order_;
 };
 
-// What the parts of one connection share.
+// State that the parts of one connection share.
 class State {
  public:
   State(const Limits& limits, std::shared_ptr<const GrpcMethods> methods);
@@ -178,7 +178,7 @@ class State {
   bool closed = false;
   std::uint64_t completed = 0;  // streams whose response has ended
   std::uint64_t data_frames = 0;
-  // What the peer has told of itself.
+  // The peer's settings.
   std::int64_t peer_window = kDefaultWindow;
   std::size_t peer_frame_size = kDefaultFrameSize;
 

@@ -8,7 +8,7 @@
 
 namespace gpubridge {
 
-// How the messages of a method come.
+// Message pattern of a method.
 enum class GrpcKind : std::uint8_t {
   kUnary = 0,  // one message
   kInfer = 1,  // one message; a large one is handed on in pieces
@@ -74,7 +74,7 @@ class RequestHeaders {
   std::optional<std::string_view> timeout_;
 };
 
-// Whether fields, from the `first` on, are valid as none of the pseudo-header fields; says their
+// Checks that the fields from the `first` on are valid and no pseudo-header fields; sets their
 // content-length if there is one.
 bool check_fields(const HeaderList& fields, std::size_t first,
                   std::optional<std::uint64_t>& content_length);

@@ -10,7 +10,7 @@ constexpr std::size_t kMostMembers = 64;
 
 struct Member;
 
-// What a value means by its place in a request: as a number, as a text, and what is in it.
+// Roles of a value by its path in a request: as a number, as a text, and of its members.
 struct Node {
   Role number = Role::kNone;
   Role text = Role::kNone;

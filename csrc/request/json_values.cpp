@@ -396,8 +396,7 @@ bool pack_values(std::string_view array, ElementType type, std::size_t count, st
   if (type.kind != ElementKind::kString && count <= array.size()) out.reserve(count * type.size);
   if (!cursor.take('[')) return false;
   ++depth;
-  // Whether a value may come next (after a bracket or a comma), and whether one must (after a
-  // comma).
+  // True if a value may come next (after a bracket or a comma), and if one must (after a comma).
   bool may = true;
   bool must = false;
   while (depth != 0) {
@@ -458,7 +457,7 @@ void append_json_number(double value, std::string& out) {
   const auto written = std::to_chars(text.data(), text.data() + text.size(), value);
   const std::string_view digits(text.data(), static_cast<std::size_t>(written.ptr - text.data()));
   out += digits;
-  // What reads it has to see a float.
+  // A reader has to see a float.
   if (digits.find_first_of(".e") == std::string_view::npos) out += ".0";
 }
 

@@ -48,7 +48,7 @@ class MessageReceiver {
 
   // Bytes of raw contents that were copied: those that were fed.
   std::uint64_t copied = 0;
-  // What the memory is charged to.
+  // The account that the memory is charged to.
   nb::object body;
   nb::object arena = nb::none();
   nb::object slot = nb::none();

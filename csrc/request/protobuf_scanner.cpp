@@ -105,7 +105,7 @@ class Scanner {
   }
 
  private:
-  // Whether a singular field comes for the first time.
+  // True if a singular field comes for the first time.
   static bool once(std::uint32_t& seen, std::uint8_t field) {
     const std::uint32_t bit = std::uint32_t{1} << (field >> 3U);
     const bool first = (seen & bit) == 0;

@@ -6,8 +6,8 @@
 
 namespace gpubridge {
 
-// How an output is told: by its bytes behind the header or message, as JSON values in the header,
-// or not at all, since it lies in memory that the client registered.
+// Encoding of an output: its bytes behind the header or message, JSON values in the header, or
+// nothing, since it lies in memory that the client registered.
 enum class OutputForm : std::uint8_t { kElsewhere = 0, kBinary = 1, kJson = 2 };
 
 // One output of a response. `nbytes` counts its bytes; `json` are its values.
@@ -17,7 +17,7 @@ struct ResponseOutput {
   std::string_view json = {};
 };
 
-// What comes before the dims of each output, and how it is told; `names` are those of model and
+// Text before the dims of each output, and the output's encoding; `names` are those of model and
 // version.
 class ResponseTemplate {
  public:
@@ -52,7 +52,7 @@ struct ResponseFrame {
   std::uint64_t nbytes = 0;
 };
 
-// What surrounds the outputs' bytes in responses over gRPC, of protobuf fields.
+// Protobuf fields around the outputs' bytes in responses over gRPC.
 class MessageResponseTemplate : public ResponseTemplate {
  public:
   using ResponseTemplate::ResponseTemplate;

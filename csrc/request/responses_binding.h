@@ -1,4 +1,4 @@
-// What a response puts into a template, taken from Python objects.
+// Values that a response puts into a template, taken from Python objects.
 #pragma once
 
 #include "memory/sent_buffers.h"

@@ -1,4 +1,4 @@
-// What a scanner reads from a request: its key and the values that vary between requests.
+// Result of scanning a request: its key and the values that vary between requests.
 #pragma once
 
 #include "std.h"

@@ -7,7 +7,7 @@
 namespace gpubridge {
 namespace {
 
-// What is shorter stays where it is.
+// Shorter fields stay where they are.
 constexpr std::size_t kLong = std::size_t{1} << 16U;
 
 constexpr std::uint8_t kParameter = wire_tag(4, kWireBytes);

@@ -28,7 +28,7 @@ std::size_t bytes_of(const std::string& key, const TemplateRules& rules) {
   return bytes;
 }
 
-// Whether each input has the values that a check of it needs, and no others.
+// Checks that each input has the values that its check needs, and no others.
 bool checkable(const RequestScan& scan, const TemplateRules& rules) {
   if (scan.inputs != rules.inputs.size()) return false;
   std::vector<std::size_t> sizes(rules.inputs.size());
@@ -143,7 +143,7 @@ class Check {
   std::size_t size_at_ = 0;
 };
 
-// Whether a reshape takes exactly the variable dims that its input has.
+// Checks that a reshape takes exactly the variable dims of its input.
 bool sound(const InputRule& rule, std::size_t batched) {
   if (!rule.reshaped) return true;
   if (rule.dims.size() < batched) return false;

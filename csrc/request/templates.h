@@ -13,7 +13,7 @@
 
 namespace gpubridge {
 
-// What one input of a template has to be.
+// Requirements on one input of a template.
 struct InputRule {
   std::vector<std::int64_t> dims;     // As clients see it, batch dim included; -1 for any.
   std::vector<std::int64_t> reshape;  // What follows the batch dim at the model, if `reshaped`.

@@ -180,8 +180,7 @@ MadeRequest PythonTemplates::take_fields(const RequestTarget& target, std::strin
   return make(target, 0, identifier);
 }
 
-// Whether the BYTES inputs in memory that begins where the first place does are what they have to
-// be.
+// Checks the elements of BYTES inputs, in memory that begins where the first place does.
 bool PythonTemplates::strings_fit(std::span<const unsigned char> memory) const {
   return std::all_of(matched_.places.begin(), matched_.places.end(), [&](const InputPlace& place) {
     return place.at <= memory.size() && place.nbytes <= memory.size() - place.at &&

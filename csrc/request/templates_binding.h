@@ -8,8 +8,8 @@
 
 namespace gpubridge {
 
-// What requests with one template have in common for the engine; `given` is the RequestTemplate
-// (gpubridge/protocol/request_templates.py) that says so.
+// Values that requests with one template share in the engine, from `given`, a RequestTemplate
+// (gpubridge/protocol/request_templates.py).
 struct KnownTemplate {
   explicit KnownTemplate(nb::object given) : given(std::move(given)) {}
 

@@ -31,7 +31,7 @@ ElementType type_of(std::string_view datatype) {
   throw nb::value_error("expected a datatype that JSON can carry");
 }
 
-// What `make` appends to a text without the interpreter's lock, as bytes; None where it says no.
+// Returns as bytes the text that `make` appends to without the lock; None if it returns false.
 template <typename Make>
 nb::object made_unlocked(Make&& make) {
   std::string bytes;

@@ -6,7 +6,7 @@
 
 namespace gpubridge {
 
-// How the values of a field lie on the wire.
+// Wire format of the values of a field.
 enum class WireForm { kVarint, kFixed, kBytes };
 
 // Appends the values of one repeated field of a message, packed or not, as elements of `size` bytes

@@ -47,7 +47,7 @@ DynamicBatcher::DynamicBatcher(const BatchingSettings& settings)
 
 DynamicBatcher::Admission DynamicBatcher::add(const QueuedRequest& request, Nanoseconds now) {
   if (stopped_) return Admission::kStopped;
-  // Who is late by now no longer counts against the queue's limit.
+  // Requests that are late by now no longer count against the queue's limit.
   age(now);
   const PriorityQueue::Added added = queue_.add(request, now);
   if (added == PriorityQueue::Added::kRefused) return Admission::kQueueFull;

@@ -20,17 +20,17 @@ class FormingBatch {
   // Looks at the next request in the queue's order.
   void offer(const QueuedRequest& request);
 
-  // Whether it is that of the queue as it is; what changes the queue's front forgets it.
+  // True if it is that of the present queue; a change of the queue's front clears it.
   [[nodiscard]] bool known() const { return known_; }
   void forget() { known_ = false; }
 
   [[nodiscard]] std::size_t count() const { return count_; }
-  // How many requests make the largest preferred size within reach; 0 where none does.
+  // Number of requests that make the largest preferred size within reach; 0 if none does.
   [[nodiscard]] std::size_t best() const { return best_; }
   [[nodiscard]] Nanoseconds oldest() const { return oldest_; }
-  // Whether it cannot grow any more.
+  // True if it cannot grow any more.
   [[nodiscard]] bool closed() const { return closed_; }
-  // Whether no preferred size lies above.
+  // True if no preferred size lies above.
   [[nodiscard]] bool reached() const { return closed_ || size_ >= largest_; }
 
  private:
@@ -94,7 +94,7 @@ class DynamicBatcher {
   void put_back(const std::vector<QueuedRequest>& requests);
   // Hears that a taken request has its outcome; returns what may go out now.
   ReleaseOrder::Released answered(Handle handle);
-  // What waited for a request that was cancelled or refused.
+  // Outcomes that waited for a request that was cancelled or refused.
   ReleaseOrder::Released release();
   // Gives up the order for what was taken.
   ReleaseOrder::Released abandon_order();
@@ -116,7 +116,7 @@ class DynamicBatcher {
  private:
   void age(Nanoseconds now);
   const FormingBatch& look();
-  // How many requests make the batch to take now; 0 for none.
+  // Number of requests in the batch to take now; 0 for none.
   std::size_t due(Nanoseconds now);
 
   PriorityQueue queue_;

@@ -6,11 +6,11 @@ namespace {
 // About this much work is sent ahead.
 constexpr double kAheadNs = 1e6;
 constexpr double kLimit = 64;
-// What it takes to wake a process that sleeps, and whose memory is in no cache.
+// Time to wake a process that sleeps, and whose memory is in no cache.
 constexpr double kWakeNs = 50e3;
 // The same where it has to share a processor.
 constexpr double kCrowdedWakeNs = 200e3;
-// How much the latest batch counts.
+// Weight of the latest batch in the average.
 constexpr double kWeight = 0.125;
 
 }  // namespace
@@ -45,7 +45,7 @@ void InstanceLoad::sent(std::size_t requests) {
 }
 
 void InstanceLoad::answered(std::size_t batches, std::size_t requests, std::uint64_t execute_ns) {
-  // What a stub sent before its end may be heard after that.
+  // Messages that a stub sent before its end may arrive after it.
   in_flight_ -= std::min(in_flight_, requests);
   batches_ -= std::min(batches_, batches);
   if (requests != 0) {

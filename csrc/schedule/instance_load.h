@@ -1,5 +1,5 @@
-// How many requests a stub has, and how many it may have: so that it never waits, and little is
-// lost if it dies.
+// Number of requests that a stub has and may have: enough that it never waits, and few enough that
+// little is lost if it dies.
 #pragma once
 
 #include "std.h"
@@ -15,11 +15,11 @@ class InstanceLoad {
   [[nodiscard]] std::size_t window() const { return window_; }
   // Requests, or batches of them, that it may have however long they take.
   [[nodiscard]] std::size_t least_window() const { return least_; }
-  // Whether it has something to do, and is likely to be done with all of it before another process
+  // True if it has something to do, and is likely to be done with all of it before another process
   // would be awake; where processors are `crowded`, before that would have had its turn.
   [[nodiscard]] bool soon_done(bool crowded) const;
-  // Whether requests were withdrawn from it, and it has answered none of the others since: it gets
-  // no more than it may have however long that takes.
+  // True if requests were withdrawn from it, and it has answered none of the others since: then it
+  // gets no more than it may have however long that takes.
   [[nodiscard]] bool stuck() const { return stuck_; }
 
   // A stub takes requests from now on.

@@ -14,8 +14,8 @@ using ItemFields = std::tuple<nb::object, std::uint64_t, std::uint64_t, std::uin
 inline Handle handle_of(nb::handle item) { return reinterpret_cast<Handle>(item.ptr()); }
 inline nb::handle item_of(Handle handle) { return {reinterpret_cast<PyObject*>(handle)}; }
 
-// What is queued holds one
-// reference to its object, what has a place in the order of outcomes another.
+// A queued request holds one reference to its object, one with a place in the order of outcomes
+// another.
 class ItemBatcher {
  public:
   explicit ItemBatcher(const BatchingSettings& settings)

@@ -25,7 +25,7 @@ struct QueuePolicy {
   std::uint64_t most = 0;       // requests; 0: any number
 };
 
-// What the rules look at.
+// Inputs of the queue's rules.
 struct QueuedRequest {
   Handle handle = 0;
   std::uint64_t size = 1;      // its batch size
@@ -47,7 +47,7 @@ class PriorityQueue {
   PriorityQueue(const PriorityQueue&) = delete;
   PriorityQueue& operator=(const PriorityQueue&) = delete;
 
-  // Whether requests can become late.
+  // True if requests can become late.
   [[nodiscard]] bool timed() const { return timed_; }
   [[nodiscard]] std::size_t size() const { return entries_.size(); }
   [[nodiscard]] bool contains(Handle handle) const { return entries_.contains(handle); }

@@ -10,7 +10,8 @@ namespace gpubridge {
 // keeps its place in the order when it is put back and taken again.
 class ReleaseOrder {
  public:
-  // What leaves the order: outcomes that may go out, and requests whose outcome nobody waits for.
+  // Entries that leave the order: outcomes that may go out, and requests whose outcome nobody waits
+  // for.
   struct Released {
     std::vector<Handle> due;
     std::vector<Handle> dropped;

@@ -14,7 +14,7 @@ class RequestsAtStub;
 
 class RequestDispatch;
 
-// What came of the batches of a message.
+// Results of the batches of a message.
 struct AnsweredBatches {
   std::size_t batches = 0;
   std::size_t requests = 0;
@@ -41,15 +41,14 @@ class InstanceFeed {
   void open(std::size_t least_window) { load_.open(least_window); }
   void close();
   void submit(nb::handle requests);
-  // How many requests it can be sent, however long they would wait there.
+  // Number of requests that it can be sent, however long they would wait there.
   [[nodiscard]] std::size_t free_tickets() const;
 
-  // Whether a request had better wait for what the stub has than for another to wake: nothing that
-  // it has takes long, and if something does, the request can be withdrawn. Not where inputs are
-  // uploaded, or a model answers after its batches: what that takes is not known.
+  // True if a request is answered sooner after the stub's present work than by waking another stub:
+  // nothing of that work takes long, and if something does, the request can be withdrawn. Not where
+  // inputs are uploaded, or a model answers after its batches: what that takes is not known.
   [[nodiscard]] bool soon_done() const;
-  // Whether batches wait at the stub, which has begun none since this was asked last, when some
-  // waited, too.
+  // True if batches wait at the stub, some waited at the last call, and it has begun none since.
   bool holds_up();
   // Withdraws what the stub has not begun; returns the requests in order.
   nb::list withdraw();

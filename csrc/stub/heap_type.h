@@ -98,7 +98,7 @@ void deallocate(PyObject* self) {
   Py_DECREF(type);
 }
 
-// What is in a field (borrowed); null with an AttributeError set where nothing was put there.
+// The object in a field (borrowed); null with an AttributeError set if there is none.
 template <typename Object>
 PyObject* field(PyObject* self, std::size_t index) {
   PyObject* field = as<Object>(self)->fields[index];

@@ -35,7 +35,7 @@ class OutputPool {
       if (place.nbytes != 0) __atomic_store_n(lease(place), 0, __ATOMIC_RELEASE);
     }
   }
-  // Whether models have got slots to write to: then outputs may lie in one.
+  // True if models have got slots to write to: then outputs may lie in one.
   [[nodiscard]] bool shown() const { return nb::cast<bool>(memory_.attr("shown")); }
 
   // Gives all free slots back.

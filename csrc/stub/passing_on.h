@@ -33,8 +33,8 @@ class OwnInputs {
   std::vector<Input> inputs_;
 };
 
-// Whether two places, which `place` is of some things, share a byte: who gets the one may write to
-// the other.
+// True if two of the things, whose places `place` returns, share a byte: who gets the one may write
+// to the other.
 template <typename Thing>
 bool overlap(std::vector<Thing> things, TensorRef Thing::* place) {
   const auto order = [place](const Thing& thing) {

@@ -27,7 +27,7 @@ constexpr std::array<const char*, kArguments> kArgumentNames = {
     "model_name",       "model_version",  "flags",     "timeout",
     "preferred_memory", "trace",          "parameters"};
 
-// What the type needs of Python; lives as long as the process.
+// Python objects that the type needs; live as long as the process.
 struct Known {
   Known() {
     for (std::size_t index = 0; index < kArguments; ++index) {

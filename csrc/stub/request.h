@@ -50,8 +50,7 @@ struct Arrival {
 nb::object arrival_object(Arrival arrival);
 Arrival& arrival_of(nb::handle object);
 
-// What a request that arrived consists of; objects that are not there stand for what requests have
-// that say nothing.
+// Parts of a request that arrived; a null object stands for the default.
 struct Received {
   nb::object inputs = {};
   nb::object id = {};

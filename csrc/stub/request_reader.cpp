@@ -19,7 +19,7 @@ constexpr std::uint32_t bits_of(Fields... fields) {
   return (context_bit(fields) | ...);
 }
 
-// What Python need not be asked for.
+// Cases that need no Python.
 constexpr std::uint32_t kPlainFields =
     bits_of(ContextField::kFlags, ContextField::kCorrelationId, ContextField::kCorrelationText,
             ContextField::kTimeout, ContextField::kParameters, ContextField::kTrace,

@@ -11,7 +11,7 @@
 
 namespace gpubridge::stub {
 
-// What the requests of one model have in common.
+// Values that the requests of one model share.
 struct ModelWords {
   nb::object name;
   nb::object version;
@@ -43,7 +43,7 @@ class TensorReader {
   std::vector<TensorRef> places_;
 };
 
-// What a reader of requests needs of Python.
+// Python objects that a reader of requests needs.
 struct ReaderParts {
   nb::object make_origin;    // that of an Arrival
   nb::object make_controls;  // gives the control inputs that the text of a context says
@@ -55,7 +55,7 @@ class RequestReader : public TensorReader {
  public:
   RequestReader(TensorReader reader, ReaderParts parts, ModelWords model, nb::type_object request);
 
-  // What is said of a request besides its tensors; throws MalformedContext.
+  // The context of a request; throws MalformedContext.
   static Context context(const RecordView& record);
 
   // Says whether a request is of memory that is there, and nothing is said of it that only Python

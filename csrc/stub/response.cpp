@@ -6,7 +6,7 @@
 namespace gpubridge::stub {
 namespace {
 
-// What the type needs of Python; lives as long as the process.
+// Python objects that the type needs; live as long as the process.
 struct Known {
   PyObject* init = nullptr;  // the reference's __init__
   PyObject* tensors_name = PyUnicode_InternFromString("output_tensors");

@@ -17,7 +17,7 @@ constexpr std::size_t kSignaturesKept = 4096;
 
 std::size_t aligned(std::size_t size) { return (size + kAlignment - 1) & ~(kAlignment - 1); }
 
-// What is said of a response besides its tensors, encoded; `parameters` are JSON.
+// The encoded context of a response; `parameters` are JSON.
 std::string encoded_context(std::string_view parameters, bool passed_on) {
   Context context;
   if (parameters != "{}") context.set_text(ContextField::kParameters, parameters);
@@ -29,7 +29,7 @@ bool is_bytes(const Tensor* tensor) {
   return PyUnicode_CompareWithASCIIString(tensor->fields[kDatatype], "BYTES") == 0;
 }
 
-// What exports the bytes that are sent of a tensor.
+// The exporter of the bytes that are sent of a tensor.
 PyObject* exporter(const Tensor* tensor) {
   for (const TensorField field : {kSource, kLent, kArray}) {
     if (tensor->fields[field] != nullptr) return tensor->fields[field];

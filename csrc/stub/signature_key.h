@@ -1,4 +1,4 @@
-// What tells signatures apart before they are encoded: names, datatypes and ranks of tensors.
+// Key of a signature before it is encoded: names, datatypes and ranks of tensors.
 #pragma once
 
 #include "little_endian.h"

@@ -26,7 +26,7 @@ constexpr char kResponses = 21;
 constexpr std::size_t kResponsesHead = 16;
 constexpr std::size_t kFrameLimit = 128 * 1024;
 
-// What the loop needs of Python.
+// Python objects that the loop needs.
 struct LoopParts {
   nb::object channel;   // Channel
   nb::object executor;  // Executor: runs what is not plain, and knows the model

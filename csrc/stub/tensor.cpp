@@ -6,7 +6,7 @@
 namespace gpubridge::stub {
 namespace {
 
-// What the type needs of Python; lives as long as the process.
+// Python objects that the type needs; live as long as the process.
 struct Known {
   PyObject* init = nullptr;       // the reference's __init__
   PyObject* kind = nullptr;       // see use_tensor_class
@@ -41,7 +41,7 @@ nb::object shape_of(const BufferView& view) {
   return nb::borrow(python.shape);
 }
 
-// What exports the buffer of an array; none unless that is C-contiguous.
+// The exporter of an array's buffer; none unless that is C-contiguous.
 std::optional<BufferView> contiguous(PyObject* array) {
   try {
     // Without strides: given only of C-contiguous arrays.
