@@ -505,7 +505,7 @@ nb::tuple RequestsAtStub::close(std::uint64_t started_last) {
     const nb::object request = held_[ticket].request;
     take_back(ticket);
     if (left != Left::kOver) {
-      infer_request(request).take(InferRequest::kClient);
+      forget_memory(infer_request(request));
       started.append(request);
     }
   }
