@@ -88,10 +88,10 @@ nb::object exporter(const LentSpan& span, bool read_only) {
 // The place of a tensor without bytes.
 bool is_nowhere(const TensorRef& place) { return place.lease == kNoLease && place.nbytes == 0; }
 
-[[noreturn]] void throw_unknown(const TensorRef& place) {
+[[noreturn]] void throw_unknown(const TensorRef& place, std::uint64_t lease) {
   std::ostringstream text;
   text << place.nbytes << " bytes at " << place.offset << " of region 0x" << std::hex
-       << place.region << std::dec << " under lease " << place.lease << " do not exist";
+       << place.region << std::dec << " under lease " << lease << " do not exist";
   throw nb::value_error(text.str().c_str());
 }
 
@@ -103,8 +103,11 @@ std::vector<TensorRef> places_of(nb::handle refs) {
   }
   for (nb::handle ref : refs) {
     const auto fields = nb::cast<nb::tuple>(ref);
+    const auto lease = nb::cast<std::uint64_t>(fields[3]);
     places.push_back({nb::cast<std::uint64_t>(fields[0]), nb::cast<std::uint64_t>(fields[1]),
-                      nb::cast<std::uint64_t>(fields[2]), nb::cast<std::uint32_t>(fields[3])});
+                      nb::cast<std::uint64_t>(fields[2]), static_cast<std::uint32_t>(lease)});
+    // Records carry none of more than 32 bits.
+    if (places.back().lease != lease) throw_unknown(places.back(), lease);
   }
   return places;
 }
@@ -154,7 +157,7 @@ std::vector<LentSpan> LeaseBook::spans(std::span<const TensorRef> places) {
       continue;
     }
     const auto* bytes = region_of(place);
-    if (bytes == nullptr) throw_unknown(place);
+    if (bytes == nullptr) throw_unknown(place, place.lease);
     // The tensors of a record mostly share slot and lease.
     if (loan == nullptr || region != place.region || lease != place.lease) {
       loan = std::make_shared<Loan>(table_, *bytes, place.lease);
