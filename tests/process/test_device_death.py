@@ -173,9 +173,13 @@ def test_a_model_that_gets_no_arena_does_not_load(tmp_path):
         tmp_path, "--exit-on-error=false", arena=2 << 30, ready=False
     ) as served:
         wait_until(lambda: served.server.is_ready("host"), "the host's model", served.server)
-        row = served.server.index()["double", 1]
-        assert row["state"] == "UNAVAILABLE"
-        assert "device-arena-bytes=N" in row["reason"]
+
+        def row():
+            return served.server.index().get(("double", 1), {})
+
+        wait_until(lambda: "reason" in row(), "the other model to have failed", served.server)
+        assert row()["state"] == "UNAVAILABLE"
+        assert "device-arena-bytes=N" in row()["reason"]
         assert served.machine.used(0) == 0
 
 
