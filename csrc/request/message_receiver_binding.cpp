@@ -29,7 +29,7 @@ void MessageReceiver::feed(std::string_view data) {
     std::size_t taken = 0;
     if (const std::span<std::uint8_t> target = this->target(); !target.empty()) {
       taken = std::min(data.size(), target.size());
-      std::memcpy(target.data(), data.data(), taken);
+      std::copy_n(data.data(), taken, target.data());
       copied += taken;
       at_ += taken;
       if (at_ == piece_end_) filled();
