@@ -7,7 +7,7 @@ namespace gpubridge::at_stub {
 namespace {
 
 constexpr std::size_t kFrameBytes = 64UL * 1024;
-constexpr std::size_t kFrameBatches = 16;
+constexpr std::size_t kFrameBatches = 6;
 
 }  // namespace
 

@@ -11,7 +11,7 @@ import pytest
 from gpubridge.dataplane import SendTurn
 from tests.fuzz.stub_desk import Desk, record
 
-_FULL = 16
+_FULL = 6
 
 
 class Turns:
