@@ -9,6 +9,7 @@
 
 #include "fuzz.h"
 #include "ipc/context.h"
+#include "rewritten_record.h"
 
 namespace {
 
@@ -34,21 +35,8 @@ void check_record(std::string_view message, bool named) {
       const std::size_t start = at;
       const auto record = gpubridge::RecordView::read(message, at, named);
       expect(at > start && at <= message.size(), "a record lies in its message");
-      gpubridge::RecordParts parts;
-      parts.ticket = record.ticket();
-      parts.word = record.word();
-      parts.tensors = static_cast<std::uint32_t>(record.tensors());
-      parts.signature = record.signature();
-      parts.context = record.context();
-      parts.identifier = record.identifier();
-      parts.dims = record.dims();
-      std::string written(parts.size(), '\0');
-      char* place = parts.write(written.data());
-      for (std::size_t index = 0; index < record.tensors(); ++index) {
-        place = gpubridge::write_ref(place, record.ref(index));
-      }
-      expect(place == written.data() + written.size(), "a record has its size");
-      expect(written == message.substr(start, at - start), "a record is written as it was read");
+      expect(gpubridge::fuzz::rewritten(record) == message.substr(start, at - start),
+             "a record is written as it was read");
       check_context(record.context());
       const std::vector<gpubridge::TensorKind> kinds(record.tensors(), {1, 4});
       try {

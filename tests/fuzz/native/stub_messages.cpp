@@ -12,6 +12,7 @@
 #include "fuzz.h"
 #include "ipc/context.h"
 #include "ipc/messages.h"
+#include "rewritten_record.h"
 
 namespace {
 
@@ -19,24 +20,6 @@ using namespace gpubridge;
 using fuzz::expect;
 
 using Kinds = std::vector<TensorKind>;
-
-std::string written(const RecordView& record) {
-  RecordParts parts;
-  parts.ticket = record.ticket();
-  parts.word = record.word();
-  parts.tensors = static_cast<std::uint32_t>(record.tensors());
-  parts.signature = record.signature();
-  parts.context = record.context();
-  parts.identifier = record.identifier();
-  parts.dims = record.dims();
-  std::string bytes(record.size(), '\0');
-  char* at = parts.write(bytes.data());
-  for (std::size_t index = 0; index < record.tensors(); ++index) {
-    at = write_ref(at, record.ref(index));
-  }
-  expect(at == bytes.data() + bytes.size(), "a record has its size");
-  return bytes;
-}
 
 // Bytes of a tensor with the next dims of a record; none where that is not a size.
 std::optional<std::uint64_t> nbytes_of(const RecordView& record, std::size_t first,
@@ -92,7 +75,8 @@ std::size_t check_records(std::string_view message, std::size_t at,
                           const std::vector<RecordView>& records, const Kinds& kinds) {
   for (const RecordView& record : records) {
     expect(record.size() <= message.size() - at, "a record lies in its message");
-    expect(written(record) == message.substr(at, record.size()), "it is written as it was read");
+    expect(fuzz::rewritten(record) == message.substr(at, record.size()),
+           "it is written as it was read");
     check_sizes(record, kinds);
     check_context(record.context());
     at += record.size();
