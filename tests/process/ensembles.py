@@ -64,6 +64,15 @@ class TritonPythonModel:
                     r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.parameters(),
                     sorted(r.requested_output_names())])], object))]) for r in requests]
 """
+# A batching model whose output has no batch dimension of its own.
+TOTAL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse(
+            [pb_utils.Tensor("OUT", r.inputs()[0].as_numpy().sum(axis=1))]) for r in requests]
+"""
 FP32 = "data_type: TYPE_FP32 dims: [-1]"
 TEXT = "data_type: TYPE_STRING dims: [1]"
 BATCH = "max_batch_size: 8 dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 10000000 }"
@@ -114,6 +123,7 @@ def write_models(repository: Path) -> None:
 def _write_members(repository: Path) -> None:
     write_model(repository, "add", ADD)
     write_model(repository, "add_batched", ADD, config=BATCH, version=1)
+    write_model(repository, "total", TOTAL, config="max_batch_size: 8")
     write_model(
         repository,
         "sum",
@@ -166,6 +176,16 @@ def _write_ensembles(repository: Path) -> None:
     )
     write_ensemble(repository, "option", "sum X=A Y=A2 > NUMBER=B", inputs="A A2?")
     write_ensemble(repository, "batched", "add_batched IN=A > OUT=B", config="max_batch_size: 8")
+    write_ensemble(repository, "totals", "total IN=A > OUT=B", config="max_batch_size: 8")
+    write_ensemble(repository, "add_one", "add IN=A > OUT=B", config="max_batch_size: 8")
+    write_ensemble(
+        repository, "total_added", "total IN=A > OUT=t", "add IN=t > OUT=B",
+        config="max_batch_size: 8",
+    )  # fmt: skip
+    write_ensemble(
+        repository, "total_refused", "total IN=A > OUT=t", "add_batched IN=t > OUT=B",
+        config="max_batch_size: 8",
+    )  # fmt: skip
     write_ensemble(repository, "around", "fan A=A > A=t", "add IN=t > OUT=B")
     write_ensemble(
         repository,

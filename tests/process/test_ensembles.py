@@ -71,6 +71,28 @@ def test_members_batch_requests_of_several_clients(server):
     assert after["execution_count"] - before["execution_count"] == 1
 
 
+def shapes(server, model, name, value):
+    tensor = {"name": name, "datatype": "FP32", "shape": list(np.shape(value))}
+    body = json.dumps({"inputs": [{**tensor, "data": np.ravel(value).tolist()}]})
+    answer = json.loads(server.request("POST", f"/v2/models/{model}/infer", body)[2])
+    return [output["shape"] for output in answer["outputs"]]
+
+
+def test_shapes_are_those_that_members_that_batch_give(server):
+    for value in ([[1.0, 2.0]], [[1.0], [2.0]]):
+        assert shapes(server, "total", "IN", value) == [[len(value)]]
+        assert shapes(server, "totals", "A", value) == [[len(value)]]
+    status, error = infer(server, "total_refused", {"A": [[1.0, 2.0]]})
+    assert status == 400
+    assert "for model 'add_batched'. Expected [-1,-1], got [1]." in error
+
+
+def test_outputs_of_members_that_do_not_batch_get_a_batch_dimension(server):
+    # The ensemble's input loses its batch dimension on the way in.
+    assert shapes(server, "add_one", "A", [[1.0, 2.0]]) == [[1, 2]]
+    assert shapes(server, "total_added", "A", [[1.0, 2.0]]) == [[1, 1]]
+
+
 def test_requests_in_parallel_get_their_own_answers(server):
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda i: infer(server, "diamond", {"A": [float(i)]}), range(100)))

@@ -182,17 +182,19 @@ class TestMembers:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dims", "batched", "fitted"),
+    ("shape", "dims", "made_batched", "batched", "fitted"),
     [
-        ((4,), (4,), False, (4,)),
-        ((4,), (4,), True, (1, 4)),
-        ((1, 4), (4,), False, (4,)),
-        ((2, 4), (4,), False, (2, 4)),
-        ((2, 4), (4,), True, (2, 4)),
-        ((1, 4), (-1, -1), False, (1, 4)),
-        ((5,), (4,), True, (5,)),
-        ((), (), True, (1,)),
+        ((4,), (4,), True, False, (4,)),
+        ((4,), (4,), False, True, (1, 4)),
+        ((1, 4), (4,), True, False, (4,)),
+        ((2, 4), (4,), True, False, (2, 4)),
+        ((2, 4), (4,), False, True, (2, 4)),
+        ((1, 4), (-1, -1), True, False, (1, 4)),
+        ((5,), (4,), False, True, (5,)),
+        ((), (), False, True, (1,)),
+        ((4,), (4,), True, True, (4,)),
+        ((1, 4), (4,), False, False, (1, 4)),
     ],
 )
-def test_fit_shape(shape, dims, batched, fitted):
-    assert fit_shape(shape, dims, batched=batched) == fitted
+def test_fit_shape(shape, dims, made_batched, batched, fitted):
+    assert fit_shape(shape, dims, made_batched=made_batched, batched=batched) == fitted

@@ -174,7 +174,8 @@ class EnsembleModel(Model):
         refusal = self._unloaded() if self._stopping else None
         targets = ClientOutputs.of(request)
         wanted = set() if targets is None else targets.names
-        inputs = request_tensors(request, signature, self._arena, shared=shared)
+        batched = self.config.max_batch_size > 0
+        inputs = request_tensors(request, signature, self._arena, batched=batched, shared=shared)
         course = self._course(signature.requested)
         for name in course.outputs:
             if name not in inputs:
@@ -242,7 +243,7 @@ class EnsembleModel(Model):
             tensor = outputs.get(output.name)
             if tensor is not None:
                 dims = output.dims if output.reshape is None else output.reshape
-                shape = fit_shape(tensor.shape, dims, batched=batched)
+                shape = fit_shape(tensor.shape, dims, made_batched=tensor.batched, batched=batched)
                 shapes.append(shape)
                 itemsize = item_size(tensor.datatype)
                 specs.append(TensorSpec(output.name, tensor.datatype, len(shape), itemsize))

@@ -344,12 +344,17 @@ def _common_origin(
     return found.pop() if found else ROOT
 
 
-def fit_shape(shape: tuple[int, ...], dims: Sequence[int], *, batched: bool) -> tuple[int, ...]:
+def fit_shape(
+    shape: tuple[int, ...], dims: Sequence[int], *, made_batched: bool, batched: bool
+) -> tuple[int, ...]:
     """Return the shape in which a tensor goes on to where ``dims`` are configured.
 
-    It may come from a model that batches to one that does not, or the other way round: then a batch
-    dimension of 1 is added or taken away, if that makes it fit. Other shapes stay what they are.
+    From a model that batches (``made_batched``) to one that does not (``batched``), or the other way
+    round, a batch dimension of 1 is taken away or added if that makes it fit. Other shapes stay what
+    they are, as in Triton.
     """
+    if made_batched == batched:
+        return shape
     expected = (-1, *dims) if batched else tuple(dims)
     if _compatible(shape, expected):
         return shape

@@ -119,7 +119,10 @@ class MemberRequests:
     ) -> _Form:
         key = (
             step.index,
-            *((name, t.datatype, t.shape, t.place.nbytes) for name, t in tensors.items()),
+            *(
+                (name, t.datatype, t.shape, t.batched, t.place.nbytes)
+                for name, t in tensors.items()
+            ),
         )
         form = self._forms.get(key)
         if form is None or form.config is not config:
@@ -228,7 +231,7 @@ def _form(
         spec = known.get(name)
         shape = tensor.shape
         if spec is not None:
-            shape = fit_shape(shape, spec.dims, batched=batched)
+            shape = fit_shape(shape, spec.dims, made_batched=tensor.batched, batched=batched)
         given.append(InputForm(name, tensor.datatype, shape, tensor.place.nbytes))
     check_inputs(identifier, given, config)
     signature, dims = encode_tensors(

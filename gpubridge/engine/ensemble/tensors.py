@@ -31,12 +31,14 @@ class FlowTensor(NamedTuple):
     """A tensor between two models; nobody copies it.
 
     - ``shape``: as clients see it, with the batch dimension where who made it has one.
+    - ``batched``: whether the model that made it batches, or the ensemble whose input it is.
     - ``buffer``: its bytes, where a response has them anyway.
     - ``shared``: whether others may still look at it, so that nobody may write to it.
     """
 
     datatype: str
     shape: tuple[int, ...]
+    batched: bool
     place: MemoryRange
     buffer: memoryview | None
     parameters: Parameters | None = None
@@ -54,11 +56,17 @@ class FlowTensor(NamedTuple):
 
 
 def request_tensors(
-    request: InferRequest, signature: Signature, arena: HostArena, *, shared: bool
+    request: InferRequest,
+    signature: Signature,
+    arena: HostArena,
+    *,
+    batched: bool,
+    shared: bool,
 ) -> dict[str, FlowTensor]:
     """Take the inputs of a request over, and with them its slot; by name.
 
-    ``shared`` says whether who sent it may still look at them.
+    - ``batched``: whether their shapes begin with a batch dimension.
+    - ``shared``: whether who sent it may still look at them.
     """
     ranges = request.ranges
     slot, request.slot = request.slot, None
@@ -83,7 +91,7 @@ def request_tensors(
     request.ranges = None
     shapes = decode_shapes(signature, request.dims)
     return {
-        spec.name: FlowTensor(spec.datatype, shape, place, None, None, shared)
+        spec.name: FlowTensor(spec.datatype, shape, batched, place, None, None, shared)
         for spec, shape, place in zip(signature.tensors, shapes, ranges, strict=True)
     }
 
@@ -103,6 +111,7 @@ def response_tensors(response: InferResponse, config: ModelConfig) -> dict[str, 
         tensors[spec.name] = FlowTensor(
             spec.datatype,
             as_configured(spec.name, shape, config),
+            config.max_batch_size > 0,
             place,
             buffer,
             response.parameters,
