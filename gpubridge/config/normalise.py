@@ -16,17 +16,38 @@ _DEFAULT_SEQUENCE_IDLE_MICROSECONDS = 1_000_000
 
 
 def normalise_model(config: ProtoMessage) -> list[str]:
-    """Fill in everything but the instance groups; return notices about fields without effect."""
+    """Fill in everything but the instance groups; return notices about what has no effect."""
+    repeated = _drop_repeated(config)
     if not config.HasField("version_policy"):
         config.version_policy.latest.num_versions = 1
     if config.HasField("ensemble_scheduling"):
-        return []
+        return repeated
     # What they mean to a model of another backend is for that backend to say.
-    notices = _optimization_notices(config) if config.backend == "python" else []
+    notices = repeated + (_optimization_notices(config) if config.backend == "python" else [])
     for buffer in ("input_pinned_memory", "output_pinned_memory"):
         if not config.optimization.HasField(buffer):
             getattr(config.optimization, buffer).enable = True
     _normalise_scheduling(config)
+    return notices
+
+
+def _drop_repeated(config: ProtoMessage) -> list[str]:
+    """Keep one of equal declarations of an input or output; published configurations have such."""
+    notices = []
+    for field in ("input", "output"):
+        tensors = getattr(config, field)
+        first: dict[str, ProtoMessage] = {}
+        repeated = [
+            index
+            for index, tensor in enumerate(tensors)
+            if first.setdefault(tensor.name, tensor) is not tensor and first[tensor.name] == tensor
+        ]
+        for index in reversed(repeated):
+            notices.append(
+                f"model '{config.name}': {field} '{tensors[index].name}' is declared more than once "
+                "in the same way; one declaration is enough"
+            )
+            del tensors[index]
     return notices
 
 

@@ -57,8 +57,8 @@ def _validate_tensors(config: ProtoMessage, direction: str, tensors: ProtoMessag
         _validate_tensor(config, direction, tensor)
         if tensor.name in names:
             raise invalid(
-                f"model {direction} '{tensor.name}' is declared more than once for {config.name}; "
-                f"every {direction} needs a name of its own"
+                f"model {direction} '{tensor.name}' is declared more than once for {config.name}, "
+                f"in different ways; every {direction} needs a name of its own"
             )
         names.add(tensor.name)
 

@@ -175,7 +175,7 @@ class ModelLoader:
             told = f"load failed for model '{name}'"
             raise NotPrepared(told, error.message, ErrorCode.INVALID_ARG) from error
         for notice in config.notices:
-            _logger.info("model '%s': %s", name, notice)
+            _logger.warning("%s", notice)
         return PreparedModel(source, config, tuple(versions), files)
 
     def model(self, prepared: PreparedModel, version: int, members: ServedModels) -> Model:

@@ -49,6 +49,12 @@ BY_HAND = (
         "repeatable",
     ),
     (
+        "an input or output that is declared twice",
+        "is taken; two inputs of one name refuse every request",
+        "counts once, with a warning; declared in two ways it is refused",
+        "published configurations have the same twice; which of two ways is meant, nobody knows",
+    ),
+    (
         "strings of a `config.pbtxt` that are not UTF-8",
         "are loaded",
         "are refused, with the place",

@@ -236,7 +236,7 @@ CONFIG_TEXT = Difference(
     "one look less into the manual",
 )
 CONFIG_STRICT = Difference(
-    "an input declared twice, a negative number of instances, a version called `0`",
+    "a negative number of instances, a version called `0`",
     "are taken",
     "refused; a version `0` is ignored",
     "a slip, or read otherwise than it was meant",

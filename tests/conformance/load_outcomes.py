@@ -57,7 +57,6 @@ OTHERWISE: dict[str, tuple[Difference, str]] = {
         r"Path /no/such/environment\.tar\.gz does not exist",
     ),
     "version_zero": (CONFIG_STRICT, NO_VERSION),
-    "config_input_twice": (CONFIG_STRICT, r"model input 'IN' is declared more than once for "),
     "config_no_instances": (
         CONFIG_STRICT,
         r"instance group \w+ .* has count -1; expected at least 1",

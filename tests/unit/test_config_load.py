@@ -41,6 +41,21 @@ def load(repository: Path, config: str | bytes | None, gpu_count: int = 0) -> Mo
 
 
 class TestAccepted:
+    def test_equal_declarations_count_once_with_a_notice(self, tmp_path: Path) -> None:
+        config = load(tmp_path, MINIMAL + OUTPUT + INPUT + INPUT)
+        assert [spec.name for spec in (*config.inputs, *config.outputs)] == ["X", "Y"]
+        assert len(config.message.input) == len(config.message.output) == 1
+        said = "is declared more than once in the same way; one declaration is enough"
+        twice = [f"model 'm': {name} {said}" for name in ("input 'X'", "input 'X'", "output 'Y'")]
+        assert list(config.notices) == twice
+
+    def test_an_ensemble_may_declare_an_output_twice(self, tmp_path: Path) -> None:
+        step = 'step { model_name: "n" input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } }'
+        text = f'platform: "ensemble" {INPUT}{OUTPUT}{OUTPUT}ensemble_scheduling {{ {step} }}'
+        config = load(tmp_path, text)
+        assert [spec.name for spec in config.outputs] == ["Y"]
+        assert len(config.notices) == 1
+
     def test_every_field_of_a_full_configuration_is_read(self, tmp_path: Path) -> None:
         config = load(
             tmp_path,

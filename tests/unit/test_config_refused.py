@@ -260,12 +260,18 @@ REFUSED_IN_OUR_WORDS = {
         ),
     ),
     "duplicate input": (
-        MINIMAL + INPUT,
-        "model input 'X' is declared more than once for m; every input needs a name of its own",
+        MINIMAL + INPUT.replace("FP32", "INT32"),
+        (
+            "model input 'X' is declared more than once for m, in different ways; every input needs a "
+            "name of its own"
+        ),
     ),
     "duplicate output": (
-        MINIMAL + OUTPUT,
-        "model output 'Y' is declared more than once for m; every output needs a name of its own",
+        MINIMAL + OUTPUT.replace("4", "-1"),
+        (
+            "model output 'Y' is declared more than once for m, in different ways; every output needs a "
+            "name of its own"
+        ),
     ),
     "data_type by number": (
         tensor('name: "X" data_type: 99 dims: [ 4 ]'),
