@@ -159,6 +159,23 @@ def test_aliases_in_a_process_that_has_no_shims(monkeypatch):
         sys.modules.pop("c_python_backend_utils")
 
 
+def test_a_real_triton_gets_its_own_module(tmp_path, monkeypatch):
+    (tmp_path / "triton_python_backend_utils.py").write_text(
+        "get_model_dir = 'to be set by the stub'"
+    )
+    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
+    embedded = (*sys.builtin_module_names, "c_python_backend_utils")
+    monkeypatch.setattr("sys.builtin_module_names", embedded)
+    monkeypatch.delitem(sys.modules, "triton_python_backend_utils", raising=False)
+    try:
+        import triton_python_backend_utils
+
+        assert triton_python_backend_utils.get_model_dir == "to be set by the stub"
+        assert not hasattr(triton_python_backend_utils, "Tensor")
+    finally:
+        sys.modules.pop("triton_python_backend_utils")
+
+
 def test_what_is_not_there_yet_says_so():
     with pytest.raises(Failure, match="is not supported by this version of gpubridge yet"):
         c_module.shared_memory.free_memory()
