@@ -27,7 +27,7 @@ _ADDRESS = "127.0.0.1"
 def load_model(path: str, package: str) -> Any:
     """Import the file at ``path`` and return its ``TritonPythonModel`` class.
 
-    A model's own file is ``<package>.<stem>``, where the package is its version, so that ``from .
+    The working directory comes first on sys.path. A model's own file is ``<package>.<stem>``, where the package is its version, so that ``from .
     import sibling`` works, and an ``__init__.py`` beside it runs first; the version's and the
     model's folder are on sys.path, so that ``import sibling`` works. The file of a backend has no
     package, and only its own folder is on sys.path: what lies beside it are other backends, named
@@ -37,6 +37,8 @@ def load_model(path: str, package: str) -> Any:
         raise not_found(f"Python model file not found in '{path}'")
     register_aliases()
     folder = os.path.dirname(path)
+    if "" not in sys.path:
+        sys.path.insert(0, "")
     sys.path.append(folder)
     name = os.path.splitext(os.path.basename(path))[0]
     if package:

@@ -145,6 +145,20 @@ def test_a_versions_init_file_runs_first_and_gives_what_it_has(tmp_path, monkeyp
     assert model.told == (3, str(tmp_path / "__init__.py"), "1.sibling", "1.model")
 
 
+def test_a_model_imports_from_the_working_directory_first(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(importlib.sys.path))
+    monkeypatch.setattr("sys.modules", dict(importlib.sys.modules))
+    here = tmp_path / "here"
+    here.mkdir()
+    for folder in (here, tmp_path):
+        (folder / "helper_in_both.py").write_text(f"FOLDER = {str(folder)!r}\n")
+    monkeypatch.chdir(here)
+    source = "import helper_in_both\nclass TritonPythonModel: found = helper_in_both.FOLDER\n"
+    assert load_model(write(tmp_path, source), "1").found == str(here)
+    assert importlib.sys.path[0] == ""
+    assert importlib.sys.path[-2:] == [str(tmp_path), str(tmp_path.parent)]
+
+
 def test_an_init_file_that_raises_is_told(tmp_path, loading):
     (tmp_path / "__init__.py").write_text("raise RuntimeError('planted')")
     assert loading("x = 1") == ("RuntimeError: planted\n\nAt:\n  /__init__.py(1): <module>\n")
