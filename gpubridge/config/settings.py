@@ -178,6 +178,7 @@ class ServerSettings:
         metavar="DIR",
         read=tuple,
     )
+    server_id: str = flag("triton", "the server's name, as it tells clients", name="id")
     allow_http: bool = flag(True, "serve HTTP")
     http_address: str = flag("127.0.0.1", "to listen on")
     http_port: int = flag(8000, "to listen on; 0 for any free one")

@@ -64,6 +64,7 @@ class ModelRepository(ServedModels):
     def __init__(self, settings: ServerSettings, loader: ModelLoader) -> None:
         super().__init__()
         self._settings = settings
+        self.server_id = settings.server_id
         self._loader = loader
         self.regions = loader.context.regions
         self.devices = loader.context.devices

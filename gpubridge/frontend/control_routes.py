@@ -86,7 +86,7 @@ class ControlRoutes:
     # -- the server and its models ---------------------------------------------------------------
 
     def _server(self, path: re.Match[bytes], body: bytes) -> Answer:
-        return document(metadata.server_metadata())
+        return document(metadata.server_metadata(self._repository.server_id))
 
     def _health(self, path: re.Match[bytes], body: bytes) -> Answer:
         healthy = path[1] == b"live" or self._ready()

@@ -10,8 +10,6 @@ from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.protocol.fields import JsonObject, internal, parse_json
 from gpubridge.telemetry.statistics import ModelStatistics
 
-SERVER_NAME = "gpubridge"
-
 _EXTENSIONS = (
     "classification",
     "sequence",
@@ -26,12 +24,14 @@ _EXTENSIONS = (
     "statistics",
     "trace",
     "logging",
+    # Who serves it, since the name may be any.
+    f"gpubridge({gpubridge.__version__})",
 )
 
 
-def server_metadata() -> JsonObject:
+def server_metadata(name: str) -> JsonObject:
     """Return the server's name, version and the extensions that it serves."""
-    return {"name": SERVER_NAME, "version": gpubridge.__version__, "extensions": _EXTENSIONS}
+    return {"name": name, "version": gpubridge.__version__, "extensions": _EXTENSIONS}
 
 
 def model_metadata(config: ModelConfig, versions: Sequence[int]) -> JsonObject:

@@ -73,9 +73,9 @@ RULES = (ERROR_TYPE, PARSER_WORDS, SPELLING, CLOSE_IN_HTTP_1_0, CODINGS_TOLD)
 
 SERVER_NAME = Difference(
     "`GET /v2`",
-    "its name, version and extensions",
-    "our own",
-    "clients can tell the two apart, and see what is served",
+    "its version and extensions",
+    "our own; `gpubridge(VERSION)` is among the extensions",
+    "the name is `triton`, as clients expect it; who asks can tell the two apart",
 )
 CLOSE_IN_CAPITALS = Difference(
     "`Connection: CLOSE`", "stays open", "closes", "RFC 9110: the case does not matter"

@@ -157,7 +157,7 @@ def test_query_parameters_are_no_part_of_the_path(server):
         assert client.is_server_live(**extra)
         assert client.is_server_ready(**extra)
         assert client.is_model_ready("seen", **extra)
-        assert client.get_server_metadata(**extra)["name"] == "gpubridge"
+        assert client.get_server_metadata(**extra)["name"] == "triton"
         assert client.get_model_metadata("seen", **extra)["name"] == "seen"
         assert client.get_model_config("seen", "1", **extra)["name"] == "seen"
         assert client.get_inference_statistics("seen", **extra)["model_stats"]
@@ -187,7 +187,7 @@ def test_bodies_that_are_made_and_read_apart_from_a_client(server):
 
 def test_answers_as_json(server):
     with grpc_client.InferenceServerClient(server.grpc_url) as client:
-        assert client.get_server_metadata(as_json=True)["name"] == "gpubridge"
+        assert client.get_server_metadata(as_json=True)["name"] == "triton"
         assert client.get_model_metadata("seen", as_json=True)["name"] == "seen"
         assert client.get_model_config("seen", as_json=True)["config"]["name"] == "seen"
         assert client.get_model_repository_index(as_json=True)["models"][0]["name"] == "seen"

@@ -122,7 +122,7 @@ def calls_of(client, module):
         "is_model_ready": (lambda: client.is_model_ready("echo"), True),
         "get_server_metadata": (
             client.get_server_metadata,
-            lambda answer: value_of(answer, "name") == "gpubridge",
+            lambda answer: value_of(answer, "name") == "triton",
         ),
         "get_model_metadata": (
             lambda: client.get_model_metadata("echo"),

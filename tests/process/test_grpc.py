@@ -73,7 +73,7 @@ def test_what_the_server_and_its_models_say_of_themselves(client):
     assert client.is_model_ready("echo", "1")
     assert not client.is_model_ready("echo", "2")
     assert not client.is_model_ready("none")
-    assert client.get_server_metadata().name == "gpubridge"
+    assert client.get_server_metadata().name == "triton"
     metadata = client.get_model_metadata("echo")
     assert [list(t.shape) for t in metadata.inputs] == [[-1]]
     assert list(metadata.versions) == ["1"]

@@ -26,7 +26,8 @@ def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_code_model(repository, initialize="pb_utils.Logger.log_info('said by initialize')")
     traces = tmp_path_factory.mktemp("traces") / "trace.json"
-    with running_server(repository, "--trace-config", f"triton,file={traces}") as running:
+    flags = "--trace-config", f"triton,file={traces}", "--id=mine"
+    with running_server(repository, *flags) as running:
         running.trace_file = str(traces)
         yield running
 
@@ -39,6 +40,14 @@ def as_before(server):
     cleared = json.dumps(dict.fromkeys(("trace_level", "trace_rate", "trace_count")))
     for path in ("/v2/trace/setting", "/v2/models/m/trace/setting"):
         assert server.request("POST", path, cleared)[0] == 200
+
+
+def test_the_server_tells_the_name_that_it_was_given(server):
+    with over_http.InferenceServerClient(server.http_url) as client:
+        told = client.get_server_metadata()
+    assert told["name"] == "mine"
+    with over_grpc.InferenceServerClient(server.grpc_url) as client:
+        assert client.get_server_metadata(as_json=True) == told
 
 
 def say(server, level, text):

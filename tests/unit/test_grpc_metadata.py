@@ -30,7 +30,7 @@ def test_the_schema_needs_no_grpc():
     program = (
         "import sys\n"
         "from gpubridge.protocol.grpc.messages import encode_message\n"
-        "encode_message('ServerMetadataResponse', name='gpubridge')\n"
+        "encode_message('ServerMetadataResponse', name='n')\n"
         "assert not {'grpc', 'tritonclient.grpc'} & set(sys.modules)\n"
         "from tritonclient.grpc import service_pb2\n"
         "from gpubridge.protocol.grpc.messages import message_class\n"
@@ -40,9 +40,9 @@ def test_the_schema_needs_no_grpc():
 
 
 def test_server():
-    message = encoded("ServerMetadataResponse", **documents.server_metadata())
-    assert message.name == "gpubridge"
-    assert "statistics" in message.extensions
+    message = encoded("ServerMetadataResponse", **documents.server_metadata("triton"))
+    assert message.name == "triton"
+    assert {"statistics", f"gpubridge({message.version})"} < set(message.extensions)
     assert encode_message("ServerReadyResponse", ready=True) == b"\x08\x01"
     assert encode_message("ModelReadyResponse", ready=False) == b""
 

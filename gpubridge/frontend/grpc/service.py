@@ -108,7 +108,7 @@ class GrpcService:
         return {
             "ServerLive": lambda _: {"live": True},
             "ServerReady": lambda _: {"ready": ready()},
-            "ServerMetadata": lambda _: documents.server_metadata(),
+            "ServerMetadata": lambda _: documents.server_metadata(self._repository.server_id),
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
