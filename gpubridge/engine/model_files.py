@@ -206,10 +206,13 @@ def files_digest(files: Mapping[str, bytes]) -> str:
 
 
 def _path(key: str) -> PurePosixPath:
-    """Return the path that a parameter ``file:<path>`` names, relative to the model's directory."""
+    """Return the path that a parameter ``file:<path>`` names in the model's directory.
+
+    A slash before it says nothing, as in Triton.
+    """
     text = key.removeprefix("file:")
-    path = PurePosixPath(text)
-    if not path.parts or "\0" in text or path.is_absolute() or ".." in path.parts:
+    path = PurePosixPath(text.lstrip("/"))
+    if not path.parts or "\0" in text or ".." in path.parts:
         raise invalid(
             f"Invalid file parameter '{key}' with normalized path '{os.path.normpath(text)}' must "
             "stay within model directory: expected file:<version>/<path>"

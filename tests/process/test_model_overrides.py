@@ -17,7 +17,7 @@ from tests.process.server import running_server, wait_until
 
 def test_clients_load_models_of_their_own(tmp_path):
     write(tmp_path)
-    files = {"file:3/model.py": source("sent").encode()}
+    files = {"file:/3/model.py": source("sent").encode()}
     environment = {"TMPDIR": str(tmp_path / "temporary")}
     (tmp_path / "temporary").mkdir()
     repository = tmp_path / "repository"
@@ -104,7 +104,9 @@ def test_a_config_override_lasts_until_the_next_load(tmp_path):
         ({"config": 3}, 500, "attempt to access JSON non-string as string"),
         ({"config": CONFIG, "file:1/model.py": "!!"}, 400, "in base64"),
         ({"config": CONFIG, "file:../1/model.py": ""}, 500, "must stay within model directory"),
-        ({"config": CONFIG, "file:/1/model.py": ""}, 500, "must stay within model directory"),
+        ({"config": CONFIG, "file:/": ""}, 500, "must stay within model directory"),
+        ({"config": CONFIG, "file:/../x": ""}, 500, "must stay within model directory"),
+        ({"config": CONFIG, "file:/1/a": "", "file:1/a": ""}, 500, "it cannot be written"),
         ({"config": CONFIG, "file:1/../../x": ""}, 500, "must stay within model directory"),
         ({"config": CONFIG, "file:": ""}, 500, "must stay within model directory"),
         ({"config": CONFIG, "file:1/a": "", "file:1//a": ""}, 500, "it cannot be written"),
