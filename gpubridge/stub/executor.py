@@ -286,9 +286,15 @@ class Executor:
                 )
             return [None] * count
         if not isinstance(responses, list):
-            raise ContractError(
+            error = ContractError(
                 f"Expected a list in the execute return, found type '{type(responses)}'."
             )
+            left = [origin for origin in origins if origin.sender is None]
+            if responses is not None or len(left) == count:
+                raise error
+            # The others answer through their senders, now or later.
+            refused = self.refusals(error, left) if left else []
+            return [refused.pop() if each.sender is None else None for each in origins]
         if len(responses) != count:
             raise ContractError(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest "

@@ -185,7 +185,7 @@ HASH_ORDER = Difference(
     chance=True,
 )
 NO_ANSWER = Difference(
-    "`execute` returns None, or None for a response",
+    "`execute` returns None, or None for a response, and no response sender answers",
     "the client waits for ever",
     "500 with the reason",
     "a hang is no answer",

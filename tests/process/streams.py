@@ -80,6 +80,7 @@ def write_models(repository):
     scripted = SCRIPTED.replace("RETURNED", "None")
     write_model(repository, "m", scripted, config=DECOUPLED, **STRINGS)
     write_model(repository, "one", SCRIPTED.replace("RETURNED", "returned"), **STRINGS)
+    write_model(repository, "silent", scripted, **STRINGS)
     write_model(
         repository, "list", SCRIPTED.replace("RETURNED", "returned"), config=DECOUPLED, **STRINGS
     )

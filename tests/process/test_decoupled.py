@@ -251,6 +251,31 @@ def test_other_models_may_send_their_one_response(server, code, text):
         assert client.infer("one", [tensor]).as_numpy("OUT").item().decode() == text
 
 
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("s.send(answer(1), FINAL)", "1"),
+        ("threading.Timer(0.05, lambda s=s: s.send(answer(3), FINAL)).start()", "3"),
+        ("s.send(answer(1)); kept.append(refused(lambda: s.send(answer(2))))", "1"),
+        (
+            "s.send(kept.pop(), FINAL)",
+            "Unable to send response. Non-decoupled model cannot send more than one response.",
+        ),
+        ("", "without sending a response"),
+        ("raise StopIteration", "StopIteration"),
+    ],
+)
+def test_other_models_may_send_it_where_execute_returns_none(server, code, text):
+    tensor = triton.InferInput("CODE", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array(["s = request.get_response_sender()\n" + code], object))
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        try:
+            said = client.infer("silent", [tensor]).as_numpy("OUT").item().decode()
+        except InferenceServerException as error:
+            said = error.message()
+    assert text in said
+
+
 def test_other_models_must_answer(server):
     tensor = triton.InferInput("CODE", [1], "BYTES")
     tensor.set_data_from_numpy(np.array(["pass"], object))
@@ -262,6 +287,9 @@ def test_other_models_must_answer(server):
         tensor.set_data_from_numpy(np.array(["request.get_response_sender()"], object))
         with pytest.raises(InferenceServerException, match="without sending a response"):
             client.infer("one", [tensor])
+        tensor.set_data_from_numpy(np.array(["pass"], object))
+        with pytest.raises(InferenceServerException, match="Expected a list in the execute return"):
+            client.infer("silent", [tensor])
 
 
 def test_one_answer_doors_refuse_decoupled_models(server):

@@ -46,11 +46,12 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 kept = []
+silent = {decoupled}
 
 class TritonPythonModel:
     def execute(self, requests):
         answers = [self.answer(request) for request in requests]
-        return None if {decoupled} else answers
+        return None if silent else answers
 
     def answer(self, request):
         tensor = pb_utils.get_input_tensor_by_name(request, "IN")
@@ -612,6 +613,23 @@ def test_a_sender_answers_one_request_of_a_batch(start):
     while Kind.RESULTS not in kinds:
         kinds.append(stub._receive()[0])
     assert kinds.count(Kind.RESPONSES) == 1
+
+
+def test_after_none_only_those_answer_whose_senders_were_taken(start):
+    stub = start(
+        "global silent",
+        "silent = True",
+        "if data[0, 0] == 1:",
+        "    sender = request.get_response_sender()",
+        "    response = pb_utils.InferenceResponse([pb_utils.Tensor('OUT', data * 10)])",
+        "    threading.Timer(0.05, sender.send, (response, 1)).start()",
+    )
+    stub.send([stub.record(0, row(1)), stub.record(1, row(2))])
+    (result,) = stub.results(1)
+    assert result.records[0].word == ResponseFlag.OPEN | ResponseFlag.EMPTY
+    assert "Expected a list in the execute return" in stub.error(result.records[1])
+    (sent,) = stub.responses(1)
+    assert (sent.ticket, stub.array(sent).tolist()) == (0, [[10]])
 
 
 def test_outputs_in_place_and_large_inputs_take_the_same_way_as_ever(start):
