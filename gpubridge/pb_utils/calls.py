@@ -109,6 +109,12 @@ class ResponseIterator:
         self._source.cancel()
 
 
+async def begun(source: ResponseSource) -> ResponseIterator:
+    """Wait for the first response of a call, or its end; returns the iterator of all."""
+    await source.when_ready()
+    return ResponseIterator._of(source)
+
+
 async def first_response(source: ResponseSource) -> Any:
     """Wait for the one response of a call."""
     await source.when_ready()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.arguments import integer, truth
-from gpubridge.pb_utils.calls import ModelCaller, ResponseIterator, first_response
+from gpubridge.pb_utils.calls import ModelCaller, ResponseIterator, begun, first_response
 from gpubridge.pb_utils.constants import (
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
@@ -241,7 +241,7 @@ class InferenceRequest(_Fields):
     @overload
     def async_exec(self, decoupled: bool) -> asyncio.Future[Any]: ...
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
-        """Send the request to its model; as :meth:`exec`, but awaited.
+        """Send the request to its model; as :meth:`exec`, but awaited until the first response is there.
 
         Raises
         ------
@@ -256,11 +256,7 @@ class InferenceRequest(_Fields):
         caller = self._caller()
         loop = asyncio.get_running_loop()
         source = caller.call(self, decoupled, loop)
-        if not decoupled:
-            return loop.create_task(first_response(source))
-        future = loop.create_future()
-        future.set_result(ResponseIterator._of(source))
-        return future
+        return loop.create_task(begun(source) if decoupled else first_response(source))
 
     @staticmethod
     def _caller() -> ModelCaller:

@@ -252,6 +252,17 @@ def test_an_iterator_can_be_awaited(server):
     assert said == "True"
 
 
+def test_coroutines_that_iterate_without_awaiting_have_their_calls_answered_together(server):
+    code = (
+        "async def one():\n"
+        "    return [show(r).get('OUT') for r in await repeat(4).async_exec(decoupled=True)]\n"
+        "async def all_of_them():\n"
+        "    return await asyncio.gather(*(one() for _ in range(4)))\n"
+        "said = asyncio.run(all_of_them())"
+    )
+    assert run(server, code) == str([[[0], [1], [2], [3], None]] * 4)
+
+
 def test_a_called_model_is_told_that_it_is_cancelled(server):
     said = run(
         server,
