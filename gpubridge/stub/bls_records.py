@@ -125,7 +125,7 @@ class BlsRecords:
         context: ResponseContext = record.context
         if record.word & ResponseFlag.ERROR:
             code = ErrorCode.INTERNAL if context.code is None else context.code
-            return InferenceResponse([], TritonError(context.error, _code(code)))
+            return InferenceResponse([], TritonError(context.error, error_code(code)))
         try:
             tensors = self._tensors(record)
             if self._device is not None:
@@ -173,7 +173,8 @@ def _described(request: InferenceRequest, decoupled: bool) -> tuple[bytes, CallC
     return encode_signature(tensors, tuple(request._requested_output_names)), context
 
 
-def _code(number: int) -> Any:
+def error_code(number: int) -> Any:
+    """Return the class attribute of `TritonError` that a number stands for."""
     try:
         return TritonError.__dict__[ErrorCode(number).name]
     except (ValueError, KeyError):

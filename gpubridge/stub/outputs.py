@@ -42,6 +42,7 @@ class OutputMemory:
     - ``table``: the lease bytes by which the server says that it is done with a slot.
     - ``on_create``, ``on_drop``: told of regions that come and go, before the server hears of
       anything in them.
+    - ``foreign``: whether this is a forked child, to whom the memory does not belong.
     - ``shown``: whether a model has ever got a slot to write to.
     - ``spare``: gives back what others have reserved with leases and do not use; is asked when
       memory is short.
@@ -57,7 +58,7 @@ class OutputMemory:
     ) -> None:
         self._copied = 0
         self._lock = threading.Lock()
-        self._foreign = False
+        self.foreign = False
         compiled = native()
         self._place = _place if compiled is None else compiled.place
         self._arena = HostArena(owner, limit, on_create, on_drop, limit // _KEPT)
@@ -108,7 +109,7 @@ class OutputMemory:
     def send(self, slot: Slot, nbytes: int) -> tuple[int, int, int, int] | None:
         """Lend the server a slot that a model has filled; None when it is on its way already."""
         with self._lock:
-            if self._foreign or not nbytes or slot in self._sent or self._lent.exhausted:
+            if self.foreign or not nbytes or slot in self._sent or self._lent.exhausted:
                 return None
             self._sent.add(slot)
             return slot.segment.region, slot.offset, nbytes, self._lent.lend(slot)
@@ -188,7 +189,7 @@ class OutputMemory:
 
     def disown(self) -> None:
         """Place nothing from now on: for a forked child, whose slots are its parent's."""
-        self._foreign = True
+        self.foreign = True
         self._lock = threading.Lock()
 
     def trim(self, idle_seconds: float) -> None:
@@ -209,7 +210,7 @@ class OutputMemory:
                 self._arena.free(slot)
 
     def _allocate(self, nbytes: int, consumer: str) -> Slot:
-        if self._foreign:
+        if self.foreign:
             raise ChannelClosed("this process was forked from a stub: it has no output memory")
         if self._looked:
             self._collect()

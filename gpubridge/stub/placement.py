@@ -40,6 +40,8 @@ class Placement:
         self, record: Record, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Tensor:
         """Make a tensor where this output of a request is wanted, or will be sent from."""
+        if self._outputs.foreign:
+            return Tensor(name, np.empty(shape, dtype))
         nbytes = dtype.itemsize * element_count(shape)
         target = target_of(record, name)
         place: object = target

@@ -26,6 +26,7 @@ from gpubridge.stub.device.pinning import HostPinning
 from gpubridge.stub.device.placement import DevicePlacement
 from gpubridge.stub.device.regions import ArenaOffers
 from gpubridge.stub.executor import Executor
+from gpubridge.stub.forked import ForkedCalls
 from gpubridge.stub.limits import LIMITS
 from gpubridge.stub.loader import (
     answer_readiness,
@@ -93,7 +94,12 @@ class Stub:
             self._announce,
             self._withdraw,
         )
-        os.register_at_fork(after_in_child=self._detach)
+        self._forked = ForkedCalls()
+        os.register_at_fork(
+            before=self._forked.before_fork,
+            after_in_parent=self._forked.after_in_parent,
+            after_in_child=self._detach,
+        )
         self._reader = record_reader(RequestContext)
         # Where messages come from, and what takes those with batches apart.
         self._incoming: Channel | BatchesAhead = channel
@@ -402,6 +408,10 @@ class Stub:
         if self._loop is not None:
             self._loop.disown()
         self._metrics.disown()
+        self._forked.after_in_child()
+        around = host.current()
+        if around is not None:
+            host.attach(around._replace(caller=self._forked, device=None))
 
     def _announce(self, segment: Segment) -> None:
         if self._device is not None:

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from tests.process.callers import PRELUDE, answered, run, write_models
-from tests.process.server import running_server, wait_until, write_code_model
+from tests.process.ensembles import infer
+from tests.process.server import running_server, wait_until, write_code_model, write_model
 
 
 @pytest.fixture(scope="module")
@@ -300,3 +301,109 @@ def test_a_thread_calls_on_when_its_request_is_long_answered(server):
     wait_until(lambda: "later:" in server.log(), "the answer", server)
     assert "later: {'OUT': [b'5']}\n" in server.log()
     assert run(server, "said = os.getpid()") == process, "its process has died"
+
+
+# -- children that a model forks ------------------------------------------------------------------------
+
+
+def in_child(server, code):
+    """Run code in a child that a model forks; returns what it put into ``said``."""
+    code = (
+        "queue = multiprocessing.get_context('fork').SimpleQueue()\n"
+        "def work():\n    try:\n"
+        + "".join(f"        {line}\n" for line in code.splitlines())
+        + "    except BaseException as error: said = repr(error)\n"
+        "    queue.put(str(said))\n"
+        "child = multiprocessing.get_context('fork').Process(target=work)\n"
+        "child.start()\n"
+        "self.said = queue.get()\n"
+        "child.join()"
+    )
+    # Two blanks: what the child says is not said by the model.
+    return run(server, "import multiprocessing\n" + code.replace("said = ", "said  = "))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("said = show(call(2, 3).exec())", "{'SUM': [3.0, 4.0]}"),
+        ("said = [show(call(i).exec()) for i in (1, 2)][1]", "{'SUM': [3.0]}"),
+        ("said = show(call(-1).exec()).splitlines()[0]", "message: ValueError: minus one"),
+        ("said = show(call(-2).exec())", "NOT_FOUND: coded"),
+        ("said = len(show(call(*range(1 << 18)).exec())['SUM'])", str(1 << 18)),
+        (
+            "said = [show(r).get('OUT') for r in repeat(3).exec(decoupled=True)]",
+            "[[0], [1], [2], None]",
+        ),
+        (
+            (
+                "async def both():\n"
+                "    return [show(r)['SUM'] for r in await asyncio.gather(\n"
+                "        call(1).async_exec(), call(2).async_exec())]\n"
+                "said = asyncio.run(both())"
+            ),
+            "[[2.0], [3.0]]",
+        ),
+        (
+            (
+                "stream = repeat(-2).exec(decoupled=True)\n"
+                "first = show(next(stream))\n"
+                "stream.cancel()\n"
+                "said = first, [show(r) for r in stream][-2]"
+            ),
+            "({'OUT': [0]}, 'CANCELLED: stopped')",
+        ),
+        (
+            (
+                "out = request.output('OUT', [3], np.float32)\n"
+                "out.as_numpy()[:] = 2\n"
+                "said = out.as_numpy().tolist(), pb_utils.Tensor.empty('X', [2], np.int8).shape()"
+            ),
+            "([2.0, 2.0, 2.0], [2])",
+        ),
+        (
+            (
+                "text = pb_utils.Tensor('A', np.array(['a'], object))\n"
+                "said = show(call(inputs=[text, tensor('B', [1])]).exec())"
+            ),
+            "INVALID_ARG",
+        ),
+    ],
+)
+def test_a_forked_child_makes_tensors_and_calls(server, code, said):
+    assert said in in_child(server, code)
+
+
+POOLED = """
+import multiprocessing
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+def work(value):
+    inputs = [pb_utils.Tensor(name, np.array([value], np.float32)) for name in "AB"]
+    request = pb_utils.InferenceRequest(
+        model_name="add_sub", inputs=inputs, requested_output_names=["SUM"])
+    return request.exec().output_tensors()[0].as_numpy()
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.early = multiprocessing.get_context("fork").Pool(2)
+
+    def execute(self, requests):
+        with multiprocessing.get_context("fork").Pool(2) as late:
+            values = requests[0].inputs()[0].as_numpy().tolist()
+            sums = self.early.map(work, values) + late.map(work, values)
+        out = pb_utils.Tensor("OUT", np.concatenate(sums))
+        return [pb_utils.InferenceResponse([out]) for _ in requests]
+
+    def finalize(self):
+        self.early.terminate()
+"""
+
+
+def test_pools_call_from_all_their_processes(tmp_path):
+    write_models(tmp_path)
+    write_model(tmp_path, "pooled", POOLED)
+    with running_server(tmp_path) as server:
+        assert infer(server, "pooled", {"IN": [1.0, 2.0, 3.0]}) == {"OUT": [2.0, 4.0, 6.0] * 2}
+        assert server.stop() == 0

@@ -1,0 +1,218 @@
+"""Calls of other models by children that a model forks: the stub, their parent, makes them.
+
+A child has neither the stub's channels nor memory that others know. Each of its calls has a channel of
+its own, whose other end goes to the parent; tensors are copied both ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.pb_utils import (
+    InferenceRequest,
+    InferenceResponse,
+    PreferredMemory,
+    Tensor,
+    TritonError,
+    TritonModelException,
+)
+from gpubridge.pb_utils.output_form import MemoryType
+from gpubridge.pb_utils.request_fields import InferenceTrace
+from gpubridge.stub.bls_records import error_code
+from gpubridge.transport.calls import CallKind
+from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, pair
+from gpubridge.transport.messages import control_message, decode_control
+
+_ON_HOST = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
+_NEW_CALL = bytes((CallKind.CALL,))
+
+
+class ForkedCalls:
+    """Makes calls by way of the parent; in the parent it makes those that come."""
+
+    def __init__(self) -> None:
+        self._parent: Channel | None = None
+        self._children: Channel | None = None
+        self._serving = False
+
+    # -- around a fork -----------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Make what parent and children meet by; every child has the same."""
+        if self._parent is None:
+            ours, theirs = pair()
+            self._children, self._parent = Channel(ours), Channel(theirs)
+
+    def after_in_parent(self) -> None:
+        """Serve the children from now on."""
+        if not self._serving and self._children is not None:
+            self._serving = True
+            threading.Thread(target=self._serve, name="gpubridge-forked", daemon=True).start()
+
+    def after_in_child(self) -> None:
+        """Leave the parent's end to the parent."""
+        if self._children is not None:
+            self._children.close()
+        # A child of the child asks the same parent.
+        self._serving = True
+
+    # -- in a child --------------------------------------------------------------------------------
+
+    def call(
+        self,
+        request: InferenceRequest,
+        decoupled: bool,
+        loop: asyncio.AbstractEventLoop | None = None,  # noqa: ARG002  (sent at once)
+    ) -> ForkedCall:
+        """Send a request to another model; raises ChannelClosed when the parent does not hear it."""
+        if self._parent is None:
+            # There were no descriptors when it was forked.
+            raise ChannelClosed
+        mine, parents = pair()
+        with parents:
+            self._parent.send(_NEW_CALL, (parents.fileno(),))
+        channel = Channel(mine)
+        _send_tensors(
+            channel,
+            request._inputs,
+            decoupled=decoupled,
+            request_id=request._request_id,
+            correlation_id=request._correlation_id,
+            requested_output_names=list(request._requested_output_names),
+            model_name=request._model_name,
+            model_version=request._model_version,
+            flags=request._flags,
+            timeout=request._timeout,
+            trace=request._trace._identifier,
+            parameters=request._parameters,
+        )
+        return ForkedCall(channel)
+
+    # -- in the parent -----------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        assert self._children is not None
+        while True:
+            try:
+                _, fds = self._children.receive()
+            except MalformedMessage:
+                # There are no descriptors for it: the child finds its channel closed.
+                continue
+            for fd in fds:
+                channel = Channel(socket.socket(fileno=fd))
+                threading.Thread(target=_answer, args=(channel,), daemon=True).start()
+
+
+class ForkedCall:
+    """One call of a child: where its responses come from."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._over = False
+
+    def __del__(self) -> None:
+        self._channel.close()
+
+    def next(self) -> InferenceResponse | None:
+        """Wait for the next response; None when there are no more."""
+        if self._over:
+            return None
+        fields, tensors = _receive_tensors(self._channel)
+        if "over" in fields:
+            self._over = True
+            self._channel.close()
+            return None
+        if "error" in fields:
+            return InferenceResponse([], TritonError(fields["error"], error_code(fields["code"])))
+        return InferenceResponse._received(tensors, fields["parameters"])
+
+    def when_ready(self) -> asyncio.Future[None]:
+        """Return what is done when :meth:`next` need not wait; in a coroutine."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        if self._over:
+            future.set_result(None)
+            return future
+        descriptor = self._channel.fileno()
+
+        def readable() -> None:
+            loop.remove_reader(descriptor)
+            if not future.done():
+                future.set_result(None)
+
+        loop.add_reader(descriptor, readable)
+        return future
+
+    def cancel(self) -> None:
+        """Tell the called model to stop; what it says to that is read like any response."""
+        if not self._over:
+            self._channel.send(control_message(CallKind.CANCEL))
+
+
+def _answer(channel: Channel) -> None:
+    """Make the call that a child sends, and send it the responses."""
+    try:
+        fields, tensors = _receive_tensors(channel)
+        try:
+            _pass_on(channel, fields, tensors)
+        except (BridgeError, TritonModelException) as error:
+            code = error.code if isinstance(error, BridgeError) else ErrorCode.INTERNAL
+            channel.send(control_message(CallKind.ANSWER, error=str(error), code=int(code)))
+        channel.send(control_message(CallKind.ANSWER, over=True))
+    except ChannelClosed:
+        # The child is gone, or wants no more responses.
+        pass
+    finally:
+        channel.close()
+
+
+def _pass_on(channel: Channel, fields: dict[str, Any], tensors: list[Tensor]) -> None:
+    decoupled = fields.pop("decoupled")
+    fields.pop("tensors")
+    fields["trace"] = InferenceTrace._of(fields["trace"])
+    fields["parameters"] = json.loads(fields["parameters"])
+    request = InferenceRequest(inputs=tensors, preferred_memory=_ON_HOST, **fields)
+    source = request._caller().call(request, decoupled)
+    if decoupled:
+        threading.Thread(target=_cancel_when_told, args=(channel, source), daemon=True).start()
+    while (response := source.next()) is not None:
+        error = response._error
+        if error is not None:
+            text, code = error.message(), int(error.code())
+            channel.send(control_message(CallKind.ANSWER, error=text, code=code))
+        else:
+            _send_tensors(channel, response._tensors, parameters=response._parameters)
+
+
+def _cancel_when_told(channel: Channel, source: Any) -> None:
+    try:
+        channel.receive()
+        source.cancel()
+    except ChannelClosed:
+        # The call is over, or its child gone.
+        pass
+
+
+def _send_tensors(channel: Channel, tensors: Sequence[Tensor], **fields: Any) -> None:
+    """Send what is said, and in a message of its own the data of each tensor."""
+    forms = [(tensor._name, tensor._datatype, tensor._shape) for tensor in tensors]
+    channel.send(control_message(CallKind.CALL, tensors=forms, **fields))
+    for tensor in tensors:
+        payload: Any = tensor._payload()
+        data = memoryview(payload).cast("B") if payload.nbytes else b""
+        channel.send(b"".join((_NEW_CALL, data)))
+
+
+def _receive_tensors(channel: Channel) -> tuple[dict[str, Any], list[Tensor]]:
+    fields = decode_control(channel.receive()[0])
+    tensors = []
+    for name, datatype, shape in fields.get("tensors", ()):
+        data = bytearray(memoryview(channel.receive()[0])[1:])
+        tensors.append(Tensor._received(name, datatype, tuple(shape), memoryview(data)))
+    return fields, tensors
