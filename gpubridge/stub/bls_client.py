@@ -178,6 +178,8 @@ class BlsClient:
     ) -> Call:
         """Send a request to another model: now, or with others at the end of this turn of ``loop``.
 
+        One with a time limit is sent now, since that counts from when the server has it.
+
         Raises BridgeError: UNAVAILABLE when there is no memory for its inputs.
         """
         number = next(self._numbers) & 0xFFFF_FFFF
@@ -197,7 +199,7 @@ class BlsClient:
             self._pass(encode_records(CallKind.CALL, (record,)))
             return call
         self._unsent.append(record)
-        if loop is None or len(self._unsent) >= _SENT_TOGETHER:
+        if loop is None or request._timeout or len(self._unsent) >= _SENT_TOGETHER:
             self._send_calls()
         elif len(self._unsent) == 1:
             loop.call_soon(self._send_calls)

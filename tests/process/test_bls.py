@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 
 import pytest
@@ -217,6 +218,53 @@ def test_threads_and_coroutines_call_beside_each_other(server):
 def test_async_exec_needs_a_loop(server):
     code = "try: call().async_exec()\nexcept RuntimeError as error: said = error"
     assert run(server, code) == "no running event loop"
+
+
+QUEUED = """
+import os, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.gate = args["model_repository"] + "/gate"
+
+    def execute(self, requests):
+        outs = []
+        for request in requests:
+            while request.inputs()[0].as_numpy()[0, 0] and not os.path.exists(self.gate):
+                time.sleep(0.005)
+            outs.append(pb_utils.Tensor("OUT", np.array([[request.timeout()]], np.int64)))
+        return [pb_utils.InferenceResponse([out]) for out in outs]
+"""
+
+
+def test_a_time_limit_counts_from_exec_and_arrives_as_it_is(tmp_path):
+    write_models(tmp_path)
+    policy = "default_timeout_microseconds: 20000000000 allow_timeout_override: true"
+    directory = write_model(
+        tmp_path,
+        "queued",
+        QUEUED,
+        config=f"max_batch_size: 1 dynamic_batching {{ default_queue_policy {{ {policy} }} }}",
+        inputs='name: "A" data_type: TYPE_FP32 dims: [1]',
+        outputs='name: "OUT" data_type: TYPE_INT64 dims: [1]',
+    )
+    limited = "call(model='queued', inputs=[tensor('A', [[{}]])], outputs=['OUT'], timeout={})"
+    code = (
+        "async def one():\n"
+        f"    busy = {limited.format(1, 11_000_000_000)}.async_exec()\n"
+        "    await asyncio.sleep(0)\n"
+        f"    waits = {limited.format(0, 100_000)}.async_exec()\n"
+        "    time.sleep(2)\n"
+        f"    open({str(directory / 'gate')!r}, 'w').close()\n"
+        "    return show(await waits), show(await busy)\n"
+        "said = asyncio.run(one())"
+    )
+    with running_server(tmp_path) as server:
+        expired, answer = ast.literal_eval(run(server, code))
+    assert "Request timeout expired" in expired
+    assert answer == {"OUT": [[11_000_000_000]]}
 
 
 # -- several responses --------------------------------------------------------------------------------
