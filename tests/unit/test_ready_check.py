@@ -8,6 +8,7 @@ import socket
 
 import pytest
 
+from gpubridge.engine import ready_check
 from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.errors import BridgeError
 from gpubridge.transport.channel import MalformedMessage
@@ -57,6 +58,20 @@ def test_one_question_for_all_who_ask(asked):
         later = asyncio.ensure_future(refusal(check))
         await answer(theirs, b'{"ready": false}')
         assert await later == "Model 'm_0' is not ready (user-defined check failed)."
+
+    asked(test)
+
+
+def test_a_run_that_was_too_slow_answers_who_asks_while_it_goes_on(asked, monkeypatch):
+    async def test(check, theirs):
+        with monkeypatch.context() as hurried:
+            hurried.setattr(ready_check, "_LIMIT_SECONDS", 0.01)
+            assert await refusal(check) == "Timed out waiting for user-defined is_ready() response"
+            assert await refusal(check) == "Timed out waiting for in-flight is_ready() response"
+        asking = asyncio.ensure_future(check.ask())
+        await asyncio.sleep(0.05)
+        await answer(theirs, b'{"ready": true}')
+        assert await asking is None
 
     asked(test)
 
