@@ -176,9 +176,15 @@ def _sample(setting: ProtoMessage, config: ModelConfig, folder: Path) -> WarmupS
             f"{setting.batch_size}: an instance takes at most {TICKETS} requests at once"
         )
     known = [spec.name for spec in config.inputs if spec.name in setting.inputs]
-    names = known + sorted(setting.inputs.keys() - set(known))
+    for name in sorted(setting.inputs.keys() - set(known)):
+        _logger.warning(
+            "model '%s': warmup sample '%s' has the input '%s', which the model has not: it is left out",
+            config.name,
+            setting.name,
+            name,
+        )
     batch = (1,) if config.max_batch_size else ()
-    inputs = [_input(name, setting.inputs[name], batch, config, folder) for name in names]
+    inputs = [_input(name, setting.inputs[name], batch, config, folder) for name in known]
     check_inputs("", inputs, config)
     signature, dims = encode_tensors(
         [(entry.name, entry.datatype, model_shape(entry, config)) for entry in inputs]

@@ -246,6 +246,16 @@ def test_samples_that_fail_keep_a_model_from_loading(tmp_path):
         assert len(server.stubs()) == 1
 
 
+def test_inputs_that_are_not_declared_are_left_out_with_a_warning(tmp_path):
+    more = 'inputs { key: "MORE" value { data_type: TYPE_FP32 dims: [3] zero_data: true } } }]'
+    config = sample("s", "zero_data: true").replace("}]", more)
+    write_noting(tmp_path, "m", tmp_path / "notes", config)
+    with running_server(tmp_path) as server:
+        assert len(read(tmp_path / "notes")) == 1
+        said = "warmup sample 's' has the input 'MORE', which the model has not: it is left out"
+        assert f"model 'm': {said}" in server.log()
+
+
 def test_not_for_ensembles(tmp_path):
     directory = tmp_path / "e"
     (directory / "1").mkdir(parents=True)
