@@ -139,6 +139,8 @@ class HostArena:
             count = min(count, (most - self.capacity) // size)
         if count <= 0:
             raise unavailable(
+                # Triton's words, which clients look for, before ours.
+                "Failed to increase the shared memory pool size: "
                 f"shared memory arena is full: {size} bytes asked for, {self.capacity} of "
                 f"{self.limit} bytes are in use; send fewer or smaller requests at once, or raise "
                 "the limit"

@@ -19,7 +19,7 @@ from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, TritonError
-from gpubridge.stub.bls_records import BlsRecords, CallResponse
+from gpubridge.stub.bls_records import BlsRecords, CallResponse, error_code
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.stub.device.placement import DevicePlacement
 from gpubridge.stub.outputs import OutputMemory
@@ -180,7 +180,7 @@ class BlsClient:
 
         One with a time limit is sent now, since that counts from when the server has it.
 
-        Raises BridgeError: UNAVAILABLE when there is no memory for its inputs.
+        Raises ChannelClosed when the server is gone.
         """
         number = next(self._numbers) & 0xFFFF_FFFF
         call = Call(self, number, list(request._inputs), decoupled)
@@ -192,7 +192,16 @@ class BlsClient:
                 # The server does not look at long parameters.
                 _check_length(len(record) - len(request._parameters.encode(errors="replace")))
         except ValueError as error:
-            return self._refused(call, request, error)
+            text = (
+                "the request's correlation id, flags, timeout or parameters cannot be passed on: "
+                f"{error}"
+            )
+            return _refused(call, request, text, TritonError.INVALID_ARG)
+        except ChannelClosed:
+            raise
+        except BridgeError as error:
+            # There is no memory for its inputs.
+            return _refused(call, request, error.message, error_code(error.code))
         self._calls[number] = weakref.ref(call)
         if len(record) > LONG_TEXT or (loop is None and not self._unsent):
             self._send_calls()
@@ -203,15 +212,6 @@ class BlsClient:
             self._send_calls()
         elif len(self._unsent) == 1:
             loop.call_soon(self._send_calls)
-        return call
-
-    def _refused(self, call: Call, request: InferenceRequest, error: ValueError) -> Call:
-        """Answer a call that cannot be sent."""
-        text = (
-            f"Model {request._model_name} - Error when running inference: the request's correlation id, "
-            f"flags, timeout or parameters cannot be passed on: {error}"
-        )
-        call.deliver(InferenceResponse([], TritonError(text, TritonError.INVALID_ARG)), over=True)
         return call
 
     def tell(self, kind: int, **fields: Any) -> None:
@@ -400,6 +400,13 @@ def _check_length(nbytes: int) -> None:
         raise ValueError(
             f"expected at most {LONGEST_CONTROL} bytes of names and texts, got {nbytes}"
         )
+
+
+def _refused(call: Call, request: InferenceRequest, why: str, code: Any) -> Call:
+    """Answer a call that cannot be sent."""
+    text = f"Model {request._model_name} - Error when running inference: {why}"
+    call.deliver(InferenceResponse([], TritonError(text, code)), over=True)
+    return call
 
 
 def _done(future: asyncio.Future[None]) -> None:

@@ -160,6 +160,16 @@ def test_a_request_can_be_sent_again(server):
     assert run(server, "r = call(1)\nsaid = [show(r.exec()) for _ in range(3)]").count("2.0") == 3
 
 
+def test_a_call_without_memory_for_its_inputs_is_answered_with_an_error(tmp_path):
+    write_models(tmp_path)
+    with running_server(tmp_path, f"--output-arena-limit={4 << 20}") as server:
+        error = run(server, "said = show(call(*range(2 << 20)).exec())")
+        assert error.startswith("UNAVAILABLE: ")
+        assert "Failed to increase the shared memory pool size: " in error
+        assert "of 4194304 bytes are in use" in error
+        assert run(server, "said = show(call(1).exec())") == "{'SUM': [2.0]}"
+
+
 def test_calls_are_refused_before_and_after_execute(tmp_path):
     write_models(tmp_path)
     attempt = (
