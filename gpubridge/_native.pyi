@@ -41,7 +41,7 @@ def pack_json_values(
 ) -> bytes | None:
     """Return the leaves of an array in a document as the bytes of a tensor of ``count`` elements.
 
-    Accepts what orjson accepts, with the same meaning; integers wrap. None for anything else. Holds
+    Accepts what orjson accepts, with the same meaning, within the range of the datatype. None for anything else. Holds
     no lock of the interpreter while it works.
     """
 

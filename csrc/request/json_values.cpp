@@ -223,7 +223,7 @@ bool append_decoded(std::string_view raw, std::string& out) {
 
 // ---- elements ----
 
-// Appends the low bytes of a number: an integer wraps.
+// Appends the low bytes of a number.
 template <typename Number>
 void append_number(const Number& number, std::size_t size, std::string& out) {
   static_assert(std::endian::native == std::endian::little);
@@ -259,13 +259,17 @@ bool append_value(JsonCursor& cursor, ElementType type, std::string& out) {
     const auto value = number->whole == "-0" ? 0.0 : to_double(*number);
     if (!value) return false;
     const auto single = static_cast<float>(*value);
+    if (type.size == sizeof(float) && !std::isfinite(single)) return false;
     type.size == sizeof(float) ? append_number(single, sizeof(single), out)
                                : append_number(*value, sizeof(*value), out);
     return true;
   }
-  const auto append_if = [&](const auto& value) {
-    if (value) append_number(*value, type.size, out);
-    return value.has_value();
+  const auto append_if = [&]<typename Number>(const std::optional<Number>& value) {
+    // The bits above the element's repeat its sign, or are zeros.
+    const auto above = static_cast<unsigned>(8 * (sizeof(Number) - type.size));
+    if (!value || static_cast<Number>(*value << above) >> above != *value) return false;
+    append_number(*value, type.size, out);
+    return true;
   };
   return type.kind == ElementKind::kSigned ? append_if(number->as<std::int64_t>())
                                            : append_if(number->as<std::uint64_t>());

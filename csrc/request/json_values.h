@@ -30,8 +30,8 @@ struct SplitDocument {
 std::optional<SplitDocument> split_data(std::string_view document);
 
 // Writes the leaves of an array, which may be nested, as `count` elements behind one another;
-// strings as a BYTES tensor has them. Integers wrap as those of C do. False where a value is of
-// another kind, the number of values is another, or the text is no JSON.
+// strings as a BYTES tensor has them. Integers and FP32 are within their range. False where a value
+// is of another kind, the number of values is another, or the text is no JSON.
 bool pack_values(std::string_view array, ElementType type, std::size_t count, std::string& out);
 
 // Writes elements as a flat JSON array. Floats have the shortest digits that give the same double;

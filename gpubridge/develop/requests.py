@@ -19,7 +19,13 @@ from gpubridge.protocol.json_tensor import data_from_json
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import datatype_from_numpy, element_count, item_size, numpy_dtype
+from gpubridge.tensor.dtypes import (
+    datatype_from_numpy,
+    element_count,
+    item_size,
+    numbers_to_bytes,
+    numpy_dtype,
+)
 
 
 class GivenTensor(NamedTuple):
@@ -94,17 +100,17 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 def _halves(spec: TensorSpec, value: Any, shape: Sequence[int]) -> bytes:
     """Return the bytes of floats that JSON requests cannot carry."""
-    dtype = numpy_dtype(spec.datatype)
-    if dtype is None:
+    if numpy_dtype(spec.datatype) is None:
         raise invalid(
             f"input '{spec.name}' is BF16: install ml-dtypes, or give the elements as @FILE"
         )
     try:
-        return np.array(value, np.float64).reshape(shape).astype(dtype).tobytes()
+        numbers = np.array(value, np.float64).reshape(shape)
     except (TypeError, ValueError) as error:
         raise invalid(
             f"input '{spec.name}': expected numbers, all lists of one length: {error}"
         ) from None
+    return numbers_to_bytes(spec.name, spec.datatype, numbers)
 
 
 def _from_file(spec: TensorSpec, path: Path) -> GivenTensor:

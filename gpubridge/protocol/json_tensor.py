@@ -15,7 +15,7 @@ from gpubridge import dataplane
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.protocol.fields import internal, parse_json
 from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype
+from gpubridge.tensor.dtypes import DATATYPES, numbers_to_bytes
 
 _BINARY_ONLY = ("FP16", "BF16")
 JSON_DATATYPES = frozenset(DATATYPES) - {*_BINARY_ONLY}
@@ -29,7 +29,8 @@ def data_from_json(name: str, datatype: str, count: int, data: list[Any]) -> byt
 
     ``count``: elements that the shape asks for.
 
-    Raises BridgeError: in Triton's words, for values of a wrong type or number.
+    Raises BridgeError: in Triton's words, for values of a wrong type or number; INVALID_ARG for one
+    beyond the datatype's range.
     """
     if datatype in _BINARY_ONLY:
         raise invalid(
@@ -43,19 +44,7 @@ def data_from_json(name: str, datatype: str, count: int, data: list[Any]) -> byt
         raise internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
     if datatype == "BYTES":
         return bytes_codec.encode(np.array(values, dtype=object))
-    dtype = numpy_dtype(datatype)
-    assert dtype is not None
-    if dtype.kind == "u":
-        return np.array(values, dtype=np.uint64).astype(dtype).tobytes()
-    if dtype.kind == "i":
-        # Values beyond the type wrap, as Triton's do.
-        return np.array(values, dtype=np.int64).astype(dtype).tobytes()
-    with np.errstate(over="ignore"):
-        return (
-            np.array(values, dtype=np.float64 if dtype.kind == "f" else dtype)
-            .astype(dtype)
-            .tobytes()
-        )
+    return numbers_to_bytes(name, datatype, values)
 
 
 def _flat(data: list[Any]) -> Iterator[Any]:
@@ -135,7 +124,7 @@ class JsonValues:
 
         ``datatype``: any that JSON can carry: not FP16 and BF16.
 
-        Raises NotPacked for values of another type or number, and for what is no JSON.
+        Raises NotPacked for values of another type, number or range, and for what is no JSON.
         """
         packed = dataplane.pack_json_values(
             self._document, self._start, self._nbytes, datatype, count

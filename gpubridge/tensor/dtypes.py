@@ -104,6 +104,27 @@ def bfloat16() -> np.dtype[Any] | None:
     return dtype
 
 
+def numbers_to_bytes(name: str, datatype: str, values: Any) -> bytes:
+    """Return the numbers of an input as the bytes of its tensor.
+
+    Raises BridgeError: INVALID_ARG for one that the datatype cannot hold.
+    """
+    dtype = numpy_dtype(datatype)
+    assert dtype is not None
+    exact = {"u": np.uint64, "i": np.int64, "b": np.bool_}.get(dtype.kind)
+    wide: np.ndarray[Any, Any] = np.array(values, exact or np.float64)
+    with np.errstate(over="ignore"):
+        numbers = wide.astype(dtype)
+    lost = numbers != wide if exact else np.isinf(numbers) & ~np.isinf(wide)
+    if lost.any():
+        index = int(lost.argmax())
+        raise invalid(
+            f"element {index} of input '{name}' is {wide.flat[index]}, which is beyond the range of "
+            f"{datatype}"
+        )
+    return numbers.tobytes()
+
+
 def item_size(datatype: str) -> int | None:
     """Give the bytes of one element, or None for BYTES."""
     return _entry(datatype).item_size

@@ -49,6 +49,12 @@ BY_HAND = (
         "repeatable",
     ),
     (
+        "more `raw_input_contents` than inputs that need them",
+        "taken as if they were not there",
+        "400 with both numbers",
+        "one of them was meant for something",
+    ),
+    (
         "an input or output that is declared twice",
         "is taken; two inputs of one name refuse every request",
         "counts once, with a warning; declared in two ways it is refused",

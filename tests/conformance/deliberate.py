@@ -80,6 +80,12 @@ SERVER_NAME = Difference(
 CLOSE_IN_CAPITALS = Difference(
     "`Connection: CLOSE`", "stays open", "closes", "RFC 9110: the case does not matter"
 )
+BEYOND_RANGE = Difference(
+    "a number beyond its datatype in JSON or typed contents: 300 as UINT8, 1e300 as FP32",
+    "another number: 44, infinity",
+    "400 that names the tensor and the element",
+    "it is not what the client sent",
+)
 CODING_IN_CAPITALS = Difference(
     "`Content-Encoding: GZIP`", "501", "is gzip", "RFC 9110: the case does not matter"
 )

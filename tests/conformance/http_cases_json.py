@@ -18,10 +18,10 @@ def first(name: str, replacement: object, **fields: Any) -> Case:
     return infer(f"input: {name}", "add_sub", {"inputs": [replacement, INPUT1]}, **fields)
 
 
-def value(name: str, datatype: str, *data: object) -> Case:
+def value(name: str, datatype: str, *data: object, differs: Difference | None = None) -> Case:
     """identity with one JSON tensor of that datatype."""
     given = tensor("IN_" + datatype.replace("BYTES", "STRING"), datatype, [len(data)], list(data))
-    return infer(f"{datatype}: {name}", "identity", {"inputs": [given]})
+    return infer(f"{datatype}: {name}", "identity", {"inputs": [given]}, may_differ=differs)
 
 
 def literal(name: str, datatype: str, shape: str, data: str, **fields: Any) -> Case:
@@ -174,10 +174,19 @@ VALUES = [
         value("limits", f"INT{bits}", -(2 ** (bits - 1)), 2 ** (bits - 1) - 1, 0)
         for bits in (8, 16, 32, 64)
     ],
-    *[value("above", f"INT{bits}", 2 ** (bits - 1)) for bits in (8, 16, 32, 64)],
-    *[value("below", f"INT{bits}", -(2 ** (bits - 1)) - 1) for bits in (8, 64)],
+    *[
+        value("above", f"INT{bits}", 2 ** (bits - 1), differs=deliberate.BEYOND_RANGE)
+        for bits in (8, 16, 32)
+    ],
+    value("above", "INT64", 2**63),
+    value("below", "INT8", -129, differs=deliberate.BEYOND_RANGE),
+    value("below", "INT64", -(2**63) - 1),
     *[value("limits", f"UINT{bits}", 0, 2**bits - 1) for bits in (8, 16, 32, 64)],
-    *[value("above", f"UINT{bits}", 2**bits) for bits in (8, 16, 32, 64)],
+    *[
+        value("above", f"UINT{bits}", 2**bits, differs=deliberate.BEYOND_RANGE)
+        for bits in (8, 16, 32)
+    ],
+    value("above", "UINT64", 2**64),
     value("negative", "UINT8", -1),
     value("negative", "UINT64", -1),
     value("whole float", "INT32", 1.0),
@@ -191,7 +200,7 @@ VALUES = [
     literal("minus zero", "INT32", "[1]", "[-0]"),
     literal("plus sign", "INT32", "[1]", "[+1]"),
     value("numbers", "FP32", 0.1, 1, -2.5, 1e-5, 1e21, 3.4e38, 16777217, -0.0),
-    value("too large", "FP32", 1e300),
+    value("too large", "FP32", 1e300, differs=deliberate.BEYOND_RANGE),
     value("string", "FP32", "1"),
     value("bool", "FP32", True),
     value("null", "FP32", None),

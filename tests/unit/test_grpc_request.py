@@ -115,10 +115,13 @@ def test_a_batched_request_says_its_size():
     assert astuple(made.options) == astuple(RequestOptions(shapes=(("A", (3, 4)),)))
 
 
-def test_raw_contents_beyond_the_inputs_mean_nothing():
+def test_raw_contents_beyond_the_inputs_are_refused():
     request = two_inputs()
+    make(request)
     request.raw_input_contents.append(b"more")
-    assert make(request)[2] == [b"a" * 16, b"b" * 16]
+    _, text = refusal(request)
+    assert "expected 2 raw_input_contents for model 'm'" in text
+    assert text.endswith("got 3")
 
 
 def test_inputs_of_no_bytes():
@@ -180,12 +183,12 @@ def test_an_infinite_parameter_reaches_the_model():
 
 TYPED = [
     ("BOOL", "bool_contents", [True, False], "?"),
-    ("INT8", "int_contents", [1, -2, 300], "i1"),
-    ("INT16", "int_contents", [1, -2, 70000], "i2"),
+    ("INT8", "int_contents", [1, -2, 127, -128], "i1"),
+    ("INT16", "int_contents", [1, -2, 32767], "i2"),
     ("INT32", "int_contents", [1, -2], "i4"),
     ("INT64", "int64_contents", [1, -(1 << 63)], "i8"),
-    ("UINT8", "uint_contents", [1, 300], "u1"),
-    ("UINT16", "uint_contents", [1, 70000], "u2"),
+    ("UINT8", "uint_contents", [1, 255], "u1"),
+    ("UINT16", "uint_contents", [1, 65535], "u2"),
     ("UINT32", "uint_contents", [1, (1 << 32) - 1], "u4"),
     ("UINT64", "uint64_contents", [1, (1 << 64) - 1], "u8"),
     ("FP32", "fp32_contents", [1.5, float("inf")], "f4"),
@@ -196,10 +199,25 @@ TYPED = [
 @pytest.mark.parametrize(("datatype", "field", "values", "dtype"), TYPED)
 def test_typed_contents(datatype, field, values, dtype):
     _, _, inputs = make(typed(datatype, field, values), IDENTITY)
-    wide = np.array(values, {"i": "i8", "u": "u8"}.get(dtype[0], dtype))
-    assert inputs == [wide.astype(dtype).tobytes()]
+    assert inputs == [np.array(values, dtype).tobytes()]
     _, text = refusal(typed(datatype, field, values, len(values) + 1), IDENTITY)
     assert "input byte size mismatch" in text
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "value"),
+    [
+        ("INT8", "int_contents", -129),
+        ("INT16", "int_contents", 32768),
+        ("UINT8", "uint_contents", 300),
+        ("UINT16", "uint_contents", 1 << 31),
+    ],
+)
+def test_a_typed_number_beyond_its_datatype_is_named(datatype, field, value):
+    _, text = refusal(typed(datatype, field, [0, 0, value]), IDENTITY)
+    assert text == (
+        f"element 2 of input '{datatype}' is {value}, which is beyond the range of {datatype}"
+    )
 
 
 @given(st.lists(st.binary(max_size=9), max_size=9))

@@ -33,7 +33,7 @@ TYPED = {
     "B": ("BOOL", "bool_contents", [True, False]),
     "I": ("INT8", "int_contents", [-3, 7]),
     "L": ("INT64", "int64_contents", [-1, 1 << 40]),
-    "U": ("UINT16", "uint_contents", [70_000, 1]),
+    "U": ("UINT16", "uint_contents", [60_000, 1]),
     "V": ("UINT64", "uint64_contents", [1 << 63, 0]),
     "F": ("FP32", "fp32_contents", [1.5, -2.0]),
     "D": ("FP64", "fp64_contents", [0.1, 7.0]),
@@ -49,6 +49,15 @@ def request(*names, count=COUNT, **fields):
         entry = made.inputs.add(name=name, datatype=datatype, shape=[count])
         getattr(entry.contents, field).extend((values * count)[:count])
     return made
+
+
+def test_a_number_beyond_its_datatype_is_found_in_long_contents_too(monkeypatch):
+    made = request("U")
+    made.inputs[0].contents.uint_contents[COUNT - 1] = 70_000
+    _, text = agree(made.SerializeToString(), monkeypatch)
+    assert text == (
+        f"element {COUNT - 1} of input 'U' is 70000, which is beyond the range of UINT16"
+    )
 
 
 def said(form, monkeypatch, *, split):

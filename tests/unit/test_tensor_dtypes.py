@@ -96,3 +96,10 @@ def test_unknown_names_numbers_and_dimensions_are_invalid_arguments():
         with pytest.raises(BridgeError, match=r"expected .* got") as caught:
             call()
         assert caught.value.code is ErrorCode.INVALID_ARG
+
+
+@pytest.mark.parametrize("value", [1e6, -1e6, 65520])
+def test_numbers_beyond_a_half_are_refused_with_their_place(value):
+    with pytest.raises(BridgeError, match=r"^element 1 of input 'A' is .*the range of FP16$"):
+        dtypes.numbers_to_bytes("A", "FP16", [0, value])
+    assert dtypes.numbers_to_bytes("A", "FP16", [65504, float("inf")]) == b"\xff\x7b\x00\x7c"

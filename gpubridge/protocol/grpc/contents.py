@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gpubridge import dataplane
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import invalid
-from gpubridge.tensor.dtypes import item_size
+from gpubridge.tensor.dtypes import item_size, numbers_to_bytes
 
 # Field, its number and how its values lie on the wire, the name Triton has for it, and the datatypes
 # whose elements it may hold.
@@ -19,6 +21,8 @@ _FIELDS = (
     ("fp64_contents", 7, "fixed", "FP64", ("FP64",)),
     ("bytes_contents", 8, "bytes", "BYTES", ("BYTES",)),
 )
+_FIELD_BYTES = 4
+"""Narrower elements come in fields that can hold more."""
 
 
 def data_from_contents(
@@ -40,8 +44,14 @@ def data_from_contents(
             raise invalid(f"{prefix}, binary data was already supplied.")
         if datatype not in datatypes:
             raise invalid(f"{prefix} of type '{name}', expected datatype '{datatype}'")
-        # Values beyond the type wrap, as Triton's do.
         contents = entry.contents.SerializeToString() if long is None else long
-        data = dataplane.pack_typed_contents(contents, number, form, item_size(datatype) or 0)
+        size = item_size(datatype) or 0
+        narrow = form == "varint" and datatype != "BOOL" and size < _FIELD_BYTES
+        data = dataplane.pack_typed_contents(
+            contents, number, form, _FIELD_BYTES if narrow else size
+        )
         assert data is not None  # it was parsed before
+        if narrow:
+            values = np.frombuffer(data, np.uint32 if name == "UINT32" else np.int32)
+            data = numbers_to_bytes(entry.name, datatype, values)
     return data or b""

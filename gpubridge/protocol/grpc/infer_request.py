@@ -195,6 +195,13 @@ def build_form(
     outputs = _outputs(message, config, check_region)
     _check_dims(head.identifier, inputs, config)
     check_inputs(head.identifier, inputs, config)
+    raw = sum(entry.data is None and entry.region is None for entry in inputs)
+    if len(head.sizes) != raw:
+        raise invalid(
+            f"[request id: {head.identifier or '<id_unknown>'}] expected {raw} raw_input_contents for "
+            f"model '{config.name}', one for each input that is not in shared memory, got "
+            f"{len(head.sizes)}"
+        )
     places = _places([entry.nbytes for entry in sent_inputs(inputs)])
     return placed_form(inputs, outputs, places, context, options, config), empty_final
 
@@ -321,8 +328,7 @@ def pack_inputs(
             assert entry.data is not None
             there[at : at + nbytes] = entry.data
         return slot
-    # Raw contents beyond the inputs mean nothing.
-    for (at, nbytes), begin in zip(places, head.offsets):  # noqa: B905
+    for (at, nbytes), begin in zip(places, head.offsets, strict=True):
         there[at : at + nbytes] = memory[begin : begin + nbytes]
     return slot
 
