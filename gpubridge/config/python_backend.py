@@ -21,7 +21,9 @@ _LEAST_SHM_BYTES = 1024 * 1024
 class PythonBackendSettings:
     """What the command line says to all Python models.
 
-    - ``stub_timeout_seconds``: a stub that works longer on one batch is taken for hung; None for
+    - ``stub_timeout_seconds``: a stub that has not connected for so long (ten seconds at least) is
+      killed; None for never.
+    - ``execute_timeout_seconds``: a stub that works longer on one batch is taken for hung; None for
       never.
     - ``input_placement``: for models that do not say; None leaves it to the instance's kind.
     - ``busy_poll_us``: microseconds that server and stub stay awake for the next message where one
@@ -37,6 +39,7 @@ class PythonBackendSettings:
     """
 
     stub_timeout_seconds: float | None = None
+    execute_timeout_seconds: float | None = None
     input_placement: InputPlacement | None = None
     busy_poll_us: int = 200
     device_arena_bytes: int = 256 * 1024**2
@@ -139,6 +142,7 @@ def _check_prefix(key: str, value: str) -> None:
 
 _OWN: Mapping[str, Callable[[str, str], object]] = {
     "stub-timeout-seconds": _timeout,
+    "execute-timeout-seconds": _timeout,
     "input-placement": _one_of(*get_args(InputPlacement)),
     "busy-poll-us": _microseconds,
     "device-arena-bytes": _positive,

@@ -224,7 +224,7 @@ class ServerSettings:
     )
     backend_config: Mapping[str, Mapping[str, str]] = flag(
         dict,
-        "a setting of the Python backend, e.g. python,stub-timeout-seconds=30",
+        "a setting of the Python backend, e.g. python,execute-timeout-seconds=30",
         metavar="python,KEY=VALUE",
         read=read_backend_config,
     )

@@ -20,7 +20,7 @@ from gpubridge.errors import ErrorCode, unavailable
 from gpubridge.pb_utils import host
 from gpubridge.stub.process import Stub
 from gpubridge.transport.channel import Channel, ChannelClosed
-from gpubridge.transport.messages import decode_control
+from gpubridge.transport.messages import Kind, control_message, decode_control
 
 _logger = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ def run_here(sock: socket.socket, note: Callable[[BaseException], None]) -> int:
     channel = Channel(sock)
     try:
         message, fds = channel.receive()
+        channel.send(control_message(Kind.CONNECTED))
         stub = Stub(channel, decode_control(message), fds, note)
         return stub.serve() if stub.initialize() else 1
     except ChannelClosed:

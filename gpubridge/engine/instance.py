@@ -295,4 +295,4 @@ class Instance:
             return
         what = self._run.link.overdue(timeout)
         if what is not None:
-            self._run.kill(f"was killed: {what} longer than stub-timeout-seconds={timeout:g}")
+            self._run.kill(f"was killed: {what} longer than execute-timeout-seconds={timeout:g}")

@@ -88,7 +88,7 @@ def place_instances(
                     stub,
                     environment,
                     context.settings.output_arena_limit,
-                    context.backend.stub_timeout_seconds,
+                    context.backend.execute_timeout_seconds,
                     device if group.kind == "KIND_GPU" else None,
                     warmup,
                     _least_window(group, placement),

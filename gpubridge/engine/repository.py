@@ -84,7 +84,7 @@ class ModelRepository(ServedModels):
         settings = self._settings
         self._tasks.start(
             keep_house(
-                self.running, self._loader.context.backend.stub_timeout_seconds, self.regions
+                self.running, self._loader.context.backend.execute_timeout_seconds, self.regions
             )
         )
         poller = None

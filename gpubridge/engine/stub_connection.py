@@ -392,7 +392,9 @@ class StubConnection:
 
     def _take_stage(self, kind: int, message: bytes, fds: list[int]) -> None:
         """Take what a stub says of how far it has come."""
-        if kind == Kind.COMPLETED:
+        if kind == Kind.CONNECTED:
+            self._owner.on_connected()
+        elif kind == Kind.COMPLETED:
             self._owner.on_completed(_completed_text(decode_control(message)))
         elif kind == Kind.READY:
             if self.device is not None and not decode_control(message).get("device"):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpubridge.engine.instance import Instance
 
 _LAST_WORDS_SECONDS = 0.5
+_LEAST_CONNECTING_SECONDS = 10.0
 
 
 class StubRun:
@@ -54,6 +55,7 @@ class StubRun:
         self._offer: asyncio.Task[None] | None = None
         self._process: RunningStub | None = None
         self._call_door: Closable | None = None
+        self._connecting: asyncio.TimerHandle | None = None
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         try:
@@ -109,10 +111,19 @@ class StubRun:
             self._call_door = self._context.calls.open(ours, self.link, instance)
             self._process.exited.add_done_callback(self._on_exit)
             self.link.initialize(settings, calls.fileno(), fds)
+        self._await_connection(self._context.backend.stub_timeout_seconds)
         if self._completion is not None:
             await self._completion.settled(instance.index == 0, self._started)
             self.link.tell(Kind.CONFIGURE, **instance.settings.stub)
         await self._started
+
+    def _await_connection(self, told: float | None) -> None:
+        """End a process that does not connect in time, if a limit was ``told``."""
+        if told is not None and not self._ended.done():
+            # Start commands carry 1: not even a good interpreter is always up by then.
+            seconds = max(told, _LEAST_CONNECTING_SECONDS)
+            how = f"was killed: it had not connected for {seconds:g} s (stub-timeout-seconds)"
+            self._connecting = self._loop.call_later(seconds, self.kill, how)
 
     def expect(self) -> asyncio.Future[None]:
         """Return a future for what the starting stub does next; it fails when the stub dies."""
@@ -160,6 +171,11 @@ class StubRun:
         return f"Stub process '{self._instance.name}' is not healthy. It {how}."
 
     # -- what the link and the process tell ------------------------------------------------------
+
+    def on_connected(self) -> None:
+        """The process runs, and has read what it is to do."""
+        if self._connecting is not None:
+            self._connecting.cancel()
 
     def on_completed(self, text: str | None) -> None:
         """The model says what it made of its configuration."""
@@ -210,6 +226,7 @@ class StubRun:
             self._loop.call_later(seconds, self._process.kill, f"{what} and was killed")
 
     def _on_exit(self, future: asyncio.Future[str]) -> None:
+        self.on_connected()
         # Its end may be known before what it said last: why its model does not load, answers.
         self.link.hear_out(partial(self._on_end, future.result()))
 

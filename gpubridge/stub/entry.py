@@ -11,7 +11,7 @@ import sys
 
 from gpubridge.stub.process import Stub
 from gpubridge.transport.channel import Channel, ChannelClosed
-from gpubridge.transport.messages import decode_control
+from gpubridge.transport.messages import Kind, control_message, decode_control
 
 _PR_SET_PDEATHSIG = 1
 
@@ -25,6 +25,7 @@ def run(fd: int, server_pid: int) -> int:
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     try:
         message, fds = channel.receive()
+        channel.send(control_message(Kind.CONNECTED))
         stub = Stub(channel, decode_control(message), fds)
         return stub.serve() if stub.initialize() else 1
     except ChannelClosed as closed:

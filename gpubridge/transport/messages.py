@@ -50,6 +50,7 @@ class Kind:
     COMPLETED = 22
     REGION_CLOSED = 23
     ARENA_REFUSED = 24
+    CONNECTED = 25
 
 
 class Completes:

@@ -77,7 +77,7 @@ def test_a_debugger_stops_a_served_model_for_as_long_as_it_likes(models):
     pytest.importorskip("debugpy")
     model = models / "m" / "1" / "model.py"
     line = model.read_text().splitlines().index('        self.said = ""') + 1
-    limit = "--backend-config=python,stub-timeout-seconds=0.2"
+    limit = "--backend-config=python,execute-timeout-seconds=0.2"
     with running_server(models, "--debug-model", "m:0", limit, ready=False) as server:
         address = waiting(server)["m_0_0"]
         assert not server.is_ready("m")
@@ -101,7 +101,7 @@ def test_a_debugger_stops_a_served_model_for_as_long_as_it_likes(models):
         assert answers == [(200, "7")]
         debugger.close()
         assert server.stop() == 0
-        assert "longer than stub-timeout-seconds" not in server.log()
+        assert "longer than execute-timeout-seconds" not in server.log()
 
 
 def test_each_instance_has_a_port_of_its_own(pair):

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.process.environments import environment_parameter
 from tests.process.server import (
     alive,
     children,
@@ -231,7 +233,7 @@ def test_an_execute_that_exceeds_the_time_limit_ends_and_its_stub_is_replaced(th
     names = {"sleeping": HANG, "holding_gil": HANG_WITH_GIL}
     for name in names:
         write_code_model(tmp_path / "models", name)
-    flag = "--backend-config=python,stub-timeout-seconds=1.5"
+    flag = "--backend-config=python,execute-timeout-seconds=1.5"
     with running_server(tmp_path / "models", flag) as server:
         for name, code in names.items():
             warm_up(server, name)
@@ -243,7 +245,7 @@ def test_an_execute_that_exceeds_the_time_limit_ends_and_its_stub_is_replaced(th
             assert status == 503
             assert error == (
                 f"Stub process '{name}_0' is not healthy. It was killed: execute ran longer than "
-                "stub-timeout-seconds=1.5."
+                "execute-timeout-seconds=1.5."
             )
             assert mark.exists()
             assert answers[1].result() == (200, "next")
@@ -258,16 +260,38 @@ def hang():
     {HANG_WITH_GIL.format(path=str(mark))}
 threading.Thread(target=hang, daemon=True).start()
 """
-    flag = "--backend-config=python,stub-timeout-seconds=1"
+    flag = "--backend-config=python,execute-timeout-seconds=1"
     with running_server(tmp_path / "models", flag) as server:
         assert server.ask(hang)[0] == 200
         wait_until(mark.exists, "the thread to hang", server)
         # It has not begun, so the next stub answers it.
         assert server.ask("self.said = 'next'") == (200, "next")
         assert (
-            "It was killed: no execute began for longer than stub-timeout-seconds=1."
+            "It was killed: no execute began for longer than execute-timeout-seconds=1."
             in server.log()
         )
+
+
+def test_stub_timeout_seconds_ends_no_execute_but_who_does_not_connect(tmp_path):
+    write_code_model(tmp_path / "models")
+    mute = tmp_path / "mute"
+    (mute / "bin").mkdir(parents=True)
+    python = mute / "bin" / "python3"
+    # Says which version it is when asked for that, and nothing as a stub.
+    python.write_text(
+        f'#!/bin/sh\ncase "$1" in -*) exec {sys.executable} "$@";; esac\nexec sleep 1000\n'
+    )
+    python.chmod(0o755)
+    write_code_model(tmp_path / "models", "mute", config=environment_parameter(mute))
+    flags = (
+        "--backend-config=python,stub-timeout-seconds=1",
+        "--exit-on-error=false",
+        "--strict-readiness=false",
+    )
+    with running_server(tmp_path / "models", *flags) as server:
+        assert server.ask("time.sleep(3); self.said = 'slow'") == (200, "slow")
+        reason = server.index()["mute", 1]["reason"]
+        assert "It was killed: it had not connected for 10 s (stub-timeout-seconds)." in reason
 
 
 # -- leaks --------------------------------------------------------------------------------------

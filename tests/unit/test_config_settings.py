@@ -103,6 +103,7 @@ class TestPythonBackend:
         settings = PythonBackendSettings.from_backend_config(
             {
                 "stub-timeout-seconds": "2.5",
+                "execute-timeout-seconds": "3",
                 "input-placement": "host",
                 "device-memory-handles": "fd",
                 "environment-cache": "/var/environments",
@@ -112,6 +113,7 @@ class TestPythonBackend:
         )
         assert settings == PythonBackendSettings(
             2.5,
+            3,
             "host",
             device_memory_handles="fd",
             environment_cache=Path("/var/environments"),
@@ -202,7 +204,7 @@ class TestPythonBackend:
                 "1",
                 (
                     "unknown key 'zzz' in --backend-config=python,zzz=...; known keys are "
-                    "stub-timeout-seconds, input-placement, busy-poll-us, device-arena-bytes, "
+                    "stub-timeout-seconds, execute-timeout-seconds, input-placement, busy-poll-us, device-arena-bytes, "
                     "device-memory-handles, restart-backoff-limit-seconds, "
                     "environment-cache, environment-limit-bytes, "
                     "shm-default-byte-size, shm-growth-byte-size, shm-region-prefix-name, "

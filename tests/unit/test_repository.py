@@ -40,7 +40,7 @@ class FakeLoader:
         self.context = SimpleNamespace(
             environments=ModelEnvironments(None, limit=1),
             regions=SimpleNamespace(arena=None, close=lambda: None),
-            backend=SimpleNamespace(stub_timeout_seconds=None),
+            backend=SimpleNamespace(execute_timeout_seconds=None),
             telemetry=SimpleNamespace(log=SimpleNamespace(on_change=lambda listener: None)),
             metrics=SimpleNamespace(close=lambda: None),
             devices=DeviceMemory(0),
