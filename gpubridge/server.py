@@ -213,6 +213,9 @@ def _log_backends(repository: ModelRepository, settings: ServerSettings) -> None
         for model in repository.loaded()
         if model.config.backend
     }
+    if paths:
+        # By which the others run.
+        paths.setdefault(PYTHON_BACKEND, gpubridge.__path__[0])
     options = {"auto-complete-config": str(settings.auto_complete).lower()}
     if settings.backend_directory is not None:
         options["backend-directory"] = str(settings.backend_directory)

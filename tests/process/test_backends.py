@@ -141,6 +141,7 @@ def test_a_backend_of_the_users_runs_models_by_their_files(tmp_path):
     rows = [line.split() for line in log.splitlines() if line.startswith("| ")]
     assert ["|", "Backend", "|", "Path", "|", "Config", "|"] in rows
     (row,) = [row for row in rows if row[1] == "own"]
+    assert "python" in [row[1] for row in rows]
     assert row[3] == str(backend / "model.py")
     assert json.loads(row[5])["cmdline"]["backend-directory"] == str(tmp_path / "backends")
 
@@ -250,7 +251,7 @@ def test_ensembles_find_their_onnx_and_pytorch_stages(tmp_path):
             assert client.get_model_metadata("negate")["platform"] == "pytorch_libtorch"
         log = server.log()
     names = [line.split()[1] for line in log.splitlines() if line.startswith("| ")]
-    assert names[:3] == ["Backend", "onnxruntime", "pytorch"]
+    assert names[:4] == ["Backend", "onnxruntime", "python", "pytorch"]
 
 
 def test_bls_finds_an_onnx_stage(tmp_path):
