@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ _SHIPPED_BACKENDS = Backends()
 _LONGEST = 4 * 1024 * 1024
 """Characters that a model's configuration may have: reading it must not hold up the server."""
 
+_UNKNOWN_NAME = re.compile(r'(Message|Enum) type "([\w.]+)" has no (?:field|value) named "?(\w+)')
 _TENSORS = ("input", "output")
 _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
@@ -99,8 +102,26 @@ def parse_model_config(text: str, source: str) -> ProtoMessage:
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
-        raise invalid(f"failed to read text proto from {source}: {error}") from error
+        text_of_error = f"{error}{_real_spelling(str(error))}"
+        raise invalid(f"failed to read text proto from {source}: {text_of_error}") from error
     return message
+
+
+def _real_spelling(error: str) -> str:
+    """Return what to add to the error of an unknown field or value: the name that was meant."""
+    found = _UNKNOWN_NAME.search(error)
+    if found is None:
+        return ""
+    kind, owner, name = found.groups()
+    pool = model_config_schema().ModelConfig.DESCRIPTOR.file.pool
+    if kind == "Message":
+        names = list(pool.FindMessageTypeByName(owner).fields_by_name)
+    else:
+        names = list(pool.FindEnumTypeByName(owner).values_by_name)
+    if name.startswith("python"):
+        return ' A Python model has backend: "python".'
+    likely = difflib.get_close_matches(name, names, n=1)
+    return f" Did you mean {likely[0]}?" if likely else ""
 
 
 def complete_model_config(

@@ -6,6 +6,8 @@ constructors and calling its ``execute``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from gpubridge.pb_utils.c_module import TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU
 from gpubridge.pb_utils.constants import (
     TRITON_STRING_TO_NUMPY,
@@ -73,3 +75,18 @@ __all__ = [
     "unload_model",
     "using_decoupled_model_transaction_policy",
 ]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Raise AttributeError with the real spelling of a name that tutorials have invented."""
+        import difflib  # noqa: PLC0415  (only for an error)
+
+        word = name.strip("_").lower()
+        inside = sorted((each for each in __all__ if word and word in each.lower()), key=len)
+        likely = inside or difflib.get_close_matches(name, __all__, n=1)
+        hint = f"; did you mean {likely[0]}?" if likely else ""
+        raise AttributeError(
+            f"module 'triton_python_backend_utils' has no attribute '{name}'{hint}"
+        )

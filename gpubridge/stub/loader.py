@@ -12,7 +12,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from typing import Any
 
 from gpubridge import pb_utils
@@ -58,8 +58,30 @@ def load_model(path: str, package: str) -> Any:
 
 def register_aliases() -> None:
     """Let models import pb_utils by the names they know where no ``pip install`` put those."""
-    sys.modules["triton_python_backend_utils"] = pb_utils
-    sys.modules["c_python_backend_utils"] = c_module
+    sys.modules.update(_ALIASES)
+    if _RealSpelling not in sys.meta_path:
+        sys.meta_path.insert(0, _RealSpelling)
+
+
+_ALIASES = {"triton_python_backend_utils": pb_utils, "c_python_backend_utils": c_module}
+
+
+class _RealSpelling:
+    """Words the error of an import that tutorials have invented; finds nothing."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG004
+        root, inside, _ = name.partition(".")
+        if root in _ALIASES:
+            invented = bool(inside)
+        else:
+            invented = root.startswith("triton_python") and not PathFinder.find_spec(name, path)
+        if invented:
+            raise ModuleNotFoundError(
+                f"No module named '{name}'; models write: import triton_python_backend_utils as "
+                "pb_utils, which has Tensor, InferenceResponse and all else",
+                name=name,
+            )
 
 
 def _make_package(name: str, folder: str) -> None:

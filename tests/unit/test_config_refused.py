@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubridge.config import load_model_config
+from gpubridge.config import load_model_config, parse_model_config
 from gpubridge.errors import BridgeError, ErrorCode
 
 PYTHON = 'backend: "python"\n'
@@ -222,6 +222,21 @@ REFUSED_AS_TRITON_DOES = {
 EXPECTED_BACKENDS = (
     "expected one of python, image_preproc, onnxruntime, pytorch as backend in REPO/m/config.pbtxt"
 )
+
+UNKNOWN_NAMES = {
+    'python_lib: "x"': 'no field named "python_lib". A Python model has backend: "python".',
+    "instance_groups [ { count: 1 } ]": 'named "instance_groups". Did you mean instance_group?',
+    'input { name: "X" dtype: TYPE_FP32 }': 'no field named "dtype". Did you mean data_type?',
+    'input { name: "X" data_type: FP32 }': "no value named FP32. Did you mean TYPE_FP32?",
+}
+
+
+@pytest.mark.parametrize(("config", "told"), UNKNOWN_NAMES.items())
+def test_unknown_names_are_told_the_real_ones(config: str, told: str) -> None:
+    with pytest.raises(BridgeError) as caught:
+        parse_model_config(config, "config.pbtxt")
+    assert caught.value.message.endswith(told)
+
 
 # Triton says these in other words, or lets the model through and fails later.
 REFUSED_IN_OUR_WORDS = {

@@ -159,6 +159,22 @@ def test_aliases_in_a_process_that_has_no_shims(monkeypatch):
         sys.modules.pop("c_python_backend_utils")
 
 
+@pytest.mark.parametrize(
+    ("invented", "real"),
+    [
+        ("Response", "InferenceResponse"),
+        ("InferRequest", "InferenceRequest"),
+        ("get_input_by_name", "get_input_tensor_by_name"),
+    ],
+)
+def test_names_that_tutorials_invent_are_told_the_real_ones(invented, real):
+    with pytest.raises(
+        AttributeError, match=f"has no attribute '{invented}'; did you mean {real}\\?"
+    ):
+        getattr(pb_utils, invented)
+    assert not hasattr(pb_utils, "__wrapped__")
+
+
 def test_a_real_triton_gets_its_own_module(tmp_path, monkeypatch):
     (tmp_path / "triton_python_backend_utils.py").write_text(
         "get_model_dir = 'to be set by the stub'"

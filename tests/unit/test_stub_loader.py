@@ -159,6 +159,28 @@ def test_a_model_imports_from_the_working_directory_first(tmp_path, monkeypatch)
     assert importlib.sys.path[-2:] == [str(tmp_path), str(tmp_path.parent)]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import triton_python_backend",
+        "from triton_python_backend.tensor import Tensor",
+        "from triton_python_backend_utils.tensor import Tensor",
+    ],
+)
+def test_modules_that_tutorials_invent_are_told_the_real_one(loading, line):
+    said = loading(line)
+    assert said.startswith("ModuleNotFoundError: No module named 'triton_python_backend")
+    assert "models write: import triton_python_backend_utils as pb_utils" in said
+
+
+def test_a_model_may_have_a_module_of_such_a_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(importlib.sys.path))
+    monkeypatch.setattr("sys.modules", dict(importlib.sys.modules))
+    (tmp_path / "triton_python_helpers.py").write_text("VALUE = 3\n")
+    source = "import triton_python_helpers as t\nclass TritonPythonModel: value = t.VALUE\n"
+    assert load_model(write(tmp_path, source), "1").value == 3
+
+
 def test_an_init_file_that_raises_is_told(tmp_path, loading):
     (tmp_path / "__init__.py").write_text("raise RuntimeError('planted')")
     assert loading("x = 1") == ("RuntimeError: planted\n\nAt:\n  /__init__.py(1): <module>\n")
