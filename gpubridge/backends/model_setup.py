@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
 import os
@@ -12,6 +13,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+_NEAR = 0.8
+"""How like each other misspelt keys are: not every key of Triton's backends is known here."""
+_OF_THE_SERVER = (
+    "EXECUTION_ENV_PATH",
+    "FORCE_CPU_ONLY_INPUT_TENSORS",
+    "INPUT_PLACEMENT",
+    "INPUT_SHARING",
+)
 _OPTIMIZATIONS = ("graph", "cuda", "execution_accelerators")
 """Fields of ``optimization`` that may change what runs; the others are the server's."""
 
@@ -21,17 +30,41 @@ class Parameters:
 
     def __init__(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
         self._texts = {key: str(entry["string_value"]).strip() for key, entry in entries.items()}
+        # What somebody has asked for, and what the server reads.
+        self._known = set(_OF_THE_SERVER)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._texts
+        return self._given(key) is not None
+
+    def _given(self, key: str) -> str | None:
+        self._known.add(key)
+        return self._texts.get(key)
+
+    def refuse_misspelt(self, backend: str, *, others: bool = False) -> list[str]:
+        """Refuse keys that nobody has asked for by now and that are nearly one that was.
+
+        ``others``: refuse the others, too. Returns sentences for the log on those that are not.
+        """
+        known = {key.lower(): key for key in self._known}
+        sentences = []
+        for key in self._texts.keys() - self._known:
+            text = f"parameter {key}: the backend '{backend}' has none of that name"
+            near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=_NEAR)
+            if near:
+                raise ValueError(f"{text}; did you mean {known[near[0]]}?")
+            if others:
+                raise ValueError(f"{text}; it has {', '.join(sorted(self._known))}")
+            sentences.append(f"{text}, so it has no effect")
+        return sentences
 
     def text(self, key: str, default: str) -> str:
         """Return what is written, or the default."""
-        return self._texts.get(key, default)
+        given = self._given(key)
+        return default if given is None else given
 
     def whole_number(self, key: str, default: int, least: int = 1) -> int:
         """Return a decimal number."""
-        text = self._texts.get(key)
+        text = self._given(key)
         if text is None:
             return default
         if not (text.isascii() and text.isdigit()) or int(text) < least:
@@ -40,7 +73,7 @@ class Parameters:
 
     def choice(self, key: str, default: str, choices: Sequence[str]) -> str:
         """Return one of the choices; upper and lower case are the same."""
-        text = self._texts.get(key, default)
+        text = self.text(key, default)
         for choice in choices:
             if choice.lower() == text.lower():
                 return choice
@@ -48,7 +81,7 @@ class Parameters:
 
     def choices(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
         """Return some of the default's words, which are separated by commas; at least one."""
-        text = self._texts.get(key)
+        text = self._given(key)
         if text is None:
             return tuple(default)
         words = [word.strip().lower() for word in text.split(",")]
@@ -69,7 +102,7 @@ class Parameters:
 
     def numbers(self, key: str, default: Sequence[float], what: str) -> tuple[float, ...]:
         """Return as many numbers, separated by commas, as the default has; `what` names them."""
-        text = self._texts.get(key)
+        text = self._given(key)
         if text is None:
             return tuple(default)
         try:

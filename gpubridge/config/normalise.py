@@ -6,12 +6,19 @@ with what ``GET /v2/models/{name}/config`` answers.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Literal
 
 from gpubridge.config.schema import ProtoMessage, model_config_schema
 
 GpuFallback = Literal["none", "host"]
+_PARAMETERS = (
+    "EXECUTION_ENV_PATH",
+    "FORCE_CPU_ONLY_INPUT_TENSORS",
+    "INPUT_PLACEMENT",
+    "INPUT_SHARING",
+)
 _DEFAULT_SEQUENCE_IDLE_MICROSECONDS = 1_000_000
 
 
@@ -23,7 +30,9 @@ def normalise_model(config: ProtoMessage) -> list[str]:
     if config.HasField("ensemble_scheduling"):
         return repeated
     # What they mean to a model of another backend is for that backend to say.
-    notices = repeated + (_optimization_notices(config) if config.backend == "python" else [])
+    notices = repeated
+    if config.backend == "python":
+        notices = [*notices, *_optimization_notices(config), *_misspelt_parameters(config)]
     for buffer in ("input_pinned_memory", "output_pinned_memory"):
         if not config.optimization.HasField(buffer):
             getattr(config.optimization, buffer).enable = True
@@ -48,6 +57,19 @@ def _drop_repeated(config: ProtoMessage) -> list[str]:
                 "in the same way; one declaration is enough"
             )
             del tensors[index]
+    return notices
+
+
+def _misspelt_parameters(config: ProtoMessage) -> list[str]:
+    """Return notices about parameters that are nearly ones which the server reads."""
+    notices = []
+    for key in config.parameters:
+        near = difflib.get_close_matches(key.upper(), _PARAMETERS, n=1, cutoff=0.8)
+        if near and key not in _PARAMETERS:
+            notices.append(
+                f"model '{config.name}': the parameter '{key}' has no effect on the server; did you "
+                f"mean {near[0]}?"
+            )
     return notices
 
 

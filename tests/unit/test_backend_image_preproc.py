@@ -229,6 +229,11 @@ def test_parameters_alone_describe_the_tensors(monkeypatch, tmp_path):
         ({"PAD_COLOR": "1, 2, 999", "RESIZE_MODE": "pad"}, "PAD_COLOR: expected numbers from 0 to"),
         ({"MAX_PIXELS": "-1"}, "MAX_PIXELS: expected a whole number of at least 1, got '-1'"),
         ({"THREADS": ""}, "THREADS: expected a whole number of at least 1, got ''"),
+        ({"NORMALISE_MEAN": "0, 0, 0"}, "NORMALISE_MEAN: .*; did you mean NORMALIZE_MEAN"),
+        (
+            {"COLOUR": "BGR"},
+            "COLOUR: the backend 'image_preproc' has none of that name; it has DECOD",
+        ),
         ({"NORMALIZE_MEAN": "0.5"}, "NORMALIZE_MEAN: expected three numbers"),
         ({"NORMALIZE_STD": "0, 1, 1"}, "NORMALIZE_STD: expected numbers above 0"),
         ({"NORMALIZE_STD": "1, 1, 1", "DTYPE": "UINT8"}, "NORMALIZE_STD: expected with DTYPE FP32"),

@@ -254,6 +254,15 @@ def test_the_graph_completes_a_configuration(add, monkeypatch, batch, dims):
     assert [output["dims"] for output in config["output"]] == [dims, dims]
 
 
+def test_a_misspelt_parameter_is_refused_and_another_unknown_one_said(add, monkeypatch, capfd):
+    entry = 'parameters {{ key: "{}" value {{ string_value: "1" }} }}'
+    start_model(monkeypatch, TritonPythonModel, add, CONFIG + entry.format("session.own"))
+    said = "parameter session.own: the backend 'onnxruntime' has none of that name, so it has no"
+    assert said in capfd.readouterr().err
+    with pytest.raises(ValueError, match="did you mean enable_mem_arena"):
+        start_model(monkeypatch, TritonPythonModel, add, CONFIG + entry.format("enable_mem_area"))
+
+
 def test_accelerators_have_no_effect_and_the_log_says_so(add, monkeypatch, capfd):
     accelerated = """optimization { graph { level: 1 }
         execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }"""

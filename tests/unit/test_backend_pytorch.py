@@ -294,13 +294,22 @@ def test_a_file_that_is_no_program_is_refused_unread(tmp_path, start, kind):
         start()
 
 
+def test_a_misspelt_parameter_is_refused(tmp_path, start):
+    script(tmp_path / "m", SumAndDifference())
+    extra = 'parameters { key: "INTRA_OP_THREADS_COUNT" value { string_value: "1" } }'
+    with pytest.raises(ValueError, match="did you mean INTRA_OP_THREAD_COUNT"):
+        start(CONFIG + extra)
+
+
 def test_parameters_without_effect_and_an_absent_gpu_are_said(tmp_path, start, capfd):
     script(tmp_path / "m", SumAndDifference())
     extra = """parameters { key: "ENABLE_JIT_EXECUTOR" value { string_value: "false" } }
+        parameters { key: "tokenizer" value { string_value: "own" } }
         optimization { graph { level: 1 } }"""
     start(CONFIG + extra, "CPU" if torch.cuda.is_available() else "GPU")
     said = capfd.readouterr().err
     assert "parameter ENABLE_JIT_EXECUTOR has no effect here" in said
+    assert "parameter tokenizer: the backend 'pytorch' has none of that name, so it has no" in said
     assert "model 'm': optimization.graph has no effect on the backend 'pytorch'" in said
     if not torch.cuda.is_available():
         assert "runs on the CPU although its instance is KIND_GPU" in said

@@ -93,6 +93,13 @@ class TestNotServedYet:
                 ),
             ),
             (
+                'parameters { key: "INPUT_PLACEMNT" value { string_value: "host" } }',
+                (
+                    "model 'm': the parameter 'INPUT_PLACEMNT' has no effect on the server; did you "
+                    "mean INPUT_PLACEMENT?"
+                ),
+            ),
+            (
                 'instance_group { host_policy: "h" }',
                 "model 'm', instance group 'm_0': the field 'host_policy' has no effect here",
             ),

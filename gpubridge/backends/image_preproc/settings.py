@@ -87,6 +87,7 @@ class Settings:
             input_name=setup.inputs[0].name if setup.inputs else INPUT,
             output_name=OUTPUT if output is None else output.name,
         )
+        parameters.refuse_misspelt("image_preproc", others=True)
         settings._check_parameters(parameters)
         settings._check_tensors(setup)
         return settings

@@ -40,7 +40,8 @@ class TritonPythonModel:
         setup = ModelSetup.from_args(args)
         session = _open(setup)
         Graph(session).check(setup)
-        for notice in setup.unused_optimizations(used=["graph"]):
+        notices = setup.unused_optimizations(used=["graph"])
+        for notice in (*notices, *setup.parameters.refuse_misspelt("onnxruntime")):
             pb_utils.Logger.log_warn(notice)
         pb_utils.Logger.log_info(
             f"{args['model_instance_name']}: {', '.join(session.get_providers())}, "

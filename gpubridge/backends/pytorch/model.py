@@ -46,6 +46,8 @@ class TritonPythonModel:
             f"{torch.get_num_threads()} threads"
         )
         self._runner = BatchRunner(setup, _Module(torch, setup, forward, device))
+        for notice in setup.parameters.refuse_misspelt("pytorch"):
+            pb_utils.Logger.log_warn(notice)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer each request."""
