@@ -78,6 +78,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     repository.listen(router.model_changed)
     repository.listen(service.model_changed)
     doors: list[_Door] = []
+    failed = ""
     sweeper = Sweeper([*settings.http_connections.times, *settings.grpc_connections.times])
     try:
         await _open_doors(settings, repository, (router, service), workers, doors)
@@ -93,7 +94,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
         _log_backends(repository, settings)
         _log_models(repository)
         if repository.failures and settings.exit_on_error and not stop.is_set():
-            _logger.error("error: creating server: Internal - failed to load all models")
+            failed = _describe_failures(repository)
             return 1
         router.serving = True
         _logger.info("ready")
@@ -104,10 +105,18 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     finally:
         router.serving = False
         service.health.check(loop.time())
-        await _close(doors, repository, settings.exit_timeout_secs)
+        await _close(doors, repository, settings.exit_timeout_secs, failed)
         sweeper.close()
         workers.close()
         regions.close()
+
+
+def _describe_failures(repository: ModelRepository) -> str:
+    """Name the models that are not loaded, and say why the first of them is not."""
+    rows = repository.failures
+    names = ", ".join(f"'{name}'" for name in dict.fromkeys(row.name for row in rows))
+    reason = rows[0].reason.partition("\n")[0]
+    return f"{names} failed; '{rows[0].name}': {reason}"
 
 
 def build_repository(
@@ -238,8 +247,10 @@ def _log_models(repository: ModelRepository) -> None:
     )
 
 
-async def _close(doors: list[_Door], repository: ModelRepository, seconds: float) -> None:
-    """Close the doors, answer what is in flight, finalize the models."""
+async def _close(
+    doors: list[_Door], repository: ModelRepository, seconds: float, failed: str
+) -> None:
+    """Close the doors, answer what is in flight, finalize the models; say what ``failed`` last."""
     deadline = asyncio.get_running_loop().time() + seconds
     for door in doors:
         door.server.close()
@@ -254,6 +265,9 @@ async def _close(doors: list[_Door], repository: ModelRepository, seconds: float
         for connection in list(door.connections):
             connection.abort()
     _logger.info("stopped")
+    if failed:
+        # The last line, where whoever started it looks.
+        _logger.error("error: creating server: Internal - failed to load all models: %s", failed)
 
 
 async def _flush(doors: list[_Door], deadline: float) -> None:

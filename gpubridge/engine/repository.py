@@ -96,6 +96,13 @@ class ModelRepository(ServedModels):
             ALL_MODELS,
         ):
             names = sorted(set(settings.load_models))
+        elif not names:
+            folders = ", ".join(map(str, settings.model_repositories))
+            _logger.warning(
+                "there is no model in %s: a model is a directory there, named like it, with its "
+                "versions in it",
+                folders,
+            )
         await asyncio.gather(*(self._load_and_tell(name) for name in names))
         if poller is not None:
             self._tasks.start(poller.run(settings.repository_poll_secs))

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from gpubridge.config import ModelConfig, TensorSpec
-from gpubridge.errors import invalid
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.model_io import InputForm
 from gpubridge.protocol.fields import JsonObject, internal, json_parameters, parse_json
 from gpubridge.protocol.infer_request import make_form
@@ -59,7 +59,15 @@ def parse_generate(body: bytes, config: ModelConfig) -> RequestForm:
     context = NO_CONTEXT
     if parameters:
         context = RequestContext(parameters=json_parameters(parameters))
-    return make_form(identifier, inputs, None, False, context, NO_OPTIONS, config)
+    try:
+        return make_form(identifier, inputs, None, False, context, NO_OPTIONS, config)
+    except BridgeError as error:
+        given = {entry.name for entry in inputs}
+        if not parameters or given.issuperset(config.required_inputs):
+            raise
+        # Perhaps one of them was meant for an input.
+        names = ", ".join(f"'{name}'" for name in [*parameters][:_FEW_NAMES])
+        raise invalid(f"{error.message} Taken as parameters: {names}.") from error
 
 
 def _check_unique(body: bytes, document: JsonObject, inputs: Collection[str]) -> None:

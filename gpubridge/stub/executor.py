@@ -56,7 +56,7 @@ class Executor:
         inputs: DeviceInputs | None,
         placement: DevicePlacement | None,
     ) -> None:
-        self.execute = getattr(model, "execute", None)
+        self.execute = model.execute
         self.identity = identity
         self._borrowed = borrowed = clients.borrowed
         self._outputs = outputs
@@ -85,12 +85,7 @@ class Executor:
         self._crowded = False
         self._handed_on = True
         self.ended_at = 0
-        self.plain = (
-            self.execute is not None
-            and states is None
-            and inputs is None
-            and not identity.iterative
-        )
+        self.plain = states is None and inputs is None and not identity.iterative
 
     def run(self, batch: Batch) -> bytes:
         """Execute one batch; returns its encoded result. Never raises for what the model does."""
@@ -255,12 +250,7 @@ class Executor:
         self, requests: list[InferenceRequest], origins: Sequence[RequestOrigin]
     ) -> list[Any]:
         """Call the model and check the form of what it returns."""
-        execute = self.execute
-        if execute is None:
-            raise ContractError(
-                f"Python model {self.identity.path} does not implement `execute` method."
-            )
-        return self.finished(execute(requests), origins)
+        return self.finished(self.execute(requests), origins)
 
     def finished(self, responses: Any, origins: Sequence[RequestOrigin]) -> list[Any]:
         """Wait for what ``execute`` returned, if a coroutine; ContractError for a wrong form.

@@ -128,6 +128,10 @@ def _text(error: BaseException) -> str:
 
 def _told(error: BaseException, message: str) -> str:
     text = f"{type(error).__name__}: {message}"
+    if isinstance(error, SyntaxError) and error.text:
+        # The line, and where in it.
+        shown = traceback.format_exception_only(type(error), error)[1:-1]
+        text = f"{text}\n{''.join(shown).rstrip()}"
     # Not extract_tb: it reads the source files.
     places = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     shown = [

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpubridge.cuda_ipc import DriverAbsent
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.host_shm import Segment
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, host
 from gpubridge.pb_utils.logger import Logger
@@ -139,6 +139,10 @@ class Stub:
             model = kind()
             if hasattr(model, "initialize"):
                 model.initialize(self._arguments(settings["args"]))
+            if not callable(getattr(model, "execute", None)):
+                raise invalid(
+                    f"Python model {settings['path']} does not implement `execute` method."
+                )
             self._executor = executor = self._make_executor(model, states)
             readiness = answer_readiness(model, executor.run_coroutine)
         except BaseException as error:

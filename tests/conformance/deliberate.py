@@ -80,6 +80,12 @@ SERVER_NAME = Difference(
 CLOSE_IN_CAPITALS = Difference(
     "`Connection: CLOSE`", "stays open", "closes", "RFC 9110: the case does not matter"
 )
+GENERATE_NAMES = Difference(
+    "`/generate` without a required input, and with members that name none",
+    "400 that names the input",
+    "the same, and the members that were taken as parameters",
+    "one of them may be the input, misspelt",
+)
 BEYOND_RANGE = Difference(
     "a number beyond its datatype in JSON or typed contents: 300 as UINT8, 1e300 as FP32",
     "another number: 44, infinity",
@@ -246,6 +252,12 @@ CONFIG_STRICT = Difference(
     "are taken",
     "refused; a version `0` is ignored",
     "a slip, or read otherwise than it was meant",
+)
+NO_EXECUTE = Difference(
+    "a model class without `execute`",
+    "loads, and fails every request",
+    "does not load, with the same text",
+    "no request can ever succeed",
 )
 NO_COMPLETION = Difference(
     "`auto_complete_config` returns what is no configuration: an unknown data type, an unknown field",

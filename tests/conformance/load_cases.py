@@ -69,7 +69,7 @@ CODE = [
     code("empty_file", ""),
     code("no_class", "class Model:\n    pass\n"),
     code("class_is_a_number", "TritonPythonModel = 5\n"),
-    code("no_execute", HEAD + "    pass\n", gets_request=True),
+    code("no_execute", HEAD + "    pass\n"),
     code(
         "constructor_raises", f'{HEAD}    def __init__(self):\n        raise KeyError("planted")\n'
     ),

@@ -11,6 +11,7 @@ from tests.conformance.deliberate import (
     CONFIG_TEXT,
     LOADING_HANGS,
     NO_COMPLETION,
+    NO_EXECUTE,
     ONE_VERSION_BROKEN,
     Difference,
 )
@@ -55,6 +56,10 @@ OTHERWISE: dict[str, tuple[Difference, str]] = {
     "config_absent_environment": (
         CONFIG_TEXT,
         r"Path /no/such/environment\.tar\.gz does not exist",
+    ),
+    "no_execute": (
+        NO_EXECUTE,
+        r"Python model \S+/1/model\.py does not implement `execute` method\.",
     ),
     "version_zero": (CONFIG_STRICT, NO_VERSION),
     "config_no_instances": (

@@ -94,6 +94,16 @@ def test_a_member_that_is_there_twice_is_refused(server, body, text):
     assert text in json.loads(answer)["error"]
 
 
+def test_members_that_may_be_misspelt_inputs_are_named(server):
+    status, _, answer = server.request("POST", "/v2/models/m/generate", '{"CODEE": "", "k": 1}')
+    assert status == 400
+    error = json.loads(answer)["error"]
+    assert error.endswith(
+        "required input(s) ['CODE']. Please provide all required input(s). Taken "
+        "as parameters: 'CODEE', 'k'."
+    )
+
+
 def test_values_may_look_like_names(server):
     code = 'request.get_response_sender().send(answer(request.parameters()), FINAL) # "k" "k" "id"'
     _, _, answer = generate(server, code, k="CODE", id="\u00e9")

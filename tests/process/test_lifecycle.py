@@ -266,10 +266,14 @@ BAD_STARTS = {
 }
 BAD_FILES = {
     "no_such_readiness": (
-        "class TritonPythonModel:\n    @property\n    def is_ready(self): raise KeyError('planted')",
+        (
+            "class TritonPythonModel:\n    def execute(self, requests): pass\n    @property\n"
+            "    def is_ready(self): raise KeyError('planted')"
+        ),
         "KeyError: 'planted'",
     ),
     "syntax": ("def broken(:", "SyntaxError: "),
+    "no_execute": ("class TritonPythonModel: pass", "does not implement `execute` method."),
     "no_class": ("x = 1", "has no attribute 'TritonPythonModel'"),
     "no_import": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
 }
@@ -328,5 +332,13 @@ def test_by_default_a_model_that_does_not_load_ends_the_server(half_broken):
         pids = descendants(server.pid)
         assert server.process.wait(150) == 1
         assert gone(pids)
-        for text in ("ValueError: no weights", "exited with code 4", "failed to load all models"):
+        for text in ("ValueError: no weights", "exited with code 4"):
             assert text in server.log()
+        last = server.log().splitlines()[-1]
+        assert "failed to load all models: 'crashes', 'deaf', 'ends', " in last
+        assert last.endswith(f" failed; 'crashes': {BAD_STARTS['crashes'][1]}")
+
+
+def test_a_repository_without_models_is_warned_of(tmp_path):
+    with running_server(tmp_path) as server:
+        assert f"there is no model in {tmp_path}: a model is a directory there" in server.log()

@@ -97,7 +97,10 @@ def test_errors_of_a_file_that_is_no_model_name_no_place(loading):
     assert loading("x = 1") == (
         "AttributeError: module '1.model' has no attribute 'TritonPythonModel'"
     )
-    assert loading("\ndef broken(:").startswith("SyntaxError: invalid syntax (model.py, line 2)")
+    first, line, mark = loading("\ndef broken(:").splitlines()
+    assert first == "SyntaxError: invalid syntax (model.py, line 2)"
+    assert line == "    def broken(:"
+    assert mark.strip() == "^"
     assert "\nAt:" not in loading("\ndef broken(:")
 
 
