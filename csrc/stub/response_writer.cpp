@@ -45,9 +45,8 @@ struct ResponseWriter::Output {
   BufferView bytes;
 };
 
-ResponseWriter::ResponseWriter(nb::object encode_signature, nb::type_object tensor,
-                               OutputPool& pool)
-    : encode_signature_(std::move(encode_signature)), tensor_(std::move(tensor)), pool_(pool) {}
+ResponseWriter::ResponseWriter(nb::object check, nb::type_object tensor, OutputPool& pool)
+    : check_(std::move(check)), tensor_(std::move(tensor)), pool_(pool) {}
 
 bool ResponseWriter::write(const ResponseTarget& target, nb::object& response, std::string& out,
                            std::uint64_t& copied) {
@@ -60,7 +59,7 @@ bool ResponseWriter::write(const ResponseTarget& target, nb::object& response, s
   // First what may fail: a slot that was lent must be sent.
   SignatureKey key;
   for (const Output& output : outputs) key.add(output.tensor);
-  const std::string signature = this->signature(outputs, key);
+  const std::string signature = this->signature(outputs, key, target.wanted);
   const auto parameters = nb::borrow(as<Response>(response.ptr())->fields[kResponseParameters]);
   const std::string_view json = view_of_text(parameters);
   const std::vector<Sent> stay = passed_on(outputs, target);
@@ -163,7 +162,13 @@ bool ResponseWriter::gather(PyObject* response, nb::handle wanted, std::vector<O
     auto* tensor = as<Tensor>(item);
     const int sent = PySequence_Contains(wanted.ptr(), tensor->fields[kName]);
     if (sent < 0) throw nb::python_error();
-    if (sent == 0) continue;
+    if (sent == 0) {
+      const nb::handle name(tensor->fields[kName]);
+      if (dropped_.size() < kSignaturesKept && dropped_.emplace(view_of_text(name)).second) {
+        check_.attr("dropped")(name);
+      }
+      continue;
+    }
     PyObject* from = exporter(tensor);
     if (from == nullptr) return false;
     try {
@@ -177,7 +182,8 @@ bool ResponseWriter::gather(PyObject* response, nb::handle wanted, std::vector<O
 }
 
 // Returns the signature of tensors that have such a key.
-std::string ResponseWriter::signature(const std::vector<Output>& outputs, const SignatureKey& key) {
+std::string ResponseWriter::signature(const std::vector<Output>& outputs, const SignatureKey& key,
+                                      nb::handle wanted) {
   const auto found = signatures_.find(key.kinds);
   if (found != signatures_.end()) return found->second;
   nb::list described;
@@ -186,17 +192,20 @@ std::string ResponseWriter::signature(const std::vector<Output>& outputs, const 
     described.append(nb::make_tuple(nb::handle(fields[kName]), nb::handle(fields[kDatatype]),
                                     PyTuple_Size(fields[kShape])));
   }
-  const auto made = nb::cast<nb::bytes>(encode_signature_(described));
+  const auto made = nb::cast<nb::bytes>(check_.attr("encode")(described, wanted));
   if (signatures_.size() >= kSignaturesKept) signatures_.clear();
   return signatures_.emplace(key.kinds, std::string(made.c_str(), made.size())).first->second;
 }
 
 void ResponseWriter::write_nothing(std::uint32_t ticket, std::uint32_t flags, std::string& out) {
-  const std::string signature = this->signature({}, {});
+  if (nothing_.empty()) {
+    const auto made = nb::cast<nb::bytes>(check_.attr("encode")(nb::list(), nb::none()));
+    nothing_.assign(made.c_str(), made.size());
+  }
   RecordParts parts;
   parts.ticket = ticket;
   parts.word = flags;
-  parts.signature = signature;
+  parts.signature = nothing_;
   parts.append_to(out);
 }
 

@@ -1,6 +1,8 @@
 // Records of responses: their tensors placed, their signatures known by names and datatypes.
 #pragma once
 
+#include <unordered_set>
+
 #include "python_object.h"
 #include "stub/output_pool.h"
 #include "stub/passing_on.h"
@@ -24,8 +26,8 @@ struct ResponseTarget {
 // that has the interpreter's lock may, also while another one has let go of it in here.
 class ResponseWriter {
  public:
-  // `encode_signature` makes the signature of tuples (name, datatype, rank).
-  ResponseWriter(nb::object encode_signature, nb::type_object tensor, OutputPool& pool);
+  // `check` is an OutputCheck, which makes signatures and hears of outputs that are not sent.
+  ResponseWriter(nb::object check, nb::type_object tensor, OutputPool& pool);
 
   // Appends the record of a response to `out` and counts what it copied; false where it is none
   // that is written here. Lets go of the response, and of what its memory is for, where outputs
@@ -53,12 +55,15 @@ class ResponseWriter {
             std::uint64_t& copied);
   bool pass_on(const ResponseTarget& target, std::span<const Sent> stay, std::span<TensorRef> refs,
                std::uint64_t& copied);
-  std::string signature(const std::vector<Output>& outputs, const SignatureKey& key);
+  std::string signature(const std::vector<Output>& outputs, const SignatureKey& key,
+                        nb::handle wanted);
 
-  nb::object encode_signature_;
+  nb::object check_;
   nb::type_object tensor_;
   OutputPool& pool_;
   std::unordered_map<std::string, std::string> signatures_;
+  std::unordered_set<std::string> dropped_;
+  std::string nothing_;
 };
 
 }  // namespace gpubridge::stub

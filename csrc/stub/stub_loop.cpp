@@ -482,7 +482,7 @@ StubLimits limits_of(nb::handle given) {
 
 // Of `classes`: Tensor, InferenceRequest, InferenceResponse, and what makes an InferenceTrace of a
 // number. Of `transport`: the RecordReader,
-// parse_signature, encode_signature, decode_execute and Batch.
+// parse_signature, the OutputCheck, decode_execute and Batch.
 void make_loop(StubLoop* place, nb::object channel, nb::object executor, nb::object outputs,
                nb::object control, nb::object waits, LeaseBook& book, const nb::tuple& classes,
                const nb::tuple& transport, std::int64_t awake_ns, nb::handle limits) {

@@ -188,16 +188,23 @@ class Session:
             text = print_response(outcome, model.config)
             save_outputs(output_arrays(outcome, model.config), self._settings.outputs, model.config)
         except BridgeError as error:
-            told = f"{head}: " if head else ""
-            self._fail(f"{told}{error.code.name}: {error.message}{_advice(error.message)}")
+            self._fail(f"{told_of(head)}{error.code.name}: {error.message}{_advice(error.message)}")
             return
         sys.stdout.write(f"{head}:\n{text}\n" if head else f"{text}\n")
         sys.stdout.flush()
+        if not (outcome.signature.tensors or model.config.decoupled):
+            names = ", ".join(f"'{spec.name}'" for spec in model.config.outputs)
+            self._fail(f"{told_of(head)}the response has none of the outputs {names}")
 
     def _fail(self, text: str) -> None:
         self._failed = True
         sys.stdout.flush()
         sys.stderr.write(f"error: {text.rstrip()}\n")
+
+
+def told_of(head: str) -> str:
+    """Return the beginning of an error that is told of a response."""
+    return f"{head}: " if head else ""
 
 
 class _Answers:

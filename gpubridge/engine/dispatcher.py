@@ -27,6 +27,7 @@ from gpubridge.telemetry.traces import Traces
 
 _OnDone = Callable[[Outcome], None]
 _FULL_STUB_SECONDS = 0.01
+_MOST_WARNINGS = 256
 
 Submission = Callable[..., None]
 """Takes a request over, and where it comes from, should it be traced: an `Origin`."""
@@ -78,10 +79,18 @@ class Dispatcher:
         self._timer = None if ahead else Alarm(self._queue.ring)
         self._held: dict[Any, tuple[_OnDone | None, Outcome]] = {}
         self._on_idle: Callable[[], None] | None = None
+        self._warned: set[str] = set()
         self._instances: Sequence[Instance] = ()
         self._retry: asyncio.TimerHandle | None = None
 
     # -- what the model asks -------------------------------------------------------------------
+
+    def is_first(self, name: str) -> bool:
+        """Tell whether no process of the model has warned of an output of that name before."""
+        known = name in self._warned
+        if len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(name)
+        return not known
 
     @property
     def counters(self) -> ModelCounters:

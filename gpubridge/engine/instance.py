@@ -225,6 +225,8 @@ class Instance:
         fallback = fields.get("fallback")
         if fallback is not None:
             self.fallbacks[fallback] += 1
+        if fields.get("once") and not self._listener.is_first(fields["once"]):
+            return
         log_from_stub(self.settings.stub["name"], self.name, fields)
 
     def _bury(self, how: str) -> None:

@@ -483,6 +483,9 @@ def _log_fields(fields: dict[str, Any]) -> dict[str, Any]:
     for name in ("text", "file"):
         if not isinstance(fields.get(name), str):
             raise MalformedMessage(f"field {name!r}: expected a string, got {fields.get(name)!r}")
+    once = fields.get("once", "")
+    if not isinstance(once, str):
+        raise MalformedMessage(f"field 'once': expected a string, got {once!r:.100}")
     fallback = fields.get("fallback")
     if fallback is not None and fallback not in FALLBACKS:
         raise MalformedMessage(

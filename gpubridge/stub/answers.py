@@ -8,6 +8,7 @@ from typing import Any
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceResponse, Logger, Tensor
 from gpubridge.stub.loader import model_error_text
+from gpubridge.stub.output_check import OutputCheck
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.passing_on import PassingOn, is_worthwhile
 from gpubridge.stub.placement import Placement
@@ -24,12 +25,19 @@ _PLAIN = ResponseContext()
 
 
 class ModelIdentity:
-    """Which model and instance this process runs; ``note`` gets what it raises, not the log."""
+    """Which model and instance this process runs; ``note`` gets what it raises, not the log.
+
+    ``warn``: gets the name of an output that is not as configured, and a sentence.
+    """
 
     def __init__(
-        self, settings: Mapping[str, Any], note: Callable[[BaseException], None] | None = None
+        self,
+        settings: Mapping[str, Any],
+        note: Callable[[BaseException], None] | None,
+        warn: Callable[[str, str], None],
     ) -> None:
         self._note = note
+        self.check = OutputCheck(settings, warn)
         self.name: str = settings["name"]
         self.version: int = settings["version"]
         self.instance: str = settings["instance"]
@@ -163,13 +171,19 @@ class AnswerEncoder:
             self._states.keep(record.context, tensors)
         # Outputs that nobody asked for, or that the configuration does not know, are dropped.
         wanted = record.signature.wanted or self._identity.outputs
-        tensors = [tensor for tensor in tensors if tensor._name in wanted]
+        check = self._identity.check
+        returned = tensors
+        tensors = [tensor for tensor in returned if tensor._name in wanted]
+        if len(tensors) != len(returned):
+            for tensor in returned:
+                if tensor._name not in wanted:
+                    check.dropped(tensor._name)
         key = tuple([(tensor._name, tensor._datatype, len(tensor._shape)) for tensor in tensors])
         signature = self._signatures.get(key)
         if signature is None:
             if len(self._signatures) >= _SIGNATURES:
                 self._signatures.clear()
-            signature = self._signatures[key] = encode_signature(key)
+            signature = self._signatures[key] = check.encode(key, wanted)
         parameters = response._parameters
         context = _PLAIN if parameters == "{}" else ResponseContext(parameters=parameters)
         dims = encode_dims([tensor._shape for tensor in tensors])

@@ -57,7 +57,7 @@ from gpubridge.transport.messages import (
 )
 from gpubridge.transport.records import RecordReader, record_reader
 from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
-from gpubridge.transport.signatures import encode_signature, parse_signature
+from gpubridge.transport.signatures import parse_signature
 
 _SERVER = 0
 _AWAKE_SHARE = 4
@@ -183,7 +183,7 @@ class Stub:
             self._waits,
             executor.book,
             (Tensor, InferenceRequest, InferenceResponse, InferenceTrace._of),
-            (self._reader, parse_signature, encode_signature, decode_execute, Batch),
+            (self._reader, parse_signature, executor.identity.check, decode_execute, Batch),
             self._awake_ns,
             LIMITS,
         )
@@ -217,7 +217,7 @@ class Stub:
             self._uploads = device.pinning
 
     def _make_executor(self, model: Any, states: SequenceStates | None) -> Executor:
-        identity = ModelIdentity(self._settings, self._note)
+        identity = ModelIdentity(self._settings, self._note, self._warn_once)
         self._clients = ClientMemory(
             self._borrowed,
             self._control,
@@ -441,6 +441,16 @@ class Stub:
         """Log that a slower way is taken, and have it counted whatever is logged."""
         fields = {"level": level, "text": text, "file": __file__, "line": 0}
         self._channel.send(control_message(Kind.LOG, fallback=reason, **fields))
+
+    def _warn_once(self, name: str, text: str) -> None:
+        """Log what is wrong with an output, unless another process of the model has."""
+        fields = {
+            "level": int(Logger.WARNING),
+            "text": shortened(text),
+            "file": __file__,
+            "line": 0,
+        }
+        self._channel.send(control_message(Kind.LOG, once=name, **fields))
 
     def _log(self, level: int, text: str, file: str, line: int) -> None:
         if not self._control.log_levels >> level & 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -156,6 +157,53 @@ def test_what_models_do_wrong_is_told_to_their_client(server, fault, text):
     error = json.loads(answer)["error"]
     assert error.startswith("Failed to process the request(s) for model 'faulty_0")
     assert text in error
+
+
+OTHER_OUTPUTS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        outs = [pb_utils.Tensor("OUTPUT", np.zeros(1, np.float32)),
+                pb_utils.Tensor("KIND", np.zeros(1, np.float64)),
+                pb_utils.Tensor("RANK", np.zeros((1, 1), np.float32)),
+                pb_utils.Tensor("RIGHT", np.zeros(1, np.float32))]
+        return [pb_utils.InferenceResponse(outs) for _ in requests]
+"""
+
+
+@pytest.mark.parametrize("pure", ["", "1"])
+def test_outputs_that_are_not_as_configured_are_told_once(tmp_path, pure):
+    entry = 'name: "{}" data_type: TYPE_FP32 dims: [-1]'
+    write_model(
+        tmp_path,
+        "other",
+        OTHER_OUTPUTS,
+        config="instance_group [{ count: 2 }]",
+        outputs=" }, { ".join(map(entry.format, ["OUT", "KIND", "RANK", "RIGHT"])),
+    )
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
+
+    def request(**more):
+        body = json.dumps({"inputs": [tensor], **more})
+        return server.request("POST", "/v2/models/other/infer", body)[0]
+
+    with running_server(tmp_path, environment={"GPUBRIDGE_NO_NATIVE": pure}) as server:
+        assert request(outputs=[{"name": "RIGHT"}]) == 200
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(lambda _: request(), range(40))) == {200}
+        said = [line.partition("] ")[2] for line in server.log().splitlines() if line[0] == "W"]
+    told = sorted(line.partition("] ")[2] for line in said if "other_0" in line)
+    assert told == [
+        (
+            "a response has an output 'OUTPUT', which nobody gets: the configuration has 'KIND', 'OUT', "
+            "'RANK', 'RIGHT'"
+        ),
+        "a response has no output 'OUT', which the configuration has; it has 'KIND', 'RANK', 'RIGHT'",
+        "output 'KIND' of a response is FP64 with 1 dimensions, the configuration says FP32 with 1",
+        "output 'RANK' of a response is FP32 with 2 dimensions, the configuration says FP32 with 1",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -352,6 +352,19 @@ def test_outputs_that_are_not_as_configured_are_noted(models):
     assert "note: the response has no output 'MORE'" in done.stdout
 
 
+def test_a_response_without_any_configured_output_fails(models):
+    config = models / "sum" / "config.pbtxt"
+    config.write_text(
+        config.read_text().replace('output [{ name: "OUT"', 'output [{ name: "RESULT"')
+    )
+    done = run(models / "sum", "--input", "IN=[1]")
+    assert done.returncode == 1
+    assert "error: the response has none of the outputs 'RESULT'" in done.stderr
+    assert "a response has an output 'OUT', which nobody gets: the configuration has 'RESULT'" in (
+        done.stdout + done.stderr
+    )
+
+
 def test_only_a_directory_is_a_model(tmp_path):
     missing = run(tmp_path / "no")
     assert missing.returncode == 1

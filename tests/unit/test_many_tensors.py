@@ -28,6 +28,7 @@ from gpubridge.request import InferResponse
 from gpubridge.stub import passing_on
 from gpubridge.stub.answers import AnswerEncoder
 from gpubridge.stub.client_memory import target_of
+from gpubridge.stub.output_check import OutputCheck
 from gpubridge.tensor.native import native
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.records import Record
@@ -35,6 +36,7 @@ from gpubridge.transport.signatures import SignatureCache, decode_shapes, encode
 from tests.unit.model_configs import model_config
 
 FEW, MANY = 48, 500
+SETTINGS = {"args": {"model_config": "{}"}, "decoupled": False, "outputs": (), "states": ()}
 MOST_TIMES = 12
 """So many times what 48 tensors cost may 500 cost."""
 
@@ -252,6 +254,7 @@ def test_outputs_that_are_asked_for_are_looked_up():
         )
         encoder = object.__new__(AnswerEncoder)
         encoder._states, encoder._signatures = None, {}
+        encoder._identity = SimpleNamespace(check=OutputCheck(SETTINGS, None))
 
         def form(encoder=encoder, record=record, response=response, count=count):
             assert len(encoder._form(record, response)[0]) == count

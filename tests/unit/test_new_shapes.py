@@ -12,6 +12,7 @@ from gpubridge.frontend.bls import requests
 from gpubridge.frontend.bls.requests import CalledModels
 from gpubridge.request import RequestOptions
 from gpubridge.stub.answers import AnswerEncoder
+from gpubridge.stub.output_check import OutputCheck
 from gpubridge.transport.context import CallContext, RequestContext
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import Signature, TensorSpec, encode_dims
@@ -37,7 +38,9 @@ def tensor(shape):
 def test_a_stub_makes_one_signature_for_all_shapes_of_an_answer():
     encoder = object.__new__(AnswerEncoder)
     encoder._states, encoder._signatures = None, {}
-    encoder._identity = SimpleNamespace(outputs=frozenset(["OUT"]))
+    settings = {"args": {"model_config": "{}"}, "decoupled": False, "outputs": (), "states": ()}
+    check = OutputCheck(settings, None)
+    encoder._identity = SimpleNamespace(outputs=frozenset(["OUT"]), check=check)
     record = Record(0, Signature((), ()), (), RequestContext(), 0, "", ())
     made = []
     for shape in SHAPES:
