@@ -254,7 +254,10 @@ def _validate_instance_group(
             )
         return
     if not group.gpus:
-        raise invalid(f"{where} has kind KIND_GPU but no GPUs are available")
+        raise invalid(
+            f"{where} has kind KIND_GPU but no GPUs are available; "
+            "--gpu-fallback=host runs such instances on the CPU"
+        )
     count = gpu_count()
     for gpu in group.gpus:
         if not 0 <= gpu < count:

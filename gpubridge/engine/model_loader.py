@@ -167,7 +167,11 @@ class ModelLoader:
                 draft=self._auto_complete,
             )
         except BridgeError as error:
+            if "KIND_GPU" in error.message:
+                self.context.devices.tell_absence()
             raise not_found(name, error.message) from error
+        if config.fallbacks:
+            self.context.devices.tell_absence()
         try:
             _refuse_unsupported(config)
             versions = served_versions(source.directory, name, config.version_policy)

@@ -440,7 +440,8 @@ class Stub:
     def _fall_back(self, reason: str, text: str, level: int = int(Logger.WARNING)) -> None:
         """Log that a slower way is taken, and have it counted whatever is logged."""
         fields = {"level": level, "text": text, "file": __file__, "line": 0}
-        self._channel.send(control_message(Kind.LOG, fallback=reason, **fields))
+        once = reason if reason == "native_module" else ""
+        self._channel.send(control_message(Kind.LOG, fallback=reason, once=once, **fields))
 
     def _warn_once(self, name: str, text: str) -> None:
         """Log what is wrong with an output, unless another process of the model has."""

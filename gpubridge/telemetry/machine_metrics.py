@@ -29,6 +29,8 @@ _FAMILIES = (
 
 _ENERGY = "nv_energy_consumption"
 _logger = logging.getLogger(__name__)
+_DRIVER = Path("/dev/nvidiactl")
+"""Where it is, the metrics of a GPU are missed."""
 
 
 class GpuMetrics:
@@ -117,7 +119,8 @@ class MachineMetrics:
     def _watch_gpus(self) -> None:
         gpus = open_gpu_metrics()
         if isinstance(gpus, str):
-            _logger.info("no GPU is measured: %s", gpus)
+            level = logging.INFO if _DRIVER.exists() else logging.DEBUG
+            _logger.log(level, "no GPU is measured: %s", gpus)
             return
         self._gpu_families = gpus.families()
         self._thread = threading.Thread(

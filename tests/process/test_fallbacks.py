@@ -38,6 +38,7 @@ def test_models_without_the_compiled_module(tmp_path):
         server.ask("os.kill(os.getpid(), 9)")
         assert server.ask("self.said = 1") == (200, "1")
         assert counted(server)[of("m", "native_module")] == 2
+        assert server.log().count("runs slower") == 1
 
 
 def test_models_that_keep_their_inputs(tmp_path):

@@ -312,6 +312,9 @@ def test_models_that_do_not_load_tell_why_and_the_others_serve(half_broken):
         assert reasons == {}
         assert index["good", 1]["state"] == "READY"
         assert server.ask("self.said = 1", "good") == (200, "1")
+        # Of the GPU that one of them asks for, one short line.
+        lines = [line for line in server.log().splitlines() if "no GPU is used" in line]
+        assert [line.count(":") for line in lines] in ([], [4])
         assert server.is_ready("good")
         assert not server.is_ready("raises")
         assert not server.is_ready()

@@ -146,7 +146,10 @@ REFUSED_AS_TRITON_DOES = {
     ),
     "KIND_GPU without GPU": (
         MINIMAL + "instance_group [ { }, { kind: KIND_GPU } ]",
-        "instance group m_1 of model m has kind KIND_GPU but no GPUs are available",
+        (
+            "instance group m_1 of model m has kind KIND_GPU but no GPUs are available; "
+            "--gpu-fallback=host runs such instances on the CPU"
+        ),
     ),
     "profile": (
         MINIMAL + 'instance_group [ { profile: "1" } ]',

@@ -115,6 +115,7 @@ class DeviceMemory:
         self._arenas: WeakSet[DeviceRegion] = WeakSet()
         self._lock = threading.Lock()
         self._probe: DeviceProbe | None = None
+        self._told = False
         self._contexts: dict[str, DeviceContext] = {}
         self._streams: dict[str, CopyStream] = {}
         self._thread: ThreadPoolExecutor | None = None
@@ -134,8 +135,14 @@ class DeviceMemory:
                 if probe.count:
                     _logger.info("%d GPUs found", probe.count)
                 else:
-                    _logger.info("no GPU is used: %s", probe.reason)
+                    _logger.debug("no GPU is used: %s", probe.reason)
             return self._probe
+
+    def tell_absence(self) -> None:
+        """Say, once, why there is no GPU: a model has asked for one."""
+        if not self._told and not self.count():
+            self._told = True
+            _logger.info("no GPU is used: %s", self.probe().reason.partition(":")[0])
 
     def count(self) -> int:
         """How many GPUs there are."""
