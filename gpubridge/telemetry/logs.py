@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -137,7 +138,7 @@ class _Lines(logging.Formatter):
             text = f"{text}\n{self.formatException(record.exc_info)}"
         file, line = _place(record)
         place = f"{file}:{line}" if line else file
-        return f"{self._head(record)} {record.process} {place}] {text}"
+        return _printable(f"{self._head(record)} {record.process} {place}] {text}")
 
     def _head(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created).astimezone()
@@ -173,6 +174,19 @@ class _JsonLines(logging.Formatter):
 
 
 _FORMATTERS = {"default": _Lines, "ISO8601": _IsoLines, "json": _JsonLines}
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_LOOKS_LIKE_A_LINE = re.compile(r"\n(?=[IWEV]\d{4} |\d{4}-\d\d-\d\dT)")
+
+
+def _printable(text: str) -> str:
+    """Return a line's text so that no part of it passes for another line, or moves the cursor.
+
+    Clients and models have a say in it.
+    """
+    text = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _LOOKS_LIKE_A_LINE.sub("\n ", text)
 
 
 def _place(record: logging.LogRecord) -> tuple[str, int]:
