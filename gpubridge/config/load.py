@@ -13,6 +13,7 @@ import orjson
 from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
 
 from gpubridge.config.backends import Backends, settle_backend
+from gpubridge.config.files import read_regular
 from gpubridge.config.model_config import ModelConfig, model_config_from_message
 from gpubridge.config.normalise import GpuFallback, normalise_instance_groups, normalise_model
 from gpubridge.config.schema import ProtoMessage, model_config_schema
@@ -71,7 +72,7 @@ def load_model_config(
 
 def _read_text(path: Path, *, required: bool) -> str:
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError as error:
         if not required:
             return ""
@@ -190,7 +191,7 @@ def read_labels(output: ProtoMessage, model_dir: Path) -> tuple[bytes, ...]:
             f"{model_dir}, got '{output.label_filename}'"
         )
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise invalid(f"failed to open text file for read {path}: {error.strerror}") from error
     lines = content.split(b"\n")

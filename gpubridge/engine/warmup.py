@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from gpubridge.config import KSERVE_DATATYPES, ModelConfig, model_config_schema
+from gpubridge.config.files import read_regular
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import BridgeError, ErrorCode, invalid
 from gpubridge.host_shm import HostArena
@@ -28,6 +29,7 @@ _logger = logging.getLogger(__name__)
 _FOLDER = "warmup"
 _ALIGNMENT = 64
 _WORD_BYTES = 4
+_LONGEST_DATA = 1 << 30
 _SMALL_NUMBERS = 128
 """Random integers are below it: many models take them for indices."""
 
@@ -251,7 +253,7 @@ def _read(folder: Path, name: str, model: str) -> bytes:
             "inside that folder"
         )
     try:
-        return path.read_bytes()
+        return read_regular(path, _LONGEST_DATA)
     except OSError as error:
         raise BridgeError(
             f"failed to open text file for read {path}: {error.strerror}", ErrorCode.INTERNAL

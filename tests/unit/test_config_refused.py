@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -377,6 +378,25 @@ class TestRefused:
             'write there at least: backend: "python", max_batch_size, and every input and output '
             "with name, data_type and dims"
         )
+
+    @pytest.mark.parametrize("file", ["config.pbtxt", "labels"])
+    @pytest.mark.parametrize("kind", ["FIFO", "device", "endless", "long"])
+    def test_a_file_that_might_never_end(self, tmp_path: Path, file: str, kind: str) -> None:
+        labelled = (
+            MINIMAL + 'output { name: "Z" data_type: TYPE_FP32 dims: 1 label_filename: "labels" }'
+        )
+        path = write_model(tmp_path, labelled) / file
+        path.unlink(missing_ok=True)
+        if kind == "FIFO":
+            os.mkfifo(path)
+        elif kind == "long":
+            with path.open("wb") as long:
+                long.truncate((16 << 20) + 1)
+        else:
+            path.symlink_to("/dev/zero" if kind == "device" else "/proc/self/mem")
+        with pytest.raises(BridgeError) as caught:
+            load_model_config(tmp_path / "m", gpu_count=0)
+        assert caught.value.code is ErrorCode.INVALID_ARG
 
     def test_config_that_is_a_directory(self, tmp_path: Path) -> None:
         model_dir = write_model(tmp_path, None)
