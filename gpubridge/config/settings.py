@@ -233,6 +233,9 @@ class ServerSettings:
         "fallback for KIND_GPU instances when no GPU is available: an error, or the host",
         choices=get_args(GpuFallback),
     )
+    max_model_instances: int = flag(
+        256, "how many instances, each a process, one version of a model may have", least=1
+    )
     stub_python: Path = field(default_factory=lambda: Path(sys.executable))
     request_arena_limit: int = flag(
         1024 * _MIB, "bytes of host memory for waiting and running requests, in all", least=1

@@ -22,6 +22,10 @@ _PARAMETER_VALUES = {
 _PYTHON_RUNTIMES = ("", "libtriton_python.so")
 _BACKEND_RUNTIMES = ("", "model.py")
 
+_MOST_PARAMETERS = 10_000
+_MOST_SEQUENCES = 1_000_000
+_MOST_WARMUPS = 100_000
+
 # Top-level fields that are served nowhere: a field counts when it is present and not empty.
 _FIELDS = {
     "batch_input": "no batch inputs are made",
@@ -43,12 +47,29 @@ def validate_model(
     if not draft:
         _validate_tensors(config, "input", config.input)
         _validate_tensors(config, "output", config.output)
+    _validate_counts(config)
     _validate_metrics(config)
     _validate_scheduling(config)
     if config.platform != "ensemble":
         _validate_execution(config)
         for group in config.instance_group:
             _validate_instance_group(config, group, gpu_count)
+
+
+def _validate_counts(config: ProtoMessage) -> None:
+    """Refuse numbers for each of which something would be made, or done, without end."""
+    counts = [("parameters", len(config.parameters), _MOST_PARAMETERS)]
+    if config.HasField("sequence_batching"):
+        candidates = config.sequence_batching.oldest.max_candidate_sequences
+        counts.append(("max_candidate_sequences", candidates, _MOST_SEQUENCES))
+        counts.append(("max_batch_size of sequences", config.max_batch_size, _MOST_SEQUENCES))
+    counts += [
+        (f"count of warmup sample '{sample.name}'", sample.count, _MOST_WARMUPS)
+        for sample in config.model_warmup
+    ]
+    for what, count, most in counts:
+        if count > most:
+            raise invalid(f"{what} of model '{config.name}': expected at most {most}, got {count}")
 
 
 def _validate_tensors(config: ProtoMessage, direction: str, tensors: ProtoMessage) -> None:

@@ -24,7 +24,7 @@ from gpubridge.engine.ensemble.graph import is_ensemble
 from gpubridge.engine.instance import InstanceState
 from gpubridge.engine.model import Model, StubModel
 from gpubridge.engine.model_files import ModelFiles, OverrideDirectory, read_model_files
-from gpubridge.errors import BridgeError, ErrorCode, unsupported
+from gpubridge.errors import BridgeError, ErrorCode, invalid, unsupported
 
 if TYPE_CHECKING:
     from gpubridge.engine.served_models import ServedModels
@@ -174,6 +174,7 @@ class ModelLoader:
             self.context.devices.tell_absence()
         try:
             _refuse_unsupported(config)
+            self._refuse_many(config)
             versions = served_versions(source.directory, name, config.version_policy)
         except BridgeError as error:
             told = f"load failed for model '{name}'"
@@ -181,6 +182,16 @@ class ModelLoader:
         for notice in config.notices:
             _logger.warning("%s", notice)
         return PreparedModel(source, config, tuple(versions), files)
+
+    def _refuse_many(self, config: ModelConfig) -> None:
+        """Refuse more instances than a model may have: each is a process."""
+        most = self.context.settings.max_model_instances
+        count = sum(group.count * max(1, len(group.gpus)) for group in config.instance_groups)
+        if count > most:
+            raise invalid(
+                f"model '{config.name}' asks for {count} instances: expected at most {most} "
+                "(--max-model-instances)"
+            )
 
     def model(self, prepared: PreparedModel, version: int, members: ServedModels) -> Model:
         """Make a version of a model; nothing of it runs yet. ``members`` has those it is made of."""

@@ -218,6 +218,11 @@ def _input(
         )
     words = element_count(shape)
     nbytes = words * 2 * _WORD_BYTES if datatype == "BYTES" else byte_size(datatype, shape)
+    if nbytes > _LONGEST_DATA:
+        raise invalid(
+            f"warmup input '{name}' of model '{config.name}': expected at most {_LONGEST_DATA} bytes, "
+            f"got {nbytes}"
+        )
     if kind == "random_data":
         return InputForm(name, datatype, shape, nbytes, None)
     if kind == "input_data_file":

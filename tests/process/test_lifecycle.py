@@ -342,6 +342,17 @@ def test_by_default_a_model_that_does_not_load_ends_the_server(half_broken):
         assert last.endswith(f" failed; 'crashes': {BAD_STARTS['crashes'][1]}")
 
 
+def test_more_instances_than_a_model_may_have_are_refused(tmp_path):
+    write_code_model(tmp_path, "few", config="instance_group [{ count: 2 }]")
+    write_code_model(tmp_path, "many", config="instance_group [{ count: 3 }]")
+    flags = ("--max-model-instances=2", "--exit-on-error=false", "--strict-readiness=false")
+    with running_server(tmp_path, *flags) as server:
+        reason = server.index()["many", 0]["reason"]
+        assert "asks for 3 instances: expected at most 2 (--max-model-instances)" in reason
+        assert server.ask("self.said = 1", "few") == (200, "1")
+        assert len(server.stubs()) == 2
+
+
 def test_a_repository_without_models_is_warned_of(tmp_path):
     with running_server(tmp_path) as server:
         assert f"there is no model in {tmp_path}: a model is a directory there" in server.log()

@@ -206,6 +206,10 @@ BAD = {
         sample("s", "zero_data: true", size=2),
         "failed to run warmup sample 's': batch size 2 for 'batch', max allowed is 0; ",
     ),
+    "huge": (
+        sample("s", "zero_data: true", dims="1000000000"),
+        "warmup input 'IN' of model 'huge': expected at most 1073741824 bytes, got 4000000000",
+    ),
     "raises": (
         sample("s", 'input_data_file: "raises"', dims="1"),
         "failed to run warmup sample 's': ",

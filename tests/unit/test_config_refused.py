@@ -227,6 +227,19 @@ EXPECTED_BACKENDS = (
     "expected one of python, image_preproc, onnxruntime, pytorch as backend in REPO/m/config.pbtxt"
 )
 
+TOO_MANY = {
+    "sequence_batching { oldest { max_candidate_sequences: 2000000 } }": "max_candidate_sequences",
+    "max_batch_size: 2000000 sequence_batching { }": "max_batch_size of sequences",
+    'model_warmup { name: "w" count: 4000000000 }': "count of warmup sample 'w'",
+    "".join(f'parameters {{ key: "{i}" value {{ }} }}' for i in range(10_001)): "parameters",
+}
+
+
+@pytest.mark.parametrize(("config", "what"), TOO_MANY.items(), ids=TOO_MANY.values())
+def test_counts_are_bounded(tmp_path: Path, config: str, what: str) -> None:
+    assert refusal(tmp_path, MINIMAL + config).startswith(f"{what} of model 'm': expected at most ")
+
+
 UNKNOWN_NAMES = {
     'python_lib: "x"': 'no field named "python_lib". A Python model has backend: "python".',
     "instance_groups [ { count: 1 } ]": 'named "instance_groups". Did you mean instance_group?',
