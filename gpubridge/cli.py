@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -40,6 +41,7 @@ _REFUSED = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
+    _open_standard_streams()
     options, unknown = _parser().parse_known_args(arguments)
     if unknown:
         sys.stderr.write(_unknown(unknown[0], options.flags))
@@ -50,6 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error.message}\n")
         return 1
     return code
+
+
+def _open_standard_streams() -> None:
+    """Open those that whoever started this has closed: a socket of their number would get the log."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest number that is free is this one.
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.server import (
+    Server,
     alive,
     descendants,
     open_files,
@@ -351,6 +354,29 @@ def test_more_instances_than_a_model_may_have_are_refused(tmp_path):
         assert "asks for 3 instances: expected at most 2 (--max-model-instances)" in reason
         assert server.ask("self.said = 1", "few") == (200, "1")
         assert len(server.stubs()) == 2
+
+
+def test_a_server_that_is_started_without_standard_streams_opens_them(tmp_path):
+    write_code_model(tmp_path / "models")
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "gpubridge", "serve", "--http-port=0", "--grpc-port=0"]
+    command += [
+        "--metrics-port=0",
+        f"--log-file={log}",
+        f"--model-repository={tmp_path / 'models'}",
+    ]
+    process = subprocess.Popen(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command])
+    try:
+        wait_until(lambda: log.exists() and "] ready" in log.read_text(), "the server")
+        links = [Path(f"/proc/{process.pid}/fd/{n}").readlink() for n in range(3)]
+        assert links == [Path(os.devnull)] * 3
+        server = Server(process, log)
+        server.http_url = re.search(r"HTTPService at (\S+)", log.read_text())[1]
+        assert server.ask("print('out'); self.said = 1") == (200, "1")
+        assert server.stop() == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_repository_without_models_is_warned_of(tmp_path):
