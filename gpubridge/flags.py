@@ -1,27 +1,78 @@
 """Command-line flags that are declared where their values are: as fields of a dataclass.
 
+Parsing, help and the tables of the documentation are made of these declarations: a new flag is its
+field, the code that reads it, and a test.
+
 A class's ``flag_prefix`` stands before the names of its fields: ``idle_timeout`` of one with the
-prefix ``grpc-`` is ``--grpc-idle-timeout``.
+prefix ``grpc-`` is ``--grpc-idle-timeout``. Its ``flag_group`` is their heading in the help, for
+those that name none.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar
 
-from gpubridge.errors import BridgeError, invalid
+from gpubridge.errors import BridgeError, invalid, unsupported
 
 _Settings = TypeVar("_Settings")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """The declaration of a flag.
+
+    - ``name``: with dashes; ``default``: the field's; a class is called for it.
+    - ``alias``: another name; ``older``: those that are written in terms of this one, each with the
+      value that it stands for.
+    - ``least``: the lowest number that `check_flags` lets pass.
+    - ``read``: makes the field's value of what argparse has.
+    - ``options``: for ``add_argument``.
+    - ``unserved``: what becomes of it here, if it is tritonserver's alone.
+    """
+
+    name: str
+    group: str
+    text: str
+    default: Any
+    alias: str = ""
+    older: Mapping[str, str]
+    least: float | None = None
+    read: Callable[[Any], Any] | None = None
+    options: Mapping[str, Any]
+    unserved: Unserved | None = None
+
+    @property
+    def key(self) -> str:
+        """The name of its value in argparse's namespace."""
+        return self.name[2:].replace("-", "_")
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that it may be; none for any."""
+        return tuple(self.options.get("choices", ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """A flag of tritonserver that is not served.
+
+    - ``why``: what happens instead.
+    - ``idle``: values that ask for nothing, and are taken in silence.
+    - ``refused``: every other value is an error; else it is a line in the log.
+    """
+
+    why: str
+    idle: tuple[Any, ...]
+    refused: bool
 
 
 def flag(
     default: Any,
     text: str,
     *,
-    name: str = "",
-    alias: str = "",
     least: float | None = None,
     read: Callable[[Any], Any] | None = None,
     **options: Any,
@@ -29,72 +80,133 @@ def flag(
     """Declare a field of a dataclass that a flag sets.
 
     - ``default``: the field's; a class is called for it. Without one (``MISSING``), or with a tuple
-      or dict, the flag may be given several times.
+      or a class, the flag may be given several times.
     - ``text``: the flag's help.
-    - ``name``, ``alias``: the flag, without dashes, where it is not the field's name, and another.
-    - ``least``: the lowest number that `check_flags` lets pass.
-    - ``read``: makes the field's value of what argparse has.
-    - ``options``: for ``add_argument``.
+    - ``options``: for ``add_argument``; but ``name``, ``alias``, ``older``, ``group`` and
+      ``unserved`` are those of :class:`Flag`, names without dashes.
     """
+    declared = {name: options.pop(name, "") for name in ("name", "alias", "group")}
+    declared |= {"older": options.pop("older", {}), "unserved": options.pop("unserved", None)}
     if default in (MISSING, ()) or isinstance(default, type):
         options = {"action": "append", "default": [], **options}
-    elif default is not None:
-        of_type = boolean if isinstance(default, bool) else type(default)
-        options = {"type": of_type, "default": default, **options}
-        if isinstance(default, bool):
-            options["metavar"] = "BOOL"
+    elif "action" not in options:
+        options = {"default": default, **_typed(default), **options}
+    if "choices" in options and all(word.islower() for word in options["choices"]):
+        # As Triton compares them.
+        options["type"] = str.lower
     if default == () and read is None:
         read = tuple
-    options["help"] = text
-    names = name, alias
-    metadata = {"flag": names, "least": least, "read": read, "options": options}
+    values = {"text": text, "default": default, "least": least, "read": read, "options": options}
+    metadata = {"flag": {**declared, **values}}
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
+def unserved(
+    group: str,
+    why: str,
+    *idle: Any,
+    of: Callable[[str], Any] = str,
+    refused: bool = False,
+    **options: Any,
+) -> Any:
+    """Declare a flag of tritonserver that is not served: see :class:`Unserved`; ``of`` reads it."""
+    declared = Unserved(why, idle, refused)
+    return flag((), why, group=group, unserved=declared, type=of, **options)
+
+
+def documented(default: Any, text: str, **metadata: Any) -> Any:
+    """Declare a field that no flag of its own sets, with its line in the documentation."""
+    return field(default=default, metadata={"text": text, **metadata})
+
+
+def flags_of(kind: type) -> Any:
+    """Declare a field whose flags are those of another dataclass."""
+    return field(default_factory=kind, metadata={"flags": kind})
+
+
+def declared_flags(kind: type) -> Iterator[tuple[Field[Any], Flag]]:
+    """Give the fields of a dataclass, and of those in it, that have a flag."""
+    for each in fields(kind):
+        if "flags" in each.metadata:
+            yield from declared_flags(each.metadata["flags"])
+        elif "flag" in each.metadata:
+            yield each, _flag(kind, each)
+
+
 def add_flags(command: argparse.ArgumentParser, kind: type) -> None:
-    """Add the flags of a dataclass to a command."""
-    for each, name in _flags(kind):
-        alias = each.metadata["flag"][1]
-        names = (name, f"--{alias}") if alias else (name,)
-        command.add_argument(*names, **each.metadata["options"])
+    """Add the flags of a dataclass to a command, under their headings."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    ignored = []
+    for _, each in declared_flags(kind):
+        if each.group not in groups:
+            groups[each.group] = command.add_argument_group(each.group)
+        add = groups[each.group].add_argument
+        if each.unserved is not None:
+            add(each.name, dest=each.key, help=argparse.SUPPRESS, **each.options)
+            if not each.unserved.refused:
+                ignored.append(each.name)
+            continue
+        names = (each.name, f"--{each.alias}") if each.alias else (each.name,)
+        add(*names, dest=each.key, help=each.text.replace("%", "%%"), **each.options)
+        for name, form in each.older.items():
+            add(
+                f"--{name}",
+                dest=each.key,
+                help=argparse.SUPPRESS,
+                action="append",
+                type=form.format,
+            )
+    if ignored:
+        command.epilog = f"Taken, without effect: {' '.join(ignored)}"
 
 
 def from_flags(kind: type[_Settings], options: argparse.Namespace, **others: Any) -> _Settings:
     """Make a dataclass of what its flags say; ``others`` are the values of fields without one."""
     values = {}
-    for each, name in _flags(kind):
-        value = getattr(options, name[2:].replace("-", "_"))
-        read = each.metadata["read"]
-        values[each.name] = value if read is None else read(value)
+    for each in fields(kind):  # type: ignore[arg-type]
+        if "flags" in each.metadata and each.name not in others:
+            values[each.name] = from_flags(each.metadata["flags"], options)
+        elif "flag" in each.metadata:
+            declared = _flag(kind, each)
+            value = getattr(options, declared.key)
+            values[each.name] = value if declared.read is None else declared.read(value)
     return kind(**values, **others)
 
 
 def check_flags(settings: Any) -> None:
-    """Refuse numbers that are too low, and words that are none of the choices, with INVALID_ARG."""
-    for each, name in _flags(type(settings)):
-        value, least = getattr(settings, each.name), each.metadata["least"]
-        choices = each.metadata["options"].get("choices")
-        if choices and value not in choices:
-            raise invalid_flag(name, f"one of {', '.join(choices)}", repr(value))
-        if least is not None and not value >= least:
+    """Refuse what a flag cannot be: too low a number, or a word that is none of the choices.
+
+    Raises BridgeError: INVALID_ARG; UNSUPPORTED for what is tritonserver's alone and refused.
+    """
+    for each in fields(settings):
+        if "flag" not in each.metadata:
+            continue
+        declared, value = _flag(type(settings), each), getattr(settings, each.name)
+        if declared.choices and isinstance(value, str) and value not in declared.choices:
+            words = ", ".join(declared.choices)
+            raise invalid_flag(declared.name, f"one of {words}", repr(value))
+        if declared.least is not None and not value >= declared.least:
             number = "an integer" if type(each.default) is int else "a number"
-            raise invalid_flag(name, f"{number} of at least {least}", str(value))
+            raise invalid_flag(declared.name, f"{number} of at least {declared.least}", str(value))
+        if declared.unserved is not None and declared.unserved.refused:
+            for given in _asked_for(declared.unserved, value):
+                raise unsupported(f"{declared.name}={_text(given)}: {declared.unserved.why}")
+
+
+def flags_without_effect(settings: Any) -> Iterator[str]:
+    """Give a sentence for each flag that was given and has no effect here."""
+    for each in fields(settings):
+        declared = _flag(type(settings), each)
+        if declared.unserved is not None:
+            for given in _asked_for(declared.unserved, getattr(settings, each.name)):
+                yield f"{declared.name}={_text(given)} has no effect: {declared.unserved.why}"
 
 
 def invalid_flag(name: str, expected: str, got: str) -> BridgeError:
     """Return the error for a flag with a value that it cannot have."""
     return invalid(f"{name} expects {expected}, got {got}")
-
-
-def _flags(kind: type) -> Iterator[tuple[Field[Any], str]]:
-    """Give the fields that have a flag, and its name."""
-    prefix = getattr(kind, "flag_prefix", "")
-    for each in fields(kind):
-        if "flag" in each.metadata:
-            name = each.metadata["flag"][0] or prefix + each.name.replace("_", "-")
-            yield each, f"--{name}"
 
 
 def boolean(text: str) -> bool:
@@ -105,3 +217,27 @@ def boolean(text: str) -> bool:
     if value in ("false", "0", "off"):
         return False
     raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}")
+
+
+def _flag(kind: type, each: Field[Any]) -> Flag:
+    values = dict(each.metadata["flag"])
+    name = values["name"] or getattr(kind, "flag_prefix", "") + each.name.replace("_", "-")
+    group = values["group"] or getattr(kind, "flag_group", "Server")
+    return Flag(**{**values, "name": f"--{name}", "group": group})
+
+
+def _typed(default: Any) -> dict[str, Any]:
+    """Return how argparse reads a value of the default's type."""
+    if isinstance(default, bool):
+        return {"type": boolean, "metavar": "BOOL"}
+    if isinstance(default, (int, float)):
+        return {"type": type(default), "metavar": "N" if isinstance(default, int) else "X"}
+    return {}
+
+
+def _asked_for(flag: Unserved, given: tuple[Any, ...]) -> Iterator[Any]:
+    return (value for value in given if value not in flag.idle)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

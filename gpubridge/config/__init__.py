@@ -4,6 +4,7 @@ from gpubridge.config.backends import PYTHON_BACKEND, Backends
 from gpubridge.config.load import (
     CONFIG_FILENAME,
     complete_model_config,
+    custom_config,
     finish_model_config,
     load_model_config,
     parse_model_config,
@@ -18,6 +19,7 @@ from gpubridge.config.model_config import (
     select_versions,
     served_versions,
 )
+from gpubridge.config.model_settings import ModelSettings
 from gpubridge.config.python_backend import PythonBackendSettings
 from gpubridge.config.schema import model_config_schema
 from gpubridge.config.settings import (
@@ -40,12 +42,14 @@ __all__ = [
     "InstanceGroup",
     "ModelConfig",
     "ModelControlMode",
+    "ModelSettings",
     "PythonBackendSettings",
     "ServerSettings",
     "TensorSpec",
     "VersionPolicy",
     "available_versions",
     "complete_model_config",
+    "custom_config",
     "finish_model_config",
     "load_model_config",
     "model_config_schema",

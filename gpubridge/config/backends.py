@@ -70,6 +70,17 @@ class Backends:
         return [_SHIPPED] if self.directory is None else [self.directory, _SHIPPED]
 
 
+def is_model_directory(path: Path) -> bool:
+    """Whether a directory is that of one model, by its configuration or a version's file."""
+    if not path.is_dir():
+        return False
+    return (path / "config.pbtxt").is_file() or any(
+        (path / str(version) / name).is_file()
+        for version in available_versions(path)
+        for name in _BACKENDS_OF_FILES
+    )
+
+
 def settle_backend(config: ProtoMessage, model_dir: Path, backends: Backends) -> Path | None:
     """Fill in ``backend``, ``platform``, ``runtime`` and ``default_model_filename`` as Triton does.
 

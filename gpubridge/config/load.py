@@ -17,7 +17,7 @@ from gpubridge.config.files import read_regular
 from gpubridge.config.model_config import ModelConfig, model_config_from_message
 from gpubridge.config.normalise import GpuFallback, normalise_instance_groups, normalise_model
 from gpubridge.config.schema import ProtoMessage, model_config_schema
-from gpubridge.config.validate import validate_model
+from gpubridge.config.validate import ignored_features, validate_model
 from gpubridge.errors import invalid, not_found
 
 CONFIG_FILENAME = "config.pbtxt"
@@ -35,7 +35,7 @@ def load_model_config(
     *,
     gpu_count: int | Callable[[], int],
     gpu_fallback: GpuFallback = "none",
-    override: str | None = None,
+    override: str | Path | None = None,
     backends: Backends = _SHIPPED_BACKENDS,
     draft: bool = False,
 ) -> ModelConfig:
@@ -44,7 +44,7 @@ def load_model_config(
     - ``gpu_count``: GPUs that instances may use; or what counts them, asked only where it matters.
     - ``gpu_fallback``: what becomes of a KIND_GPU instance group without a GPU: an error, or
       KIND_CPU.
-    - ``override``: the configuration as JSON, to be used instead of the file.
+    - ``override``: the configuration as JSON, or another file, to be used instead of the file.
     - ``draft``: the model may complete it: there need not be a file, and inputs and outputs need
       not be whole.
 
@@ -55,8 +55,8 @@ def load_model_config(
     """
     if not model_dir.is_dir():
         raise not_found(f"the model directory {model_dir} does not exist")
-    if override is None:
-        path = model_dir / CONFIG_FILENAME
+    if not isinstance(override, str):
+        path = override or model_dir / CONFIG_FILENAME
         message = parse_model_config(_read_text(path, required=not draft), str(path))
     else:
         message = parse_config_override(override)
@@ -68,6 +68,12 @@ def load_model_config(
         backends=backends,
         draft=draft,
     )
+
+
+def custom_config(model_dir: Path, name: str) -> Path | None:
+    """Return the file of a model's configuration of that name; None where it has none."""
+    path = model_dir / "configs" / f"{name}.pbtxt"
+    return path if name and path.is_file() else None
 
 
 def _read_text(path: Path, *, required: bool) -> str:
@@ -151,6 +157,7 @@ def complete_model_config(
         draft = False
     else:
         on_host = normalise_instance_groups(config, count, gpu_fallback, notices)
+    notices += ignored_features(config)
     validate_model(config, count, draft=draft)
     outputs = () if draft else config.output
     labels = {output.name: read_labels(output, model_dir) for output in outputs}

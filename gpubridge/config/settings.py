@@ -11,12 +11,18 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
+from gpubridge.config.backends import PYTHON_BACKEND
 from gpubridge.config.normalise import GpuFallback
+from gpubridge.config.triton_flags import TritonFlags
 from gpubridge.errors import invalid
-from gpubridge.flags import check_flags, flag, invalid_flag
+from gpubridge.flags import check_flags, flag, flags_of, flags_without_effect, invalid_flag
+from gpubridge.telemetry.logs import LogSettings
+from gpubridge.telemetry.settings import MetricsSettings, TraceSettings, trace_settings_from_flags
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
 ModelControlMode = Literal["none", "poll", "explicit"]
+_HTTP, _GRPC, _METRICS = "HTTP", "gRPC", "Metrics"
+_REPOSITORY, _BACKENDS, _MEMORY = "Model repository", "Backends", "Memory"
 _MIB = 1024 * 1024
 _MAX_PORT = 65535
 _USUAL_DEBUG_PORT = 5678
@@ -38,20 +44,14 @@ def read_debug_models(texts: Iterable[str]) -> dict[str, int]:
 
 
 def read_backend_config(entries: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the keys and values for each backend that ``[BACKEND,]KEY=VALUE`` names: python."""
+    """Return the keys and values for each backend that ``[BACKEND,]KEY=VALUE`` names."""
     config: dict[str, dict[str, str]] = {}
     for entry in entries:
-        backend, comma, pair = entry.partition(",")
-        if not comma:
-            # What is for every backend: there is one.
-            backend, pair = "python", entry
+        # What is for every backend is for Python's: the others have no settings.
+        backend, pair = entry.split(",", 1) if "," in entry else (PYTHON_BACKEND, entry)
         key, equals, value = pair.partition("=")
-        if not equals:
+        if not (backend and key and equals):
             raise invalid_flag("--backend-config", "BACKEND,KEY=VALUE", repr(entry))
-        if backend != "python":
-            raise invalid(
-                f"--backend-config: expected the backend python, got {backend!r} in {entry!r}"
-            )
         config.setdefault(backend, {})[key] = value
     return config
 
@@ -61,6 +61,7 @@ class HttpConnections:
     """Limits of HTTP connections; 0 is none. A request that is being executed is never late."""
 
     flag_prefix: ClassVar[str] = "http-"
+    flag_group: ClassVar[str] = _HTTP
 
     max_connections: int = flag(
         4096,
@@ -96,6 +97,7 @@ class GrpcConnections:
     """
 
     flag_prefix: ClassVar[str] = "grpc-"
+    flag_group: ClassVar[str] = _GRPC
 
     max_connections: int = flag(
         4096,
@@ -166,7 +168,8 @@ class GrpcConnections:
 class ServerSettings:
     """Everything that is fixed when the server starts; port 0 is any free one.
 
-    ``stub_python``, which no flag sets, runs the models that name no interpreter.
+    No flag sets ``model_directories``, those of single models that are served, too, nor
+    ``stub_python``, which runs the models that name no interpreter.
     """
 
     model_repositories: tuple[Path, ...] = flag(
@@ -174,30 +177,16 @@ class ServerSettings:
         "a directory with one directory per model; may be given several times",
         name="model-repository",
         alias="model-store",
+        group=_REPOSITORY,
         type=Path,
         metavar="DIR",
         read=tuple,
     )
-    server_id: str = flag("triton", "the server's name, as it tells clients", name="id")
-    allow_http: bool = flag(True, "serve HTTP")
-    http_address: str = flag("127.0.0.1", "to listen on")
-    http_port: int = flag(8000, "to listen on; 0 for any free one")
-    http_max_input_size: int = flag(64 * _MIB, "bytes of the largest request body", least=1)
-    http_connections: HttpConnections = field(default_factory=HttpConnections)
-    allow_grpc: bool = flag(True, "serve gRPC")
-    grpc_address: str = flag("127.0.0.1", "to listen on")
-    grpc_port: int = flag(8001, "to listen on; 0 for any free one")
-    grpc_max_message_size: int = flag(
-        2**31 - 1, "bytes of the largest message of a gRPC request", least=1
-    )
-    grpc_connections: GrpcConnections = field(default_factory=GrpcConnections)
-    allow_metrics: bool = flag(True, "serve metrics")
-    metrics_address: str = flag("127.0.0.1", "to listen on")
-    metrics_port: int = flag(8002, "to listen on; 0 for any free one")
     model_control_mode: ModelControlMode = flag(
         "none",
         "none: every model is loaded at the start; poll: also when its files change; explicit: when "
         "a client says so",
+        group=_REPOSITORY,
         choices=get_args(ModelControlMode),
     )
     load_models: tuple[str, ...] = flag(
@@ -205,29 +194,38 @@ class ServerSettings:
         "a model that is loaded at the start in explicit mode; may be given several times, or once "
         "as * for all",
         name="load-model",
+        group=_REPOSITORY,
         metavar="NAME",
     )
     repository_poll_secs: int = flag(
-        15, "seconds between two looks at the models' files in poll mode", least=1
+        15,
+        "seconds between two looks at the models' files in poll mode; 0 for none",
+        group=_REPOSITORY,
+        least=0,
     )
-    exit_on_error: bool = flag(True, "exit when a model fails to load at the start")
-    strict_readiness: bool = flag(True, "the server is ready only when every model is")
+    model_config_name: str = flag(
+        "",
+        "configurations are configs/NAME.pbtxt of the models that have such a file",
+        group=_REPOSITORY,
+        metavar="NAME",
+    )
+    exit_on_error: bool = flag(
+        True, "exit when a model fails to load at the start", group=_REPOSITORY
+    )
+    disable_auto_complete_config: bool = flag(
+        False,
+        "models may not complete their configuration: it must be whole",
+        group=_REPOSITORY,
+        action="store_true",
+    )
+    strict_model_config: bool = flag(
+        False, "the older name of --disable-auto-complete-config", group=_REPOSITORY
+    )
+    server_id: str = flag("triton", "the server's name, as it tells clients", name="id")
     exit_timeout_secs: int = flag(
         30, "seconds that requests in flight and finalize get at the end", least=0
     )
-    auto_complete: bool = True
-    backend_directory: Path | None = flag(
-        None,
-        "where your own backends are, as NAME/model.py; they win over those that are shipped",
-        type=Path,
-        metavar="DIR",
-    )
-    backend_config: Mapping[str, Mapping[str, str]] = flag(
-        dict,
-        "a setting of the Python backend, e.g. python,execute-timeout-seconds=30",
-        metavar="python,KEY=VALUE",
-        read=read_backend_config,
-    )
+    strict_readiness: bool = flag(True, "the server is ready only when every model is")
     gpu_fallback: GpuFallback = flag(
         "none",
         "fallback for KIND_GPU instances when no GPU is available: an error, or the host",
@@ -235,19 +233,6 @@ class ServerSettings:
     )
     max_model_instances: int = flag(
         256, "how many instances, each a process, one version of a model may have", least=1
-    )
-    stub_python: Path = field(default_factory=lambda: Path(sys.executable))
-    request_arena_limit: int = flag(
-        1024 * _MIB, "bytes of host memory for waiting and running requests, in all", least=1
-    )
-    output_arena_limit: int = flag(
-        1024 * _MIB, "bytes of host memory for the unsent outputs of one instance", least=1
-    )
-    allow_client_shm: bool = flag(
-        False, "clients may register their system shared memory, which models then map"
-    )
-    client_shm_max_regions: int = flag(
-        1024, "how many regions of it may be registered at once", least=1
     )
     debug_ports: Mapping[str, int] = flag(
         dict,
@@ -257,14 +242,117 @@ class ServerSettings:
         metavar="NAME[:PORT]",
         read=read_debug_models,
     )
+    allow_http: bool = flag(True, "serve HTTP", group=_HTTP)
+    http_address: str = flag("127.0.0.1", "to listen on", group=_HTTP, metavar="ADDRESS")
+    http_port: int = flag(8000, "to listen on; 0 for any free one", group=_HTTP)
+    reuse_http_port: bool = flag(
+        False, "other servers that say so, too, may listen on the port", group=_HTTP
+    )
+    http_max_input_size: int = flag(
+        64 * _MIB, "bytes of the largest request body", group=_HTTP, least=1
+    )
+    http_connections: HttpConnections = flags_of(HttpConnections)
+    allow_grpc: bool = flag(True, "serve gRPC", group=_GRPC)
+    grpc_address: str = flag("127.0.0.1", "to listen on", group=_GRPC, metavar="ADDRESS")
+    grpc_port: int = flag(8001, "to listen on; 0 for any free one", group=_GRPC)
+    reuse_grpc_port: bool = flag(
+        False, "other servers that say so, too, may listen on the port", group=_GRPC
+    )
+    grpc_max_message_size: int = flag(
+        2**31 - 1, "bytes of the largest message of a gRPC request", group=_GRPC, least=1
+    )
+    grpc_connections: GrpcConnections = flags_of(GrpcConnections)
+    allow_metrics: bool = flag(True, "serve metrics", group=_METRICS)
+    metrics_address: str = flag(
+        "", "to listen on; --http-address if not given", group=_METRICS, metavar="ADDRESS"
+    )
+    metrics_port: int = flag(8002, "to listen on; 0 for any free one", group=_METRICS)
+    metrics: MetricsSettings = flags_of(MetricsSettings)
+    traces: TraceSettings = flag(
+        TraceSettings,
+        "a setting of traces: triton,file triton,log-frequency level rate count mode; may be given "
+        "several times",
+        name="trace-config",
+        older={
+            "trace-file": "triton,file={}",
+            "trace-level": "level={}",
+            "trace-rate": "rate={}",
+            "trace-count": "count={}",
+            "trace-log-frequency": "triton,log-frequency={}",
+        },
+        group="Tracing",
+        metavar="[triton,]KEY=VALUE",
+        read=trace_settings_from_flags,
+    )
+    log: LogSettings = flags_of(LogSettings)
+    backend_directory: Path | None = flag(
+        None,
+        "where your own backends are, as NAME/model.py; they win over those that are shipped",
+        group=_BACKENDS,
+        type=Path,
+        metavar="DIR",
+    )
+    backend_config: Mapping[str, Mapping[str, str]] = flag(
+        dict,
+        "a setting of the Python backend, e.g. python,execute-timeout-seconds=30; may be given several "
+        "times",
+        group=_BACKENDS,
+        metavar="python,KEY=VALUE",
+        read=read_backend_config,
+    )
+    request_arena_limit: int = flag(
+        1024 * _MIB,
+        "bytes of host memory for waiting and running requests, in all",
+        group=_MEMORY,
+        least=1,
+    )
+    output_arena_limit: int = flag(
+        1024 * _MIB,
+        "bytes of host memory for the unsent outputs of one instance",
+        group=_MEMORY,
+        least=1,
+    )
+    allow_client_shm: bool = flag(
+        False,
+        "clients may register their system and CUDA shared memory, which models then map",
+        group=_MEMORY,
+    )
+    client_shm_max_regions: int = flag(
+        1024, "how many regions of it may be registered at once", group=_MEMORY, least=1
+    )
+    triton: TritonFlags = flags_of(TritonFlags)
+    model_directories: tuple[Path, ...] = ()
+    stub_python: Path = field(default_factory=lambda: Path(sys.executable))
+
+    @property
+    def auto_complete(self) -> bool:
+        """Whether models may complete their configuration."""
+        return not (self.disable_auto_complete_config or self.strict_model_config)
+
+    def notices(self) -> list[str]:
+        """Return a sentence for the log for each flag that was given and has no effect here."""
+        others = [
+            f"--backend-config={backend},{key}={value} has no effect: only the Python backend has "
+            "settings here"
+            for backend, pairs in self.backend_config.items()
+            for key, value in pairs.items()
+            if backend != PYTHON_BACKEND
+        ]
+        if self.backend_directory is not None and not self.backend_directory.exists():
+            others.append(f"--backend-directory={self.backend_directory} is not there")
+        return [*flags_without_effect(self.triton), *others]
 
     def __post_init__(self) -> None:
+        # As in Triton, it follows the address of HTTP.
+        object.__setattr__(self, "metrics_address", self.metrics_address or self.http_address)
         check_flags(self)
         self._check_ports()
-        if self.backend_directory is not None and not self.backend_directory.is_dir():
+        if self.backend_directory is not None and self.backend_directory.is_file():
             raise invalid_flag("--backend-directory", "a directory", str(self.backend_directory))
-        if not self.model_repositories:
+        if not self.model_repositories and not self.model_directories:
             raise invalid_flag("--model-repository", "at least one directory", "none")
+        if any(letter in self.model_config_name for letter in "/ \0"):
+            raise invalid_flag("--model-config-name", "a file's name", repr(self.model_config_name))
         if self.load_models and self.model_control_mode != "explicit":
             raise invalid(
                 "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' "

@@ -11,13 +11,9 @@ from math import prod
 from pathlib import PurePosixPath
 
 from gpubridge.config.model_config import FIRST_RESPONSE_FAMILY, KSERVE_DATATYPES, ModelConfig
+from gpubridge.config.model_settings import ModelSettings
 from gpubridge.config.schema import ProtoMessage, model_config_schema
 from gpubridge.errors import invalid
-
-_PARAMETER_VALUES = {
-    "INPUT_PLACEMENT": ("source", "device", "host"),
-    "INPUT_SHARING": ("copy", "share"),
-}
 
 _PYTHON_RUNTIMES = ("", "libtriton_python.so")
 _BACKEND_RUNTIMES = ("", "model.py")
@@ -30,6 +26,10 @@ _MOST_WARMUPS = 100_000
 _FIELDS = {
     "batch_input": "no batch inputs are made",
     "batch_output": "outputs are not scattered",
+}
+_UNLIMITED = "its instances run as they become free, without limits"
+_ON_THE_HOST = "; --gpu-fallback=host runs such instances on the CPU"
+_IGNORED_FIELDS = {
     "model_operations": "no operation libraries are loaded",
     "cc_model_filenames": "one model file is used on every GPU",
 }
@@ -242,16 +242,8 @@ def _validate_execution(config: ProtoMessage) -> None:
             f"unable to find backend library '{config.runtime}' for model '{config.name}': "
             "this server runs Python models itself; remove the field 'runtime'"
         )
-    if "FORCE_CPU_ONLY_INPUT_TENSORS" in config.parameters:
-        value = config.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value
-        if value not in ("yes", "no"):
-            raise invalid(f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {value}'")
-    for key, allowed in _PARAMETER_VALUES.items():
-        if key in config.parameters and config.parameters[key].string_value not in allowed:
-            raise invalid(
-                f"Incorrect value for {key}: '{config.parameters[key].string_value}' in model "
-                f"'{config.name}', expected one of {', '.join(allowed)}"
-            )
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    ModelSettings.from_parameters(parameters, config.name)
 
 
 def _validate_instance_group(
@@ -275,28 +267,52 @@ def _validate_instance_group(
             )
         return
     if not group.gpus:
-        raise invalid(
-            f"{where} has kind KIND_GPU but no GPUs are available; "
-            "--gpu-fallback=host runs such instances on the CPU"
-        )
+        raise invalid(f"{where} has kind KIND_GPU but no GPUs are available{_ON_THE_HOST}")
     count = gpu_count()
     for gpu in group.gpus:
         if not 0 <= gpu < count:
             existing = ", ".join(map(str, range(count))) or "none"
             raise invalid(
                 f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs of this machine are: "
-                f"{existing}"
+                f"{existing}{'' if count else _ON_THE_HOST}"
             )
 
 
-def unsupported_features(config: ModelConfig) -> list[str]:
+def ignored_features(config: ProtoMessage) -> list[str]:
+    """Return a sentence for each field that Triton, too, loads and uses only if its flags say so."""
+    present = {field.name for field, _ in config.ListFields()}
+    ignored = [(name, text) for name, text in _IGNORED_FIELDS.items() if name in present]
+    if config.response_cache.enable:
+        ignored.append(("response_cache", "there is no cache: every request is executed"))
+    ignored += [
+        (f"instance_group '{group.name}' rate_limiter", _UNLIMITED)
+        for group in config.instance_group
+        if group.HasField("rate_limiter")
+    ]
+    return [
+        f"model '{config.name}': the field '{field}' has no effect: {instead}"
+        for field, instead in ignored
+    ]
+
+
+def unsupported_features(config: ModelConfig, *, rate_limited: bool = False) -> list[str]:
     """Return one sentence for each thing `config` asks for that this version does not do.
 
     Each says what happens instead; whether that refuses the model is the caller's decision.
+    ``rate_limited``: the server was told to keep to the limits of instances.
     """
+    unsupported = [*_unsupported_fields(config.message)]
+    unsupported += [
+        (
+            f"instance_group '{group.name}' rate_limiter",
+            f"{_UNLIMITED}, and --rate-limit asks for it",
+        )
+        for group in config.message.instance_group
+        if rate_limited and group.HasField("rate_limiter")
+    ]
     return [
         f"model '{config.name}': the field '{field}' is not supported yet: {instead}"
-        for field, instead in _unsupported_fields(config.message)
+        for field, instead in unsupported
     ]
 
 
@@ -305,8 +321,6 @@ def _unsupported_fields(message: ProtoMessage) -> Iterator[tuple[str, str]]:
     for name, instead in _FIELDS.items():
         if name in present:
             yield name, instead
-    if message.response_cache.enable:
-        yield "response_cache.enable", "every request is executed"
     if message.model_repository_agents.agents:
         yield "model_repository_agents", "no agents are run"
     yield from _unsupported_parts(message)
@@ -319,7 +333,5 @@ def _unsupported_parts(message: ProtoMessage) -> Iterator[tuple[str, str]]:
             "states are in host memory, of the size that the model gave them",
         )
     for group in message.instance_group:
-        if group.HasField("rate_limiter"):
-            yield f"instance_group '{group.name}' rate_limiter", "instances run without limits"
         if group.passive:
             yield f"instance_group '{group.name}' passive", "its instances take requests too"

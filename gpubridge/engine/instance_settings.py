@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpubridge.config import InstanceGroup, ModelConfig
+from gpubridge.config import InstanceGroup, ModelConfig, ModelSettings
 from gpubridge.engine.environments.provider import StubEnvironment
 from gpubridge.engine.sequence_requests import sequence_stub_settings
 from gpubridge.engine.warmup import WarmupSample
@@ -117,11 +117,9 @@ def _stub_settings(config: ModelConfig, version: int, directory: Path) -> dict[s
 
 def _input_placement(config: ModelConfig, context: EngineContext) -> str:
     """Return where the model gets its inputs: ``source``, ``device`` or ``host``."""
-    parameters = config.parameters
-    given = parameters.get("INPUT_PLACEMENT")
-    if given is None and "FORCE_CPU_ONLY_INPUT_TENSORS" in parameters:
-        given = "host" if parameters["FORCE_CPU_ONLY_INPUT_TENSORS"] == "yes" else "source"
-    return given or context.backend.input_placement or "source"
+    settings = ModelSettings.from_parameters(config.parameters, config.name)
+    forced = {"yes": "host", "no": "source"}.get(settings.force_cpu_only_input_tensors)
+    return settings.input_placement or forced or context.backend.input_placement or "source"
 
 
 def _least_window(group: InstanceGroup, placement: str) -> int:
@@ -138,4 +136,5 @@ def _input_sharing(config: ModelConfig) -> str:
     """Return whether inputs in clients' memory are shared or copied; empty: until that fails."""
     # Models with sequences are those that keep inputs.
     sequences = config.message.WhichOneof("scheduling_choice") == "sequence_batching"
-    return config.parameters.get("INPUT_SHARING", "copy" if sequences else "")
+    settings = ModelSettings.from_parameters(config.parameters, config.name)
+    return settings.input_sharing or ("copy" if sequences else "")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from gpubridge.config import (
     Backends,
     ModelConfig,
+    custom_config,
     finish_model_config,
     load_model_config,
     served_versions,
@@ -155,6 +156,7 @@ class ModelLoader:
         """
         # Before anything is read: what changes from here on is another state of the files.
         files = await asyncio.to_thread(read_model_files, source.directory)
+        custom_name = self.context.settings.model_config_name
         try:
             # Counting GPUs, where it has to be done, takes long.
             config = await asyncio.to_thread(
@@ -162,7 +164,7 @@ class ModelLoader:
                 source.directory,
                 gpu_count=self._gpu_count,
                 gpu_fallback=self._gpu_fallback,
-                override=source.config,
+                override=source.config or custom_config(source.directory, custom_name),
                 backends=self._backends,
                 draft=self._auto_complete,
             )
@@ -173,7 +175,7 @@ class ModelLoader:
         if config.fallbacks:
             self.context.devices.tell_absence()
         try:
-            _refuse_unsupported(config)
+            self._refuse_unsupported(config)
             self._refuse_many(config)
             versions = served_versions(source.directory, name, config.version_policy)
         except BridgeError as error:
@@ -210,8 +212,14 @@ class ModelLoader:
             gpu_count=self._gpu_count,
             backends=self._backends,
         )
-        _refuse_unsupported(config)
+        self._refuse_unsupported(config)
         return config
+
+    def _refuse_unsupported(self, config: ModelConfig) -> None:
+        limited = self.context.settings.triton.rate_limited
+        refused = unsupported_features(config, rate_limited=limited)
+        if refused:
+            raise unsupported("; ".join(refused))
 
     async def bring_up(self, models: Sequence[Model]) -> dict[int, BridgeError]:
         """Load versions of a model, all at once; returns why those that failed did, by version.
@@ -238,12 +246,6 @@ class ModelLoader:
         finally:
             progress.cancel()
         return None
-
-
-def _refuse_unsupported(config: ModelConfig) -> None:
-    refused = unsupported_features(config)
-    if refused:
-        raise unsupported("; ".join(refused))
 
 
 def not_found(name: str, reason: str) -> NotPrepared:

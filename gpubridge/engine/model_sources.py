@@ -28,15 +28,20 @@ _Files = dict[str, list[ModelFiles]]
 
 
 class ModelSources:
-    """Finds models by name; owns the files that clients sent."""
+    """Finds models by name; owns the files that clients sent.
 
-    def __init__(self, directories: Sequence[Path]) -> None:
+    - ``directories``: repositories.
+    - ``models``: directories of single models.
+    """
+
+    def __init__(self, directories: Sequence[Path], models: Sequence[Path] = ()) -> None:
         self._directories = directories
+        self._models = models
         self._overrides = FileOverrides()
 
     def names(self) -> list[str]:
         """Return the names of the models in the directories; raises BridgeError."""
-        names: set[str] = set()
+        names = {path.name for path in self._models}
         for directory in self._directories:
             try:
                 names.update(path.name for path in model_directories(directory))
@@ -50,7 +55,9 @@ class ModelSources:
         """Find a model's directory; raises NotPrepared."""
         found = []
         if _is_file_name(name):
-            found = [d / name for d in self._directories if (d / name).is_dir()]
+            candidates = [directory / name for directory in self._directories]
+            candidates += [path for path in self._models if path.name == name]
+            found = [path for path in candidates if path.is_dir()]
         if not found:
             raise not_found(name, "model not found in any model repository")
         if len(found) > 1:
@@ -85,6 +92,14 @@ class ModelSources:
             raise not_found(name, error.message) from error
         return ModelSource(overrides.model, config, digest, overrides)
 
+    def read(self) -> _Files:
+        """Look at the files of every model; raises OSError while a repository cannot be listed."""
+        found: _Files = {}
+        paths = [path for each in self._directories for path in model_directories(each)]
+        for path in (*paths, *(path for path in self._models if path.is_dir())):
+            found.setdefault(path.name, []).append(read_model_files(path))
+        return found
+
     def close(self) -> None:
         """Remove the files that clients sent; idempotent."""
         self._overrides.close()
@@ -100,8 +115,8 @@ class RepositoryPoller:
     A model that does not load is tried again when its files have changed, not before.
     """
 
-    def __init__(self, directories: Sequence[Path], holder: ModelRepository) -> None:
-        self._directories = directories
+    def __init__(self, sources: ModelSources, holder: ModelRepository) -> None:
+        self._sources = sources
         self._holder = holder
         self._seen: _Files = {}
         self._working: dict[str, asyncio.Task[None]] = {}
@@ -158,7 +173,7 @@ class RepositoryPoller:
     async def _look(self) -> _Files | None:
         """Return the files of every model; None while a repository cannot be listed."""
         try:
-            found = await asyncio.to_thread(self._read)
+            found = await asyncio.to_thread(self._sources.read)
         except OSError as error:
             # Not as if all of its models were deleted: it may be mounted again in a moment.
             if self._unreadable != str(error):
@@ -166,11 +181,4 @@ class RepositoryPoller:
                 _logger.error("failed to poll model repository: %s", error)  # noqa: TRY400
             return None
         self._unreadable = ""
-        return found
-
-    def _read(self) -> _Files:
-        found: _Files = {}
-        for directory in self._directories:
-            for path in model_directories(directory):
-                found.setdefault(path.name, []).append(read_model_files(path))
         return found

@@ -71,7 +71,7 @@ class ModelRepository(ServedModels):
         self.telemetry = loader.context.telemetry
         self.metrics = loader.context.metrics
         self.telemetry.log.on_change(self._tell_log_levels)
-        self._sources = ModelSources(settings.model_repositories)
+        self._sources = ModelSources(settings.model_repositories, settings.model_directories)
         self._locks = ModelLocks()
         self._dependents = Dependents()
         self._tasks = TaskSet()
@@ -88,8 +88,8 @@ class ModelRepository(ServedModels):
             )
         )
         poller = None
-        if settings.model_control_mode == "poll":
-            poller = RepositoryPoller(settings.model_repositories, self)
+        if settings.model_control_mode == "poll" and settings.repository_poll_secs:
+            poller = RepositoryPoller(self._sources, self)
             await poller.look()
         names = self._sources.names()
         if settings.model_control_mode == "explicit" and tuple(settings.load_models) != (

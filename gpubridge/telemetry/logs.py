@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gpubridge.errors import invalid
-from gpubridge.flags import flag
+from gpubridge.flags import boolean, check_flags, flag
 
 VERBOSE = logging.DEBUG
 LOG_FORMATS = ("default", "ISO8601", "json")
@@ -33,11 +33,17 @@ _STUB_LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: VERBOS
 _model_logger = logging.getLogger("gpubridge.model")
 
 
+def _verbose_level(text: str) -> int:
+    """Read a level, or a switch, as Triton does; for argparse."""
+    return int(text) if text.lstrip("-").isdecimal() else int(boolean(text))
+
+
 @dataclass(frozen=True, slots=True)
 class LogSettings:
     """What is logged, and how."""
 
     flag_prefix: ClassVar[str] = "log-"
+    flag_group: ClassVar[str] = "Logging"
 
     file: str = flag(
         "", "where log lines go instead of the console, for as long as the server runs"
@@ -45,10 +51,15 @@ class LogSettings:
     info: bool = flag(True, "log informational lines")
     warning: bool = flag(True, "log warnings")
     error: bool = flag(True, "log errors")
-    verbose_level: int = flag(0, "verbose level; 0 for none", name="log-verbose", least=0)
+    verbose_level: int = flag(
+        0, "verbose level; 0 for none", name="log-verbose", type=_verbose_level, least=0
+    )
     format: str = flag(
         "default", "Triton's lines, those with ISO8601 times, or JSON objects", choices=LOG_FORMATS
     )
+
+    def __post_init__(self) -> None:
+        check_flags(self)
 
     def shows(self, level: int) -> bool:
         """Whether lines of one of :mod:`logging`'s levels are written."""

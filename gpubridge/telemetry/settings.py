@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from gpubridge.errors import invalid, unsupported
 from gpubridge.flags import flag
 
 _SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
 TRACE_LEVELS = ("TIMESTAMPS", "TENSORS")
+_LEVELS_OF_FLAGS = {
+    **dict.fromkeys(("false", "off"), "OFF"),
+    **dict.fromkeys(("true", "on", "min", "max"), "TIMESTAMPS"),
+}
+"""Other words that Triton takes on its command line."""
 _UINT32 = (1 << 32) - 1
 _INT32 = (1 << 31) - 1
 
@@ -21,6 +27,8 @@ class MetricsSettings:
     Durations are offered as counters, summaries and histograms. ``summary_quantiles`` has each quantile
     and the error that it may have; here none has any but that of its window.
     """
+
+    flag_group: ClassVar[str] = "Metrics"
 
     counter_latencies: bool = True
     summary_latencies: bool = False
@@ -37,31 +45,36 @@ class MetricsSettings:
     )
     cpu: bool = flag(True, "measure the machine's CPU", name="allow-cpu-metrics")
     gpu: bool = flag(True, "measure the machine's GPUs", name="allow-gpu-metrics")
+    config: tuple[str, ...] = flag(
+        (),
+        "a setting of metrics: counter_latencies summary_latencies summary_quantiles "
+        "histogram_latencies; may be given several times",
+        name="metrics-config",
+        metavar="KEY=VALUE",
+    )
+
+    def __post_init__(self) -> None:
+        if not self.interval_ms > 0:
+            got = f"{self.interval_ms:g}"
+            raise invalid(f"--metrics-interval-ms expects a number above 0, got {got}")
+        for entry in self.config:
+            object.__setattr__(self, *_read_metrics_config(entry))
 
 
-def read_metrics_config(settings: MetricsSettings, entries: Sequence[str]) -> MetricsSettings:
-    """Return settings with the changes of ``--metrics-config``, ``SETTING=VALUE`` each."""
-    if not settings.interval_ms > 0:
-        got = f"{settings.interval_ms:g}"
-        raise invalid(f"--metrics-interval-ms expects a number above 0, got {got}")
-    for entry in entries:
-        name, equals, value = entry.partition("=")
-        if not equals:
-            raise invalid(f"--metrics-config expects SETTING=VALUE, got {entry!r}")
-        if name in _SWITCHES:
-            if value.lower() not in ("true", "false"):
-                raise invalid(f"--metrics-config {name} expects true or false, got {value!r}")
-            # A name of a variable: mypy cannot know its field.
-            changes: dict[str, bool] = {name: value.lower() == "true"}
-            settings = replace(settings, **changes)  # type: ignore[arg-type]
-        elif name == "summary_quantiles":
-            settings = replace(settings, summary_quantiles=_quantiles(value))
-        else:
-            raise invalid(
-                f"--metrics-config expects one of {', '.join(_SWITCHES)}, summary_quantiles, got "
-                f"{name!r}"
-            )
-    return settings
+def _read_metrics_config(entry: str) -> tuple[str, Any]:
+    """Return the field that a ``SETTING=VALUE`` sets, and its value."""
+    name, equals, value = entry.partition("=")
+    if not equals:
+        raise invalid(f"--metrics-config expects SETTING=VALUE, got {entry!r}")
+    if name == "summary_quantiles":
+        return name, _quantiles(value)
+    if name not in _SWITCHES:
+        raise invalid(
+            f"--metrics-config expects one of {', '.join(_SWITCHES)}, summary_quantiles, got {name!r}"
+        )
+    if value.lower() not in ("true", "false"):
+        raise invalid(f"--metrics-config {name} expects true or false, got {value!r}")
+    return name, value.lower() == "true"
 
 
 def _quantiles(text: str) -> tuple[tuple[float, float], ...]:
@@ -141,15 +154,16 @@ def trace_settings_from_flags(entries: Sequence[str]) -> TraceSettings:
     for entry in entries:
         path, equals, value = entry.partition("=")
         mode, comma, name = path.rpartition(",")
-        if not equals or (comma and mode not in ("triton", "opentelemetry")):
+        if not equals or (comma and mode.lower() not in ("triton", "opentelemetry")):
             raise invalid(f"--trace-config expects [triton,]SETTING=VALUE, got {entry!r}")
-        if mode == "opentelemetry" or (name == "mode" and value == "opentelemetry"):
+        mode, value = mode.lower(), value.lower() if name in ("mode", "level") else value
+        if "opentelemetry" in (mode, value if name == "mode" else ""):
             raise unsupported(
                 f"--trace-config: OpenTelemetry is not served, got {entry!r}; use the mode triton, "
                 "whose traces go to a file"
             )
         if name == "level":
-            levels.append(value)
+            levels.append(_LEVELS_OF_FLAGS.get(value, value.upper()))
         elif name == "rate":
             settings = replace(settings, rate=parse_unsigned("trace_rate", value))
         elif name == "count":

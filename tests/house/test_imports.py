@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 STUB_SIDE = ("backends", "host_shm", "pb_utils", "stub", "tensor", "transport")
 FOREIGN = ("torch", "cupy", "jax", "grpc", "cuda.bindings", "tritonclient", "google.protobuf")
 SERVER_ONLY = ("uvloop", "orjson")
+# Nobody waits for these who asks for the version, or for help.
+LATE = (*FOREIGN, *SERVER_ONLY, "numpy", "asyncio", "difflib", "gpubridge.config")
 
 
 def loaded_by(statement):
@@ -41,7 +43,9 @@ def loaded_by(statement):
         ("import gpubridge.pb_utils", (*FOREIGN, *SERVER_ONLY, "asyncio")),
         ("import triton_python_backend_utils", (*FOREIGN, *SERVER_ONLY)),
         ("import gpubridge.stub.entry", (*FOREIGN, *SERVER_ONLY)),
-        ("import gpubridge.cli", (*FOREIGN[:-2], "matplotlib")),
+        ("from gpubridge import cli; cli.whole_parser(())", LATE),
+        ("from gpubridge import cli; cli.command_parser('init')", LATE),
+        ("from gpubridge import cli; cli.command_parser('serve')", (*FOREIGN[:-2], "uvloop")),
         ("from gpubridge import doctor; doctor.examine()", ("torch", "cupy", "jax", "grpc")),
     ],
 )

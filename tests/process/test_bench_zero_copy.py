@@ -61,7 +61,7 @@ def on_path(folder, *, row=ROW):
 def bench(machine, folder, *flags, path=None, models=MODELS, seconds=0.3):
     """Run the command; returns its exit code, what it printed, and what it wrote."""
     code = (
-        "import sys, pathlib, functools, gpubridge.cli as cli, gpubridge.bench.command as command\n"
+        "import sys, pathlib, functools, gpubridge.cli as cli, gpubridge.cli.bench as command\n"
         "keep = command.run\n"
         f"command.run = functools.partial(keep, models=pathlib.Path({str(models)!r}))\n"
         "sys.exit(cli.main(sys.argv[1:]))"

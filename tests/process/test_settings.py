@@ -220,7 +220,7 @@ def test_bad_settings_change_nothing(server):
         (["--trace-config", "level=TIMESTAMPS"], "trace file name is not given"),
         (["--trace-config", "triton,colour=red"], "expects one of level, rate"),
         (["--trace-config", "rate=0"], "sample rate must be non-zero"),
-        (["--trace-rate", "5"], "use --trace-config rate=N"),
+        (["--trace-rate", "0"], "sample rate must be non-zero"),
         (["--metrics-config", "colour=red"], "expects one of counter_latencies"),
         (["--metrics-interval-ms", "0"], "--metrics-interval-ms expects a number above 0"),
         (["--log-file", "/nowhere/at/all"], "--log-file: cannot write to /nowhere/at/all"),

@@ -1,40 +1,207 @@
-"""Flags that the command line does not know: what it says of them."""
+"""The flags of the server: all that tritonserver has, and what becomes of each."""
 
 from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpubridge import cli
+from gpubridge.cli.serve import server_settings
+from gpubridge.config import ServerSettings
 from gpubridge.config.settings import read_backend_config
+from gpubridge.errors import BridgeError
+from gpubridge.flags import add_flags, check_flags, declared_flags, flag, from_flags
+from tests.triton_flags import NEWER, TRITON_2_51
+
+REPOSITORY = "--model-repository=/models"
+
+
+def settings_of(*words: str, command: str = "serve") -> ServerSettings:
+    """What a command line comes to, without a server."""
+    return server_settings(cli.command_parser(command).parse_known([REPOSITORY, *words]))
+
+
+def error_of(*words: str, command: str = "serve") -> str:
+    with pytest.raises((BridgeError, cli.UsageError)) as caught:
+        settings_of(*words, command=command)
+    return str(caught.value)
+
+
+class TestTritons:
+    def test_help_of_tritonserver_names_as_many(self):
+        assert len(TRITON_2_51) == len(set(TRITON_2_51)) == 86
+
+    # --id is on its way with the name that the server tells.
+    @pytest.mark.parametrize("name", [*TRITON_2_51[1:], *NEWER])
+    def test_none_is_unknown(self, name):
+        assert name in cli.command_parser("tritonserver")._option_string_actions
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            "--allow-sagemaker=false", "--allow-vertex-ai=0", "--grpc-use-ssl=false",
+            "--grpc-use-ssl-mutual=Off", "--rate-limit=off", "--rate-limit=OFF",
+            "--response-cache-byte-size=0", "--model-namespacing=false",
+            "--model-load-retry-count=0", "--enable-peer-access=true",
+        ],
+    )  # fmt: skip
+    def test_what_asks_for_nothing_is_taken_in_silence(self, words):
+        assert settings_of(words).notices() == []
+
+    @pytest.mark.parametrize(
+        ("words", "why"),
+        [
+            ("--http-thread-count=8", "one event loop"),
+            ("--grpc-infer-thread-count=4", "one event loop"),
+            ("--model-load-thread-count=16", "beside each other"),
+            ("--pinned-memory-pool-byte-size=0", "host memory"),
+            ("--cuda-memory-pool-byte-size=0:536870912", "device-arena-bytes"),
+            ("--buffer-manager-thread-count=4", "copied"),
+            ("--grpc-infer-allocation-pool-size=16", "kept for reuse"),
+            ("--min-supported-compute-capability=6.0", "every GPU"),
+            ("--host-policy=gpu_0,numa-node=0", "NUMA"),
+            ("--cache-config=local,size=1048576", "every request is executed"),
+            ("--response-cache-byte-size=1048576", "every request is executed"),
+            ("--rate-limit=execution_count", "as they become free"),
+            ("--rate-limit-resource=R1:10:0", "no resources"),
+            ("--repoagent-directory=/opt/tritonserver/repoagents", "no repository agents"),
+            ("--backend-config=onnxruntime,default-max-batch-size=4", "only the Python backend"),
+            ("--backend-config=tensorflow,version=2", "only the Python backend"),
+        ],
+    )
+    def test_what_tunes_another_server_is_said_to_have_no_effect(self, words, why):
+        (notice,) = settings_of(words).notices()
+        assert notice.startswith(f"{words} has no effect: ")
+        assert why in notice
+
+    @pytest.mark.parametrize(
+        ("words", "why"),
+        [
+            ("--grpc-use-ssl=true", "TLS is not served"),
+            ("--allow-sagemaker=true", "SageMaker's endpoint is not served"),
+            ("--allow-vertex-ai=true", "Vertex AI's endpoint is not served"),
+            ("--http-restricted-api=health,metadata:key=secret", "no endpoint is restricted"),
+            ("--grpc-restricted-protocol=health:key=secret", "no endpoint is restricted"),
+            ("--model-namespacing=true", "in all repositories"),
+        ],
+    )
+    def test_what_would_be_missed_is_refused(self, words, why):
+        assert error_of(words).startswith(f"{words}: ")
+        assert why in error_of(words)
+
+    @pytest.mark.parametrize(
+        ("words", "name", "value"),
+        [
+            (["--model-control-mode=POLL"], "model_control_mode", "poll"),
+            (["--gpu-fallback", "HOST"], "gpu_fallback", "host"),
+            (["--exit-on-error=FALSE"], "exit_on_error", False),
+            (["--exit-on-error=Off"], "exit_on_error", False),
+            (["--strict-readiness", "1"], "strict_readiness", True),
+        ],
+    )
+    def test_values_are_compared_without_case(self, words, name, value):
+        assert getattr(settings_of(*words), name) == value
+
+    def test_compression_and_trace_levels_are_compared_without_case(self):
+        given = settings_of(
+            "--grpc-infer-response-compression-level=High",
+            "--trace-config=Triton,file=f", "--trace-config=level=timestamps",
+            "--log-verbose=TRUE",
+        )  # fmt: skip
+        assert given.grpc_connections.infer_response_compression_level == "high"
+        assert given.traces.level == ("TIMESTAMPS",)
+        assert given.log.verbose_level == 1
+        assert "invalid choice: 'iso8601'" in error_of("--log-format=iso8601")
+
+    def test_older_flags_of_traces_are_those_of_trace_config(self):
+        given = settings_of(
+            "--trace-file=/tmp/t", "--trace-level=MAX", "--trace-rate=1", "--trace-count", "-1",
+            "--trace-log-frequency=10",
+        )  # fmt: skip
+        newer = settings_of(
+            "--trace-config=triton,file=/tmp/t", "--trace-config=level=TIMESTAMPS",
+            "--trace-config=rate=1", "--trace-config=triton,log-frequency=10",
+        )  # fmt: skip
+        assert given.traces == newer.traces
+
+    def test_completion_of_configurations_has_two_switches(self):
+        assert settings_of("--strict-model-config=false").auto_complete
+        assert not settings_of("--strict-model-config=true").auto_complete
+        assert not settings_of("--disable-auto-complete-config").auto_complete
+        assert not settings_of(
+            "--disable-auto-complete-config", "--strict-model-config=false"
+        ).auto_complete
+
+    def test_metrics_follow_the_address_of_http(self):
+        assert settings_of("--http-address=127.0.0.2").metrics_address == "127.0.0.2"
+        given = settings_of("--http-address=127.0.0.2", "--metrics-address=127.0.0.3")
+        assert (given.metrics_address, given.grpc_address) == ("127.0.0.3", "127.0.0.1")
+
+
+class TestTritonserver:
+    def test_listens_everywhere(self):
+        given = settings_of(command="tritonserver")
+        assert {given.http_address, given.grpc_address, given.metrics_address} == {"0.0.0.0"}
+        given = settings_of("--http-address=127.0.0.1", command="tritonserver")
+        assert (given.http_address, given.metrics_address) == ("127.0.0.1", "127.0.0.1")
+        assert given.grpc_address == "0.0.0.0"
+        assert not given.allow_client_shm
+
+    def test_takes_the_beginning_of_a_flag(self):
+        given = settings_of("--model-repo=/more", "--log-v=1", command="tritonserver")
+        assert given.model_repositories == (Path("/models"), Path("/more"))
+        assert given.log.verbose_level == 1
+        assert "could match --log-" in error_of("--log=1", command="tritonserver")
+        assert "unknown flag --model-repo" in error_of("--model-repo=/more")
+
+    def test_the_last_of_several_values_counts(self):
+        assert settings_of("--http-port=1", "--http-port=2", command="tritonserver").http_port == 2
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("words", "said"),
     [
-        (["serve", "--model-repositry=x"], "--model-repositry; did you mean --model-repository?"),
-        (["serve", "--http_port", "1"], "unknown flag --http_port; did you mean --http-port?"),
-        (["serve", "--qqqqqqq"], "unknown flag --qqqqqqq; --help lists them all"),
-        (["serve", "--model-repository=x", "y"], "expected flags only, got 'y'"),
-        (["serve", "--grpc-use-ssl=true"], "--grpc-use-ssl: TLS is not served"),
-        (["serve", "--cache-config=local,size=9"], "--cache-config: the response cache is not"),
-        (["doctor", "--verbose"], "unknown flag --verbose"),
+        (
+            ["--model-repositry=x"],
+            "unknown flag --model-repositry; did you mean --model-repository?",
+        ),
+        (["--http_port", "1"], "unknown flag --http_port; did you mean --http-port?"),
+        (["--qqqqqqq"], "unknown flag --qqqqqqq"),
+        (["--model-path=x"], "unknown flag --model-path"),
+        (["--http-port=abc"], "argument --http-port: invalid int value: 'abc'"),
+        (["--allow-http=yes"], "argument --allow-http: expected true or false, got 'yes'"),
+        (["--backend-config=python"], "--backend-config expects BACKEND,KEY=VALUE, got 'python'"),
+        (["--model-config-name=a/b"], "--model-config-name expects a file's name, got 'a/b'"),
     ],
 )
-def test_what_is_said_of_unknown_flags(capsys, arguments, said):
-    assert cli.main(arguments) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_flags_that_are_refused_are_no_flags():
-    served = cli._parser().parse_args(["serve", "--model-repository=x"]).flags
-    assert not set(cli._REFUSED) & set(served)
-
-
-def test_a_repository_must_be_named(capsys):
-    assert cli.main(["serve"]) == 1
-    assert "--model-repository expects at least one directory" in capsys.readouterr().err
+def test_what_is_said_of_wrong_flags(words, said):
+    assert error_of(*words) == said
 
 
 @pytest.mark.parametrize("entry", ["default-max-batch-size=4", "python,default-max-batch-size=4"])
 def test_a_setting_of_every_backend_is_pythons(entry):
     assert read_backend_config([entry]) == {"python": {"default-max-batch-size": "4"}}
+
+
+def test_a_new_flag_is_its_field():
+    @dataclass(frozen=True, kw_only=True)
+    class Grown(ServerSettings):
+        spare_stubs: int = flag(1, "stubs kept in reserve", group="Server", least=0)
+
+        def __post_init__(self) -> None:
+            check_flags(self)
+
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Grown)
+    options = parser.parse_args([REPOSITORY, "--spare-stubs", "3"])
+    assert from_flags(Grown, options).spare_stubs == 3
+    assert "--spare-stubs N" in parser.format_help()
+    (row,) = [each for _, each in declared_flags(Grown) if each.name == "--spare-stubs"]
+    assert (row.group, row.text, row.default) == ("Server", "stubs kept in reserve", 1)
+    refused: Any = parser.parse_args([REPOSITORY, "--spare-stubs=-1"])
+    with pytest.raises(BridgeError, match="--spare-stubs expects an integer of at least 0, got -1"):
+        from_flags(Grown, refused)

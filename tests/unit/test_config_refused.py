@@ -37,6 +37,7 @@ def tensor(rest: str, direction: str = "input") -> str:
     return f"{PYTHON}{direction} {{ {rest} }}"
 
 
+ON_THE_HOST = "; --gpu-fallback=host runs such instances on the CPU"
 NAMED = 'name: "X" data_type: TYPE_FP32 '
 
 # The message that Triton 2.51 logs for the same configuration, word for word.
@@ -147,10 +148,7 @@ REFUSED_AS_TRITON_DOES = {
     ),
     "KIND_GPU without GPU": (
         MINIMAL + "instance_group [ { }, { kind: KIND_GPU } ]",
-        (
-            "instance group m_1 of model m has kind KIND_GPU but no GPUs are available; "
-            "--gpu-fallback=host runs such instances on the CPU"
-        ),
+        "instance group m_1 of model m has kind KIND_GPU but no GPUs are available" + ON_THE_HOST,
     ),
     "profile": (
         MINIMAL + 'instance_group [ { profile: "1" } ]',
@@ -321,7 +319,7 @@ REFUSED_IN_OUR_WORDS = {
         MINIMAL + "instance_group [ { kind: KIND_GPU gpus: [ 0 ] } ]",
         (
             "instance group m_0 of model m specifies invalid or unsupported gpu id 0. GPUs of this "
-            "machine are: none"
+            "machine are: none" + ON_THE_HOST
         ),
     ),
     "model file outside": (

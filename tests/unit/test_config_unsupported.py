@@ -34,19 +34,47 @@ class TestNotServedYet:
                 "sequence_batching { state { use_growable_memory: true } }",
                 "sequence_batching.state.use_growable_memory",
             ),
-            ("response_cache { enable: true }", "response_cache.enable"),
-            ("instance_group [ { rate_limiter { } } ]", "instance_group 'm_0' rate_limiter"),
             ("instance_group [ { passive: true } ]", "instance_group 'm_0' passive"),
             ("model_repository_agents { agents { } }", "model_repository_agents"),
-            ('cc_model_filenames { key: "9.0" value: "f" }', "cc_model_filenames"),
             ("batch_input { }", "batch_input"),
             ("batch_output { }", "batch_output"),
-            ("model_operations { }", "model_operations"),
         ],
     )
     def test_is_reported_by_field_and_model(self, tmp_path: Path, rest: str, field: str) -> None:
         (sentence,) = unsupported_features(load(tmp_path, MINIMAL + rest))
         assert sentence.startswith(f"model 'm': the field '{field}' is not supported yet: ")
+
+    @pytest.mark.parametrize(
+        ("rest", "field", "what"),
+        [
+            ("response_cache { enable: true }", "response_cache", "every request is executed"),
+            (
+                "instance_group [ { rate_limiter { } } ]",
+                "instance_group 'm_0' rate_limiter",
+                "without limits",
+            ),
+            (
+                'cc_model_filenames { key: "9.0" value: "f" }',
+                "cc_model_filenames",
+                "one model file is used",
+            ),
+            ("model_operations { }", "model_operations", "no operation libraries"),
+        ],
+    )
+    def test_what_triton_loads_at_its_defaults_is_a_notice(
+        self, tmp_path: Path, rest: str, field: str, what: str
+    ) -> None:
+        config = load(tmp_path, MINIMAL + rest)
+        assert unsupported_features(config) == []
+        (notice,) = config.notices
+        assert notice.startswith(f"model 'm': the field '{field}' has no effect: ")
+        assert what in notice
+
+    def test_limits_that_a_flag_asks_for_are_missed(self, tmp_path: Path) -> None:
+        config = load(tmp_path, MINIMAL + "instance_group [ { rate_limiter { } } ]")
+        (sentence,) = unsupported_features(config, rate_limited=True)
+        assert "rate_limiter' is not supported yet" in sentence
+        assert "--rate-limit asks for it" in sentence
 
     def test_labels(self, tmp_path: Path) -> None:
         model_dir = write_model(

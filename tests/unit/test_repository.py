@@ -13,7 +13,7 @@ from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.instance import InstanceState
 from gpubridge.engine.model_files import FileOverrides, ModelFiles
 from gpubridge.engine.model_loader import NotPrepared, PreparedModel
-from gpubridge.engine.model_sources import RepositoryPoller
+from gpubridge.engine.model_sources import ModelSources, RepositoryPoller
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.errors import BridgeError
 
@@ -192,7 +192,7 @@ def test_a_poll_tells_what_has_changed_once(tmp_path):
         for name in ("same", "changed", "gone"):
             (tmp_path / name / "1").mkdir(parents=True)
         holder = _Holder()
-        poller = RepositoryPoller([tmp_path], holder)
+        poller = RepositoryPoller(ModelSources([tmp_path]), holder)
         await poller.look()
         await poller.poll()
         (tmp_path / "changed" / "1" / "model.py").write_text("")

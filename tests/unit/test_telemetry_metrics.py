@@ -12,7 +12,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.telemetry.exposition import Family, render
 from gpubridge.telemetry.machine_metrics import MachineMetrics
 from gpubridge.telemetry.metrics import ModelState, metrics_page
-from gpubridge.telemetry.settings import MetricsSettings, read_metrics_config
+from gpubridge.telemetry.settings import MetricsSettings
 from gpubridge.telemetry.statistics import (
     LatencyHistogram,
     LatencyWindow,
@@ -168,17 +168,17 @@ def test_a_histogram_is_cumulative_and_ends_at_infinity():
 )
 def test_settings_that_there_are_not_are_refused(entry, text):
     with pytest.raises(BridgeError, match=re.escape(text)):
-        read_metrics_config(MetricsSettings(), [entry])
+        MetricsSettings(config=(entry,))
 
 
 def test_settings_are_read():
-    settings = read_metrics_config(
-        MetricsSettings(gpu=False),
-        [
+    settings = MetricsSettings(
+        gpu=False,
+        config=(
             "summary_latencies=true",
             "summary_quantiles=0.5:0.05,0.9:0.01",
             "counter_latencies=false",
-        ],
+        ),
     )
     assert settings.summary_latencies
     assert not settings.counter_latencies

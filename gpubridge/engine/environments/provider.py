@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpubridge.config import ModelConfig
+from gpubridge.config import ModelConfig, ModelSettings
 from gpubridge.engine.environments.store import open_store
 from gpubridge.engine.environments.unpacker import Unpacker
 from gpubridge.errors import BridgeError, invalid
@@ -55,7 +55,7 @@ def environment_path(model_dir: Path, parameters: dict[str, str]) -> Path | None
             stub,
             PARAMETER,
         )
-    value = parameters.get(PARAMETER)
+    value = ModelSettings.from_parameters(parameters, model_dir.name).execution_env_path
     if not value:
         return None
     path = Path(value.replace(_MODEL_DIRECTORY, str(model_dir.resolve())))

@@ -23,6 +23,11 @@ from gpubridge.telemetry.settings import MetricsSettings, TraceSettings
 from gpubridge.telemetry.traces import Traces
 from gpubridge.tensor.native import require_native
 
+USAGE = "MODEL_DIR [FLAG ...]"
+DESCRIPTION = (
+    "Run one model in this process, without a server: load it, have it execute the inputs, print its "
+    "outputs. The exit code is 1 when anything failed."
+)
 _PACKAGE = str(Path(gpubridge.__file__).parent) + "/"
 
 
@@ -54,9 +59,9 @@ def _of_the_model(place: TracebackType | None) -> TracebackType | None:
     return None
 
 
-def add_run_flags(command: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
-    add = command.add_argument
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add = parser.add_argument
     add("directory", type=Path, metavar="MODEL_DIR", help="the model's, with its config.pbtxt")
     add(
         "--input",

@@ -25,36 +25,34 @@ _NEEDS = (
 )
 
 
-def add_bench_commands(command: argparse.ArgumentParser) -> None:
-    """Add the benchmarks, each a command of its own."""
-    benchmarks = command.add_subparsers(dest="benchmark", required=True)
-    zero_copy = benchmarks.add_parser(
-        "zero-copy",
-        help="whether tensors on a GPU stay there: by the bridge's counters and by PCIe's",
-        description="Send tensors of growing sizes through models on the first GPU, in CUDA shared "
-        "memory and, for comparison, over the host, while nvidia-smi watches the PCIe link. Prints a "
-        "table and a verdict, and writes zero_copy.json and zero_copy.png. The exit code is 0 when "
-        "nothing speaks against zero copies, 1 when something does, 2 when nothing was measured.",
-        allow_abbrev=False,
-    )
-    add = zero_copy.add_argument
+USAGE = "zero-copy [FLAG ...]"
+DESCRIPTION = (
+    "Send tensors of growing sizes through models on the first GPU, in CUDA shared memory and, for "
+    "comparison, over the host, while nvidia-smi watches the PCIe link. Prints a table and a "
+    "verdict, and writes zero_copy.json and zero_copy.png. The exit code is 0 when nothing speaks "
+    "against zero copies, 1 when something does, 2 when nothing was measured."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add = parser.add_argument
     add(
-        "--sizes",
-        type=_sizes,
-        default=_SIZES,
-        metavar="LIST",
-        help=f"of the tensors (default: {_SIZES})",
+        "benchmark",
+        choices=("zero-copy",),
+        metavar="zero-copy",
+        help="whether tensors on a GPU stay there: by the bridge's counters and by PCIe's",
     )
+    add("--sizes", type=_sizes, default=_SIZES, metavar="LIST", help="of the tensors")
     add(
         "--seconds",
         type=float,
         default=3.0,
-        help="of load for each path and size, longer while nvidia-smi has too few figures (default: 3)",
+        metavar="X",
+        help="of load for each path and size, longer while nvidia-smi has too few figures",
     )
-    add("--output", type=Path, default=Path(), metavar="DIR", help="for the files (default: here)")
+    add("--output", type=Path, default=Path(), metavar="DIR", help="for the files")
     add("--json", action="store_true", help="print the document instead of table and verdict")
-    flags = [name for name in zero_copy._option_string_actions if name.startswith("--")]
-    zero_copy.set_defaults(run=run, flags=flags)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

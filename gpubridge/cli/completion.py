@@ -1,0 +1,40 @@
+"""``gpubridge completion``: what makes a shell complete the commands and their flags."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gpubridge import cli
+from gpubridge.errors import unsupported
+
+USAGE = "SHELL"
+DESCRIPTION = (
+    'Print a script that makes a shell complete these commands: eval "$(gpubridge completion bash)". '
+    "It needs the package shtab: pip install 'gpubridge[completion]'."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh"), help="which one")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the script; returns the exit code."""
+    try:
+        import shtab  # noqa: PLC0415  (optional)
+    except ImportError:
+        raise unsupported(
+            "the package shtab is missing: pip install 'gpubridge[completion]'"
+        ) from None
+    whole, triton = cli.whole_parser(), cli.command_parser("tritonserver", "tritonserver")
+    (commands,) = (a for a in whole._actions if isinstance(a, argparse._SubParsersAction))
+    for command in (*commands.choices.values(), triton):
+        for action in command._actions:
+            if action.type is Path:
+                action.complete = shtab.FILE
+    for program in (whole, triton):
+        sys.stdout.write(shtab.complete(program, options.shell) + "\n")
+    return 0

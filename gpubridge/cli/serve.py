@@ -1,0 +1,59 @@
+"""``gpubridge serve``: the server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from gpubridge.config.backends import is_model_directory
+from gpubridge.config.settings import ServerSettings
+from gpubridge.flags import add_flags, from_flags
+from gpubridge.telemetry.server_telemetry import open_telemetry
+from gpubridge.tensor.native import require_native
+
+USAGE = "[REPOSITORY ...] [FLAG ...]"
+DESCRIPTION = (
+    "Serve the models of a repository, a directory with one directory per model, or one model's "
+    "directory, on loopback. Flags are named as tritonserver's."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "repositories",
+        nargs="*",
+        type=Path,
+        metavar="REPOSITORY",
+        help="a model repository, or the directory of one model",
+    )
+    add_flags(parser, ServerSettings)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code."""
+    require_native()
+    import uvloop  # noqa: PLC0415  (the rest of this module serves the help, too)
+
+    from gpubridge.server import serve  # noqa: PLC0415
+
+    settings = server_settings(options)
+    metrics = settings.metrics
+    if not settings.allow_metrics:
+        metrics = replace(metrics, cpu=False, gpu=False)
+    telemetry = open_telemetry(settings.log, settings.traces, metrics)
+    try:
+        return uvloop.run(serve(settings, telemetry))
+    finally:
+        telemetry.close()
+
+
+def server_settings(options: argparse.Namespace) -> ServerSettings:
+    """Return the settings that the arguments spell; raises BridgeError."""
+    given = [Path(os.path.abspath(path)) for path in options.repositories]  # noqa: PTH100
+    models = tuple(path for path in given if is_model_directory(path))
+    repositories = [path for path in given if path not in models]
+    options.model_repository = [*options.model_repository, *repositories]
+    return from_flags(ServerSettings, options, model_directories=models)

@@ -1,0 +1,130 @@
+"""The commands of the command line: help, usage, what they write."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from gpubridge import cli
+from gpubridge.cli import tritonserver
+
+
+def test_alone_it_prints_help(capsys):
+    assert cli.main([]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    for command, line in cli.COMMANDS.items():
+        assert command in printed.out
+        assert line in printed.out
+
+
+def test_the_version_alone(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == "0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "error"),
+    [
+        (["serve", "m", "--nope"], "gpubridge serve [REPOSITORY ...] [FLAG ...]", "unknown flag --nope"),
+        (["serve", "--http-port=x"], "gpubridge serve [REPOSITORY ...] [FLAG ...]", "--http-port"),
+        (["doctor", "--verbose"], "gpubridge doctor", "unknown flag --verbose"),
+        (["doctor", "x"], "gpubridge doctor", "expected flags only, got 'x'"),
+        (["init"], "gpubridge init MODEL_DIR", "the following arguments are required"),
+        (["srve"], "gpubridge COMMAND ...", "invalid choice: 'srve'"),
+        (["--nope"], "gpubridge COMMAND ...", "required: COMMAND"),
+        (["bench", "zero"], "gpubridge bench zero-copy [FLAG ...]", "invalid choice: 'zero'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_one_line_of_usage_and_one_of_what_is_wrong(
+    capsys, words, usage, error
+):
+    assert cli.main(words) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"usage: {usage}  (")
+    assert second.startswith("error: ")
+    assert error in second
+
+
+def test_a_repository_must_be_named(capsys):
+    assert cli.main(["serve"]) == 1
+    assert "--model-repository expects at least one directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "tritonserver"])
+def test_help_has_headings_defaults_and_no_broken_flags(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    headings = ["Model repository:", "Server:", "HTTP:", "gRPC:", "Metrics:", "Logging:", "Memory:"]
+    assert [line for line in lines if line in headings] == headings
+    address = "127.0.0.1" if command == "serve" else "0.0.0.0"
+    assert f"to listen on (default: {address})" in text
+    assert "--model-control-mode {none,poll,explicit}" in text
+    assert "(default: [])" not in text
+    epilog = text.rpartition("\n\n")[2].split()
+    assert epilog[:3] == ["Taken,", "without", "effect:"]
+    assert all(word.startswith("--") and not word.endswith("-") for word in epilog[3:])
+
+
+def test_tritonserver_is_a_program_of_its_own(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/tritonserver", "--nope"])
+    assert tritonserver.main() == 2
+    assert capsys.readouterr().err.startswith(
+        "usage: tritonserver [FLAG ...]  (tritonserver --help"
+    )
+
+
+class TestInit:
+    def test_its_model_runs_as_it_says(self, capsys, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert cli.main(["init", "models/my sum"]) == 0
+        said = capsys.readouterr().out
+        (line,) = [line for line in said.splitlines() if "gpubridge run" in line]
+        words = shlex.split(line.partition("gpubridge ")[2])
+        done = subprocess.run(
+            [sys.executable, "-m", "gpubridge", *words],
+            capture_output=True, text=True, timeout=150, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, "TOTAL: FP32 [1, 1] [[6.5]]\n"), done.stderr
+        assert "gpubridge serve 'models/my sum'" in said
+        assert "http://127.0.0.1:8000/v2/models/my%20sum/infer" in said
+
+    def test_it_overwrites_nothing(self, capsys, tmp_path):
+        (tmp_path / "m").mkdir()
+        assert cli.main(["init", str(tmp_path / "m")]) == 1
+        assert capsys.readouterr().err == f"error: {tmp_path / 'm'} is there already\n"
+        assert list((tmp_path / "m").iterdir()) == []
+
+    @pytest.mark.parametrize("name", [".", "..", ".hidden", "/"])
+    def test_a_model_needs_a_name(self, capsys, tmp_path, monkeypatch, name):
+        monkeypatch.chdir(tmp_path)
+        assert cli.main(["init", name]) == 1
+        assert "expected a directory that is named as the model" in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestCompletion:
+    @pytest.mark.parametrize("shell", ["bash", "zsh"])
+    def test_a_shell_learns_commands_and_flags(self, capsys, shell):
+        pytest.importorskip("shtab")
+        assert cli.main(["completion", shell]) == 0
+        script = capsys.readouterr().out
+        for word in ("tritonserver", "--grpc-max-connection-age", "--pdb", "zero-copy", "explicit"):
+            assert word in script
+        assert "_shtab_tritonserver" in script
+        if shell == "bash" and shutil.which("bash"):
+            subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+    def test_without_its_package_it_says_which(self, capsys, monkeypatch):
+        monkeypatch.setitem(sys.modules, "shtab", None)
+        assert cli.main(["completion", "bash"]) == 1
+        assert "pip install 'gpubridge[completion]'" in capsys.readouterr().err
